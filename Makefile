@@ -90,7 +90,8 @@ test-python: $(STAMPS)/test $(STAMPS)/checked
 	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 2 $(PYTEST_ARGS)
 
-soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: negatives, mutated files, running out of memory, a new source
+soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: many examples, negatives, mutated files, running out of memory
+	FASTPIPE_EXAMPLES=500 $(BIN)/python -m pytest -n $(PYTEST_PROCESSES) -m hypothesis $(PYTEST_ARGS)
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 \
 	FASTPIPE_SQL_QUERIES=500 FASTPIPE_CSV_FILES=10000 FASTPIPE_CSV_MEGABYTES=1000 FASTPIPE_NUMBERS=10000000 FASTPIPE_LEASE_RUNS=200 \
 	FASTPIPE_SERVICE_RUNS=200 FASTPIPE_TICKETS=1000000 FASTPIPE_CONNECTIONS=1000 \

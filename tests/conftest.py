@@ -17,13 +17,13 @@ import pytest
 
 import servers
 
-# The same examples everywhere and each time: what fails in one place fails in all. FASTPIPE_EXAMPLES asks for more.
+# The same examples everywhere and each time: what fails in one place fails in all. `make soak` asks for more.
 hypothesis.settings.register_profile(
     "fastpipe",
     derandomize=True,
     deadline=None,
     database=None,
-    max_examples=int(os.environ.get("FASTPIPE_EXAMPLES", "200")),
+    max_examples=int(os.environ.get("FASTPIPE_EXAMPLES", "50")),
     print_blob=False,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
 )
