@@ -112,7 +112,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo 
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
-lint: lint-rust lint-python ## check formatting, lints, types, stubs and documentation
+lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs and documentation
 
 lint-rust: $(STAMPS)/venv
 	$(CARGO) fmt --all --check
@@ -124,6 +124,7 @@ lint-rust: $(STAMPS)/venv
 lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml fastpipe._fastpipe
 

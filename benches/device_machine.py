@@ -15,7 +15,7 @@ import generate
 
 if TYPE_CHECKING:
     import fastpipe
-    from fastpipe._cuda_torch import TorchEngine
+    from fastpipe.cuda._torch import TorchEngine
 
 Figures = Iterator[tuple[str, dict[str, Any]]]
 
@@ -57,8 +57,8 @@ class Machine:
 
     def engine(self) -> TorchEngine:
         """What copies batches."""
-        from fastpipe._cuda_torch import TorchEngine
-        from fastpipe._tensors import Forms
+        from fastpipe._interop.tensors import Forms
+        from fastpipe.cuda._torch import TorchEngine
 
         if not self.dry_run:
             return TorchEngine(self.device, Forms(sparse="coo"))

@@ -23,7 +23,7 @@ import numpy as np
 
 import fastpipe
 import loads
-from fastpipe._passes import passes_of
+from fastpipe._reader.passes import passes_of
 from fastpipe.leases._database import Database, database_of
 from fastpipe.leases._exchange import Answer, Request, Used, exchange
 from fastpipe.leases._job import Job, job_of

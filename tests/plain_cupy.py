@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from fastpipe._memory import aligned
+from fastpipe._interop.memory import aligned
 
 # The device: one thread at a time runs work on it, of any stream.
 _device = threading.RLock()

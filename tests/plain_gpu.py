@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastpipe._cuda_torch import TorchEngine
-from fastpipe._memory import aligned
-from fastpipe._tensors import Forms
+from fastpipe._interop.memory import aligned
+from fastpipe._interop.tensors import Forms
+from fastpipe.cuda._torch import TorchEngine
 
 
 class PlainEngine(TorchEngine):

@@ -16,7 +16,7 @@ import pytest
 import fastpipe
 import samples
 from fastpipe import _fastpipe
-from fastpipe._memory import aligned
+from fastpipe._interop.memory import aligned
 from samples import FEATURES, SHUFFLES, Data
 
 CSR = FEATURES | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}

@@ -185,7 +185,7 @@ def test_intervals_hurt_only_who_asks_for_them(
 ) -> None:
     """pyarrow has no arrays of two kinds of intervals, and so doesn't write them either."""
     if not looked_at:
-        monkeypatch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
+        monkeypatch.setattr("fastpipe.sources.units._arrow_files._LOOKED_AT", 0)
     days = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
     write("file", [pa.record_batch({"x": [1, 2, None], "i": days, "s": [{"a": 1}] * 3})])
     data = Path("file").read_bytes()
@@ -217,7 +217,7 @@ def test_numbers_of_rows_are_those_of_pyarrow(folder: Path, monkeypatch: pytest.
                 writer.write_batch(whole.to_batches()[0].slice(a, b - a))
         looked = fastpipe.read_arrow("file", batch_size=7)
         with monkeypatch.context() as patch:
-            patch.setattr("fastpipe.units._arrow_files._LOOKED_AT", 0)
+            patch.setattr("fastpipe.sources.units._arrow_files._LOOKED_AT", 0)
             counted = fastpipe.read_arrow("file", batch_size=7)
             assert rows("file") == [{"x": 1, "t": "a", "d": "a"}] * sum(sizes)
         places = [looked.locate(step, 0, epoch=0) for step in range(len(looked))]

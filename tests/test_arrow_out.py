@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import fastpipe
 import oracle
 from fastpipe import DenseSpec, Masked, Ragged, RaggedSpec, Sparse, SparseCSR, SparseSpec, Strings, to_arrow
-from fastpipe._columns import features_of, schema_of
+from fastpipe._arrow import features_of, schema_of
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
 

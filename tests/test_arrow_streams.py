@@ -22,7 +22,7 @@ import fastpipe
 import oracle
 import processes
 import samples
-from fastpipe._columns import features_of
+from fastpipe._arrow import features_of
 from samples import SHUFFLES
 
 # Where there are no wheels of them, the rest of the tests still runs.

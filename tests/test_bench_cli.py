@@ -17,7 +17,8 @@ import pytest
 
 import samples
 import wire
-from fastpipe import _bench, cli
+from fastpipe import cli
+from fastpipe.cli import _bench
 
 Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--seconds", "0.03")

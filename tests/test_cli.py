@@ -23,10 +23,10 @@ import pytest
 
 import fastpipe
 from fastpipe import cli
-from fastpipe._row_text import batch_rows
-from fastpipe._terminal_text import size_text, table
-from fastpipe.avro import _inspect
-from fastpipe.avro._schema_fields import schema_fields
+from fastpipe._text import size_text, table
+from fastpipe.cli import _inspect
+from fastpipe.cli._row_text import batch_rows
+from fastpipe.sources.avro._schema_fields import schema_fields
 
 USER = {
     "type": "record",

@@ -19,8 +19,9 @@ import fastpipe
 import fastpipe.cuda
 import fastpipe.torch
 import samples
-from fastpipe import _cuda_torch, _staging
-from fastpipe._tensors import Forms
+from fastpipe._interop import staging
+from fastpipe._interop.tensors import Forms
+from fastpipe.cuda import _torch
 from plain_gpu import PlainEngine
 from samples import FEATURES, SHUFFLES, Data
 
@@ -47,7 +48,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Data:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any device is plain memory."""
-    monkeypatch.setattr(_cuda_torch, "TorchEngine", PlainEngine)
+    monkeypatch.setattr(_torch, "TorchEngine", PlainEngine)
 
 
 def prefetch(
@@ -144,7 +145,7 @@ def test_a_ring_that_uses_it_too_early_is_caught(large: Data, monkeypatch: pytes
     def settle(self: Any, slot: Any) -> None:
         slot.completion._kept = slot.host = None
 
-    monkeypatch.setattr(_staging._Belt, "_settle", settle)
+    monkeypatch.setattr(staging._Belt, "_settle", settle)
 
     def often() -> None:
         # Not each time: whether memory is overwritten before it is copied is up to the threads.
@@ -440,7 +441,7 @@ def test_without_frameworks(data: Data, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ImportError, match="needs PyTorch built with CUDA, or CuPy"):
         prefetch(reader)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "fastpipe._cuda_cupy", raising=False)
+    monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
     with pytest.raises(ImportError, match="pip install cupy"):
         prefetch(reader, framework="cupy")
 
@@ -468,7 +469,7 @@ def test_forms_on_a_gpu(data: Data, forms: dict[str, Any], features: dict[str, A
 @pytest.mark.parametrize("num_threads", [1, 2])
 @on_gpu
 def test_batches_are_decoded_to_page_locked_memory(large: Data, num_threads: int) -> None:
-    class Looking(_cuda_torch.TorchEngine):
+    class Looking(_torch.TorchEngine):
         def _transfer(self, piece: torch.Tensor, to: torch.Tensor) -> None:
             assert piece.is_pinned()
             seen.append(piece.numel())
@@ -552,7 +553,7 @@ def test_training_on_a_gpu(large: Data, depth: int) -> None:
 def test_the_interpreter_ends_with_a_gpu(data: Data, how: str) -> None:
     code = EXIT.replace("[PlainEngine(), PlainEngine()]", "[TorchEngine('cuda:0', Forms()) for _ in 'ab']").replace(
         "from plain_gpu import PlainEngine",
-        "from fastpipe._cuda_torch import TorchEngine; from fastpipe._tensors import Forms",
+        "from fastpipe.cuda._torch import TorchEngine; from fastpipe._interop.tensors import Forms",
     )
     code = code.format(folder=str(Path(__file__).parent), paths=data.paths, how=how)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)

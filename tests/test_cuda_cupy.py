@@ -44,10 +44,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules())
-    for module in ("fastpipe._cuda_cupy", "fastpipe._gpu_cupy"):
+    for module in ("fastpipe.cuda._cupy", "fastpipe._interop.gpu_cupy"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     yield
-    for module in ("fastpipe._cuda_cupy", "fastpipe._gpu_cupy"):
+    for module in ("fastpipe.cuda._cupy", "fastpipe._interop.gpu_cupy"):
         sys.modules.pop(module, None)
 
 
@@ -116,12 +116,12 @@ def test_devices(data: Data) -> None:
 
 def test_without_a_gpu(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules(devices=0))
-    monkeypatch.delitem(sys.modules, "fastpipe._cuda_cupy", raising=False)
+    monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
     try:
         with pytest.raises(fastpipe.DeviceError, match="CuPy finds no GPU here"):
             prefetch(data.read(batch_size=7))
     finally:
-        sys.modules.pop("fastpipe._cuda_cupy", None)
+        sys.modules.pop("fastpipe.cuda._cupy", None)
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -11,8 +11,8 @@ pytest.importorskip("pyarrow")
 
 import fastpipe
 import samples
-from fastpipe._data import Data, Words
-from fastpipe._explain import explain
+from fastpipe._reader.data import Data, Words
+from fastpipe._reader.explain import explain
 
 
 def data_of(source: str, tmp_path: Any) -> Data:

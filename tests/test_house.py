@@ -104,7 +104,7 @@ OF_THE_READER = {"reader.py", "_reader_growth.py", "_reader_passes.py", "_reader
 
 
 def test_only_the_reader_knows_its_attributes() -> None:
-    """All others have its public names, and its passes (`fastpipe._passes`)."""
+    """All others have its public names, and its passes (`fastpipe._reader.passes`)."""
     folder = ROOT / "python/fastpipe"
     private = re.compile(r"reader\._(?!passes\b)[a-z]\w*")
     found = {
@@ -114,7 +114,7 @@ def test_only_the_reader_knows_its_attributes() -> None:
     assert found.keys() >= OF_THE_READER
     assert all(found[name] for name in OF_THE_READER), "the pattern finds nothing any more"
     others = {name: names for name, names in found.items() if names and name not in OF_THE_READER}
-    assert not others, "use fastpipe._passes"
+    assert not others, "use fastpipe._reader.passes"
 
 
 ADAPTERS = ("torch", "jax", "cuda", "tf", "xgboost", "ray")
@@ -158,7 +158,7 @@ OF_ANY_SOURCE = (
 
 @pytest.mark.parametrize("module", OF_ANY_SOURCE)
 def test_what_serves_any_source_speaks_of_none(module: str) -> None:
-    """A source words what is its own itself (`fastpipe._data.Words`)."""
+    """A source words what is its own itself (`fastpipe._reader.data.Words`)."""
     text = (ROOT / "python/fastpipe" / f"{module}.py").read_text(encoding="utf-8")
     # `read_avro` is the usual example of a function that makes a reader.
     found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)

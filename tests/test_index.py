@@ -22,8 +22,9 @@ import pytest
 
 import fastpipe
 import wire
-from fastpipe import _fastpipe, _index_cache, cli
-from fastpipe.avro import _index
+from fastpipe import _fastpipe, cli
+from fastpipe.cli import _index
+from fastpipe.sources.files import _index_cache
 
 # Files whose header is read with all the rest have no entry.
 PADDING = "x" * (64 << 10)

@@ -21,7 +21,7 @@ import pytest
 import fastpipe
 import interaction_oracle
 from fastpipe import Interactions, InteractionsError
-from fastpipe.interactions._ids import IdEncoder
+from fastpipe.sources.interactions._ids import IdEncoder
 
 NAN = float("nan")
 

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 import fastpipe
 import fastpipe.jax
 import samples
-from fastpipe import _jax_put
-from fastpipe._memory import ALIGNMENT, aligned
+from fastpipe._interop.memory import ALIGNMENT, aligned
+from fastpipe.jax import _put
 from processes import outputs, run
 from samples import Data
 
@@ -46,10 +46,10 @@ def x64(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def anew() -> Iterator[None]:
     """As in a process that hasn't tried anything out yet; and others aren't told what this one found."""
-    for found in (_jax_put._put_on.cache_clear, _jax_put._warned.clear):
+    for found in (_put._put_on.cache_clear, _put._warned.clear):
         found()
     yield
-    for found in (_jax_put._put_on.cache_clear, _jax_put._warned.clear):
+    for found in (_put._put_on.cache_clear, _put._warned.clear):
         found()
 
 
@@ -67,12 +67,12 @@ def filled(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
 
 def test_it_is_used_with_this_jax(caplog: pytest.LogCaptureFixture, anew: None) -> None:
     array = filled((8, 3), "float32")
-    sharded = _jax_put.Sharded(rows(), 1)
+    sharded = _put.Sharded(rows(), 1)
     with caplog.at_level(logging.WARNING, "fastpipe"):
-        _jax_put.put([array])
+        _put.put([array])
         sharded([array])
     assert not caplog.records
-    assert _jax_put._put_on(jax.devices()[0]) is not _jax_put._device_put
+    assert _put._put_on(jax.devices()[0]) is not _put._device_put
     assert set(sharded._puts.values()).isdisjoint([sharded._documented])
 
 
@@ -85,9 +85,9 @@ def test_it_is_used_with_this_jax(caplog: pytest.LogCaptureFixture, anew: None) 
 @pytest.mark.usefixtures("x64")
 def test_arrays_are_those_of_device_put(dtype: str, shape: tuple[int, ...]) -> None:
     sharding = rows() if shape else NamedSharding(jax.make_mesh((1,), ("rows",)), PartitionSpec())
-    ways = [(_jax_put.put, jax.device_put)]
+    ways = [(_put.put, jax.device_put)]
     if shape:
-        ways.append((_jax_put.Sharded(sharding, 1), lambda array: jax.device_put(array, sharding)))
+        ways.append((_put.Sharded(sharding, 1), lambda array: jax.device_put(array, sharding)))
     for put, documented in ways:
         array = filled(shape, dtype)
         for _ in range(2):  # Under a sharding the first one is special.
@@ -105,24 +105,24 @@ def test_what_is_not_aligned_is_right_all_the_same(offset: int) -> None:
     array = filled((100, 3), "int32", offset)
     assert array.ctypes.data % ALIGNMENT == offset
     before = array.copy()
-    for put in (_jax_put.put, _jax_put.Sharded(rows(), 1)):
+    for put in (_put.put, _put.Sharded(rows(), 1)):
         for _ in range(2):
             assert np.array_equal(put([array])[0], before)
-    assert np.array_equal(_jax_put.put([array[::2, 1:]])[0], before[::2, 1:])
-    assert np.array_equal(_jax_put.put([array.T])[0], before.T)
+    assert np.array_equal(_put.put([array[::2, 1:]])[0], before[::2, 1:])
+    assert np.array_equal(_put.put([array.T])[0], before.T)
 
 
 def test_the_arrays_of_batches_are_aligned(data: Data) -> None:
     """So that JAX shares their memory."""
     for batch in data.read(batch_size=7):
         for name, node in batch.items():
-            for array in fastpipe._jax_forms.leaves(node, name):
+            for array in fastpipe.jax._forms.leaves(node, name):
                 assert array.ctypes.data % ALIGNMENT == 0
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_memory_lives_as_long_as_arrays(sharded: bool) -> None:
-    put = _jax_put.Sharded(rows(), 1) if sharded else _jax_put.put
+    put = _put.Sharded(rows(), 1) if sharded else _put.put
     put([filled((1000, 3), "float32")])
     array = filled((1000, 3), "float32")
     expected, memory = array.copy(), weakref.ref(array.base)
@@ -172,7 +172,7 @@ def test_transfers_are_explicit_ones(data: Data) -> None:
 def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
     script = """
         import jax, numpy as np, fastpipe, fastpipe.jax
-        from fastpipe import _jax_put
+        from fastpipe.jax import _put
         reader = fastpipe.read_avro(sys.argv[1:], columns=["id", "terms"], batch_size=7)
         jax.config.update("jax_enable_x64", True)
         plain = list(fastpipe.read_avro(sys.argv[1:], columns=["id", "terms"], batch_size=7))
@@ -192,7 +192,7 @@ def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
                 assert array.devices() == {device} and not array.committed, (number, array.devices())
             assert np.array_equal(batch["id"], wanted["id"])
             assert np.array_equal(batch["terms"].data, wanted["terms"].values)
-        assert not _jax_put._warned
+        assert not _put._warned
         print("ok")
     """
     assert outputs(run(script, *data.paths, devices=4)) == ["ok\n"]
@@ -202,8 +202,8 @@ def test_parts_lie_in_the_memory_of_batches() -> None:
     """Under shardings of several devices, of any kind: the second array as the first, which JAX's own function put."""
     script = """
         import gc, weakref, jax, numpy as np
-        from fastpipe import _jax_put
-        from fastpipe._memory import aligned
+        from fastpipe.jax import _put
+        from fastpipe._interop.memory import aligned
         from jax.sharding import NamedSharding, PartitionSpec as P
         jax.config.update("jax_enable_x64", True)
         flat, square = jax.make_mesh((4,), ("a",)), jax.make_mesh((2, 2), ("a", "b"))
@@ -211,7 +211,7 @@ def test_parts_lie_in_the_memory_of_batches() -> None:
                  (square, P(("b", "a"))), (square, P("b", "a")), (square, P(None, ("a", "b")))]
         for mesh, spec in specs:
             sharding = NamedSharding(mesh, spec)
-            put = _jax_put.Sharded(sharding, 1)
+            put = _put.Sharded(sharding, 1)
             for dtype in ("bool", "int64", "float32"):
                 for fill in range(3):
                     array = aligned((256, 64), dtype)
@@ -299,13 +299,13 @@ def test_where_it_has_changed_documented_functions_are_used(
     sharded: bool,
 ) -> None:
     """With a warning, once, and in the same memory."""
-    monkeypatch.setattr(_jax_put, "_batched_device_put", lambda: changed)
+    monkeypatch.setattr(_put, "_batched_device_put", lambda: changed)
     sharding = rows() if sharded else None
     options = DENSE | {"batch_size": 7, "drop_last": True, "epochs": 2}
     with caplog.at_level(logging.WARNING, "fastpipe"):
         batches = list(fastpipe.jax.iterator(data.read(**options), sharding=sharding))
         array = filled((1000,), "float32")
-        put = _jax_put.put if sharding is None else _jax_put.Sharded(sharding, 1)
+        put = _put.put if sharding is None else _put.Sharded(sharding, 1)
         assert put([array])[0].unsafe_buffer_pointer() == array.ctypes.data
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -324,7 +324,7 @@ def test_where_it_is_missing_documented_functions_are_used(
     monkeypatch.setitem(sys.modules, "jaxlib.xla_client", None)
     array = filled((1000,), "float32")
     with caplog.at_level(logging.WARNING, "fastpipe"):
-        made = [_jax_put.put([array])[0], _jax_put.Sharded(rows(), 1)([array])[0], _jax_put.put([array])[0]]
+        made = [_put.put([array])[0], _put.Sharded(rows(), 1)([array])[0], _put.put([array])[0]]
     assert {one.unsafe_buffer_pointer() for one in made} == {array.ctypes.data}
     (record,) = caplog.records
     assert "jaxlib.xla_client" in record.getMessage()

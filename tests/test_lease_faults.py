@@ -19,7 +19,7 @@ import pytest
 
 import fastpipe
 import servers
-from fastpipe._passes import Passes, Started
+from fastpipe._reader.passes import Passes, Started
 from fastpipe.leases import _agent, _exchange, _postgres, _sqlite, _worker
 from fastpipe.leases._postgres import Postgres
 

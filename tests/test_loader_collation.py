@@ -21,8 +21,8 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from torch.utils.data import default_collate
 
 from apart import apart
-from fastpipe.loading import collate
 from fastpipe.torch import DataLoader
+from fastpipe.torch.loader import collate
 from loader_data import (
     FORKED,
     SHARED,

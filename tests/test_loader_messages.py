@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fastpipe.loading import _messages  # noqa: E402
+from fastpipe.torch.loader import _messages  # noqa: E402
 
 
 class Room:

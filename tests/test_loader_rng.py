@@ -16,8 +16,8 @@ import torch
 from torch.nn import functional
 
 from apart import apart
-from fastpipe.loading import _in_process
 from fastpipe.torch import DataLoader, item_rng
+from fastpipe.torch.loader import _in_process
 from loader_data import ALL_WAYS, FORKED, IN_PROCESS, SPAWNED, THREADS, AtOnce, Items, Numbers, assert_same
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")

@@ -31,7 +31,7 @@ OWN = {
     "rust/fastpipe-toy/Cargo.toml",
     "rust/fastpipe-toy/src/lib.rs",
     "rust/fastpipe-python/src/toy.rs",
-    "python/fastpipe/toy.py",
+    "python/fastpipe/sources/toy.py",
 }
 
 PROGRAM = """

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe._options import Settings, takes_options
+from fastpipe._reader.options import Settings, takes_options
 
 FUNCTIONS = [
     fastpipe.read_avro,

@@ -209,7 +209,7 @@ def test_numbers_of_rows_that_are_not_true(
 def test_pages_are_held_against_their_checksums(
     folder: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool, slice_bytes: int
 ) -> None:
-    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
     table = pa.table({"x": range(1000)})
     parquet.write_table(
         table, "file", compression="none", use_dictionary=False, write_page_checksum=has_checksums, data_page_size=800
@@ -235,7 +235,7 @@ def test_pages_are_held_against_their_checksums(
 @pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
 def test_strings_stay_in_their_dictionaries(folder: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
     """Row groups have some columns in dictionaries, and others not: which doesn't change a batch."""
-    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
     few, many = [None, "a", "", "some longer text"], [f"{i} is one of many texts" for i in range(1000)]
     columns = {
         "t": [few[i % 4] for i in range(500)] + many[500:],
@@ -297,7 +297,7 @@ def test_only_wanted_columns_are_read(folder: Path) -> None:
 
 
 def test_only_wanted_columns_count_for_the_window(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastpipe.units._data._WINDOW_BYTES", 256 << 10)
+    monkeypatch.setattr("fastpipe.sources.units._data._WINDOW_BYTES", 256 << 10)
     numbers = range(800)
     columns = {"x": numbers, "t": [f"{i:1000}" for i in numbers], "f": [[0.0] * 125] * 800}
     kinds = {"x": pa.int64(), "t": pa.string(), "f": pa.list_(pa.float64(), 125)}

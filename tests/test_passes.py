@@ -16,7 +16,7 @@ import fastpipe.cuda
 import fastpipe.jax
 import fastpipe.torch
 import samples
-from fastpipe._passes import Passes, Position, Started, passes_of
+from fastpipe._reader.passes import Passes, Position, Started, passes_of
 from plain_gpu import PlainEngine
 from samples import Data, through_json
 

@@ -23,8 +23,8 @@ import fastpipe
 import fastpipe.service
 from apart import wait_until
 from fastpipe import _fastpipe
-from fastpipe._passes import passes_of
-from fastpipe._reader_passes import ReaderPasses
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe.service._wire import Ticket, as_error, messages, ordering_of, sealed
 from processes import outputs, run
 from service_tickets import entries

@@ -339,9 +339,12 @@ def modules() -> dict[str, ast.AST]:
         if name in paths and name not in found:
             found[name] = ast.parse(paths[name].read_text())
             left += imports(found[name])
-    assert {"fastpipe.service._server", "fastpipe.service._connection", "fastpipe._state", "fastpipe.specs"} <= set(
-        found
-    )
+    assert {
+        "fastpipe.service._server",
+        "fastpipe.service._connection",
+        "fastpipe._reader.state",
+        "fastpipe.specs",
+    } <= set(found)
     return found
 
 

@@ -19,8 +19,8 @@ import pytest
 import fastpipe
 import wire
 from every_source import Make, make
-from fastpipe._passes import passes_of
-from fastpipe._reader_passes import ReaderPasses
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe.service._specs import specs_digest
 from fastpipe.service._wire import as_error, sealed, summed
 from service_tickets import entries

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe import _shuffle_math, _shuffle_report, _shuffle_text, cli
-from fastpipe._ordering import Ordering
-from fastpipe._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
+from fastpipe import cli
+from fastpipe._reader.ordering import Ordering
+from fastpipe.statistics import _shuffle_math, _shuffle_report, _shuffle_text
+from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
 from wire import SYNC, container, header, long, stored
 
 KINDS = ("window", "block", "buffer")
@@ -562,7 +563,7 @@ def test_progress_is_shown_on_a_terminal(tmp_path: Path, run: Run, monkeypatch: 
     path = write(tmp_path / "a.avro", UNEVEN)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr("fastpipe._shuffle_cli._PATIENCE", -1.0)
+    monkeypatch.setattr("fastpipe.cli._shuffle._PATIENCE", -1.0)
     assert run("--shuffle", path, "--batch-size", 50)[0] == 0
     assert "\rbatches looked at: 10 of 10 " in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")

@@ -26,7 +26,7 @@ NUMBERS = list(range(sum(ROWS)))
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices have 10 of `Numbers`' rows, and units of more than 20 are cut."""
-    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 80)
+    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", 80)
 
 
 class Sliced(Numbers):
@@ -291,7 +291,7 @@ def test_row_groups_are_resumed_at_every_step(tmp_path: Path) -> None:
 
 
 def test_a_limit_below_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastpipe.units._data._SLICE_BYTES", 1 << 20)
+    monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", 1 << 20)
     rows = 2_000_000
     pa.parquet.write_table(pa.table({"x": range(rows)}), tmp_path / "a.parquet", row_group_size=rows)
     reader = fastpipe.read_parquet(tmp_path, batch_size=4096, memory_limit="8MB", num_threads=2)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given
 
 import fastpipe
-from fastpipe import _staging
-from fastpipe._staging import StagingRing
+from fastpipe._interop import staging
+from fastpipe._interop.staging import StagingRing
 from staging import Arriving, Batches, Device, HostMemory, content, values
 
 
@@ -114,14 +114,14 @@ def test_any_schedule(**schedule: Any) -> None:
     follow(**schedule)
 
 
-class EarlyReuse(_staging._Belt):
+class EarlyReuse(staging._Belt):
     """Gives host memory back without waiting for the copy."""
 
-    def _settle(self, slot: _staging._Slot) -> None:
+    def _settle(self, slot: staging._Slot) -> None:
         slot.host = None
 
 
-class EarlyReuseAtTheEnd(_staging._Belt):
+class EarlyReuseAtTheEnd(staging._Belt):
     """Waits, but for what is in flight when it ends."""
 
     def _drain(self) -> None:
@@ -129,14 +129,14 @@ class EarlyReuseAtTheEnd(_staging._Belt):
         super()._drain()
 
 
-class NoArrival(_staging._Belt):
+class NoArrival(staging._Belt):
     """Hands device batches out as if they were there."""
 
-    def _hand_out(self, slot: _staging._Slot) -> Any:
+    def _hand_out(self, slot: staging._Slot) -> Any:
         return slot.device
 
 
-class TooDeep(_staging._Belt):
+class TooDeep(staging._Belt):
     """Has more in flight than it may."""
 
     def _make_room(self) -> bool:
@@ -144,7 +144,7 @@ class TooDeep(_staging._Belt):
         return super()._make_room()
 
 
-class OutOfOrder(_staging._Belt):
+class OutOfOrder(staging._Belt):
     """Drains from the wrong end."""
 
     def _drain(self) -> None:
@@ -163,7 +163,7 @@ class OutOfOrder(_staging._Belt):
     ],
 )
 def test_a_broken_ring_is_caught(broken: type[Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_staging, "_Belt", broken)
+    monkeypatch.setattr(staging, "_Belt", broken)
     with pytest.raises(AssertionError, match=found):
         follow(**LATE)
 
@@ -178,7 +178,7 @@ def test_copies_are_waited_for_only_when_room_is_needed(depth: int) -> None:
 
 
 def test_a_device_that_breaks() -> None:
-    before = len(_staging._abandoned)
+    before = len(staging._abandoned)
     world = World(10, 2, breaks_at=3)
     for number in range(3):
         assert content(next(world.ring)[0]) == values(number)
@@ -187,8 +187,8 @@ def test_a_device_that_breaks() -> None:
     world.thread.join()
     # Nobody knows whether these are still being read.
     assert world.memory.returned == [0, 1, 2]
-    assert len(_staging._abandoned) > before
-    del _staging._abandoned[before:]
+    assert len(staging._abandoned) > before
+    del staging._abandoned[before:]
 
 
 class Blocked:

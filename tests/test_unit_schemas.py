@@ -10,7 +10,7 @@ import fastpipe
 
 pa = pytest.importorskip("pyarrow")
 
-from fastpipe.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
+from fastpipe.sources.units._schemas import common_schema, with_nulls, without_nulls  # noqa: E402
 
 
 def item(nullable: bool, kind: Any = None, name: str = "item") -> Any:

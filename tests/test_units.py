@@ -19,7 +19,7 @@ import pytest
 
 import fastpipe
 from fastpipe import DenseSpec
-from fastpipe.units import UnitLocation
+from fastpipe.sources.units import UnitLocation
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.compute as pc  # noqa: E402

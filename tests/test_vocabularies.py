@@ -21,7 +21,7 @@ import fastpipe
 import oracle
 import wire
 from fastpipe import DenseSpec, HashSpec, RaggedSpec, SparseSpec, VocabularySpec
-from fastpipe.vocabularies import Vocabulary
+from fastpipe.specs._vocabularies import Vocabulary
 
 # XXH3 (64 bits) with seeds, as the package xxhash 3.5 has them.
 XXH3 = {(b"", 0): 0x2D06800538D394C2, (b"", 0x9E3779B185EBCA8D): 0xA8A6B918B2F0364A}

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
-from fastpipe.units import _calls
+from fastpipe.sources.units import _calls
 from toy_units import Numbers, flat, until
 
 ROWS = [4] * 12

@@ -14,27 +14,16 @@ Importing fastpipe imports NumPy and nothing else.
 
 from __future__ import annotations
 
-from fastpipe._columns import to_arrow
-from fastpipe._decimals import DecimalSpec, to_decimals
+from fastpipe._arrow import to_arrow
 from fastpipe._fastpipe import __version__
-from fastpipe._options import Options
-from fastpipe._parts import Partition
-from fastpipe._reader_growth import Growth, resume_grown
-from fastpipe._reader_samples import sample, take
-from fastpipe._shuffle_report import ShuffleReport, shuffle_report
-from fastpipe.avro import (
-    AvroFile,
-    Location,
-    MessageDecoder,
-    WrittenFile,
-    decode_messages,
-    infer_features,
-    read_avro,
-    write_avro,
-)
+from fastpipe._reader.growth import Growth, resume_grown
+from fastpipe._reader.options import Options
+from fastpipe._reader.parts import Partition
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.rebatch import Rebatcher, rebatch
+from fastpipe._reader.samples import sample, take
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.csv import CsvLocation, CsvSample, RowEstimate, read_csv, sample_csv
-from fastpipe.description import Description, FeatureStatistics, describe
+from fastpipe.batch._decimals import DecimalSpec, to_decimals
 from fastpipe.errors import (
     ColumnsLeftOutWarning,
     DeviceError,
@@ -59,17 +48,28 @@ from fastpipe.errors import (
     ValueRangeError,
     WorkerError,
 )
-from fastpipe.evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
-from fastpipe.interactions import HeldOut, Interactions, PointLocation, read_interactions
 from fastpipe.leases import EpochStatus, LeaseWorker, Ledger, LedgerStatus, StepOfEpoch, WorkerStatus
-from fastpipe.reader import Reader
-from fastpipe.rebatch import Rebatcher, rebatch
 from fastpipe.service import LocalService, connect
+from fastpipe.sources._tables import RowLocation, from_arrays, from_arrow
+from fastpipe.sources.avro import (
+    AvroFile,
+    Location,
+    MessageDecoder,
+    WrittenFile,
+    decode_messages,
+    infer_features,
+    read_avro,
+    write_avro,
+)
+from fastpipe.sources.csv import CsvLocation, CsvSample, RowEstimate, read_csv, sample_csv
+from fastpipe.sources.interactions import HeldOut, Interactions, PointLocation, read_interactions
+from fastpipe.sources.interactions._evaluation import Candidates, evaluation_candidates, hit_rate, ndcg
+from fastpipe.sources.sql import SqlPartition, SqlPlan, partition_sql, read_sql
+from fastpipe.sources.units import UnitLocation, Units, read_arrow, read_parquet, read_units
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec
-from fastpipe.sql import SqlPartition, SqlPlan, partition_sql, read_sql
-from fastpipe.tables import RowLocation, from_arrays, from_arrow
-from fastpipe.units import UnitLocation, Units, read_arrow, read_parquet, read_units
-from fastpipe.vocabularies import HashSpec, VocabularySpec
+from fastpipe.specs._vocabularies import HashSpec, VocabularySpec
+from fastpipe.statistics import Description, FeatureStatistics, describe
+from fastpipe.statistics._shuffle_report import ShuffleReport, shuffle_report
 
 __all__ = [
     "AvroFile",

@@ -5,9 +5,9 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from fastpipe.csv._dialect import LoweredDialect
+from fastpipe.sources.csv._dialect import LoweredDialect
 from fastpipe.specs import Described, Lowered
-from fastpipe.vocabularies import LoweredLookup
+from fastpipe.specs._vocabularies import LoweredLookup
 
 __all__ = [
     "ArrowBatches",

@@ -21,11 +21,11 @@ import numpy.typing as npt
 import xgboost
 
 from fastpipe._arguments import names
-from fastpipe._ordering import within
-from fastpipe._passes import passes_of
+from fastpipe._reader.ordering import within
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError
-from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Spec
 
 __all__ = ["DataIter"]

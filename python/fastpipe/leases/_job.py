@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fastpipe._passes import Passes
+from fastpipe._reader.passes import Passes
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.leases._database import Connection
 from fastpipe.leases._tables import SCHEMA_VERSION

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from fastpipe._arguments import flag, shown
-from fastpipe._passes import passes_of
+from fastpipe._reader.passes import passes_of
 from fastpipe.errors import StateError
 from fastpipe.leases._agent import Agent
 from fastpipe.leases._checkpoints import checkpoint_of, restore

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastpipe._terminal_text import clean, table
+from fastpipe._text import clean, table
 from fastpipe.leases import _tables
 from fastpipe.leases._checkpoints import known_job
 from fastpipe.leases._database import Connection

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from fastpipe._passes import Passes, Started
+from fastpipe._reader.passes import Passes, Started
 from fastpipe.errors import LedgerError, PassClosedError
 from fastpipe.leases._agent import Agent, Lease
 from fastpipe.leases._checkpoints import checkpoint_of

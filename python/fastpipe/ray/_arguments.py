@@ -7,11 +7,11 @@ from typing import Any, SupportsIndex
 
 import ray
 
-from fastpipe._ordering import integer
-from fastpipe._passes import Passes, passes_of
+from fastpipe._reader.ordering import integer
+from fastpipe._reader.passes import Passes, passes_of
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.rebatch import Rebatcher
 from fastpipe.errors import UnsupportedError
-from fastpipe.reader import Reader
-from fastpipe.rebatch import Rebatcher
 
 __all__ = ["at_least", "shipped", "take_given_processors", "whole_reader"]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._ordering import within
-from fastpipe._passes import Passes
-from fastpipe._state import LARGEST_EPOCH
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.ordering import within
+from fastpipe._reader.passes import Passes
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import UnsupportedError
 from fastpipe.ray._arguments import at_least, whole_reader
-from fastpipe.reader import Reader
 
 if TYPE_CHECKING:
     import pyarrow as pa

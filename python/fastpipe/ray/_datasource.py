@@ -11,9 +11,9 @@ import ray
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
-from fastpipe._passes import passes_of
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader import Reader
 from fastpipe.ray._arguments import shipped, take_given_processors
-from fastpipe.reader import Reader
 
 __all__ = ["FastpipeDatasource"]
 

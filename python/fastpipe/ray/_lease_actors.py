@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import ray
 
+from fastpipe._reader.reader import Reader
 from fastpipe.errors import StaleLeaseError
-from fastpipe.reader import Reader
 
 __all__ = ["Collector", "Outcome", "Result", "Worker"]
 

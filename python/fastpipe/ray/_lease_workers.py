@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, Self
 
 import ray
 
-from fastpipe._passes import passes_of
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader import Reader
 from fastpipe.errors import WorkerError
 from fastpipe.ray._arguments import at_least
 from fastpipe.ray._lease_actors import Collector, Outcome, Result, Worker
-from fastpipe.reader import Reader
 
 __all__ = ["LeaseWorkers", "PoolStatus", "Result"]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import ray
 
-from fastpipe._passes import passes_of
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader import Reader
 from fastpipe.errors import ServiceError
 from fastpipe.ray._arguments import take_given_processors
-from fastpipe.reader import Reader
 
 __all__ = ["NAMESPACE", "DirectoryActor", "RayDirectory", "ServerActor"]
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from fastpipe._reader.reader import Reader
 from fastpipe.errors import ServiceError
 from fastpipe.ray._arguments import at_least, shipped
 from fastpipe.ray._server_actors import NAMESPACE, DirectoryActor, RayDirectory, ServerActor
-from fastpipe.reader import Reader
 from fastpipe.service import connect
 
 __all__ = ["Service", "ServiceStatus", "serve"]
@@ -293,7 +293,7 @@ def _number_of_servers(num_servers: Any) -> int:
 
 def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -> None:
     """Raises the errors that every server would raise."""
-    from fastpipe._columns.arrow_schema import require_pyarrow
+    from fastpipe._arrow.schema import require_pyarrow
 
     require_pyarrow()
     from fastpipe.service._served import Served

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fastpipe._reader.reader import Reader
 from fastpipe.ray._arguments import whole_reader
-from fastpipe.reader import Reader
 
 __all__ = ["shard"]
 

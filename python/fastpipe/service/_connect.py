@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
-from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._ordering import LARGEST_WORLD, Ordering, within
-from fastpipe._running import Running
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.running import Running
 from fastpipe.errors import ServiceError, UnsupportedError
-from fastpipe.reader import Reader
 from fastpipe.service._settings import Directory, Options
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
-from fastpipe._columns.arrow_schema import require_pyarrow
-from fastpipe._running import Running
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.running import Running
 from fastpipe.errors import ServiceError, UnsupportedError
-from fastpipe.reader import Reader
 from fastpipe.service._connect import Asked, check_timeout
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from multiprocessing import spawn
 from typing import Any
 
 from fastpipe import _fastpipe
-from fastpipe._running import Running
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.running import Running
 from fastpipe.errors import FastpipeError, ServiceError
-from fastpipe.reader import Reader
 from fastpipe.service._connect import Asked
 from fastpipe.service._directory import Fixed, Servers
 from fastpipe.service._local_connection import SCHEME, Link, checked

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fastpipe import _fastpipe
-from fastpipe._columns.arrow_schema import decoded_features
-from fastpipe._data import Words
-from fastpipe._ordering import Ordering
-from fastpipe._passes import passes_of
-from fastpipe._reader_passes import ReaderParts, ReaderPasses
-from fastpipe._state import VERSION as STATES
+from fastpipe._arrow.schema import decoded_features
+from fastpipe._reader.data import Words
+from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.passes import passes_of
+from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
+from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
 from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
@@ -26,7 +26,7 @@ from fastpipe.service._transfer import Transfer
 from fastpipe.service._wire import VERSION, Ticket, ordering_of
 
 if TYPE_CHECKING:
-    from fastpipe.reader import Reader
+    from fastpipe._reader.reader import Reader
     from fastpipe.service._transport import Connection
 
 __all__ = ["Description", "RemoteData", "check_fallback"]

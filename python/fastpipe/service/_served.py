@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._columns.arrow_schema import encoded_features
-from fastpipe._passes import Passes, passes_of
-from fastpipe._reader_passes import ReaderPasses
-from fastpipe._running import PassOptions
-from fastpipe._state import VERSION as STATES
+from fastpipe._arrow.schema import encoded_features
+from fastpipe._reader.passes import Passes, passes_of
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.reader_passes import ReaderPasses
+from fastpipe._reader.rebatch import Rebatcher
+from fastpipe._reader.running import PassOptions
+from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
-from fastpipe.reader import Reader
-from fastpipe.rebatch import Rebatcher
 from fastpipe.service._bounds import Shares
 from fastpipe.service._specs import identity, specs_digest
 from fastpipe.service._wire import VERSION, Ticket, order_of, ordering_of

@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from fastpipe._ordering import within
-from fastpipe._running import memory_size
+from fastpipe._reader.ordering import within
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.running import memory_size
 from fastpipe.errors import FastpipeError
-from fastpipe.reader import Reader
 from fastpipe.service._bounds import Admission, BusyError, Shares
 from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._logs import RequestLog, say, say_error

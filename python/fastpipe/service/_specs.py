@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fastpipe._columns.arrow_schema import encoded_features
-from fastpipe._data import Data
+from fastpipe._arrow.schema import encoded_features
+from fastpipe._reader.data import Data
 
 __all__ = ["identity", "specs_digest"]
 

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from fastpipe import errors
-from fastpipe._ordering import LARGEST_BATCH, LARGEST_WORLD, Ordering, within
-from fastpipe._state import LARGEST_EPOCH
+from fastpipe._reader.ordering import LARGEST_BATCH, LARGEST_WORLD, Ordering, within
+from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 
 if TYPE_CHECKING:

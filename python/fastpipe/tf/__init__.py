@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
-from fastpipe._passes import Passes, passes_of
-from fastpipe.reader import Reader
+from fastpipe._reader.passes import Passes, passes_of
+from fastpipe._reader.reader import Reader
 from fastpipe.tf._forms import Array, Masked, columns_of
 from fastpipe.tf._parsing import parse_avro
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, unconverted

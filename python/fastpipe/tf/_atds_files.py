@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from fastpipe.avro._data import AvroData
+from fastpipe.sources.avro._data import AvroData
 from fastpipe.specs import Features
 
 __all__ = ["OpenedFiles"]

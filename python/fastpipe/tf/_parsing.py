@@ -17,12 +17,12 @@ import tensorflow as tf
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
-from fastpipe.avro._messages import MessageDecoder, json_of
+from fastpipe.sources.avro._messages import MessageDecoder, json_of
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
+from fastpipe.specs._vocabularies import described as indices_described
+from fastpipe.specs._vocabularies import in_form
 from fastpipe.tf._forms import Array, Coordinates, Node, columns_of
 from fastpipe.tf._passes import Layout, op, unconverted
-from fastpipe.vocabularies import described as indices_described
-from fastpipe.vocabularies import in_form
 
 __all__ = ["parse_avro"]
 

@@ -22,10 +22,10 @@ import numpy as np
 import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
-from fastpipe._ordering import LARGEST_BATCH, Ordering
-from fastpipe._running import Running
+from fastpipe._reader.ordering import LARGEST_BATCH, Ordering
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.running import Running
 from fastpipe.errors import MissingFileError, SchemaError
-from fastpipe.reader import Reader
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_copies import Copies
 from fastpipe.tf._atds_features import ATDS_SUPPORTED_DTYPES, DenseFeature, Feature, SparseFeature, VarlenFeature

@@ -1,5 +1,5 @@
 //! Seeds of items, and what seeds the generators of a worker's process with them (`ItemGenerators` of
-//! `python/fastpipe/loading/_seeds.py`).
+//! `python/fastpipe/torch/loader/_seeds.py`).
 
 use std::cell::Cell;
 use std::ops::Range;

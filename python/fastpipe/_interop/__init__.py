@@ -1,0 +1,1 @@
+"""What adapters share: tensors, memory of devices, ranks."""

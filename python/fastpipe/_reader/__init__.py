@@ -1,0 +1,1 @@
+"""Reading in batches: the reader, its options, its order and states, its passes."""

@@ -1,0 +1,118 @@
+"""What limits a pass, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fastpipe._reader.data import Data
+
+__all__ = ["explain"]
+
+# What isn't work, of what takes seconds.
+_WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
+
+# What a pass is that such work limits; a source may word its own work otherwise.
+_BOUND = {
+    "reading": "read-bound",
+    "opening": "open-bound",
+    "indexing": "index-bound",
+    "skipping": "skip-bound",
+    "decoding": "decode-bound",
+    "gathering": "gather-bound",
+    "assembling": "assembly-bound",
+    "planning": "planning-bound",
+}
+
+# What holds for all sources; each has its own of the work that is its own.
+_ADVICE = {
+    "skipping": "Threads share {units} that are large beside a batch. A larger `prefetch` avoids that.",
+    "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
+    "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
+}
+
+# A pass whose threads work less than this share of the time waits for what is fetched.
+_IDLE = 0.5
+
+# Shares below these aren't worth a word.
+_COLUMN = 0.1
+_WAIT = 0.1
+_COLUMNS_NAMED = 3
+
+
+def explain(stats: Mapping[str, Any], data: Data) -> str:
+    """Says what limits a pass.
+
+    Args:
+        stats: as `Reader.stats` returns it.
+        data: what was read.
+    """
+    if not stats or not stats["batches"]:
+        return "Nothing was read yet: explain() describes the last pass."
+    seconds = stats["seconds"]
+    work = {name: spent for name, spent in seconds.items() if name not in _WAITS}
+    total = sum(work.values()) or 1e-12
+    threads = stats["threads"]
+    used = threads["chosen"]
+    waited, away = seconds["consumer_waiting"], seconds["waiting_for_consumer"]
+    spent = waited + away or 1e-12
+    on = f"on {used} thread" + ("s" if used > 1 else "")
+    if used < threads["available"]:
+        on += f" of {threads['available']}"
+    if not work:
+        rate = stats["bytes_delivered"] / (seconds["elapsed"] or 1e-12) / 1e6
+        if away > waited:
+            return (
+                f"consumer-bound: servers make the batches, and wait for the consumer {away / spent:.0%} of the time."
+            )
+        return (
+            f"server-bound: the consumer waits for servers {waited / spent:.0%} of the time; {rate:,.0f} MB/s came."
+            " More servers, or faster ones, or a faster network help; explain() of the served reader says more."
+        )
+    lines = []
+    largest = max(work, key=lambda name: work[name])
+    fetching, elapsed = seconds["fetching"], seconds["elapsed"] or 1e-12
+    fetch_bound = fetching > 0 and total < _IDLE * used * elapsed
+    if away > waited:
+        lines.append(f"consumer-bound: the reader waits for the consumer {away / spent:.0%} of the time, {on}.")
+        if waited > _WAIT * spent:
+            lines.append(f"All the same the consumer waits {waited / spent:.0%} of the time.")
+    elif fetch_bound:
+        lines.append(
+            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once, one with another, and the "
+            f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
+        )
+    else:
+        bound = {**_BOUND, **data.words.bound}.get(largest, f"{largest}-bound")
+        lines.append(f"{bound} {on}: the consumer waits for the reader {waited / spent:.0%} of the time.")
+    shares = sorted(((part / total, name) for name, part in work.items()), reverse=True)
+    shown = [f"{name} {share:.0%}" for share, name in shares if share >= 0.01]
+    lines.append(f"Of the work: {', '.join(shown)}.")
+    advice = {**_ADVICE, **data.words.advice}.get("fetching" if fetch_bound else largest)
+    if away <= waited and advice is not None:
+        lines.append(advice.replace("{units}", data.words.units))
+    if work.get("decoding", 0.0) > _COLUMN * total:
+        lines += _columns(work["decoding"] / total, *data.column_times())
+    reopened = stats["rows_reopened"]
+    if reopened > _WAIT * stats["rows"]:
+        lines.append(
+            f"{reopened / stats['rows']:.0%} of the rows are in {data.words.units} that were opened twice, since "
+            "windows cut them: a larger `shuffle_buffer` does that less."
+        )
+    return "\n".join(lines)
+
+
+def _columns(decoding: float, everything: float, without: list[tuple[str, float]]) -> list[str]:
+    """Names the columns that take most of decoding, whose share of all work is `decoding`."""
+    if everything <= 0 or len(without) < 2:
+        return []
+    shares = sorted(((1 - rest / everything, name) for name, rest in without), reverse=True)
+    lines = []
+    for share, name in shares[:_COLUMNS_NAMED]:
+        if share >= _COLUMN:
+            less = min(decoding * share, 1.0)
+            lines.append(
+                f"The column {name!r} takes {share:.0%} of decoding: without it there is {less:.0%} less work."
+            )
+    return lines

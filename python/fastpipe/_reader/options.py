@@ -1,0 +1,177 @@
+"""The options that readers of all sources share: documented, given defaults and checked here alone."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
+
+from fastpipe._arguments import flag
+from fastpipe._reader.data import Data
+from fastpipe._reader.ordering import Ordering, ShardBy, Shuffle, Uneven
+from fastpipe._reader.reader import Reader, made
+from fastpipe._reader.running import Running
+
+__all__ = ["Options", "Settings", "takes_options"]
+
+_Made = TypeVar("_Made", bound=Callable[..., Reader])
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments that every function which makes a reader takes: `read_avro`, `from_arrow` and their like.
+
+    A source's units are the blocks of Avro files, the row groups of Parquet files, the record batches of Arrow files,
+    what `Units.read` returns, stretches of a table in memory, shards of interactions.
+
+    Attributes:
+        drop_last: whether to leave out a last batch of fewer rows.
+        shuffle: False: units, and rows within them, in the order of the source. True or `"window"`: all units of the
+            data set in a random order, cut into windows of `shuffle_buffer` rows, each of which is a uniform
+            permutation. `"block"`: block sampling; units in the order of the source pass through a pool, and each row
+            is the next one of a unit that is drawn in proportion to what it has left. `"buffer"`: what
+            `tf.data.Dataset.shuffle(shuffle_buffer)` yields, in distribution. Each row is in exactly one batch of an
+            epoch, in all of them.
+        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; None for the
+            default, which depends on the source: the function that makes the reader says how.
+        seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
+        epochs: how often each pass goes through the data, each time in another order; None for without end.
+        rank: which share of the batches to yield, 0 to `world_size - 1`.
+        world_size: number of shares.
+        shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each makes
+            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has
+            every `world_size`-th unit, and an order of its own. `"batch"`: at each step all ranks together have the
+            next `world_size` batches; each rank then reads nearly all units.
+        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
+            are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
+            get one of repeated rows; all batches are filled up to `batch_size` rows, with rows from all over their
+            units, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
+            `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
+            rank nothing is dropped.
+        num_threads: threads that make batches. `"auto"`: as many as improve throughput, of the processors that the
+            process may use; fewer when the consumer is slower than they are. Changes nothing of what is yielded.
+        prefetch: batches made ahead of the consumer, at least one; None for as many as keep the threads busy. Changes
+            nothing of what is yielded.
+        memory_limit: bytes that are held for units and for batches that aren't yielded yet, as a number or with a unit
+            (`"512MB"`, `"1.5GiB"`); None for no limit. Bounds how far ahead is read, and changes nothing of what is
+            yielded. What the process itself takes comes on top, and what the consumer holds. A unit that alone takes
+            more than the limit when it is open is a `LimitError`. Without a limit the process keeps up to 128 MB for
+            readers to come, until one with a limit begins.
+        progress: whether to show a progress bar (extra `progress`).
+    """
+
+    drop_last: bool
+    shuffle: bool | Shuffle
+    shuffle_buffer: SupportsIndex | None
+    seed: SupportsIndex | None
+    epochs: SupportsIndex | None
+    rank: SupportsIndex
+    world_size: SupportsIndex
+    shard_by: ShardBy | None
+    uneven: Uneven
+    num_threads: SupportsIndex | Literal["auto"] | None
+    prefetch: SupportsIndex | None
+    memory_limit: SupportsIndex | str | None
+    progress: bool
+
+
+_DEFAULTS: Options = {
+    "drop_last": False,
+    "shuffle": False,
+    "shuffle_buffer": None,
+    "seed": None,
+    "epochs": 1,
+    "rank": 0,
+    "world_size": 1,
+    "shard_by": None,
+    "uneven": "drop",
+    "num_threads": "auto",
+    "prefetch": None,
+    "memory_limit": None,
+    "progress": False,
+}
+_ORDERING = ("drop_last", "shuffle", "shuffle_buffer", "seed", "rank", "world_size", "shard_by", "uneven")
+_RUNNING = ("num_threads", "prefetch", "memory_limit")
+
+# Where docstrings of functions refer to the options.
+_REFERENCE = re.compile(r"^ +\*\*options: .*\n(?: {8,}.*\n)*", re.MULTILINE)
+# A name and what is said of it, in a section of a docstring.
+_ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8,}.*\n)*", re.MULTILINE)
+
+
+def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
+    """Shows the options in the signature and in the docstring of a function that has `**options: Unpack[Options]`.
+
+    Type checkers and editors know them by that annotation. This is for those who ask at run time, such as `help`. What
+    the function's docstring says itself of an option stays.
+
+    Args:
+        defaults: those that differ from most functions'. `Settings` applies them.
+    """
+
+    def describe(function: _Made) -> _Made:
+        described: Any = function
+        signature = inspect.signature(function)
+        own = [given for given in signature.parameters.values() if given.kind is not inspect.Parameter.VAR_KEYWORD]
+        options = [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default={**_DEFAULTS, **defaults}[name],
+                annotation=getattr(annotation, "__forward_arg__", annotation),
+            )
+            for name, annotation in Options.__annotations__.items()
+        ]
+        described.__signature__ = signature.replace(parameters=[*own, *options])
+        if function.__doc__ and Options.__doc__:  # With python -OO there are none.
+            described.__doc__ = _with_options(inspect.cleandoc(function.__doc__), inspect.cleandoc(Options.__doc__))
+        return function
+
+    return describe
+
+
+def _with_options(text: str, options: str) -> str:
+    said = {entry[1] for entry in _ENTRY.finditer(text)}
+    entries = (entry for entry in _ENTRY.finditer(options + "\n") if entry[1] not in said)
+    return _REFERENCE.sub(lambda _: "".join(entry[0] for entry in entries), text, count=1)
+
+
+class Settings:
+    """Options, checked before any data is looked at.
+
+    Args:
+        function: that takes them (see `takes_options`).
+        batch_size: rows a batch.
+        options: what else the user gave.
+
+    Raises:
+        TypeError: for arguments of the wrong type, and for unknown ones.
+        ValueError: for values out of range, and for arguments that exclude each other.
+    """
+
+    def __init__(self, function: Callable[..., Reader], batch_size: SupportsIndex, options: Options) -> None:
+        parameters = inspect.signature(function).parameters
+        for unknown in options.keys() - Options.__annotations__.keys():
+            near = difflib.get_close_matches(unknown, parameters, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f": it takes {', '.join(parameters)}"
+            raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{hint}")
+        given: dict[str, Any] = {name: parameters[name].default for name in Options.__annotations__} | dict(options)
+        self.ordering = Ordering.checked(batch_size=batch_size, **{name: given[name] for name in _ORDERING})
+        self.running = Running.checked(**{name: given[name] for name in _RUNNING})
+        self._progress = flag("progress", given["progress"])
+        self._epochs = given["epochs"]
+
+    def reader(self, data: Data, default_window: Callable[[int], int] | None = None) -> Reader:
+        """The reader of a data set.
+
+        Args:
+            data: the data set.
+            default_window: makes of the batch size how many rows are shuffled at once where the user doesn't say; None
+                for 16 batches or 64 average units, whichever is more.
+        """
+        ordering = self.ordering
+        if default_window is not None and ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
+            ordering = replace(ordering, shuffle_buffer=default_window(ordering.batch_size))
+        return made(data, ordering=ordering, running=self.running, progress=self._progress, epochs=self._epochs)

@@ -1,0 +1,235 @@
+"""The passes of a reader, as adapters know them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastpipe import _fastpipe
+from fastpipe._arrow import ArrowStreams
+from fastpipe._progress import Counter
+from fastpipe._reader.passes import Passes, Position, Started
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from fastpipe._reader.data import Data
+    from fastpipe._reader.ordering import Ordering
+    from fastpipe._reader.reader import Reader
+    from fastpipe._reader.running import Running
+    from fastpipe._reader.state import State
+    from fastpipe.specs import Features
+
+__all__ = ["ReaderParts", "ReaderPasses", "arrow_streams"]
+
+
+class ReaderParts(NamedTuple):
+    """What a reader is made of, for those who make others like it elsewhere.
+
+    Attributes:
+        data: what it reads.
+        ordering: what its order depends on.
+        order: of its data.
+        running: how its passes run.
+        epochs: of a pass; None if it has no end.
+    """
+
+    data: Data
+    ordering: Ordering
+    order: _fastpipe.Order
+    running: Running
+    epochs: int | None
+
+
+class ReaderPasses(Passes):
+    """The passes of a reader; all that they stand at is the reader's.
+
+    Args:
+        reader: whose passes these are.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __repr__(self) -> str:
+        return repr(self._reader)
+
+    @property
+    def origin(self) -> Reader:
+        return self._reader
+
+    @property
+    def parts(self) -> ReaderParts:
+        """What the reader is made of."""
+        reader = self._reader
+        return ReaderParts(reader._data, reader._ordering, reader._order, reader._running, reader._epochs)
+
+    @property
+    def features(self) -> Features:
+        return self._reader.features
+
+    @property
+    def batch_size(self) -> int:
+        return self._reader.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        return self._reader._ordering.drop_last
+
+    @property
+    def uneven(self) -> str:
+        return self._reader._ordering.uneven
+
+    @property
+    def epochs(self) -> int | None:
+        return self._reader._epochs
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    @property
+    def shows_progress(self) -> bool:
+        return self._reader._progress
+
+    @property
+    def rank(self) -> int:
+        return self._reader.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._reader.world_size
+
+    def shard(self, num_shards: int, index: int) -> Passes:
+        return ReaderPasses(self._reader.shard(num_shards, index))
+
+    def share(self, processes: int, index: int) -> Passes:
+        if processes > 1 and self.drawn:
+            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
+        return self.shard(processes, index)
+
+    @property
+    def drawn(self) -> bool:
+        ordering = self._reader._ordering
+        return not ordering.seed_given and not self.loaded and ordering.shuffle != "sequential"
+
+    def worker(self, workers: int, worker: int) -> Passes:
+        return ReaderPasses(self._reader._reordered(self._reader._ordering.worker(workers, worker)))
+
+    def rebuilt(self) -> Passes:
+        return ReaderPasses(self._reader._rebuilt())
+
+    @property
+    def sharers(self) -> int:
+        return self._reader._running.sharers
+
+    def share_processors(self, sharers: int) -> None:
+        self._reader._running = replace(self._reader._running, sharers=sharers)
+
+    @property
+    def epoch(self) -> int:
+        return self._reader.epoch
+
+    @property
+    def pass_epoch(self) -> int:
+        return self._reader._bookmark.pass_epoch
+
+    @property
+    def next_epoch(self) -> int:
+        return self.epoch if self.at_end else self._reader._bookmark.next_start()[0]
+
+    @property
+    def loaded(self) -> bool:
+        return self._reader._bookmark.loaded is not None
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+
+    def is_current(self, position: Position) -> bool:
+        return self._reader._bookmark.position is position and not self.loaded
+
+    def go_back(self, progress: State) -> None:
+        self._reader._bookmark.go_back(progress)
+
+    def state(self, *, ended_stays: bool) -> dict[str, Any]:
+        return self._reader._stored(*self._reader._bookmark.here(self.world_size, ended_stays=ended_stays))
+
+    def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
+        return self._reader._stored(*self._reader._bookmark.behind(progress, ended=ended))
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._reader.load_state_dict(state_dict)
+
+    def start(self, memory: _fastpipe.PassMemory | None = None) -> Started:
+        started = self._reader._start(memory)
+        return Started(self._reader._shown(started), started.position, started.close)
+
+    def batch_at(self, step: int) -> dict[str, Any]:
+        return self._reader.batch_at(step)
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
+        return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
+
+    def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory:
+        return _fastpipe.PassMemory.shared(self._reader._data.handle, slabs, held)
+
+    def limit_threads(self, most: int) -> None:
+        running = self._reader._running
+        if running.num_threads is None:
+            self._reader._running = replace(running, num_threads=most)
+
+    @property
+    def together(self) -> int:
+        buffer = self._reader.shuffle_buffer
+        return (
+            1
+            if buffer is None or self._reader._ordering.is_sample
+            else max(1, buffer // self.batch_size // self.world_size)
+        )
+
+    @property
+    def steps(self) -> int:
+        return self._reader._order.steps
+
+    def batches(self, epoch: int, start: int, stop: int) -> Started:
+        started = self._stretch(epoch, start, stop, csr=False)
+        return Started(started, started.position, started.close)
+
+    def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> _fastpipe.Pass:
+        return self._reader._order.batches(epoch, start, stop, **self._reader._running.of_pass, csr=csr)
+
+    def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
+        return arrow_streams(self._reader, partial(self._stretch, epoch, start, stop, csr=True)).record_batches()
+
+    def rows_of(self, epoch: int, step: int) -> int:
+        units, _ = self._reader._order.rows(epoch, step)
+        return len(units)
+
+    def start_in_engine(self) -> _fastpipe.Pass:
+        self._reader._close(
+            "another iterator over the tf.data.Dataset of this reader began, and a reader has one pass at a time. For"
+            " two iterators at a time, make a second reader and fastpipe.tf.dataset(second_reader)"
+        )
+        return self._reader._start()
+
+
+def arrow_streams(reader: Reader, start: Callable[[], _fastpipe.Pass] | None = None) -> ArrowStreams:
+    """The Arrow streams of a reader: of its passes, or of what is started instead, without a progress bar."""
+
+    def counter(started: _fastpipe.Pass) -> Counter | None:
+        return (
+            Counter(total=started.total, batch_size=reader.batch_size) if reader._progress and start is None else None
+        )
+
+    return ArrowStreams(
+        features=reader.features,
+        padded=reader._ordering.uneven == "pad",
+        schema=reader._data.handle.arrow_schema,
+        start=partial(reader._start, csr=True) if start is None else start,
+        counter=counter,
+    )

@@ -1,0 +1,107 @@
+"""How passes run: what changes nothing of what they yield."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal, Self, SupportsIndex, TypedDict
+
+from fastpipe._reader.ordering import integer, within
+
+__all__ = ["PassOptions", "Running", "memory_size"]
+
+_UNITS = {"": 1, "B": 1} | {
+    prefix + suffix: base ** (power + 1)
+    for power, prefix in enumerate("KMGT")
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
+_NAMES = {name.lower(): size for name, size in _UNITS.items()}
+
+
+class PassOptions(TypedDict):
+    """The options of a pass, see `Running`."""
+
+    num_threads: int | None
+    sharers: int
+    prefetch: int | None
+    memory_limit: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How the passes of a reader run.
+
+    Attributes:
+        num_threads: threads that decode; None for as many as pay.
+        prefetch: batches decoded ahead; None for as many as keep the threads busy.
+        memory_limit: bytes at most; None for no limit.
+        record_tasks: whether passes keep a record of their tasks.
+        sharers: readers like this one that share the processors: what "as many as pay" are counted of.
+    """
+
+    num_threads: int | None = None
+    prefetch: int | None = None
+    memory_limit: int | None = None
+    record_tasks: bool = False
+    sharers: int = 1
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        num_threads: SupportsIndex | Literal["auto"] | None,
+        prefetch: SupportsIndex | None,
+        memory_limit: SupportsIndex | str | None,
+    ) -> Self:
+        """Checks what a user gave.
+
+        Raises:
+            TypeError: for arguments of the wrong type.
+            ValueError: if a number is out of range, or a size can't be read.
+        """
+        if isinstance(num_threads, str):
+            if num_threads != "auto":
+                raise ValueError(f'num_threads must be a number or "auto", not {num_threads!r}')
+            num_threads = None
+        return cls(
+            num_threads=None if num_threads is None else within("num_threads", num_threads, 1, 4096),
+            prefetch=None if prefetch is None else _prefetch(prefetch),
+            memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
+        )
+
+    @property
+    def of_pass(self) -> PassOptions:
+        """The options of each pass."""
+        return {
+            "num_threads": self.num_threads,
+            "sharers": self.sharers,
+            "prefetch": self.prefetch,
+            "memory_limit": self.memory_limit,
+        }
+
+
+def _prefetch(prefetch: SupportsIndex) -> int:
+    if integer("prefetch", prefetch) == 0:
+        raise ValueError("prefetch is at least 1: a batch is decoded before it is yielded; None keeps the threads busy")
+    return within("prefetch", prefetch, 1, 1 << 20)
+
+
+def memory_size(name: str, size: SupportsIndex | str) -> int:
+    """Bytes of a size as a number, or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
+
+    Raises:
+        TypeError: if it is neither an integer nor a string.
+        ValueError: if it can't be read or isn't positive.
+    """
+    if isinstance(size, float):
+        raise TypeError(f'{name} is a whole number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
+    if not isinstance(size, str):
+        return within(name, size, 1, 2**63 - 1)
+    found = _SIZE.fullmatch(size)
+    unit = None if found is None else _NAMES.get(found[2].lower())
+    if found is None or unit is None:
+        raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
+    # Exactly: a float would make 2,299,999 bytes of 2.3 MB.
+    return within(name, int(Decimal(found[1]) * unit), 1, 2**63 - 1)

@@ -1,0 +1,453 @@
+"""The forms that a feature takes in a batch.
+
+A fixed shape is a plain `numpy.ndarray`. Everything else is one of the small classes here, which name a few arrays and
+do nothing else: they own no data, check nothing (Rust builds one for each column of each batch) and cache nothing, so
+whoever writes into an array sees the change everywhere. Each unpacks into its arrays, compares by identity, and can be
+pickled.
+
+The forms nest. `array<array<string>>` is `Ragged(Ragged(Strings, offsets), offsets)`; an array that may be null, of
+items that may be null, is `Masked(Ragged(Masked(ndarray, valid), offsets), valid)`. A level says something about the
+rows that the level around it holds and about nothing else, so every method here is a short recursion.
+
+Offsets begin with 0 and end with the number of items, in whatever comes out of a reader and in what is taken of it.
+
+All can be indexed by rows: slices, masks (bool `[rows]`) and integer arrays or lists give those rows in the same form,
+a number gives one row. Slices of step 1 are views; other rows are copied, as in NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import numpy as np
+
+from fastpipe.batch._form import Form
+from fastpipe.batch._form_rows import (
+    blank,
+    nest,
+    no_sparse_row,
+    row_index,
+    slice_rows,
+    spans,
+    take_rows,
+    to_list,
+    with_rows,
+)
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
+
+Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
+
+
+class Ragged(Form):
+    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        values: the items of all rows, one after the other: an ndarray `[items, ...]`, or another form with as many
+            rows.
+        offsets: int64 `[rows + 1]`.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> ragged = fastpipe.Ragged(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+        >>> ragged.to_list(), ragged[0], len(ragged)
+        ([[1, 2], [], [3]], array([1, 2]), 3)
+    """
+
+    __slots__ = ("_offsets", "_values")
+    _parts = ("values", "offsets")
+
+    def __init__(self, values: Node, offsets: np.ndarray) -> None:
+        self._values: Any = values
+        self._offsets = offsets
+
+    @property
+    def values(self) -> Any:
+        """The items of all rows."""
+        return self._values
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where each row begins and ends."""
+        return self._offsets
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of items in each row, int64 `[rows]` (a new array)."""
+        return np.diff(self._offsets)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._offsets) - 1
+
+    def row(self, index: int) -> Any:
+        """The items of one row, as a view: an ndarray, or another form if the items are ragged, strings or masked.
+
+        Args:
+            index: the row; negative ones count from the end.
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is no number.
+        """
+        index = row_index(index, len(self))
+        return slice_rows(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
+
+    def to_list(self) -> list[Any]:
+        """Nested Python lists, one a row; None where an item is null."""
+        items = to_list(self._values)
+        return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
+
+    def _slice(self, start: int, stop: int) -> Ragged:
+        offsets = self._offsets[start : stop + 1]
+        first = int(offsets[0])
+        return Ragged(slice_rows(self._values, first, int(offsets[-1])), offsets - first)
+
+    def _take(self, rows: np.ndarray) -> Ragged:
+        items, offsets = spans(self._offsets, rows)
+        return Ragged(take_rows(self._values, items), offsets)
+
+
+class Strings(Ragged):
+    """Strings or byte strings in one buffer, as in Arrow.
+
+    Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        values: uint8 `[bytes]`: the bytes of all entries; UTF-8 unless `binary`.
+        offsets: int64 `[prod(shape) + 1]`.
+        shape: the shape that the entries make; the first dimension is the rows.
+        binary: False for strings, True for bytes.
+
+    Example:
+        >>> import fastpipe
+        >>> features = {"country": fastpipe.DenseSpec((), "string", fill="")}
+        >>> batch = next(iter(fastpipe.read_avro("data/*.avro", features=features, batch_size=4)))
+        >>> batch["country"].to_list()
+        ['', 'PE', 'JP', 'NL']
+    """
+
+    __slots__ = ("_binary", "_shape")
+
+    def __init__(self, values: np.ndarray, offsets: np.ndarray, shape: tuple[int, ...], binary: bool) -> None:
+        self._values = values
+        self._offsets = offsets
+        self._shape = shape
+        self._binary = binary
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that the entries make."""
+        return self._shape
+
+    @property
+    def binary(self) -> bool:
+        """Whether the entries are bytes."""
+        return self._binary
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of bytes of each entry, int64 with `shape` (a new array)."""
+        return np.diff(self._offsets).reshape(self._shape)
+
+    def __len__(self) -> int:
+        """Rows: the first dimension of `shape`."""
+        return self._shape[0]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Strings, (self._values, self._offsets, self._shape, self._binary)
+
+    def _described(self, levels: int) -> str:
+        parts = super()._described(levels)
+        return f"{parts[:-1]}, shape={self._shape}, binary={self._binary})" if levels else parts
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # type: ignore[override]
+        if copy is False:
+            raise ValueError("Strings can't become a NumPy array without a copy")
+        entries = self.to_numpy()
+        return entries if dtype is None else entries.astype(dtype)
+
+    def row(self, index: int) -> Any:
+        """One row: a str (bytes if `binary`), or a view of shape `shape[1:]` if there are more dimensions.
+
+        Args:
+            index: the row; negative ones count from the end.
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is no number.
+        """
+        index = row_index(index, len(self))
+        row = self._slice(index, index + 1)
+        if len(self._shape) == 1:
+            return row._entries()[0]
+        return Strings(row._values, row._offsets, self._shape[1:], self._binary)
+
+    def to_list(self) -> list[Any]:
+        """Nested lists of str (bytes if `binary`), as `shape` says."""
+        return nest(self._entries(), self._shape)
+
+    def to_numpy(self) -> np.ndarray:
+        """An object array of str (bytes if `binary`) with `shape`.
+
+        Raises:
+            UnicodeDecodeError: if a string isn't UTF-8.
+        """
+        entries = self._entries()
+        out = np.empty(len(entries), dtype=object)
+        out[:] = entries
+        return out.reshape(self._shape)
+
+    def to_stringdtype(self) -> np.ndarray:
+        """An array of `numpy.dtypes.StringDType` with `shape`.
+
+        Raises:
+            TypeError: if `binary`: NumPy has no such type for bytes.
+            ImportError: if NumPy is older than 2.0.
+        """
+        if self._binary:
+            raise TypeError("NumPy's StringDType holds text, not bytes: use to_numpy()")
+        dtype = getattr(getattr(np, "dtypes", None), "StringDType", None)
+        if dtype is None:
+            raise ImportError(f"StringDType came with NumPy 2.0, and this is NumPy {np.__version__}: use to_numpy()")
+        return np.array(self._entries(), dtype=dtype()).reshape(self._shape)
+
+    def _slice(self, start: int, stop: int) -> Strings:
+        entries = math.prod(self._shape[1:])
+        offsets = self._offsets[start * entries : stop * entries + 1]
+        first = int(offsets[0])
+        values = self._values[first : int(offsets[-1])]
+        return Strings(values, offsets - first, (stop - start, *self._shape[1:]), self._binary)
+
+    def _take(self, rows: np.ndarray) -> Strings:
+        entries = math.prod(self._shape[1:])
+        chosen = (rows[:, np.newaxis] * entries + np.arange(entries)).reshape(-1)
+        places, offsets = spans(self._offsets, chosen)
+        return Strings(self._values[places], offsets, (len(rows), *self._shape[1:]), self._binary)
+
+    def _entries(self) -> list[Any]:
+        data = self._values.tobytes()
+        spans = pairwise(self._offsets.tolist())
+        if self._binary:
+            return [data[start:stop] for start, stop in spans]
+        if data.isascii():  # Then bytes are characters: decoding once and slicing the text is nearly twice as fast.
+            text = data.decode("ascii")
+            return [text[start:stop] for start, stop in spans]
+        return [data[start:stop].decode("utf-8") for start, stop in spans]
+
+
+class Masked(Form):
+    """Rows of which some are null.
+
+    Attributes:
+        values: an ndarray or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
+        valid: bool, True where a value is present. Its shape is a prefix of the shape of `values`, so that it says
+            which rows (`[n]`) or which entries within them (`[n, ...]`) are there.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> masked = fastpipe.Masked(np.array([1.5, 0.0]), np.array([True, False]))
+        >>> masked.to_list()
+        [1.5, None]
+    """
+
+    __slots__ = ("_valid", "_values")
+    _parts = ("values", "valid")
+
+    def __init__(self, values: Node, valid: np.ndarray) -> None:
+        self._values = values
+        self._valid = valid
+
+    @property
+    def values(self) -> Any:
+        """The values, of any form."""
+        return self._values
+
+    @property
+    def valid(self) -> np.ndarray:
+        """True where a value is present."""
+        return self._valid
+
+    def __len__(self) -> int:
+        """Rows, null ones among them."""
+        return len(self._valid)
+
+    def row(self, index: int) -> Any:
+        """One row: None if it is null, else as the values have it; `Masked` if entries within it may be null.
+
+        Args:
+            index: the row; negative ones count from the end.
+
+        Raises:
+            IndexError: if there is no such row.
+            TypeError: if it is no number, or the values are sparse.
+        """
+        index = row_index(index, len(self))
+        if self._valid.ndim > 1:
+            return Masked(self._values[index], self._valid[index])
+        return self._values[index] if self._valid[index] else None
+
+    def to_list(self) -> list[Any]:
+        """The values as nested Python lists, with None for whatever is null."""
+        return blank(to_list(self._values), self._valid)
+
+    def _slice(self, start: int, stop: int) -> Masked:
+        return Masked(slice_rows(self._values, start, stop), self._valid[start:stop])
+
+    def _take(self, rows: np.ndarray) -> Masked:
+        return Masked(take_rows(self._values, rows), self._valid[rows])
+
+
+class Sparse(Form):
+    """Sparse rows as coordinates (COO), in row order.
+
+    Attributes:
+        indices: int64 `[nnz, rank + 1]`: the row in the batch, then the index in each dimension.
+        values: ndarray or Strings, `[nnz]`.
+        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> indices, values = np.array([[0, 3], [1, 2]]), np.array([0.5, 1.5])
+        >>> sparse = fastpipe.Sparse(indices, values, np.array([2, 4]))
+        >>> len(sparse), sparse.dense_shape
+        (2, array([2, 4]))
+    """
+
+    __slots__ = ("_dense_shape", "_indices", "_values")
+    _parts = ("indices", "values", "dense_shape")
+
+    def __init__(self, indices: np.ndarray, values: Node, dense_shape: np.ndarray) -> None:
+        self._indices = indices
+        self._values = values
+        self._dense_shape = dense_shape
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Row and index of each entry."""
+        return self._indices
+
+    @property
+    def values(self) -> Any:
+        """The values of the entries."""
+        return self._values
+
+    @property
+    def dense_shape(self) -> np.ndarray:
+        """Rows, then the size of each dimension."""
+        return self._dense_shape
+
+    def __len__(self) -> int:
+        """Rows: the first number of `dense_shape`."""
+        return int(self._dense_shape[0])
+
+    def row(self, index: int) -> NoReturn:
+        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
+
+        Raises:
+            TypeError: always.
+        """
+        raise no_sparse_row(self, index)
+
+    def _slice(self, start: int, stop: int) -> Sparse:
+        return self._take(np.arange(start, stop))
+
+    def _take(self, rows: np.ndarray) -> Sparse:
+        # Entries are in row order.
+        offsets = np.searchsorted(self._indices[:, 0], np.arange(len(self) + 1))
+        entries, starts = spans(offsets, rows)
+        indices = self._indices[entries]
+        indices[:, 0] = np.repeat(np.arange(len(rows)), np.diff(starts))
+        return Sparse(indices, take_rows(self._values, entries), with_rows(self._dense_shape, len(rows)))
+
+    def to_list(self) -> list[Any]:
+        """For each row the list of its (index tuple, value)."""
+        rows: list[list[Any]] = [[] for _ in range(len(self))]
+        for (row, *index), value in zip(self._indices.tolist(), to_list(self._values), strict=True):
+            rows[row].append((tuple(index), value))
+        return rows
+
+
+class SparseCSR(Form):
+    """Sparse rows as compressed rows (CSR): the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
+
+    Attributes:
+        offsets: int64 `[rows + 1]`.
+        indices: int64 `[nnz]` for one dimension, else `[nnz, rank]`.
+        values: ndarray or Strings, `[nnz]`.
+        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> offsets, indices, values = np.array([0, 1, 2]), np.array([3, 2]), np.array([0.5, 1.5])
+        >>> sparse = fastpipe.SparseCSR(offsets, indices, values, np.array([2, 4]))
+        >>> len(sparse), sparse.indices
+        (2, array([3, 2]))
+    """
+
+    __slots__ = ("_dense_shape", "_indices", "_offsets", "_values")
+    _parts = ("offsets", "indices", "values", "dense_shape")
+
+    def __init__(self, offsets: np.ndarray, indices: np.ndarray, values: Node, dense_shape: np.ndarray) -> None:
+        self._offsets = offsets
+        self._indices = indices
+        self._values = values
+        self._dense_shape = dense_shape
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """Where the entries of each row begin and end."""
+        return self._offsets
+
+    @property
+    def indices(self) -> np.ndarray:
+        """Index of each entry."""
+        return self._indices
+
+    @property
+    def values(self) -> Any:
+        """The values of the entries."""
+        return self._values
+
+    @property
+    def dense_shape(self) -> np.ndarray:
+        """Rows, then the size of each dimension."""
+        return self._dense_shape
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._offsets) - 1
+
+    def row(self, index: int) -> NoReturn:
+        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
+
+        Raises:
+            TypeError: always.
+        """
+        raise no_sparse_row(self, index)
+
+    def _slice(self, start: int, stop: int) -> SparseCSR:
+        offsets = self._offsets[start : stop + 1]
+        first, last = int(offsets[0]), int(offsets[-1])
+        values = slice_rows(self._values, first, last)
+        return SparseCSR(offsets - first, self._indices[first:last], values, with_rows(self._dense_shape, stop - start))
+
+    def _take(self, rows: np.ndarray) -> SparseCSR:
+        entries, offsets = spans(self._offsets, rows)
+        values = take_rows(self._values, entries)
+        return SparseCSR(offsets, self._indices[entries], values, with_rows(self._dense_shape, len(rows)))
+
+    def to_list(self) -> list[Any]:
+        """For each row the list of its (index tuple, value)."""
+        indices = self._indices if self._indices.ndim > 1 else self._indices[:, np.newaxis]
+        entries = list(zip(map(tuple, indices.tolist()), to_list(self._values), strict=True))
+        return [entries[start:stop] for start, stop in pairwise(self._offsets.tolist())]

@@ -1,0 +1,185 @@
+"""`fastpipe serve`, a server of the readers that a Python file defines, and `fastpipe health`, which asks one."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from fastpipe._reader.reader import Reader
+from fastpipe.errors import FastpipeError, ServiceError
+
+__all__ = ["add_command"]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the commands `serve` and `health`."""
+    serve = commands.add_parser("serve", help="serve the batches of readers to other processes and machines")
+    serve.add_argument(
+        "config",
+        type=Path,
+        metavar="FILE",
+        help="Python file that defines readers as variables; one that is called `reader` is the default",
+    )
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="address to listen at; by default this machine alone can connect"
+    )
+    serve.add_argument("--port", type=int, default=8815, help="port to listen at, 0 for one that is free (8815)")
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that clients must know")
+    serve.add_argument(
+        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files, for encrypted connections"
+    )
+    serve.add_argument("--client-ca", type=Path, metavar="FILE", help="PEM file: who must have signed the clients'")
+    serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
+    serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
+    serve.add_argument(
+        "--memory-limit", metavar="SIZE", help="for all passes and batches together, such as 4GiB (no limit)"
+    )
+    serve.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests answered at once (512)")
+    serve.add_argument(
+        "--metrics-port",
+        type=int,
+        metavar="N",
+        help="port of /metrics for Prometheus and /healthz for probes, over HTTP (extra metrics); 0 for any free one",
+    )
+    serve.add_argument("--metrics-host", metavar="HOST", help="address of that; by default as --host says")
+    serve.add_argument("--verbose", action="store_true", help="log each request, too, not only what goes wrong")
+    serve.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="text, or JSON: an object on each line (text)",
+    )
+    serve.set_defaults(run=_serve)
+
+    health = commands.add_parser("health", help="ask a server whether it takes requests; exits with 1 if it doesn't")
+    health.add_argument("url", metavar="URL", help="grpc://host:port, or grpc+tls://host:port")
+    health.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that the server wants")
+    health.add_argument("--ca", type=Path, metavar="FILE", help="PEM file: who has signed the server's certificate")
+    health.add_argument(
+        "--certificate", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files of the client"
+    )
+    health.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="to wait for its answer (5)")
+    health.set_defaults(run=_health)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds above 0")
+    return found
+
+
+def _token(file: Path | None) -> str | None:
+    return None if file is None else file.read_text("utf-8").strip()
+
+
+def _readers(config: Path) -> dict[str, Reader]:
+    """The readers that a file defines: its variables that are one, `reader` as the default."""
+    if not config.is_file():
+        raise FastpipeError(f"there is no file {str(config)!r} that defines readers")
+    found = {name: value for name, value in runpy.run_path(str(config)).items() if isinstance(value, Reader)}
+    if not found:
+        raise FastpipeError(
+            f"{str(config)!r} defines no reader: let it say, say, reader = fastpipe.read_avro('data/*.avro',"
+            " batch_size=1024)"
+        )
+    if "reader" in found:
+        found["default"] = found.pop("reader")
+    elif len(found) == 1:
+        found = {"default": next(iter(found.values()))}
+    return found
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from fastpipe._arrow.schema import require_pyarrow
+
+    require_pyarrow()
+    from fastpipe.service._logs import JsonLines
+    from fastpipe.service._server import Server
+
+    logs = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.setFormatter(JsonLines() if arguments.log_format == "json" else text)
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, handlers=[logs])
+    options: dict[str, Any] = {}
+    if arguments.token_file is not None:
+        options["token"] = _token(arguments.token_file)
+    if arguments.tls is not None:
+        options["tls"] = tuple(arguments.tls)
+    try:
+        server = Server(
+            _readers(arguments.config),
+            host=arguments.host,
+            port=arguments.port,
+            client_ca=arguments.client_ca,
+            max_passes=arguments.max_passes,
+            keep=arguments.keep,
+            memory_limit=arguments.memory_limit,
+            max_requests=arguments.max_requests,
+            metrics_port=arguments.metrics_port,
+            metrics_host=arguments.metrics_host,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        if isinstance(error, FastpipeError):
+            raise
+        print(f"fastpipe: {error}", file=sys.stderr)
+        return 2
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Once is enough: another one would interrupt the ending.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    try:
+        signal.signal(signal.SIGTERM, stop)
+        metrics = "" if server.metrics_url is None else f", metrics at {server.metrics_url}"
+        print(f"serving {', '.join(sorted(server.names))} at {server.url}{metrics}", flush=True)
+        server.wait()
+    except KeyboardInterrupt:
+        if not server.stop():
+            # Whoever doesn't take what was sent would keep the process.
+            sys.stdout.flush()
+            os._exit(0)
+    return 0
+
+
+def _health(arguments: argparse.Namespace) -> int:
+    from fastpipe._arrow.schema import require_pyarrow
+
+    require_pyarrow()
+    from fastpipe.service._connection import Connection
+    from fastpipe.service._directory import checked_url
+    from fastpipe.service._settings import Options
+
+    try:
+        checked_url(arguments.url)
+    except ValueError as error:
+        print(f"fastpipe health: {error}", file=sys.stderr)
+        return 2
+    shown = arguments.certificate
+    options = Options(
+        token=_token(arguments.token_file),
+        ca=None if arguments.ca is None else arguments.ca.read_bytes(),
+        certificate=None if shown is None else (shown[0].read_bytes(), shown[1].read_bytes()),
+        timeout=arguments.timeout,
+    )
+    connection = Connection(arguments.url, options)
+    try:
+        told = connection.ask("health", {}, arguments.timeout)
+    finally:
+        connection.close()
+    if told != [b'{"serving": true}']:
+        raise ServiceError(f"{arguments.url} is no server of fastpipe that takes requests")
+    print(f"{arguments.url} takes requests")
+    return 0

@@ -1,0 +1,182 @@
+"""`fastpipe inspect --shuffle`: reports how well an order shuffles, and compares larger and smaller buffers."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from fastpipe import AvroFile
+from fastpipe._reader.ordering import Ordering
+from fastpipe._text import size_text, table
+from fastpipe.cli._formats import avro_only
+from fastpipe.errors import FastpipeError
+from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport
+from fastpipe.statistics._shuffle_text import number, score, share
+
+_KINDS = ("window", "block", "buffer")
+_BATCH_SIZE = 1024
+_BATCHES = 200
+_LARGEST_BUFFER = 2**31
+_SAMPLED_FILES = 8
+# To sample a block, a whole file is searched for blocks again. For this many blocks that takes a second or two.
+_FEW_BLOCKS = 1_000_000
+_PATIENCE = 1.0
+
+
+def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
+    """Adds the options to the command `inspect`."""
+    options = inspect.add_argument_group("how well a shuffled order would mix the rows, instead")
+    options.add_argument(
+        "--shuffle", nargs="?", const="window", choices=_KINDS, metavar="KIND", help=f"{', '.join(_KINDS)} (window)"
+    )
+    options.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows of a window, pool or buffer")
+    options.add_argument("--batch-size", type=positive, metavar="B", help=f"rows of a batch ({_BATCH_SIZE})")
+
+
+def completed(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with the default kind after a bare `--shuffle`: argparse would take the next file for the kind."""
+    done = list(arguments)
+    if done[:1] == ["inspect"] and "--shuffle" in done and "--" not in done[: done.index("--shuffle")]:
+        at = done.index("--shuffle")
+        if done[at + 1 : at + 2] not in ([kind] for kind in _KINDS):
+            done[at] = "--shuffle=window"
+    return done
+
+
+def given(arguments: argparse.Namespace) -> bool:
+    """Whether an option was given that requires `--shuffle`."""
+    return arguments.shuffle_buffer is not None or arguments.batch_size is not None
+
+
+def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None], width: int) -> int:
+    """Prints the report, and a table that compares the buffer with a quarter and four times its size.
+
+    Args:
+        arguments: Arguments of the command line.
+        complain: A function that reports an error.
+        width: Columns of the terminal.
+
+    Returns:
+        The exit code: 0, or 2 for wrong usage.
+
+    Raises:
+        FastpipeError: if a file cannot be read.
+    """
+    if arguments.shuffle is None:
+        print("fastpipe inspect: --shuffle-buffer and --batch-size go with --shuffle", file=sys.stderr)
+        return 2
+    size = arguments.batch_size or _BATCH_SIZE
+    try:
+        first = Ordering.checked(
+            batch_size=size, shuffle=arguments.shuffle, shuffle_buffer=arguments.shuffle_buffer, seed=0
+        )
+    except ValueError as error:
+        complain(error)
+        return 2
+    files = avro_only(
+        arguments.files,
+        "fastpipe inspect --shuffle",
+        "Look at batches of a shuffled reader instead: reader.batch_at(step)",
+    )
+    index = Index(files)
+    with _Progress() as progress:
+        report = index.report(first, 0, _BATCHES, progress.show)
+        reports = {report.shuffle_buffer or 0: report}
+        for buffer in _others(report):
+            other = index.report(dataclasses.replace(first, shuffle_buffer=buffer), 0, _BATCHES, progress.show)
+            reports.setdefault(other.shuffle_buffer or 0, other)
+        ratio = _ratio(index, report)
+    compared = [reports[buffer] for buffer in sorted(reports)]
+    if arguments.json:
+        print(json.dumps([_as_json(r, ratio) for r in compared], indent=2))
+        return 0
+    print(report)
+    if report.num_rows:
+        print(f"\n{_comparison(compared, ratio, width)}")
+    return 0
+
+
+def _others(report: ShuffleReport) -> list[int]:
+    """Buffers to compare with: a quarter and four times the size, or only smaller ones if it holds all rows already."""
+    own, rows = report.shuffle_buffer or 0, report.num_rows
+    if own >= rows:
+        return [rows // 16, rows // 4] if rows >= 16 else []
+    return [max(own // 4, 1), min(own * 4, rows, _LARGEST_BUFFER)]
+
+
+def _ratio(index: Index, report: ShuffleReport) -> float | None:
+    """Uncompressed bytes per stored byte, from a block of some files. None if it takes long or fails."""
+    if not report.num_rows or report.num_blocks > _FEW_BLOCKS:
+        return None
+    step = -(-len(index.files) // _SAMPLED_FILES)
+    try:
+        samples = [AvroFile(path).sample_uncompressed(1) for path in index.files[::step]]
+    except FastpipeError:  # The order doesn't depend on the data.
+        return None
+    stored = sum(sample[0] for sample in samples)
+    return sum(sample[1] for sample in samples) / stored if stored else None
+
+
+def _comparison(reports: list[ShuffleReport], ratio: float | None, width: int) -> str:
+    header = ["shuffle_buffer", "memory", "blocks in a batch", "of perfect", "pairs: score", "moved: score"]
+    rows = []
+    for r in reports:
+        cells = [number(r.blocks.found), share(r.blocks.found / r.blocks.perfect)]
+        scores = [score(r.same_block_pairs), score(r.displacement)]
+        rows.append([f"{r.shuffle_buffer:_}", size_text(_memory(r, ratio)), *cells, *scores])
+    what = "as stored, which may be compressed" if ratio is None else "uncompressed (sampled)"
+    return f"{table(header, rows, width, right=range(6))}\nmemory: bytes of the rows in the buffer, {what}"
+
+
+def _memory(r: ShuffleReport, ratio: float | None) -> float:
+    rows = min(r.shuffle_buffer or 0, r.num_rows)
+    return rows * r.bytes_per_row * (1.0 if ratio is None else ratio) if rows else 0.0
+
+
+def _as_json(r: ShuffleReport, ratio: float | None) -> dict[str, Any]:
+    fields = {field.name: getattr(r, field.name) for field in dataclasses.fields(r)}
+    return {
+        **{name: _plain(value) for name, value in fields.items()},
+        "memory": _memory(r, ratio),
+        "memory_is_uncompressed": ratio is not None,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON: measures with their scores, and null for nan."""
+    if isinstance(value, Measure):
+        return {name: _plain(getattr(value, name)) for name in ("found", "perfect", "unshuffled", "score")}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+class _Progress:
+    """A line on the terminal after a second. Nothing is printed if standard error isn't a terminal."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._shown = False
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
+
+    def show(self, done: int, total: int) -> None:
+        """Prints how many batches were sampled."""
+        if self._terminal and time.monotonic() - self._start > _PATIENCE:
+            self._shown = True
+            print(f"\rbatches looked at: {done:,} of {total:,} ", end="", file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

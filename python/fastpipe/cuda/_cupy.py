@@ -1,0 +1,120 @@
+"""A GPU by way of CuPy: page-locked memory, a stream of its own to copy on, and `cupy.ndarray`s."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import cupy
+import numpy as np
+
+from fastpipe import batch as forms
+from fastpipe._interop.gpu_cupy import gpu, page_locked
+from fastpipe._interop.staging import Completion
+from fastpipe.batch._packing import PackedBatch
+
+__all__ = ["CupyEngine"]
+
+
+class CupyEngine:
+    """Copies batches to one GPU, in the reader's own forms, which hold `cupy.ndarray`s then.
+
+    CuPy has no `record_stream`. So the memory of batches is the consumer's stream's, the one that is current when a
+    pass begins, and the copying stream waits until that is done with whatever the memory was used for before.
+
+    Args:
+        device: `"cuda:<index>"`, or `"cuda"` for CuPy's current one.
+
+    Raises:
+        DeviceError: if there is no such GPU.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = cupy.cuda.Device(gpu(device))
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._consumer = cupy.cuda.get_current_stream()
+        # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
+        self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self._device.id)
+
+    def __str__(self) -> str:
+        return f"cuda:{self._device.id}"
+
+    def begin(self) -> None:
+        """Called by the consumer's thread before a pass."""
+        with self._device:
+            self._consumer = cupy.cuda.get_current_stream()
+
+    def copy(self, host: Any) -> tuple[Any, Completion]:
+        """Begins to copy a batch: in a few pieces to one stretch of memory, over which its arrays are."""
+        with self._device:
+            try:
+                return self._copy(host)
+            except BaseException:
+                # What was begun must not outlast the batch.
+                self._stream.synchronize()
+                raise
+
+    def arrive(self, device: Any, completion: Any) -> Any:
+        """Lets the consumer's stream, the current one of his thread, wait for a batch."""
+        with self._device:
+            cupy.cuda.get_current_stream().wait_event(completion.event)
+        return device
+
+    def _copy(self, host: Mapping[str, Any]) -> tuple[dict[str, Any], _Completion]:
+        packed = PackedBatch(host, self.allocate)
+        with self._consumer:
+            memory = cupy.cuda.alloc(packed.nbytes)
+        unused = cupy.cuda.Event(disable_timing=True)
+        unused.record(self._consumer)
+        self._stream.wait_event(unused)
+        for piece, start in packed.pieces:
+            at = ctypes.c_void_p(piece.ctypes.data)
+            (memory + start).copy_from_host_async(at, piece.nbytes, self._stream)
+        # Who waits for it sleeps: the processors are wanted for decoding.
+        event = cupy.cuda.Event(block=True, disable_timing=True)
+        event.record(self._stream)
+
+        def on_device(array: np.ndarray) -> Any:
+            # Nothing is where an empty array is.
+            return cupy.ndarray(array.shape, array.dtype, memptr=memory + (packed.place(array) or 0))
+
+        batch = {name: _form(node, on_device) for name, node in host.items()}
+        return batch, _Completion(event, packed)
+
+
+class _Completion:
+    """An event behind the copies of a batch."""
+
+    def __init__(self, event: Any, kept: Any) -> None:
+        self.event = event
+        # Host memory that must stay as it is until then.
+        self._kept = kept
+
+    def done(self) -> bool:
+        done: bool = self.event.done
+        return done
+
+    def wait(self) -> None:
+        self.event.synchronize()
+        self._kept = None
+
+
+def _form(node: Any, on_device: Callable[[np.ndarray], Any]) -> Any:
+    """The same form of arrays on the device; `dense_shape` stays where it is."""
+    match node:
+        case np.ndarray():
+            return on_device(node)
+        case forms.Strings():
+            return forms.Strings(on_device(node.values), on_device(node.offsets), node.shape, node.binary)
+        case forms.Ragged():
+            return forms.Ragged(_form(node.values, on_device), on_device(node.offsets))
+        case forms.Masked():
+            return forms.Masked(_form(node.values, on_device), on_device(node.valid))
+        case forms.Sparse():
+            return forms.Sparse(on_device(node.indices), _form(node.values, on_device), node.dense_shape)
+        case _:
+            values = _form(node.values, on_device)
+            return forms.SparseCSR(on_device(node.offsets), on_device(node.indices), values, node.dense_shape)

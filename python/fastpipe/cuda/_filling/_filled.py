@@ -1,0 +1,135 @@
+"""A device that was filled, and index sets of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe._reader.draws import uniform
+from fastpipe._reader.ordering import within
+from fastpipe.cuda._filling._devices import Device
+
+__all__ = ["Filled"]
+
+
+class Filled:
+    """The rows of one device.
+
+    Index sets (`folds`, `split`, `bootstrap`) are arrays of int64 on the device: no row moves. They are a pure function
+    of the number of rows and the seed, whatever device it is.
+
+    Attributes:
+        device: its name.
+        values: `[rows, columns]`, on the device: `torch.Tensor`, `cupy.ndarray` or, for `"cpu"`, `numpy.ndarray`. Each
+            has `__dlpack__`.
+        columns: the names of the columns.
+    """
+
+    def __init__(
+        self, device: Device, values: Any, columns: list[str], numbers: Callable[[], npt.NDArray[np.int64]]
+    ) -> None:
+        self.device = device.name
+        self.values = values
+        self.columns = columns
+        self._device = device
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return int(self.values.shape[0])
+
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """int64 `[rows]`, ascending, in host memory: the numbers of the rows, counted over all units or files.
+
+        They are computed each time: 8 bytes a row.
+        """
+        return self._numbers()
+
+    def folds(self, k: SupportsIndex, seed: SupportsIndex = 0) -> Iterator[tuple[Any, Any]]:
+        """Divides rows for cross-validation.
+
+        Args:
+            k: how many folds, at least 2.
+            seed: 0 to 2^64 - 1.
+
+        Yields:
+            For each fold the rows to train with, and the rows of the fold to test with: index arrays, ascending. Each
+            row is in one fold; sizes differ by one at most.
+
+        Raises:
+            ValueError: if there are fewer rows than folds, or an argument is out of range.
+        """
+        count = within("k", k, 2, max(len(self), 2))
+        if count > len(self):
+            raise ValueError(f"{len(self)} rows can't be divided into {count} folds")
+        key = within("seed", seed, 0, 2**64 - 1)
+        return self._folds(count, key)
+
+    def _folds(self, count: int, seed: int) -> Iterator[tuple[Any, Any]]:
+        bounds = [len(self) * number // count for number in range(count + 1)]
+        for start, end in pairwise(bounds):
+            yield self._divided(start, end, seed)
+
+    def split(self, fraction: float, seed: SupportsIndex = 0) -> tuple[Any, Any]:
+        """Divides rows at random.
+
+        Args:
+            fraction: of the rows in the first part, between 0 and 1; rounded to whole rows, so that neither part is
+                empty.
+            seed: 0 to 2^64 - 1.
+
+        Returns:
+            Index arrays of both parts, ascending.
+
+        Raises:
+            ValueError: if there are fewer than two rows, or an argument is out of range.
+        """
+        if not 0 < fraction < 1:
+            raise ValueError(f"fraction is between 0 and 1, not {fraction}")
+        if len(self) < 2:
+            raise ValueError("one row can't be divided")
+        size = min(max(round(len(self) * fraction), 1), len(self) - 1)
+        rest, part = self._divided(0, size, within("seed", seed, 0, 2**64 - 1))
+        return part, rest
+
+    def bootstrap(self, rows: SupportsIndex | None = None, seed: SupportsIndex = 0) -> Any:
+        """Draws rows with replacement.
+
+        Args:
+            rows: how many; None for as many as there are.
+            seed: 0 to 2^64 - 1.
+
+        Returns:
+            An index array, ascending.
+
+        Raises:
+            ValueError: if an argument is out of range.
+        """
+        count = len(self) if rows is None else within("rows", rows, 1, 2**40)
+        drawn = uniform(within("seed", seed, 0, 2**64 - 1), _BOOTSTRAP, count)
+        numbers = (drawn * len(self)).astype(np.int64)
+        # So that rows are read from memory as they stand.
+        numbers.sort()
+        return self._device.indices(np.minimum(numbers, len(self) - 1))
+
+    def _divided(self, start: int, end: int, seed: int) -> tuple[Any, Any]:
+        """All rows but those that stand in some places of a random order, and those."""
+        drawing = _fastpipe.Drawing(len(self), end - start, skipped=start, seed=seed, epoch=_DIVIDED)
+        inside = drawing.within(0, len(self))[0]
+        outside = np.ones(len(self), bool)
+        outside[inside] = False
+        return self._device.indices(np.flatnonzero(outside).astype(np.int64)), self._device.indices(inside)
+
+    def __repr__(self) -> str:
+        return f"<fastpipe.cuda.Filled {self.device}: {len(self)} rows of {len(self.columns)} columns>"
+
+
+# Streams and epochs of draws of one seed are small numbers; these are none of them.
+_BOOTSTRAP = 1 << 42
+_DIVIDED = 1 << 42

@@ -1,0 +1,164 @@
+"""Rows on their way to devices: two buffers each, of which one is filled while the other is copied."""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe.cuda._filling._devices import Device, Layout, Piece
+
+__all__ = ["Lane"]
+
+# Seconds. A wait without an end would keep Ctrl-C waiting on Windows.
+_PATIENCE = 0.1
+
+BUFFERS = 2
+
+
+class Lane:
+    """What takes the rows of one device, in their order, to their places there.
+
+    A thread of its own copies. Whoever puts rows waits where both buffers are on their way.
+
+    Args:
+        device: which holds memory for all rows.
+        rows: in all.
+        columns: how many.
+        dtype: of the array.
+        order: of the array.
+        buffer_rows: rows of one buffer.
+    """
+
+    def __init__(
+        self, device: Device, rows: int, columns: int, dtype: np.dtype[Any], order: Layout, buffer_rows: int
+    ) -> None:
+        self.device = device
+        self._shape, self._dtype, self._order = (rows, columns), dtype, order
+        self._buffer_rows = min(buffer_rows, rows)
+        self._buffers = [self._buffer() for _ in range(BUFFERS)]
+        self._current: int | None = None
+        # Rows in the current buffer, and rows that were sent.
+        self._inside = self._sent = 0
+        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self.waited = self.copying = 0.0
+
+    def _buffer(self) -> npt.NDArray[Any]:
+        """`[rows, columns]`, or `[columns, rows]` if columns lie one behind the other on the device."""
+        shape = (self._buffer_rows, self._shape[1])
+        if self._order == "F":
+            shape = shape[::-1]
+        nbytes = math.prod(shape) * self._dtype.itemsize
+        return self.device.allocate(nbytes)[:nbytes].view(self._dtype).reshape(shape)
+
+    def begin(self) -> None:
+        """Starts anew, with the first row."""
+        self._current, self._inside, self._sent, self._error = None, 0, 0, None
+        self.waited = self.copying = 0.0
+        self._free, self._jobs = queue.SimpleQueue(), queue.SimpleQueue()
+        for number in range(BUFFERS):
+            self._free.put(number)
+        self._thread = threading.Thread(target=self._run, name=f"fastpipe-fill-{self.device.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, columns: Sequence[npt.NDArray[Any]], which: npt.NDArray[np.intp] | None) -> None:
+        """Puts rows behind those before: all of these, or those whose places are told."""
+        count = len(columns[0]) if which is None else len(which)
+        at = 0
+        while at < count:
+            buffer = self._buffers[self._ready()]
+            size = min(count - at, self._buffer_rows - self._inside)
+            places = slice(self._inside, self._inside + size)
+            taken = slice(at, at + size) if which is None else which[at : at + size]
+            for number, column in enumerate(columns):
+                if self._order == "F":
+                    buffer[number, places] = column[taken]
+                else:
+                    buffer[places, number] = column[taken]
+            at += size
+            self._inside += size
+            if self._inside == self._buffer_rows:
+                self._send()
+
+    def end(self) -> None:
+        """Sends what is left, and waits for all of it to arrive.
+
+        Raises:
+            RuntimeError: if rows are missing.
+            BaseException: what the device raised.
+        """
+        if self._inside:
+            self._send()
+        self._stop()
+        if self._error is not None:
+            raise self._error
+        if self._sent != self._shape[0]:
+            raise RuntimeError(f"{self._sent} of {self._shape[0]} rows were put into {self.device.name}")
+
+    def close(self) -> None:
+        """Ends it wherever it is."""
+        if self._thread is not None:
+            self._error = self._error or RuntimeError("filling was given up")
+            self._stop()
+
+    def _stop(self) -> None:
+        thread = self._thread
+        if thread is None:
+            return
+        self._jobs.put(None)
+        started = time.perf_counter()
+        while thread.is_alive():
+            thread.join(_PATIENCE)
+        self.waited += time.perf_counter() - started
+        self._thread = None
+
+    def _ready(self) -> int:
+        """The buffer that is being filled."""
+        if self._current is None:
+            started = time.perf_counter()
+            while self._current is None:
+                if self._error is not None:
+                    raise self._error
+                try:
+                    self._current = self._free.get(timeout=_PATIENCE)
+                except queue.Empty:
+                    continue
+            self.waited += time.perf_counter() - started
+        return self._current
+
+    def _send(self) -> None:
+        assert self._current is not None
+        self._jobs.put((self._current, self._sent, self._inside))
+        self._sent += self._inside
+        self._current, self._inside = None, 0
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            number, first, count = job
+            # Whoever gave up wants nothing more to be copied.
+            if self._error is None:
+                started = time.perf_counter()
+                try:
+                    self.device.copy(self._pieces(self._buffers[number], first, count))
+                except BaseException as error:
+                    self._error = error
+                self.copying += time.perf_counter() - started
+            self._free.put(number)
+
+    def _pieces(self, buffer: npt.NDArray[Any], first: int, count: int) -> list[Piece]:
+        rows, columns = self._shape
+        size = self._dtype.itemsize
+        if self._order == "C":
+            return [Piece(buffer[:count].reshape(-1).view(np.uint8), first * columns * size)]
+        return [
+            Piece(buffer[number, :count].view(np.uint8), (number * rows + first) * size) for number in range(columns)
+        ]

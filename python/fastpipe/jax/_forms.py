@@ -1,0 +1,197 @@
+"""What batches become in JAX: arrays, and pytrees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.sparse import BCOO, BCSR
+
+from fastpipe import batch as forms
+from fastpipe._interop.memory import aligned
+from fastpipe.batch._times import counted
+from fastpipe.errors import UnsupportedError, ValueRangeError
+
+__all__ = ["Masked", "Ragged", "Strings", "leaves", "narrow", "pytree"]
+
+# Of sparse arrays, by class and shape. Those whose shape differs from batch to batch mustn't fill the memory.
+_structures: dict[tuple[Any, tuple[int, ...]], Any] = {}
+_MOST_STRUCTURES = 1024
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=[])
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`. A pytree.
+
+    Attributes:
+        values: the items of all rows, one after the other: an array `[items, ...]`, or another form. With `pad_ragged`
+            padding follows.
+        offsets: int64 `[rows + 1]`; int32 without 64-bit types.
+    """
+
+    values: Any
+    offsets: jax.Array
+
+    @property
+    def lengths(self) -> jax.Array:
+        """The number of items in each row, `[rows]`."""
+        return jnp.diff(self.offsets)
+
+    @property
+    def segment_ids(self) -> jax.Array:
+        """The row of each item, `[items]`, in rising order: what `jax.ops.segment_sum` takes. Can be used in a jit.
+
+        For padding it is the number of rows: with `num_segments` of as many, `segment_sum` leaves padding out.
+        """
+        rows = jnp.arange(_rows(self) + 1, dtype=self.offsets.dtype)
+        items = _rows(self.values)
+        lengths = jnp.append(self.lengths, items - self.offsets[-1])
+        return jnp.repeat(rows, lengths, total_repeat_length=items)
+
+    @property
+    def mask(self) -> jax.Array:
+        """True for items, False for padding, bool `[items]`. Can be used in a jit."""
+        return jnp.arange(_rows(self.values)) < self.offsets[-1]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=["shape", "binary"])
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """Strings or byte strings in one buffer. A pytree.
+
+    Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
+
+    Attributes:
+        values: uint8 `[bytes]`: the bytes of all entries; UTF-8 unless `binary`.
+        offsets: int64 `[prod(shape) + 1]`; int32 without 64-bit types.
+        shape: the shape that the entries make; the first dimension is the rows. Static in a jit.
+        binary: False for strings, True for bytes. Static in a jit.
+    """
+
+    values: jax.Array
+    offsets: jax.Array
+    shape: tuple[int, ...]
+    binary: bool
+
+    @property
+    def lengths(self) -> jax.Array:
+        """The number of bytes of each entry, with `shape`."""
+        return jnp.diff(self.offsets).reshape(self.shape)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values", "valid"], meta_fields=[])
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """Rows of which some are null. A pytree.
+
+    Attributes:
+        values: an array or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
+        valid: bool, True where a value is present; its shape is a prefix of that of `values`.
+    """
+
+    values: Any
+    valid: jax.Array
+
+
+def leaves(node: Any, name: str) -> list[np.ndarray]:
+    """The arrays of a form of the reader's, in the order in which `pytree` takes them.
+
+    Args:
+        node: an array or a form.
+        name: of the feature, for errors.
+
+    Raises:
+        UnsupportedError: if JAX has no array for it.
+    """
+    if isinstance(node, np.ndarray):
+        return [counted(node)]
+    if not isinstance(node, (forms.Sparse, forms.SparseCSR)):
+        return [array for part in node for array in leaves(part, name)]
+    if not isinstance(node.values, np.ndarray):
+        raise UnsupportedError(
+            f"feature {name!r}: JAX's sparse arrays hold numbers, not {type(node.values).__name__}: leave it out"
+            ' with columns=, or give its nulls a value with nulls="fill"',
+            feature=name,
+        )
+    if isinstance(node, forms.SparseCSR):
+        return [node.values, node.indices, node.offsets]
+    return [node.values, node.indices]
+
+
+def pytree(node: Any, arrays: Iterator[jax.Array]) -> Any:
+    """What a form of the reader's becomes in JAX, of the JAX arrays of its `leaves`."""
+    if isinstance(node, np.ndarray):
+        return next(arrays)
+    match node:
+        case forms.Strings():
+            return Strings(next(arrays), next(arrays), shape=node.shape, binary=node.binary)
+        case forms.Ragged():
+            return Ragged(pytree(node.values, arrays), next(arrays))
+        case forms.Masked():
+            return Masked(pytree(node.values, arrays), next(arrays))
+        case forms.Sparse():
+            return _sparse(BCOO, (next(arrays), next(arrays)), node.dense_shape)
+        case forms.SparseCSR():
+            return _sparse(BCSR, (next(arrays), next(arrays), next(arrays)), node.dense_shape)
+    raise TypeError(f"readers yield no {type(node).__name__}")
+
+
+def _sparse(kind: Any, parts: tuple[jax.Array, ...], dense_shape: np.ndarray) -> Any:
+    # To make one takes JAX 20 times as long as to make another one of the same shape out of its parts.
+    shape = tuple(dense_shape.tolist())
+    structure = _structures.get((kind, shape))
+    if structure is not None:
+        return structure.unflatten(parts)
+    made = kind(parts, shape=shape)
+    if len(_structures) < _MOST_STRUCTURES:
+        _structures[kind, shape] = jax.tree.structure(made)
+    return made
+
+
+def narrow(array: np.ndarray, name: str) -> np.ndarray:
+    """An array of a 64-bit type in 32 bits, aligned so that JAX takes it without another copy.
+
+    Args:
+        array: of int64, uint64 or float64.
+        name: of the feature, for errors.
+
+    Raises:
+        ValueRangeError: if a value doesn't fit.
+    """
+    dtype = np.dtype(f"{array.dtype.kind}4")
+    narrowed = aligned(array.shape, dtype)
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            np.copyto(narrowed, array, casting="same_kind")
+        infinite = np.isinf(narrowed)
+        unfit = array[infinite & np.isfinite(array)] if infinite.any() else array[:0]
+    else:
+        limits = np.iinfo(dtype)
+        fits = array.size == 0 or (array.min() >= limits.min and array.max() <= limits.max)
+        unfit = array[:0] if fits else array[(array < limits.min) | (array > limits.max)]
+        np.copyto(narrowed, array, casting="same_kind")
+    if unfit.size:
+        raise ValueRangeError(
+            f"feature {name!r}: {unfit.flat[0]} doesn't fit {dtype}, and without jax_enable_x64 JAX has no"
+            f" {array.dtype}: set jax.config.update('jax_enable_x64', True), or leave the feature out with columns=",
+            feature=name,
+        )
+    return narrowed
+
+
+def _rows(node: Any) -> int:
+    match node:
+        case Strings():
+            return node.shape[0]
+        case Ragged():
+            return node.offsets.shape[0] - 1
+        case Masked():
+            return _rows(node.values)
+    rows: int = node.shape[0]
+    return rows

@@ -1,0 +1,20 @@
+"""Avro container files: reading, writing, looking at, inferring features."""
+
+from __future__ import annotations
+
+from fastpipe.sources.avro._data import Location
+from fastpipe.sources.avro._file import AvroFile
+from fastpipe.sources.avro._messages import MessageDecoder, decode_messages
+from fastpipe.sources.avro._reading import infer_features, read_avro
+from fastpipe.sources.avro._writing import WrittenFile, write_avro
+
+__all__ = [
+    "AvroFile",
+    "Location",
+    "MessageDecoder",
+    "WrittenFile",
+    "decode_messages",
+    "infer_features",
+    "read_avro",
+    "write_avro",
+]

@@ -1,0 +1,104 @@
+"""Records as they are encoded, and Arrow data of them that keep their types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack
+
+from fastpipe import _fastpipe
+from fastpipe._arrow.stream import Capsules
+from fastpipe._reader.options import Options, Settings
+from fastpipe._reader.partitions import Partitions
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.reader_passes import arrow_streams
+from fastpipe.errors import SchemaError, UnsupportedError
+from fastpipe.sources.avro._data import AvroData
+from fastpipe.sources.avro._file import AvroFile
+from fastpipe.sources.avro._reading import read_avro
+from fastpipe.specs import DenseSpec, Features, Spec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["avro_tables", "encoded_records"]
+
+# Rows of a batch: enough that its cost doesn't matter, and few, since a record may be large.
+_BATCH_SIZE = 256
+
+
+@dataclass(frozen=True, repr=False)
+class _EncodedSpec(DenseSpec):
+    """The bytes that a field is encoded as, or the whole record for the feature with an empty name."""
+
+    def _lower(self) -> Any:
+        return ("encoded", *super()._lower()[1:])
+
+
+def encoded_records(files: Sequence[str], names: Sequence[str] = ("",), **options: Unpack[Options]) -> Reader:
+    """A reader of the bytes of records, in a feature with an empty name, or of some of their fields.
+
+    Args:
+        files: their paths. Their schemas are the same.
+        names: of the fields, in whose order they are encoded one after another; by default the whole record.
+        **options: see `fastpipe.Options`.
+    """
+    features = Features({name: _EncodedSpec((), "bytes") for name in names})
+    return Settings(read_avro, _BATCH_SIZE, options).reader(AvroData(files, features))
+
+
+def avro_tables(
+    files: Sequence[str], columns: Sequence[str] | None, *, batch_size: int, **options: Unpack[Options]
+) -> tuple[pa.Schema, Reader, Iterator[pa.RecordBatch]]:
+    """The rows of files as Arrow data that keep their types.
+
+    Args:
+        files: their paths.
+        columns: fields of the record, or of records within it as `a.b`, or columns of folders; None for all.
+        batch_size: rows of a record batch.
+        **options: see `fastpipe.Options`.
+
+    Returns:
+        The schema, a reader, and its record batches.
+
+    Raises:
+        UnsupportedError: if the type of a column has no counterpart; for records without fields.
+        SchemaError: if a column isn't there, or is of another type in another file.
+    """
+    import pyarrow as pa
+
+    first = AvroFile(files[0])
+    fields = first.schema.get("fields") if isinstance(first.schema, dict) else None
+    own = ["value"] if fields is None else [field["name"] for field in fields]
+    folders = Partitions(files, own, columns).integers
+    wanted = None if columns is None else [name for name in columns if name not in folders]
+    chosen = _fastpipe.AvroColumns(first.path, first.schema_json, wanted)
+    for path in files[1:]:
+        text = AvroFile(path).schema_json
+        if text == first.schema_json:
+            continue
+        if not _fastpipe.AvroColumns(path, text, chosen.names()).decode_as(chosen):
+            reason = f"its columns are of other types than those of {files[0]}: convert each file, or give --columns"
+            raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
+    features: dict[str, Spec] = {name: _EncodedSpec((), "bytes", nulls="mask") for name in chosen.names()}
+    for name, whole in folders.items():
+        features[name] = DenseSpec((), "int64" if whole else "string", nulls="mask")
+    if not features:
+        reason = "its records have no fields, which make no columns: convert it to Avro"
+        raise UnsupportedError(f"{reason} (file {files[0]})", path=files[0], reason=reason)
+    data = AvroData(files, Features(features), hive=bool(folders))
+    reader = Settings(read_avro, batch_size, options).reader(data)
+    kinds = [pa.field(name, pa.int64() if whole else pa.string()) for name, whole in folders.items()]
+    schema = pa.schema([*pa.schema(chosen), *kinds])
+    return schema, reader, _decoded(reader, chosen, schema)
+
+
+def _decoded(reader: Reader, chosen: _fastpipe.AvroColumns, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    for batch in arrow_streams(reader).batches():
+        encoded = pa.record_batch(batch)
+        columns = pa.record_batch(Capsules(chosen.decode(encoded))).columns
+        folders = zip(encoded.columns[len(columns) :], schema.types[len(columns) :], strict=True)
+        columns += [column.cast(kind) for column, kind in folders]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,189 @@
+"""Reading Avro container files, and inferring what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import SupportsIndex, Unpack
+
+from fastpipe._arguments import names
+from fastpipe._arrow.column_features import asked_for
+from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.partitions import Partitioning, checked_partitioning
+from fastpipe._reader.reader import Reader
+from fastpipe.sources.avro._data import AvroData
+from fastpipe.sources.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
+from fastpipe.sources.files._contents import Source, opened
+from fastpipe.sources.files._index_cache import IndexCache
+from fastpipe.specs import Features, Spec
+
+__all__ = ["infer_features", "read_avro"]
+
+
+@takes_options()
+def read_avro(
+    source: Source,
+    *,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: SupportsIndex,
+    index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads Avro files as batches of NumPy arrays.
+
+    Headers of files and of blocks are read at once, data as it is asked for: a missing or truncated file, a feature
+    that a schema lacks and a spec that doesn't fit are errors here, damage inside of a block is one when it is read.
+
+    When rows are shuffled, `shuffle_buffer` is as many as 16 batches or 64 average blocks have, whichever is more,
+    unless it is given.
+
+    Args:
+        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
+            and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
+            visit each folder once. `{a,b}` stands for both, and `~` for the home directory. Files may have different
+            schemas, as long as each that has records has the features; the first of these decides which symbols enum
+            codes stand for. In directories and globs, files of zero bytes are passed over, with a warning to the logger
+            `fastpipe`. Or a contiguous buffer of the bytes of a file, or a binary file object, which is read from its
+            position to its end now; a list may mix all of these. `bytes` are read where they are, other buffers are
+            copied.
+        features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
+            a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
+            the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
+            instead, so that several features can read one field. Unions of several types are named as
+            `infer_features` has them.
+        columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
+            in it. With neither, all of it is read. Unrequested fields are skipped, not decoded.
+        batch_size: rows a batch.
+        index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
+            them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time
+            of modification, and rebuilt when these or the file's sync marker are others, or when it is damaged
+            (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
+            two seconds ago, whose next change could go unnoticed, nor of files up to 64 KiB, which are read whole with
+            their header anyway. None for no cache.
+        reader_schema: a schema to which those of all files are resolved, as the Avro 1.12 specification has it: JSON
+            text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Names are then the reader's; fields
+            that a file lacks take their default. "union" for the schema that has all that the files' have: fields that
+            some of them lack may be null, numbers are promoted. None takes files as they are: each must have the
+            features, but for those with a `fill` value, which stands for a field that a later file lacks. Columns that
+            the first file with rows lacks are left out then: one `ColumnsLeftOutWarning` names them and their files.
+        logical_types: whether dates, times, decimals, UUIDs and durations are read as such, or as what is stored.
+        unsupported: "warn" leaves out columns of types that aren't read, with one `ColumnsLeftOutWarning` that names
+            them and says what would read them; "error" raises `UnsupportedError` instead, "ignore" does neither. What
+            `columns` or `features` name is never left out.
+        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
+            else text; null for `__HIVE_DEFAULT_PARTITION__`. A field of that name in a file counts more. None doesn't.
+        **options: see `fastpipe.Options`.
+
+    Returns:
+        A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+
+    Raises:
+        MissingFileError: if a file isn't there, or a link leads nowhere.
+        MalformedFileError: if a header is damaged or a file cut short.
+        SchemaError: if a feature isn't in a schema or its spec doesn't fit, or only some files lie in folders of a
+            column.
+        UnsupportedError: for what isn't read: other codecs, URLs; a column that is named and can't be read.
+        StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
+            cache's directory can't be written.
+        LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred. From
+            `iter(reader)`, if `memory_limit` is below the least with which this can be read: it names that, and the
+            largest `shuffle_buffer` that would fit. Without `memory_limit`, if the order of a window, pool or buffer
+            takes more than half of the memory of this machine or container.
+        TypeError: if an argument is of the wrong type; the message names it.
+        ValueError: if arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> reader = fastpipe.read_avro(
+        ...     "data/*.avro", columns=["user.age", "label"], batch_size=1024, shuffle=True, seed=7
+        ... )
+        >>> for batch in reader:
+        ...     ages, labels = batch["user.age"], batch["label"]
+        >>> len(reader), labels.dtype, labels.shape
+        (6, dtype('float32'), (1024,))
+    """
+    settings = Settings(read_avro, batch_size, options)
+    wanted, chosen = asked_for(features, columns)
+    resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
+    tell_left_out({}, unsupported)
+    files = opened(source)
+    if wanted is not None:
+        return settings.reader(AvroData(files, wanted, index_cache, resolution=resolution, hive=hive))
+    data = AvroData.inferring(files, chosen, index_cache, resolution, hive=hive)
+    tell_left_out(data.left_out, unsupported)
+    tell_later(*data.later_columns)
+    return settings.reader(data)
+
+
+def infer_features(
+    source: Source,
+    columns: Sequence[str] | None = None,
+    *,
+    index_cache: IndexCache = None,
+    reader_schema: ReaderSchema = None,
+    logical_types: bool = True,
+    unsupported: Unsupported = "warn",
+    partitioning: Partitioning = "hive",
+) -> Features:
+    """Finds the features of Avro files; printed, they are Python code to paste.
+
+    Types and nulls follow from the first file's schema, or the reader's: nullable fields are masked, records of exactly
+    `indices0`, `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level.
+
+    Dates, times and timestamps are `datetime64` and `timedelta64` of their unit; decimals of up to 18 digits are int64
+    with their `scale`, those of more float64; durations are months, days and milliseconds, uint32 of shape (3,); UUIDs
+    are strings, or 16 bytes where the file has these. A union of numbers is int64, or float64 if one of them is a
+    float; integers beyond 2**53 are rounded then. Any other union `f` has the column `f`, the number of the value's
+    type in the union (`Reader.symbols` names them), and for each type a column `f:type`, null where the value is of
+    another one; records, enums and fixed go by their names.
+
+    Lengths of
+    arrays are not in a schema, so data are looked at (all of it up to 16 MiB, else 64 blocks spread over it): a
+    dimension whose arrays all have the same length, 16 arrays at least, is taken to be fixed, of the 31 innermost ones.
+    Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it. Damaged blocks are passed over,
+    with a warning to the logger `fastpipe`; where storage fails, so does this.
+
+    Args:
+        source: as in `read_avro`.
+        columns: only these, and what is nested in them; at least one.
+        index_cache: as in `read_avro`.
+        reader_schema: as in `read_avro`.
+        logical_types: as in `read_avro`.
+        unsupported: as in `read_avro`.
+        partitioning: as in `read_avro`.
+
+    Returns:
+        Specs by feature name, in the order of the schema; columns of folders behind them.
+
+    Raises:
+        UnsupportedError: if a column that is named, or any with `unsupported="error"`, is of a type that isn't read: a
+            record within another of its own (recursive) type, or types nested too deep; the message says how single
+            fields can be asked for in `features`.
+        LimitError: if the schema has more columns than are inferred, or nests deeper.
+        TypeError: if an argument is of the wrong type.
+        ValueError: if `columns` is empty.
+        FastpipeError: as in `read_avro`.
+
+    Example:
+        >>> import fastpipe
+        >>> fastpipe.infer_features("data/*.avro", ["user_embedding", "country"])
+        {
+            "user_embedding": fastpipe.DenseSpec((64,), "float32"),
+            "country": fastpipe.DenseSpec((), "string", nulls="mask"),
+        }
+    """
+    chosen = None if columns is None else names("columns", columns)
+    if chosen is not None and not chosen:
+        raise ValueError("columns is empty: name at least one")
+    resolution = Resolution.of(reader_schema, logical_types)
+    hive = checked_partitioning(partitioning)
+    tell_left_out({}, unsupported)
+    data = AvroData.inferring(opened(source), chosen, index_cache, resolution, hive=hive)
+    tell_left_out(data.left_out, unsupported)
+    tell_later(*data.later_columns)
+    return data.features

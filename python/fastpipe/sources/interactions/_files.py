@@ -1,0 +1,237 @@
+"""Columns of shards of interactions in Avro files and in Arrow's IPC files.
+
+A column is an array of ids or numbers, or a pair of uint32 values and the offsets (writing) or lengths (reading) of the
+rows that they make.
+
+Arrow's files have no checksums, and pyarrow believes the offsets in them unless it is told to validate. So a file is
+read into memory, since a mapped one that someone cuts short would end the process by SIGBUS, and validated in full
+before anything looks at its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fastpipe.errors import (
+    InteractionsError,
+    MalformedFileError,
+    MissingFileError,
+    OutOfMemoryError,
+    StorageError,
+    UnsupportedError,
+)
+from fastpipe.sources.avro import AvroFile, read_avro
+from fastpipe.specs import DenseSpec, Features, RaggedSpec
+
+__all__ = ["ArrowFiles", "AvroFiles", "put_arrow", "put_avro", "wrong"]
+
+_ROWS = 1 << 14
+
+
+def wrong(path: str, reason: str) -> InteractionsError:
+    """The error for a file whose content can't be."""
+    return InteractionsError(f"{reason} (file {path})", path=path, reason=reason)
+
+
+# --- Writing ---
+
+
+def put_avro(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Writes a file of a record for each entry of the columns: of ids or numbers, or of values and offsets."""
+    try:
+        import fastavro
+    except ImportError as error:
+        raise ImportError('Avro is written with fastavro: pip install fastavro, or take format="arrow"') from error
+    fields = [{"name": name, "type": _avro_type(column)} for name, column in columns.items()]
+    schema = fastavro.parse_schema({"type": "record", "name": "Shard", "namespace": "fastpipe", "fields": fields})
+    rows = zip(*map(_entries, columns.values()), strict=True)
+    records = (dict(zip(columns, row, strict=True)) for row in rows)
+    with open(path, "xb") as file:
+        fastavro.writer(file, schema, records, codec="null", metadata=metadata)
+
+
+def _avro_type(column: Any) -> Any:
+    if isinstance(column, tuple):
+        return {"type": "array", "items": "int"}
+    if column.dtype == object:
+        return "bytes" if isinstance(column[0], bytes) else "string"
+    if column.dtype == np.uint64:
+        raise UnsupportedError('Avro has no integers of 2^63 or more: take format="arrow", or strings for ids')
+    return "long"
+
+
+def _entries(column: Any) -> Iterator[Any]:
+    if not isinstance(column, tuple):
+        return iter(column.tolist())
+    values, offsets = column
+    return (values[start:stop].tolist() for start, stop in pairwise(offsets.tolist()))
+
+
+def put_arrow(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
+    """The same as an Arrow IPC file of one record batch."""
+    pa = _pyarrow()
+
+    def array(column: Any) -> Any:
+        if isinstance(column, tuple):
+            return pa.LargeListArray.from_arrays(pa.array(column[1]), pa.array(column[0]))
+        return pa.array(column)
+
+    table = pa.table({name: array(column) for name, column in columns.items()})
+    table = table.replace_schema_metadata(metadata)
+    with open(path, "xb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+# --- Reading ---
+
+
+class AvroFiles:
+    """Avro files with the same columns.
+
+    Args:
+        paths: of the files.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+        self.metadata: list[dict[str, bytes]] = [dict(AvroFile(path).metadata) for path in paths]
+
+    def columns(self, scalars: list[str], lists: list[str]) -> dict[str, Any]:
+        """Columns of all files: of ids or numbers as an array or list, of lists as uint32 values and lengths."""
+        inferred = read_avro(self._paths[:1], columns=scalars, batch_size=1).features
+        if any(not isinstance(inferred[name], DenseSpec) or inferred[name].shape for name in scalars):
+            raise wrong(self._paths[0], f"{' or '.join(scalars)} isn't one value a record")
+        features = Features({name: DenseSpec((), inferred[name].dtype) for name in scalars})
+        features.update({name: RaggedSpec((None,), "uint32") for name in lists})
+        batches = list(read_avro(self._paths, features=features, batch_size=_ROWS))
+        if not batches:
+            raise wrong(self._paths[0], "it is empty")
+        columns: dict[str, Any] = {}
+        for name in scalars:
+            text = features[name].dtype in ("string", "bytes")
+            pieces = [batch[name] for batch in batches]
+            columns[name] = [entry for piece in pieces for entry in piece.to_list()] if text else np.concatenate(pieces)
+        for name in lists:
+            pieces = [batch[name] for batch in batches]
+            columns[name] = (
+                np.concatenate([piece.values for piece in pieces]),
+                np.concatenate([piece.lengths for piece in pieces]),
+            )
+        return columns
+
+
+class ArrowFiles:
+    """The same of Arrow IPC files.
+
+    Raises:
+        MalformedFileError: if one isn't an Arrow file, or damaged.
+        MissingFileError: if one isn't there.
+        StorageError: if one can't be read.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+        self._tables = [_table(path) for path in paths]
+        self.metadata: list[dict[str, bytes]] = [
+            {key.decode(errors="replace"): value for key, value in (table.schema.metadata or {}).items()}
+            for table in self._tables
+        ]
+
+    def columns(self, scalars: list[str], lists: list[str]) -> dict[str, Any]:
+        """As of `AvroFiles`."""
+        for path, table in zip(self._paths, self._tables, strict=True):
+            _check_table(path, table, scalars, lists)
+        first = self._tables[0].schema
+        columns: dict[str, Any] = {}
+        for name in scalars:
+            for path, table in zip(self._paths, self._tables, strict=True):
+                if table.schema.field(name).type != first.field(name).type:
+                    raise wrong(path, f"its column {name} is of another type than in {self._paths[0]}")
+            chunks = [chunk for table in self._tables for chunk in table[name].chunks]
+            integers = _pyarrow().types.is_integer(first.field(name).type)
+            columns[name] = (
+                np.concatenate([chunk.to_numpy() for chunk in chunks])
+                if integers
+                else [value for chunk in chunks for value in chunk.to_pylist()]
+            )
+        for name in lists:
+            chunks = [chunk for table in self._tables for chunk in table[name].chunks]
+            values = [chunk.flatten().to_numpy() for chunk in chunks]
+            lengths = [np.diff(chunk.offsets.to_numpy()) for chunk in chunks]
+            columns[name] = np.concatenate(values), np.concatenate(lengths)
+        return columns
+
+
+def _table(path: str) -> Any:
+    """All of an Arrow file, every value of which can be looked at."""
+    pa = _pyarrow()
+    data = _read(path)
+    try:
+        table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
+        table.validate(full=True)
+        table.schema.names  # noqa: B018 - Raises, if one isn't UTF-8.
+    except MemoryError as error:
+        raise OutOfMemoryError(f"there is no memory for an Arrow file: {error} (file {path})", path=path) from None
+    except Exception as error:  # Besides its own classes pyarrow raises OSError, KeyError, UnicodeDecodeError, ...
+        reason = f"it is no Arrow file, or damaged: {error}"
+        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason) from None
+    return table
+
+
+def _check_table(path: str, table: Any, scalars: list[str], lists: list[str]) -> None:
+    """Refuses a table that lacks columns, or has them of other types or with nulls."""
+    types, wanted = _pyarrow().types, [*scalars, *lists]
+    if any(table.schema.names.count(name) != 1 or table[name].null_count for name in wanted):
+        raise wrong(path, f"it hasn't the columns {', '.join(wanted)}, or some of their values are null")
+    if not table.num_rows:
+        raise wrong(path, "it is empty")
+    for name in scalars:
+        kind = table.schema.field(name).type
+        if not any(
+            is_such(kind)
+            for is_such in (
+                types.is_integer,
+                types.is_string,
+                types.is_large_string,
+                types.is_binary,
+                types.is_large_binary,
+            )
+        ):
+            raise wrong(path, f"its column {name} is of type {kind}, not of integers, strings or bytes")
+    for name in lists:
+        kind = table.schema.field(name).type
+        if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_uint32(kind.value_type):
+            raise wrong(path, f"its column {name} is of type {kind}, not of lists of uint32")
+        if any(chunk.flatten().null_count for chunk in table[name].chunks):
+            raise wrong(path, f"some values of its column {name} are null")
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise MissingFileError(
+            f"there is no such file (file {path})", path=path, reason="there is no such file"
+        ) from None
+    except OSError as error:
+        _refused(path, error)
+
+
+def _refused(path: str, error: OSError) -> NoReturn:
+    reason = f"it can't be read: {error.strerror or error}"
+    refused = StorageError(f"{reason} (file {path})", path=path, reason=reason)
+    refused.errno = error.errno
+    raise refused from None
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("Arrow files need pyarrow: pip install 'fastpipe-data[arrow]'") from error
+    return pyarrow

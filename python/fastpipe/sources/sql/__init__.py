@@ -1,0 +1,8 @@
+"""Results of SQL queries: cut into queries that are disjoint and make up the whole, each a unit of the reader."""
+
+from __future__ import annotations
+
+from fastpipe.sources.sql._plan import SqlPartition, SqlPlan
+from fastpipe.sources.sql._reading import partition_sql, read_sql
+
+__all__ = ["SqlPartition", "SqlPlan", "partition_sql", "read_sql"]

@@ -1,0 +1,177 @@
+"""A query as a user wrote it: looked at, wrapped, never edited."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from fastpipe._arguments import shown
+from fastpipe.errors import UnsupportedError
+from fastpipe.sources.sql._unordered import unordered
+from fastpipe.sources.sql._volatile import VOLATILE
+
+__all__ = ["Parameters", "Query", "checked", "functions", "not_repeatable", "readable", "require"]
+
+Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any] | None"
+
+
+class Query(NamedTuple):
+    """A query and what is bound to it.
+
+    Attributes:
+        text: as the user wrote it.
+        parameters: bound to its placeholders.
+    """
+
+    text: str
+    parameters: Parameters = None
+
+    @property
+    def derived(self) -> str:
+        """The query as a derived table named q. Its own line, as it may end with a comment."""
+        return f"(\n{self.text}\n) AS q"
+
+
+def require(module: str, extra: str) -> Any:
+    """Imports what an extra brings.
+
+    Raises:
+        ImportError: if it isn't installed; it says what to install.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"this needs {package}: pip install 'fastpipe-data[{extra}]'") from error
+
+
+def checked(text: object, parameters: object, dialect: str, *, once: bool = False) -> Query:
+    """A query that can be cut into partitions.
+
+    Args:
+        text: the query.
+        parameters: bound to it.
+        dialect: sqlglot's name of it.
+        once: whether it is run only once, and so may return something else each time.
+
+    Raises:
+        TypeError: if the query is no text, or the parameters are no sequence or mapping.
+        UnsupportedError: if it is no single query, can't be parsed, or returns something else each time.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"query is a str, not {shown(text)}")
+    if parameters is not None and (
+        isinstance(parameters, (str, bytes)) or not isinstance(parameters, (Sequence, Mapping))
+    ):
+        raise TypeError(f"parameters is a sequence, a mapping or None, not {shown(parameters)}")
+    expressions = require("sqlglot.expressions", "sql")
+    text = _without_end(text.strip(), dialect)
+    try:
+        tree = _parsed(text, dialect)
+        if not isinstance(tree, (expressions.Query, expressions.Values)):
+            raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
+        reason = None if once else next(_doubts(tree, expressions), None)
+    except RecursionError:
+        raise _refused("the query is nested too deeply for sqlglot: create a view of it, and read that") from None
+    if reason is not None:
+        raise not_repeatable(reason)
+    return Query(text, parameters)
+
+
+def not_repeatable(reason: str) -> UnsupportedError:
+    """The error for a query that may return other rows each time."""
+    return _refused(
+        f"the query may return other rows each time it is run: {reason}. Partitions of it may overlap or miss rows. "
+        "Leave that out, or read it once into files: materialize='directory'"
+    )
+
+
+def functions(text: str, dialect: str) -> list[str]:
+    """The functions that a query calls and sqlglot doesn't know: users' own. In lower case; only plain names."""
+    found = {
+        node.name.lower() for node in _parsed(text, dialect).find_all(require("sqlglot.expressions", "sql").Anonymous)
+    }
+    return sorted(name for name in found if name.isidentifier())
+
+
+def readable(text: str, dialect: str) -> str:
+    """The query as sqlglot reads it: placeholders that drivers format are in no dialect."""
+    return re.sub(r"%s|%\(\w+\)s", "NULL", text).replace("%%", "%") if dialect in ("postgres", "mysql") else text
+
+
+def _refused(reason: str) -> UnsupportedError:
+    return UnsupportedError(reason, reason=reason)
+
+
+def _without_end(text: str, dialect: str) -> str:
+    """A statement without the semicolons at its end, and comments behind them."""
+    sqlglot = require("sqlglot", "sql")
+    try:
+        tokens = sqlglot.tokenize(text, dialect=dialect)
+    except sqlglot.errors.SqlglotError:
+        return text  # Parsing says what is wrong.
+    end = len(text)
+    while tokens and tokens[-1].token_type.name == "SEMICOLON":
+        end = tokens.pop().start
+    return text[:end].rstrip()
+
+
+def _parsed(text: str, dialect: str) -> Any:
+    sqlglot = require("sqlglot", "sql")
+    if not text:
+        raise _refused("the query is empty")
+    try:
+        trees = [tree for tree in sqlglot.parse(readable(text, dialect), dialect=dialect) if tree is not None]
+    except sqlglot.errors.SqlglotError as error:
+        told = str(error).splitlines()[0]
+        raise _refused(
+            f"sqlglot can't parse the query in the dialect {dialect}, so nobody knows whether it returns the same rows "
+            f"each time: {told}. Read it once into files: materialize='directory'"
+        ) from None
+    if len(trees) != 1:
+        raise _refused(f"there are {len(trees)} statements, and one query is read")
+    return trees[0]
+
+
+def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
+    """Why a query may return something else each time."""
+    for node in tree.walk():
+        if isinstance(node, (expressions.Insert, expressions.Update, expressions.Delete, expressions.Lock)):
+            yield f"it changes or locks rows ({node.key.upper()})"
+        elif isinstance(node, expressions.Func):
+            names = {node.name.lower()} if isinstance(node, expressions.Anonymous) else _names(node)
+            if names & VOLATILE:
+                name = node.name if isinstance(node, expressions.Anonymous) else node.sql_name()
+                yield f"{name.upper()} isn't the same each time"
+            elif _is_present(node, expressions):
+                yield "'now' isn't the same each time: pass the time as a parameter"
+            elif reason := unordered(node, names, expressions):
+                yield reason
+        elif isinstance(node, expressions.Window):
+            if reason := unordered(node, set(), expressions):
+                yield reason
+        elif isinstance(node, expressions.TableSample):
+            yield "TABLESAMPLE takes other rows each time"
+        elif isinstance(node, (expressions.Limit, expressions.Offset, expressions.Fetch)):
+            if node.parent is None or not node.parent.args.get("order"):
+                yield f"{node.key.upper()} without ORDER BY takes any rows"
+        elif isinstance(node, expressions.Distinct) and node.args.get("on") and not node.parent.args.get("order"):
+            yield "DISTINCT ON without ORDER BY takes any rows"
+
+
+def _names(node: Any) -> set[str]:
+    return {name.lower() for name in type(node).sql_names()} | {node.key.lower()}
+
+
+def _is_present(node: Any, expressions: Any) -> bool:
+    """Whether a function of dates is told 'now', or nothing at all (SQLite's date functions)."""
+    texts = [text for text in node.find_all(expressions.Literal) if text.is_string]
+    if any(text.name.strip().lower() == "now" for text in texts):
+        return True
+    dates = {"date", "time", "datetime", "julianday", "unixepoch"}
+    if isinstance(node, expressions.Anonymous):
+        return node.name.lower() in dates and not node.expressions
+    return bool(_names(node) & dates) and not any(node.args.values())

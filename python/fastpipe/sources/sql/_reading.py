@@ -1,0 +1,205 @@
+"""Readers of queries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, SupportsIndex, Unpack
+
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.reader import Reader
+from fastpipe.sources.sql._connecting import engine_of
+from fastpipe.sources.sql._engines import Sessions
+from fastpipe.sources.sql._interruptible import interruptible
+from fastpipe.sources.sql._materialized import written
+from fastpipe.sources.sql._plan import SqlPlan, planned
+from fastpipe.sources.sql._plan_arguments import By, checked_by, checked_partitions
+from fastpipe.sources.sql._query import Parameters, checked
+from fastpipe.sources.sql._units import SqlUnits
+from fastpipe.sources.units._files import Files
+from fastpipe.sources.units._parquet import ParquetUnits
+from fastpipe.sources.units._reading import fetches, reader_of, threads_of
+from fastpipe.specs import Spec
+
+__all__ = ["partition_sql", "read_sql"]
+
+# Queries at once: the server may be elsewhere, and has processors of its own.
+_FETCHES = 4
+
+
+@takes_options()
+def read_sql(
+    query: str,
+    connection: Any,
+    *,
+    parameters: Parameters = None,
+    by: By = None,
+    partitions: SupportsIndex | Literal["auto"] = "auto",
+    snapshot: bool = True,
+    materialize: str | os.PathLike[str] | None = None,
+    features: Mapping[str, Spec] | None = None,
+    columns: Sequence[str] | None = None,
+    batch_size: SupportsIndex,
+    num_fetches: SupportsIndex | None = None,
+    **options: Unpack[Options],
+) -> Reader:
+    """Reads the result of a query as batches of NumPy arrays (extras `postgresql`, `sqlite`, `duckdb`, or `sql`).
+
+    The query is cut into partitions: queries that are disjoint and make up the whole. Each is
+    `SELECT … FROM (query) AS q WHERE … ORDER BY …`, so whatever the query does keeps its meaning, and its rows come in
+    the same order each time. `partition_sql` shows them. A query of one table whose primary key it doesn't select gets
+    this key as one more column, by which it is cut and which isn't read.
+
+    All partitions see one state of the database, that in which the reader was made:
+
+    - PostgreSQL: a snapshot, which a connection holds open as long as the reader lives. (Vacuum keeps what it sees.)
+      Readers pickled into other processes use it as long as the first one lives.
+    - SQLite: in WAL mode, transactions of all connections on one state. In other modes a change of the file is an error
+      at the next partition.
+    - DuckDB, MySQL and MariaDB: one transaction, in which partitions are read one after the other.
+
+    Where that can't be had (a pickled reader of SQLite, DuckDB or MySQL), a partition with another number of rows than
+    planned is an error.
+
+    Args:
+        query: a SELECT, as the database writes it.
+        connection: a URL (`postgresql://user@host/database`, `sqlite:///path.db`, `duckdb:///path.db`,
+            `mysql+pymysql://…`), an Engine of SQLAlchemy, a connection of duckdb, or a function that returns an ADBC
+            connection of SQLite or PostgreSQL, or an Engine.
+        parameters: bound to the query's placeholders, as the database's library writes them: `?` or `:name` (SQLite),
+            `%s` or `%(name)s` (PostgreSQL by psycopg, MySQL), `?` or `$name` (DuckDB).
+        by: columns of the result, in whose order it is cut. By default an integer primary key of the table, else the
+            two columns that tell the most rows apart.
+        partitions: how many; "auto" for about 131,072 rows each where they are found by a primary key, else 1,048,576:
+            each partition computes the query again.
+        snapshot: whether all partitions must see one state. Without, connections are used as they are.
+        materialize: a directory, into which the result is written once as Parquet files, and from which it is read.
+            An existing result of the same query, parameters and database is used again, as it is. A database in memory
+            is the same only for the same connection.
+        features: dict from name to spec, as in `from_arrow`. By default what follows from the types: columns that may
+            have nulls, as the database says, have `nulls="mask"`.
+        columns: only these, at least one.
+        batch_size: rows a batch.
+        num_fetches: queries that are run at once, each on a connection of its own; by default 4, and for SQLite as many
+            as `num_threads`.
+        **options: see `fastpipe.Options`.
+
+    Returns:
+        The reader.
+
+    Raises:
+        ImportError: if a library isn't installed; it says what to install.
+        MissingFileError: if the database is a file, and isn't there.
+        StorageError: if the database fails; while reading, also if rows have changed where there is no snapshot.
+        SchemaError: if a column isn't there, comes twice, or has values of several types (SQLite).
+        UnsupportedError: for a query that may return other rows each time (random(), LIMIT without ORDER BY, the
+            present time), and for types that aren't read: it says what to write instead.
+        TypeError: if an argument is of the wrong type.
+        ValueError: for values out of range.
+
+    Example:
+        >>> import fastpipe, sqlite3
+        >>> with sqlite3.connect("orders.db") as database:
+        ...     _ = database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, price REAL NOT NULL)")
+        ...     _ = database.executemany("INSERT INTO orders (price) VALUES (?)", [(i / 2,) for i in range(6)])
+        >>> database.close()
+        >>> query = "SELECT price FROM orders WHERE price > ?"
+        >>> reader = fastpipe.read_sql(query, "sqlite:///orders.db", parameters=[0.5], batch_size=3)
+        >>> [batch["price"].tolist() for batch in reader]
+        [[1.0, 1.5, 2.0], [2.5]]
+    """
+    settings = Settings(read_sql, batch_size, options)
+    require_pyarrow()
+    keys, parts = checked_by(by), checked_partitions(partitions)
+    engine = engine_of(connection)
+    wanted = checked(query, parameters, engine.dialect, once=materialize is not None)
+    at_once = fetches(num_fetches, threads_of(settings) if engine.dialect == "sqlite" else _FETCHES)
+    bound = engine.bind(wanted)
+    if materialize is not None:
+
+        def write() -> str:
+            key = f"{engine.identity()}\0{wanted.text}\0{wanted.parameters!r}"
+            digest = hashlib.sha256(key.encode()).hexdigest()[:32]
+            return written(engine, bound, os.fspath(materialize), digest)
+
+        path = interruptible(write, engine.cancel)
+        files = Files(None)
+        units: Any = ParquetUnits(files, files.find(path, (".parquet",)), hive=False, parallel=True)
+        return reader_of(settings, units, features, columns, at_once)
+
+    def plan() -> tuple[Sessions, SqlPlan]:
+        sessions = engine.sessions(at_once, snapshot=snapshot)
+        try:
+            sessions.prepare()
+            with sessions.planner() as session:
+                return sessions, planned(engine, session, bound, keys, parts, None)
+        except BaseException:
+            sessions.close()
+            raise
+
+    sessions, made = interruptible(plan, engine.cancel)
+    units = SqlUnits(engine, bound, made, sessions, at_once, snapshot=snapshot)
+    return reader_of(settings, units, features, columns, at_once)
+
+
+def partition_sql(
+    query: str,
+    connection: Any,
+    *,
+    parameters: Parameters = None,
+    by: By = None,
+    partitions: SupportsIndex | Literal["auto"] = "auto",
+    preferred_rows: SupportsIndex | None = None,
+) -> SqlPlan:
+    """Cuts a query into queries that are disjoint and make up the whole, and shows them. Reads no rows but keys.
+
+    Args:
+        query: as in `read_sql`.
+        connection: as in `read_sql`.
+        parameters: as in `read_sql`.
+        by: as in `read_sql`.
+        partitions: as in `read_sql`.
+        preferred_rows: of a partition where their number is "auto".
+
+    Returns:
+        The plan: `print(plan)` shows how many rows each partition has, and where it is cut.
+
+    Raises:
+        ValueError: if a number is out of range.
+
+        And what `read_sql` raises.
+
+    Example:
+        >>> import fastpipe, sqlite3
+        >>> with sqlite3.connect("users.db") as database:
+        ...     _ = database.execute("CREATE TABLE users (id INTEGER PRIMARY KEY, age INT)")
+        ...     _ = database.executemany("INSERT INTO users (age) VALUES (?)", [(i % 50,) for i in range(1000)])
+        >>> database.close()
+        >>> plan = fastpipe.partition_sql("SELECT age FROM users", "sqlite:///users.db", partitions=2)
+        >>> print(plan)
+        1,000 rows in 2 partitions, cut by id; largest over mean 1.01
+        partition  rows  where
+        ---------  ----  -----------
+                0   496  "id" < 497
+                1   504  "id" >= 497
+    """
+    require_pyarrow()
+    keys, parts = checked_by(by), checked_partitions(partitions)
+    if preferred_rows is not None:
+        from fastpipe._reader.ordering import within
+
+        within("preferred_rows", preferred_rows, 1, 2**32 - 1)
+    engine = engine_of(connection)
+    bound = engine.bind(checked(query, parameters, engine.dialect))
+
+    def plan() -> SqlPlan:
+        sessions = engine.sessions(1, snapshot=True)
+        try:
+            with sessions.planner() as session:
+                return planned(engine, session, bound, keys, parts, preferred_rows)
+        finally:
+            sessions.close()
+
+    return interruptible(plan, engine.cancel)

@@ -1,0 +1,253 @@
+"""Files of finished columns, wherever they are: on local disks, or on a file system of pyarrow's or fsspec's."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fastpipe._arguments import shown
+from fastpipe._arrow.schema import require_pyarrow
+from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
+from fastpipe.sources.files._braces import alternatives
+from fastpipe.sources.files._folders import is_unfinished
+from fastpipe.sources.files._paths import Paths, expand, none_in_directory, nonempty, tell_empty, with_suffix
+from fastpipe.sources.units._ranges import Requests, coalesced, ranged
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["REMOTE_FETCHES", "File", "Files", "storage_errors"]
+
+# Calls at once where files are far away. On a local disk they decode, and do no waiting.
+REMOTE_FETCHES = 8
+
+_MAGIC = set("*?[")
+# How pyarrow names object stores in their errors.
+_STORES = ("AWS Error", "google::cloud::", "Azure")
+
+
+class File(NamedTuple):
+    """A file as it was found.
+
+    Attributes:
+        path: on its file system.
+        size: in bytes.
+        modified: when, in nanoseconds since 1970; None where the file system doesn't say.
+    """
+
+    path: str
+    size: int
+    modified: int | None
+
+
+class Files:
+    """A file system, and how files on it are found.
+
+    Args:
+        filesystem: of `pyarrow.fs` or fsspec; None for local disks.
+        at_once: requests at once of `ranged`.
+
+    Raises:
+        ImportError: if pyarrow isn't installed.
+        TypeError: if it is no file system.
+    """
+
+    def __init__(self, filesystem: Any = None, at_once: int = REMOTE_FETCHES) -> None:
+        require_pyarrow()
+        import pyarrow.fs
+
+        self.given = filesystem
+        self.requests = Requests(at_once)
+        self.is_local = filesystem is None or isinstance(filesystem, pyarrow.fs.LocalFileSystem)
+        if filesystem is None:
+            self.system: Any = pyarrow.fs.LocalFileSystem()
+        elif isinstance(filesystem, pyarrow.fs.FileSystem):
+            self.system = filesystem
+        elif hasattr(filesystem, "open") and hasattr(filesystem, "protocol"):
+            self.system = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem))
+        else:
+            raise TypeError(f"filesystem is one of pyarrow.fs or fsspec, or None, not {shown(filesystem)}")
+
+    def find(self, source: Paths, suffixes: tuple[str, ...]) -> list[File]:
+        """The files that a source names, as `fastpipe.read_avro` takes sources.
+
+        Raises:
+            MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
+            StorageError: if the file system fails.
+            TypeError: for anything else than paths.
+            UnsupportedError: for a URL: its file system must be given.
+        """
+        if self.given is None:
+            try:
+                paths = expand(source, suffixes)
+            except UnsupportedError as error:
+                reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
+                raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
+        else:
+            empty: list[str] = []
+            paths = [path for item in _items(source) for path in self._named(self._normal(item), suffixes, empty)]
+            tell_empty(paths, empty)
+        if not paths:
+            raise MissingFileError("the list of files is empty", reason="the list of files is empty")
+        return [self.look(path) for path in paths]
+
+    def _normal(self, path: str) -> str:
+        """A path as the file system itself writes it when it lists files."""
+        import pyarrow.fs
+
+        with storage_errors(path):
+            if isinstance(self.given, pyarrow.fs.FileSystem):
+                return str(self.system.normalize_path(path))
+            return str(self.given._strip_protocol(path))
+
+    def _named(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+        """The files that a path stands for, with braces expanded; those of zero bytes are put into `empty`."""
+        import pyarrow.fs
+
+        braces = alternatives(path)
+        with storage_errors(path):
+            if len(braces) > 1 and self.system.get_file_info(path).type != pyarrow.fs.FileType.NotFound:
+                braces = [path]
+        found = [name for brace in braces for name in self._matching(brace, suffixes, empty)]
+        return list(dict.fromkeys(found))
+
+    def _matching(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
+        import pyarrow.fs
+
+        sizes: dict[str, int] = {}
+
+        def below(folder: str) -> list[str]:
+            selector = pyarrow.fs.FileSelector(folder, recursive=True, allow_not_found=True)
+            found = self.system.get_file_info(selector)
+            for info in found:
+                if info.is_file and not _is_hidden(info.path, folder, path):
+                    sizes[info.path] = info.size
+            return sorted(sizes)
+
+        with storage_errors(path):
+            if _MAGIC.isdisjoint(path):
+                if self.system.get_file_info(path).type != pyarrow.fs.FileType.Directory:
+                    return [path]
+                below(path)
+                found = with_suffix(sorted(sizes), suffixes)
+            else:
+                parts = path.split("/")
+                fixed = next(i for i, part in enumerate(parts) if not _MAGIC.isdisjoint(part))
+                found = [name for name in below("/".join(parts[:fixed])) if _matches(name.split("/"), parts)]
+        is_folder = _MAGIC.isdisjoint(path)
+        nonempty(found, path, none_in_directory(suffixes, path, sizes) if is_folder else "no file matches the pattern")
+        empty += (name for name in found if sizes[name] == 0)
+        return [name for name in found if sizes[name] != 0]
+
+    def look(self, path: str) -> File:
+        """What a file looks like now.
+
+        Raises:
+            MissingFileError: if there is none.
+            StorageError: if the file system fails, or it is no file.
+        """
+        import pyarrow.fs
+
+        with storage_errors(path):
+            info = self.system.get_file_info(path)
+        if info.is_file:
+            return File(path, info.size, info.mtime_ns)
+        missing = info.type == pyarrow.fs.FileType.NotFound
+        reason = "there is no such file" if missing else "it is no file"
+        kind = MissingFileError if missing else StorageError
+        raise kind(f"{reason} (file {path})", path=path, reason=reason)
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Opens a file for reading at random. It isn't mapped: a mapped file that is cut short ends the process."""
+        return self.system.open_input_file(path)
+
+    def ranged(
+        self,
+        source: pa.NativeFile,
+        size: int,
+        ranges: Iterable[tuple[int, int]],
+        known: Iterable[tuple[int, bytes]] = (),
+    ) -> pa.NativeFile:
+        """Reads some ranges of an open file by few requests, and returns the file with them. Local files are unchanged.
+
+        Args:
+            source: the file.
+            size: in bytes.
+            ranges: of each the first byte, and the one after the last.
+            known: where ranges begin that were read before, and their bytes.
+        """
+        if self.is_local:
+            return source
+        return ranged(source, size, [*known, *self.requests.read(source, coalesced(ranges, size))])
+
+    def check(self, before: File) -> None:
+        """Refuses a file that was changed since it was found.
+
+        Raises:
+            StorageError: if it was.
+        """
+        now = self.look(before.path)
+        if now != before:
+            reason = "the file changed since the reader was made: start again with a new reader"
+            raise StorageError(f"{reason} (file {before.path})", path=before.path, reason=reason)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Files, (self.given, self.requests.at_once)
+
+
+def _items(source: Any) -> list[str]:
+    """The paths of a source, as text.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    one = isinstance(source, (str, os.PathLike))
+    try:
+        items = [source] if one or isinstance(source, bytes) else list(source)
+    except TypeError:
+        items = [source]
+    for item in items:
+        if not isinstance(item, (str, os.PathLike)):
+            raise TypeError(f"source is a path, a glob, a directory or a list of these, not {shown(item)}")
+    return [os.fsdecode(item) for item in items]
+
+
+def _is_hidden(path: str, folder: str, pattern: str) -> bool:
+    parts = path.removeprefix(folder).split("/")
+    return any(part.startswith(("_", ".")) for part in parts) or is_unfinished(parts[-1], pattern)
+
+
+def _matches(path: list[str], pattern: list[str]) -> bool:
+    @functools.cache
+    def matches(i: int, j: int) -> bool:
+        if j == len(pattern):
+            return i == len(path)
+        if pattern[j] == "**":
+            return matches(i, j + 1) or (i < len(path) and matches(i + 1, j))
+        return i < len(path) and fnmatch.fnmatchcase(path[i], pattern[j]) and matches(i + 1, j + 1)
+
+    return matches(0, 0)
+
+
+@contextlib.contextmanager
+def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
+    """Turns what pyarrow raises into fastpipe's errors, which name the file, and the unit if there is one."""
+    import pyarrow
+
+    at = f" (file {path})" if unit is None else f" ({unit})"
+    known: dict[str, Any] = {"path": path, "unit": unit}
+    try:
+        yield
+    except (FastpipeError, pyarrow.ArrowMemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        # pyarrow raises an OSError without a number both for damage and where an object store fails.
+        failed = isinstance(error, OSError) and (error.errno is not None or any(name in str(error) for name in _STORES))
+        kind = StorageError if failed else MalformedFileError
+        raise kind(f"{error}{at}", reason=str(error), **known) from error

@@ -1,8 +1,0 @@
-"""Results of SQL queries: cut into queries that are disjoint and make up the whole, each a unit of the reader."""
-
-from __future__ import annotations
-
-from fastpipe.sql._plan import SqlPartition, SqlPlan
-from fastpipe.sql._reading import partition_sql, read_sql
-
-__all__ = ["SqlPartition", "SqlPlan", "partition_sql", "read_sql"]

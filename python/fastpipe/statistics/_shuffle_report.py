@@ -1,0 +1,360 @@
+"""How well an order shuffles a dataset: `shuffle_report`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe._reader.ordering import Ordering, Shuffle, within
+from fastpipe._reader.state import LARGEST_EPOCH
+from fastpipe.sources.files._paths import Paths, expand
+from fastpipe.statistics import _shuffle_math, _shuffle_text
+from fastpipe.statistics._shuffle_math import Counts
+
+__all__ = ["Measure", "ShuffleReport", "shuffle_report"]
+
+Tick: TypeAlias = Callable[[int, int], None]
+
+MAP_LINES = 12
+MAP_COLUMNS = 40
+QUANTILES = (0.05, 0.5, 0.95)
+# An order visits at most this many rows to reach the sampled batches, which takes about 2 seconds. If it had to visit
+# more, several neighboring batches are sampled at each of fewer places.
+_WORK = 3 * 10**7
+# To start in the middle of an epoch, block and buffer order repeat this many draws for each row of their buffer.
+_LOOK_BACK = 16
+_LEAST_PLACES = MAP_LINES
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One measure of an order.
+
+    Attributes:
+        found: Its mean (or quantile) over the sampled batches.
+        perfect: Its expectation for a uniformly random permutation of all rows. It is calculated, not sampled.
+        unshuffled: Its value for the same batches without shuffling.
+
+    All three are nan if there is nothing to measure.
+    """
+
+    found: float
+    perfect: float
+    unshuffled: float
+
+    @property
+    def score(self) -> float:
+        """(found - unshuffled) / (perfect - unshuffled), at least 0.0 (no shuffling) and at most 1.0 (perfect).
+
+        nan if both are the same, since the measure then says nothing. Examples are the measure of files for a dataset
+        of one file, and the measure of blocks for batches that have all rows.
+        """
+        way = self.perfect - self.unshuffled
+        if not abs(way) > 1e-9 * max(abs(self.perfect), abs(self.unshuffled)):
+            return math.nan
+        return min(max((self.found - self.unshuffled) / way, 0.0), 1.0) + 0.0  # Turns -0.0 into 0.0.
+
+
+@dataclass(frozen=True, slots=True)
+class ShuffleReport:
+    """How an order shuffles a dataset, as `shuffle_report` returns it. As text, it is a table, a map and advice.
+
+    A single measure is not enough. `shuffle=True` puts all blocks of the dataset in a random order, so rows move as far
+    as in a perfect permutation even if the window is small. But a batch has rows of only the few blocks of its window:
+    see `blocks` and `same_block_pairs`. `"block"` and `"buffer"` keep files and blocks close to their places, so a
+    batch may mix many blocks, but sorted data remain roughly sorted: see `displacement` and the map.
+
+    Attributes:
+        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
+        shuffle_buffer: Rows of a window, pool or buffer; None without shuffling.
+        batch_size: Rows of a batch.
+        seed: Seed of the shuffle.
+        epoch: The epoch that was sampled.
+        num_rows: Number N of rows in the dataset.
+        num_blocks: Number of blocks that have rows.
+        num_files: Number of files that have rows.
+        num_batches: Number of batches in an epoch.
+        batches_seen: Number of batches that were sampled. The measures are of these batches, and exact if they are all.
+        bytes_per_row: Bytes of the files per row, as stored: with headers, and compressed if the files are. nan
+            without rows.
+        displacement: The mean of |place in the epoch's order - place in the dataset|, in rows. For a perfect
+            permutation it is close to N/3 (the expectation is for the sampled places).
+        displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the same (the least number that at least this share
+            doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)): 0.025, 0.293 and 0.776
+            N.
+        blocks: The mean number of distinct blocks in a batch. For a perfect permutation it is the sum over all blocks
+            of 1 - C(N-r, b) / C(N, b), with the rows r of the block and b of the batch (a hypergeometric draw).
+        files: The mean number of distinct files in a batch.
+        same_block_pairs: The share of the pairs of rows in a batch whose rows come from the same block. For a perfect
+            permutation it is the sum of r (r-1) over N (N-1). If rows of the same block correlate by c and other rows
+            don't, the variance of a batch's mean is (1 + (b-1) c p) / b times the variance of a row, where p is this
+            share (the design effect of cluster samples: Kish, Survey Sampling, 1965). This is how blocks add noise to
+            gradients. The score is the share of that noise which shuffling removes.
+        density: 12 lines of 40 columns: the number of rows that a range of the epoch (line) has from a range of the
+            dataset (column), divided by the number in a perfect permutation. A dataset with fewer rows has fewer lines
+            and columns. nan in lines without a sampled batch.
+    """
+
+    shuffle: str
+    shuffle_buffer: int | None
+    batch_size: int
+    seed: int
+    epoch: int
+    num_rows: int
+    num_blocks: int
+    num_files: int
+    num_batches: int
+    batches_seen: int
+    bytes_per_row: float
+    displacement: Measure
+    displacement_quantiles: tuple[Measure, Measure, Measure]
+    blocks: Measure
+    files: Measure
+    same_block_pairs: Measure
+    density: tuple[tuple[float, ...], ...]
+
+    @property
+    def buffer_bytes(self) -> float:
+        """Bytes of `shuffle_buffer` rows, as stored. 0.0 without shuffling."""
+        return (self.shuffle_buffer or 0) * self.bytes_per_row if self.num_rows else 0.0
+
+    @property
+    def map(self) -> str:
+        """The density as text: the epoch from top to bottom, the dataset from left to right."""
+        return _shuffle_text.shaded(self.density)
+
+    @property
+    def advice(self) -> str:
+        """One to three sentences on the choice of shuffle and shuffle_buffer."""
+        return _shuffle_text.advice(self)
+
+    def __str__(self) -> str:
+        return _shuffle_text.report(self)
+
+
+def shuffle_report(
+    source: Paths,
+    *,
+    batch_size: int,
+    shuffle: bool | Shuffle = True,
+    shuffle_buffer: int | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    max_batches: int = 200,
+) -> ShuffleReport:
+    """Reports how well an order would shuffle a dataset, before a run. It reads only the headers of files and blocks.
+
+    If an epoch has more than M = `max_batches` batches, batches (2i + 1) B / 2M are sampled, for i below M and the
+    number B of batches. If reaching each of them takes long (more than 3 * 10^7 rows with a large buffer), several
+    neighboring batches are sampled at each of fewer places, at least 12. The call takes as long as `read_avro` needs to
+    open the files and then some seconds, or up to two minutes if the buffer has millions of rows.
+
+    Args:
+        source: Files, as in `read_avro`.
+        batch_size: Rows of a batch.
+        shuffle: The order, as in `read_avro`. False reports on the files without shuffling.
+        shuffle_buffer: Rows of a window, pool or buffer, as in `read_avro`.
+        seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks.
+        epoch: The epoch to sample.
+        max_batches: The most batches to sample. Fewer are sampled if their rows would exceed 2^25 in total, but at
+            least 12 or all.
+
+    Returns:
+        A `ShuffleReport` for one rank. The same arguments give the same report.
+
+    Raises:
+        MissingFileError: if a file doesn't exist.
+        MalformedFileError: if a header is damaged or a file is cut short.
+        UnsupportedError: if a codec isn't supported.
+        LimitError: if the order needs more than half of the memory of this machine or container. The message names a
+            `shuffle_buffer` that fits.
+        ValueError: if arguments exclude each other or are out of range.
+
+    Example:
+        >>> import fastpipe
+        >>> report = fastpipe.shuffle_report("data/*.avro", batch_size=64, shuffle=True, seed=7)
+        >>> 0 < report.blocks.score <= 1
+        True
+    """
+    ordering = Ordering.checked(batch_size=batch_size, shuffle=shuffle, shuffle_buffer=shuffle_buffer, seed=seed)
+    at = within("epoch", epoch, 0, LARGEST_EPOCH)
+    most = within("max_batches", max_batches, 1, 2**31 - 1)
+    return Index(expand(source)).report(ordering, at, most)
+
+
+class Index:
+    """The blocks of a dataset.
+
+    Args:
+        files: Paths.
+
+    Raises:
+        FastpipeError: if headers can't be read.
+    """
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+        self._dataset = _fastpipe.AvroDataset(files, [], None)  # Without features only headers are read.
+        every = self._dataset.unit_rows().astype(np.int64)
+        self._every_start = np.cumsum(every) - every
+        self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))
+        self._rows = every[every > 0]
+        self._ends = np.cumsum(self._rows)
+        file_ends = np.concatenate(([0], np.cumsum(every)))[self._every_file]
+        self._file_rows = np.diff(file_ends, prepend=0)
+        self._file_ends = file_ends[self._file_rows > 0]
+        self.num_rows = int(every.sum())
+        self._bytes = sum(size for _, size, _ in self._dataset.files())
+
+    def report(self, ordering: Ordering, epoch: int, max_batches: int, tick: Tick | None = None) -> ShuffleReport:
+        """The report of an order; see `shuffle_report`. `tick` gets the numbers of sampled and of all batches."""
+        order = ordering.of(self._dataset)
+        size = ordering.batch_size
+        steps = _steps(order.steps, min(max_batches, max(2**25 // size, _LEAST_PLACES)), size, _jump(ordering, order))
+        seen = _Seen(self._ends, self._file_ends, self.num_rows)
+        # A window is permuted only up to the batch that is requested, so batches in between are skipped.
+        near = 0 if ordering.shuffle == "window" else _jump(ordering, order) // size
+        for done, (step, units, records) in enumerate(_batches(order, epoch, steps, near)):
+            files = np.searchsorted(self._every_file, units, side="right")
+            seen.add(step * size, self._every_start[units] + records, units, files)
+            if tick is not None:
+                tick(done + 1, len(steps))
+        return ShuffleReport(
+            shuffle=ordering.shuffle,
+            shuffle_buffer=None if ordering.shuffle == "sequential" else order.shuffle_buffer,
+            batch_size=size,
+            seed=ordering.seed,
+            epoch=epoch,
+            num_rows=self.num_rows,
+            num_blocks=len(self._rows),
+            num_files=len(self._file_ends),
+            num_batches=order.steps,
+            batches_seen=len(steps),
+            bytes_per_row=self._bytes / self.num_rows if self.num_rows else math.nan,
+            displacement=seen.displacement(),
+            displacement_quantiles=seen.quantiles(),
+            blocks=seen.mixed(self._rows, 0),
+            files=seen.mixed(self._file_rows, 1),
+            same_block_pairs=seen.same_block(self._rows),
+            density=seen.density(),
+        )
+
+
+def _jump(ordering: Ordering, order: _fastpipe.Order) -> int:
+    """Rows that an order visits to reach a distant batch."""
+    if ordering.shuffle == "sequential":
+        return 1
+    return order.shuffle_buffer * (1 if ordering.shuffle == "window" else _LOOK_BACK)
+
+
+def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
+    """The batches to sample: all, or evenly spread single batches or groups of neighboring batches."""
+    if batches <= most:
+        return list(range(batches))
+    places, least = most, min(most, _LEAST_PLACES)
+    if batches * size > _WORK:  # Otherwise visiting every row is cheap enough.
+        places = min(most, max(_WORK // jump, least))
+        places = max(most // -(-most // places), least)  # Makes the number of batches nearly `most`.
+    run = most // places
+    firsts = ((2 * i + 1) * batches // (2 * places) - run // 2 for i in range(places))
+    return [first + i for first in firsts for i in range(run)]
+
+
+def _batches(
+    order: _fastpipe.Order, epoch: int, steps: list[int], near: int
+) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
+    """The batches: step, blocks and records of the rows. It visits batches in between if that is less work."""
+    after = 0
+    for step in steps:
+        for between in range(after, step if step - after < near else after):
+            order.rows(epoch, between)
+        units, records = order.rows(epoch, step)
+        yield step, units.astype(np.int64), records
+        after = step + 1
+
+
+class _Seen:
+    """Statistics of the sampled batches."""
+
+    def __init__(self, ends: Counts, file_ends: Counts, total: int) -> None:
+        self._group_ends = (ends, file_ends)
+        self._total = total
+        self._places: list[Counts] = []
+        self._distances: list[Counts] = []
+        self._sizes: list[int] = []
+        self._distinct: tuple[list[int], list[int]] = ([], [])
+        self._unshuffled: tuple[list[int], list[int]] = ([], [])
+        self._pairs: list[float] = []
+        self._unshuffled_pairs: list[float] = []
+        self._counts = np.zeros((min(MAP_LINES, total), min(MAP_COLUMNS, total)), np.int64)
+
+    def add(self, start: int, rows: Counts, blocks: Counts, files: Counts) -> None:
+        """Adds a batch whose first row has the index `start` in the epoch: places in the dataset, blocks and files."""
+        size = len(rows)
+        places = np.arange(start, start + size)
+        self._places.append(places)
+        self._distances.append(np.abs(places - rows))
+        self._sizes.append(size)
+        lines, columns = self._counts.shape
+        cells = places * lines // self._total * columns + rows * columns // self._total
+        self._counts += np.bincount(cells, minlength=self._counts.size).reshape(self._counts.shape)
+        for i, groups in enumerate((blocks, files)):
+            counts = np.unique(groups, return_counts=True)[1]
+            unshuffled = _shuffle_math.stretch(self._group_ends[i], start, start + size)
+            self._distinct[i].append(len(counts))
+            self._unshuffled[i].append(len(unshuffled))
+            if i == 0:
+                self._pairs.append(_shuffle_math.pairs(counts))
+                self._unshuffled_pairs.append(_shuffle_math.pairs(unshuffled))
+
+    def displacement(self) -> Measure:
+        if not self._sizes:
+            return _NOTHING
+        found = sum(int(distances.sum()) for distances in self._distances) / sum(self._sizes)
+        places = np.concatenate(self._places)
+        return Measure(found, _shuffle_math.mean_displacement(places, self._total), 0.0)
+
+    def quantiles(self) -> tuple[Measure, Measure, Measure]:
+        if not self._sizes:
+            return _NOTHING, _NOTHING, _NOTHING
+        found = np.quantile(np.concatenate(self._distances), QUANTILES, method="inverted_cdf")
+        perfect = [_shuffle_math.displacement_quantile(q, self._total) for q in QUANTILES]
+        low, median, high = (Measure(float(f), float(p), 0.0) for f, p in zip(found, perfect, strict=True))
+        return low, median, high
+
+    def mixed(self, groups: Counts, which: int) -> Measure:
+        """Distinct blocks (0) or files (1) of a batch, given the rows of each."""
+        if not self._sizes:
+            return _NOTHING
+        sizes, times = np.unique(self._sizes, return_counts=True)
+        perfect = np.array([_shuffle_math.distinct(groups, int(size)) for size in sizes])
+        return Measure(
+            float(np.mean(self._distinct[which])),
+            float(perfect @ times / len(self._sizes)),
+            float(np.mean(self._unshuffled[which])),
+        )
+
+    def same_block(self, groups: Counts) -> Measure:
+        pairs = sum(size * (size - 1) / 2 for size in self._sizes)
+        if not pairs:
+            return _NOTHING
+        perfect = _shuffle_math.same_group(groups)
+        return Measure(sum(self._pairs) / pairs, perfect, sum(self._unshuffled_pairs) / pairs)
+
+    def density(self) -> tuple[tuple[float, ...], ...]:
+        lines, columns = self._counts.shape
+        if not lines:
+            return ()
+        edges = -(-np.arange(columns + 1) * self._total // columns)  # Rows j with j * columns // total == column.
+        perfect = self._counts.sum(axis=1, keepdims=True) * (np.diff(edges) / self._total)
+        density: Any = np.divide(self._counts, perfect, out=np.full(self._counts.shape, math.nan), where=perfect > 0)
+        return tuple(map(tuple, density.tolist()))
+
+
+_NOTHING = Measure(math.nan, math.nan, math.nan)

@@ -1,0 +1,204 @@
+"""Batches that a loader's worker makes for the process that trains, which reads them where they lie.
+
+torch copies each tensor that a worker sends to a file in shared memory. Here the reader decodes into memory in common
+from the beginning (`SharedSlabs`), and what is sent of a batch is where its slabs lie; the process that trains maps
+that memory once, and borrows the slabs. When the last tensor over them has died, the worker's reader uses them again.
+
+What is no view of a slab (a tensor that a user's function has made) is sent as torch sends it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import secrets
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fastpipe import _fastpipe
+from fastpipe._reader.passes import Passes
+from fastpipe.errors import WorkerError
+
+__all__ = ["Lending"]
+
+_NO_LIMIT = 2**63
+
+
+class _Key(NamedTuple):
+    """Names a worker's memory: a file of its process, and a token, since numbers of processes and files come again."""
+
+    process: int
+    file: int
+    token: str
+
+
+class _Slab(NamedTuple):
+    """A slab: where it lies here, its bytes, and where it lies in the memory."""
+
+    address: int
+    size: int
+    offset: int
+
+
+class Lending:
+    """A worker's memory, in which its passes make batches.
+
+    Args:
+        passes: whose batches are lent.
+    """
+
+    def __init__(self, passes: Passes) -> None:
+        self._slabs = _fastpipe.SharedSlabs(_NO_LIMIT)
+        file = self._slabs.file
+        assert file is not None
+        self._key = _Key(os.getpid(), file, secrets.token_hex(8))
+        # Of passes: None if they don't choose where their batches lie.
+        self.memory = passes.shared_memory(self._slabs, 2)
+
+    @staticmethod
+    def of(passes: Passes) -> Lending | None:
+        """The memory for passes; None if they can't make their batches there, or the system has no such memory."""
+        if sys.platform != "linux":
+            return None
+        lending = Lending(passes)
+        return None if lending.memory is None else lending
+
+    def lent(self, batch: Mapping[str, Any], made: Any) -> Any:
+        """What a worker yields for a batch, of which it has made this."""
+        memory = _memory_of(batch)
+        slabs = None if memory is None else memory.lend(self._slabs)
+        return made if slabs is None else _Lent(self._key, [_Slab(*slab) for slab in slabs], made)
+
+
+def _memory_of(node: Any) -> _fastpipe.Memory | None:
+    """The memory that the arrays of a batch lie in."""
+    if isinstance(node, np.ndarray):
+        base: Any = node.base
+        return base if isinstance(base, _fastpipe.Memory) else None
+    parts = node.values() if isinstance(node, dict) else (getattr(node, name) for name in node._parts)
+    found = (_memory_of(part) for part in parts if isinstance(part, np.ndarray) or hasattr(part, "_parts"))
+    return next((memory for memory in found if memory is not None), None)
+
+
+class _Lent:
+    """Becomes what was made of a batch, in the process that it is sent to."""
+
+    def __init__(self, key: _Key, slabs: list[_Slab], made: Any) -> None:
+        self._key = key
+        self._slabs = slabs
+        # Keeps the batch, until this was sent.
+        self._made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        file = io.BytesIO()
+        pickler = _Pickler(file, self._slabs)
+        pickler.dump(self._made)
+        pickler.clear_memo()
+        pieces = [(slab.offset, slab.size) for slab in self._slabs]
+        return _borrowed, (tuple(self._key), pieces, pickler.arrays, file.getvalue())
+
+
+class _Pickler(ForkingPickler):
+    """Pickles tensors and arrays that lie in slabs as where they lie, and all else as torch does."""
+
+    def __init__(self, file: io.BytesIO, slabs: list[_Slab]) -> None:
+        # Its arguments have no names.
+        super().__init__(file, 5, True, self._array)
+        self._slabs = slabs
+        self.arrays: list[tuple[int, int, int]] = []
+
+    def _place(self, address: int, size: int) -> tuple[int, int, int] | None:
+        for number, slab in enumerate(self._slabs):
+            if slab.address <= address and address + size <= slab.address + slab.size:
+                return number, address - slab.address, size
+        return None
+
+    def _array(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = np.frombuffer(buffer.raw(), np.uint8)
+        place = self._place(raw.ctypes.data, raw.size) if raw.size else None
+        if place is None:
+            return True
+        self.arrays.append(place)
+        return False
+
+    def persistent_id(self, item: Any) -> Any:
+        if type(item) is not torch.Tensor or not item.is_cpu or item.requires_grad or item.__dict__:
+            return None
+        if item.layout is torch.sparse_coo:
+            # Its parts may lie in slabs.
+            return "coo", (item._indices(), item._values(), tuple(item.shape), item.is_coalesced())
+        if item.layout is torch.sparse_csr:
+            return "csr", (item.crow_indices(), item.col_indices(), item.values(), tuple(item.shape))
+        if item.layout is not torch.strided or item.is_nested or item.is_quantized or not item.numel():
+            return None
+        if item.is_conj() or item.is_neg():
+            return None
+        storage = item.untyped_storage()
+        place = self._place(storage.data_ptr(), storage.nbytes())
+        if place is None:
+            return None
+        return "tensor", (place, item.dtype, tuple(item.shape), item.stride(), item.storage_offset())
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, memory: _fastpipe.BorrowedMemory, arrays: list[tuple[int, int, int]]) -> None:
+        super().__init__(io.BytesIO(data), buffers=[memory.array(*place) for place in arrays])
+        self._memory = memory
+
+    def persistent_load(self, pid: Any) -> torch.Tensor:
+        kind, parts = pid
+        if kind == "coo":
+            indices, values, shape, coalesced = parts
+            return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=coalesced)
+        if kind == "csr":
+            rows, columns, values, shape = parts
+            return torch.sparse_csr_tensor(rows, columns, values, shape, check_invariants=False)
+        place, dtype, shape, stride, start = parts
+        flat = torch.from_numpy(self._memory.array(*place)).view(dtype)
+        return flat.as_strided(shape, stride, start)
+
+
+# The memory of workers that this process has mapped, and for which process that was: a forked child maps its own.
+_mapped: dict[_Key, _fastpipe.SharedArena] = {}
+_mapped_by = 0
+_lock = threading.Lock()
+
+
+def _arena(key: _Key) -> _fastpipe.SharedArena:
+    global _mapped_by
+    with _lock:
+        if _mapped_by != os.getpid():
+            _mapped.clear()
+            _mapped_by = os.getpid()
+        found = _mapped.get(key)
+        if found is None:
+            for other in [other for other in _mapped if not Path(f"/proc/{other.process}").exists()]:
+                del _mapped[other]
+            try:
+                file = os.open(f"/proc/{key.process}/fd/{key.file}", os.O_RDWR | os.O_CLOEXEC)
+            except OSError as error:
+                raise WorkerError(
+                    f"the memory of a DataLoader's worker (pid {key.process}) can't be mapped, in which its batches"
+                    f" lie: {error.strerror}. It has ended, or its files can't be opened by this process"
+                ) from error
+            try:
+                found = _mapped[key] = _fastpipe.SharedArena(file)
+            finally:
+                os.close(file)
+        return found
+
+
+def _borrowed(
+    key: tuple[int, int, str], pieces: list[tuple[int, int]], arrays: list[tuple[int, int, int]], data: bytes
+) -> Any:
+    """What was made of a batch, over memory that is borrowed."""
+    memory = _arena(_Key(*key)).borrow(pieces)
+    return _Unpickler(data, memory, arrays).load()

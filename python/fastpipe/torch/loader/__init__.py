@@ -1,0 +1,9 @@
+"""A torch `DataLoader` whose workers write each item once, into its row of the batch, in memory in common."""
+
+from __future__ import annotations
+
+from fastpipe.torch.loader._collation import collate
+from fastpipe.torch.loader._info import item_rng
+from fastpipe.torch.loader._loader import DataLoader
+
+__all__ = ["DataLoader", "collate", "item_rng"]

@@ -1,0 +1,164 @@
+"""What `torch.utils.data.get_worker_info` tells in a worker."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data._utils import worker as torch_worker
+
+from fastpipe.torch.loader._seeds import ItemRng
+
+__all__ = ["ItemWorkerInfo", "in_worker_thread", "item_rng", "making_here", "set_in_process", "set_in_thread"]
+
+
+class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
+    pass
+
+
+class ItemWorkerInfo(torch_worker.WorkerInfo):
+    """What a worker knows of itself. Nothing can be set.
+
+    Attributes:
+        id: its number, from 0.
+        num_workers: how many there are.
+        seed: of the item that is being made, of 63 bits: a pure function of the loader's generator, the epoch, and the
+            item's place in it, so the same in each worker. In `collate_fn` that of the batch; in `worker_init_fn` that
+            of the worker, as torch has it.
+        dataset: the worker's copy of the data set; in a thread, the data set.
+        rng: generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
+        worker_method: "multiprocessing" or "thread".
+    """
+
+    __slots__ = ("_facts",)
+
+    def __init__(
+        self,
+        number: int,
+        workers: int,
+        dataset: Any,
+        method: str,
+        seed: Callable[[int], int] | int,
+        item: Callable[[], int] | None = None,
+    ) -> None:
+        rng = ItemRng(seed, item) if callable(seed) else ItemRng(lambda which: seed + which)
+        facts = {"id": number, "num_workers": workers, "dataset": dataset, "rng": rng, "worker_method": method}
+        object.__setattr__(self, "_facts", (facts, seed))
+
+    def __getattribute__(self, name: str) -> Any:
+        facts, seed = object.__getattribute__(self, "_facts")
+        if name == "seed":
+            return seed(0) if callable(seed) else seed
+        if name in facts:
+            return facts[name]
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # As torch says it: newer versions of it in one way, older ones in another.
+        if dataclasses.is_dataclass(torch_worker.WorkerInfo):
+            raise _FixedError(f"cannot assign to field {name!r}")
+        raise _FixedError("Cannot assign attributes to WorkerInfo objects")
+
+    def __repr__(self) -> str:
+        names = ("id", "num_workers", "seed", "dataset", "worker_method")
+        return f"WorkerInfo({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def set_in_process(info: ItemWorkerInfo | None) -> None:
+    """What the whole process is told, which is a worker."""
+    torch_worker._worker_info = info
+
+
+_thread = threading.local()
+_patching = threading.Lock()
+
+
+def set_in_thread(info: ItemWorkerInfo | None) -> None:
+    """What this thread is told.
+
+    torch keeps what it tells for the process as a whole, and its function may have been imported by name anywhere. So
+    the function itself is made to look at the thread first; for all other threads it is as before.
+    """
+    with _patching:
+        function = torch_worker.get_worker_info
+        if not hasattr(torch_worker, "_fastpipe_thread"):
+            torch_worker._fastpipe_thread = _thread  # type: ignore[attr-defined]
+            # Its globals stay those of torch's module.
+            code = compile(
+                "def get_worker_info():\n"
+                "    info = getattr(_fastpipe_thread, 'info', None)\n"
+                "    return _worker_info if info is None else info\n",
+                __file__,
+                "exec",
+            )
+            inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
+            function.__code__ = inner
+    _thread.info = info
+
+
+def in_worker_thread() -> bool:
+    """Whether this thread is a worker."""
+    return getattr(_thread, "info", None) is not None
+
+
+_here = threading.local()
+
+
+@contextmanager
+def making_here(rng: ItemRng) -> Iterator[None]:
+    """This thread makes items itself, which draw from these generators."""
+    before = getattr(_here, "rng", None)
+    _here.rng = rng
+    try:
+        yield
+    finally:
+        _here.rng = before
+
+
+def item_rng() -> ItemRng:
+    """Random generators for the item that is being made: the same ones whoever makes it.
+
+    To be called by data sets and `collate_fn` while a `fastpipe.torch.DataLoader` asks them for an item or a batch.
+    What they draw from these generators is the same in worker processes, in worker threads and without workers. The
+    generators of `random`, `numpy.random` and `torch` themselves are seeded for items in worker processes and without
+    workers only. Worker threads share them with the program.
+
+    Returns:
+        An object with `random_generator` (a `random.Random`), `numpy_generator` (a `numpy.random.Generator`) and
+        `torch_generator` (a `torch.Generator`), each seeded for the item.
+
+    Raises:
+        RuntimeError: where no such item is being made.
+
+    Example:
+        >>> import torch
+        >>> import fastpipe.torch
+        >>> class Noise(torch.utils.data.Dataset):
+        ...     def __len__(self):
+        ...         return 6
+        ...
+        ...     def __getitem__(self, index):
+        ...         return torch.rand((), generator=fastpipe.torch.item_rng().torch_generator)
+        >>> def numbers(**workers):
+        ...     generator = torch.Generator().manual_seed(7)
+        ...     return torch.cat(list(fastpipe.torch.DataLoader(Noise(), generator=generator, **workers)))
+        >>> bool((numbers() == numbers(num_workers=2, worker_method="thread")).all())
+        True
+    """
+    rng = getattr(_here, "rng", None)
+    if rng is None:
+        rng = getattr(torch_worker.get_worker_info(), "rng", None)
+    if not isinstance(rng, ItemRng):
+        raise RuntimeError(
+            "item_rng() is for items, while fastpipe.torch.DataLoader makes them: none is being made here"
+        )
+    return rng

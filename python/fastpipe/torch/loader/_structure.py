@@ -1,0 +1,300 @@
+"""What items are made of, and what a batch of them is.
+
+An item is described by a tree: of dicts, lists, tuples and data classes, and of values at the leaves. The description
+says where in a slab each value goes, so that all values of one leaf lie side by side: as the array that they are in the
+batch. It is found out from the first item, and each further item is held against it. Where one doesn't fit, what
+differs is described more loosely: arrays of a shape as arrays of a number of dimensions, and anything else as an
+object, which is pickled.
+
+What is a batch of items follows from `torch.utils.data.default_collate`: before a description is used, torch collates
+an item with itself, and what comes out must be what the description says, in classes, dtypes and shapes. So whatever is
+registered with torch is honoured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from fastpipe._fastpipe import ItemLayout
+from fastpipe.torch.loader._collation import collate
+
+__all__ = ["Layout", "described"]
+
+Node: TypeAlias = "tuple[Any, ...]"
+
+_OBJECT: Node = ("object",)
+
+# What is deeper or has more leaves is pickled.
+_DEPTH = 32
+_LEAVES = 1024
+
+_KINDS = "biufc"
+_FITTING = {
+    np.dtype(name)
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+
+# How DLPack names a dtype, by its code and bits, and the dtype of NumPy's over the same bytes.
+_TENSORS: dict[torch.dtype, tuple[tuple[int, int], str]] = {
+    torch.bool: ((6, 8), "bool"),
+    torch.uint8: ((1, 8), "uint8"),
+    torch.int8: ((0, 8), "int8"),
+    torch.int16: ((0, 16), "int16"),
+    torch.int32: ((0, 32), "int32"),
+    torch.int64: ((0, 64), "int64"),
+    torch.float16: ((2, 16), "float16"),
+    torch.float32: ((2, 32), "float32"),
+    torch.float64: ((2, 64), "float64"),
+    torch.bfloat16: ((4, 16), "int16"),
+    torch.complex64: ((5, 64), "complex64"),
+    torch.complex128: ((5, 128), "complex128"),
+}
+"""Dtypes that lie in slabs; those of others are pickled."""
+
+
+class _Described:
+    """Describes an item."""
+
+    def __init__(self) -> None:
+        self._leaves = 0
+
+    def node(self, item: Any, depth: int = 0) -> Node:
+        kind = type(item)
+        if depth > _DEPTH:
+            return _OBJECT
+        if kind is dict:
+            return ("dict", [(key, self.node(value, depth + 1)) for key, value in item.items()])
+        if kind is list:
+            return ("list", [self.node(value, depth + 1) for value in item])
+        if kind is tuple or (isinstance(item, tuple) and hasattr(kind, "_fields") and hasattr(kind, "_make")):
+            return ("tuple", kind, [self.node(value, depth + 1) for value in item])
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(item)]
+            if not all(hasattr(item, name) for name in names):
+                return _OBJECT
+            return ("fields", kind, [(name, self.node(getattr(item, name), depth + 1)) for name in names])
+        self._leaves += 1
+        return _OBJECT if self._leaves > _LEAVES else _leaf(item)
+
+
+def _leaf(item: Any) -> Node:
+    kind = type(item)
+    if kind is int:
+        return ("int",) if -(2**63) <= item < 2**63 else _OBJECT
+    if kind in _PLAIN:
+        return (_PLAIN[kind],)
+    if kind in (np.ndarray, np.memmap) and item.dtype in _FITTING and item.dtype.isnative:
+        return ("array", kind, item.dtype.str, item.shape)
+    if isinstance(item, np.generic) and item.dtype in _FITTING:
+        return ("scalar", kind, item.dtype.str)
+    if kind is torch.Tensor and item.dtype in _TENSORS and item.layout is torch.strided and item.is_cpu:
+        if item.requires_grad or item.is_nested or item.__dict__:
+            return _OBJECT
+        element, stored = _TENSORS[item.dtype]
+        return ("tensor", item.dtype, element, tuple(item.shape), np.dtype(stored).str)
+    return _OBJECT
+
+
+_PLAIN = {bool: "bool", float: "float", str: "text", bytes: "bytes"}
+
+
+def _joined(one: Node, other: Node) -> Node:
+    """What describes items that one of these describes, or the other."""
+    if one == other:
+        return one
+    kinds = one[0], other[0]
+    if kinds == ("dict", "dict"):
+        left, right = dict(one[1]), dict(other[1])
+        # An item with another order of keys has no place in a slab, but that is no reason to change the layout.
+        if left.keys() == right.keys() and {*map(type, left)} == {*map(type, right)}:
+            return ("dict", [(key, _joined(node, right[key])) for key, node in one[1]])
+    elif kinds == ("list", "list"):
+        if len(one[1]) == len(other[1]):
+            return ("list", [_joined(*pair) for pair in zip(one[1], other[1], strict=True)])
+    elif kinds == ("tuple", "tuple"):
+        if one[1] is other[1] and len(one[2]) == len(other[2]):
+            return ("tuple", one[1], [_joined(*pair) for pair in zip(one[2], other[2], strict=True)])
+    elif kinds == ("fields", "fields"):
+        if one[1] is other[1]:
+            pairs = zip(one[2], other[2], strict=True)
+            return ("fields", one[1], [(name, _joined(node, more)) for (name, node), (_, more) in pairs])
+    else:
+        loose = _loose(one)
+        if loose is not None and loose == _loose(other):
+            return loose
+    return _OBJECT
+
+
+def _loose(node: Node) -> Node | None:
+    """An array of a shape as one of a number of dimensions."""
+    match node:
+        case ("array", kind, dtype, shape):
+            return ("arrays", kind, dtype, len(shape))
+        case ("tensor", dtype, element, shape, stored):
+            return ("tensors", dtype, element, len(shape), stored)
+        case ("arrays" | "tensors", *_):
+            return node
+    return None
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    match node:
+        case ("dict", pairs) | ("fields", _, pairs):
+            for _, child in pairs:
+                yield from _leaves(child)
+        case ("list", children) | ("tuple", _, children):
+            for child in children:
+                yield from _leaves(child)
+        case _:
+            yield node
+
+
+_SIDE_BY_SIDE = {"int", "float", "bool", "text", "bytes", "array", "scalar", "tensor"}
+
+
+def described(item: Any, before: bytes | None, *, default: bool) -> bytes | None:
+    """Describes an item, and the items that `before` describes.
+
+    Args:
+        item: made by the data set.
+        before: an earlier description; None for none.
+        default: whether torch's default collation makes a batch of items.
+
+    Returns:
+        The description; None if `before` says all of it.
+    """
+    node = _Described().node(item)
+    earlier = None
+    if before is not None:
+        earlier, _ = pickle.loads(before)
+        node = _joined(earlier, node)
+        if node == earlier:
+            return None
+    try:
+        return _bytes(node, default and _is_batch(node, item))
+    except Exception:
+        # A class that can't be pickled: then its objects can't either, which says why when one of them is.
+        return _bytes(_OBJECT, False) if earlier != _OBJECT else None
+
+
+def _bytes(node: Node, in_place: bool) -> bytes:
+    return bytes(ForkingPickler.dumps((node, in_place), 5))
+
+
+def _is_batch(node: Node, item: Any) -> bool:
+    """Whether items side by side are what torch makes of them."""
+    if not all(leaf[0] in _SIDE_BY_SIDE for leaf in _leaves(node)):
+        return False
+    two = [item, item]
+    try:
+        wanted = collate(two)
+        found = _builder(node)(iter(_twice(node, item)))
+    except Exception:
+        return False
+    return _alike(wanted, found)
+
+
+def _twice(node: Node, item: Any) -> Iterator[Any]:
+    """The parts of a batch of an item and itself."""
+    match node:
+        case ("dict", pairs):
+            for key, child in pairs:
+                yield from _twice(child, item[key])
+        case ("list", children) | ("tuple", _, children):
+            for child, value in zip(children, item, strict=True):
+                yield from _twice(child, value)
+        case ("fields", _, pairs):
+            for name, child in pairs:
+                yield from _twice(child, getattr(item, name))
+        case ("text",) | ("bytes",):
+            yield [item, item]
+        case ("tensor", _, _, shape, stored):
+            yield np.zeros((2, *shape), stored)
+        case ("array", _, dtype, shape):
+            yield np.zeros((2, *shape), dtype)
+        case ("scalar", _, dtype):
+            yield np.zeros(2, dtype)
+        case (kind,):
+            yield np.zeros(2, {"int": "int64", "float": "float64", "bool": "bool"}[kind])
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two batches are of the same classes, dtypes and shapes."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype is other.dtype and one.shape == other.shape and one.requires_grad == other.requires_grad
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_alike(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if dataclasses.is_dataclass(one):
+        return all(_alike(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
+    return bool(one == other)
+
+
+Builder: TypeAlias = "Callable[[Iterator[Any]], Any]"
+
+
+def _builder(node: Node) -> Builder:
+    """What makes a batch of its parts."""
+    match node:
+        case ("dict", pairs):
+            named = [(key, _builder(child)) for key, child in pairs]
+            return lambda parts: {key: build(parts) for key, build in named}
+        case ("list", children):
+            return _list_of(children)
+        case ("tuple", kind, children):
+            builders = _list_of(children)
+            return builders if kind is tuple else lambda parts: kind._make(builders(parts))
+        case ("fields", kind, pairs):
+            fields = [(name, _builder(child)) for name, child in pairs]
+            return lambda parts: _with_fields(kind, [(name, build(parts)) for name, build in fields])
+        case ("text",) | ("bytes",):
+            return next
+        case ("tensor", dtype, _, _, _) if torch.from_numpy(np.empty(0, node[4])).dtype is not dtype:
+            return lambda parts: torch.from_numpy(next(parts)).view(dtype)
+    return lambda parts: torch.from_numpy(next(parts))
+
+
+def _list_of(children: list[Node]) -> Builder:
+    builders = [_builder(child) for child in children]
+    # As torch does it, tuples too.
+    return lambda parts: [build(parts) for build in builders]
+
+
+def _with_fields(kind: type, fields: list[tuple[str, Any]]) -> Any:
+    """An object of a data class, whatever its `__init__` would do."""
+    found: Any = object.__new__(kind)
+    for name, value in fields:
+        object.__setattr__(found, name, value)
+    return found
+
+
+class Layout:
+    """A description, compiled.
+
+    Args:
+        description: as `described` returns it.
+    """
+
+    def __init__(self, description: bytes) -> None:
+        node, in_place = pickle.loads(description)
+        self.rows = ItemLayout(node, in_place)
+        self.in_place: bool = in_place
+        self._build = _builder(node) if in_place else None
+
+    def batch(self, parts: list[Any]) -> Any:
+        """The batch of which these are the parts."""
+        assert self._build is not None
+        return self._build(iter(parts))

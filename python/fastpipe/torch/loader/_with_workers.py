@@ -1,0 +1,494 @@
+"""Passes with workers."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import time
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
+
+from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
+from fastpipe.errors import PassClosedError, WorkerError
+from fastpipe.torch.loader import _messages
+from fastpipe.torch.loader._account import Account, Look
+from fastpipe.torch.loader._collation import is_default
+from fastpipe.torch.loader._in_process import Here
+from fastpipe.torch.loader._no_memory import no_address_space, no_memory
+from fastpipe.torch.loader._order import Order
+from fastpipe.torch.loader._pass import Pass, ahead_of, fetch_of
+from fastpipe.torch.loader._seeds import Draws
+from fastpipe.torch.loader._structure import Layout
+from fastpipe.torch.loader._thread_batches import ThreadBatches
+from fastpipe.torch.loader._worker import Task
+from fastpipe.torch.loader._worker_init import given_init
+from fastpipe.torch.loader._workers import Workers, context_of, threads_take_turns
+
+__all__ = ["Known", "WithWorkers"]
+
+# Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
+_IDLE = 0.005
+# Seconds between looks after the workers while a batch is waited for, and while none is.
+_LOOK = 0.05
+_LOOK_UNASKED = 1.0
+# Seconds between looks at how much memory there is.
+_MEASURE = 1.0
+
+# Bytes that batches may take beyond those ahead, and one that the consumer has.
+_SLACK = 32 << 20
+
+# Times as many batches as torch would have begun may be, behind one that takes long. Of items of which one in a hundred
+# takes 2 seconds, 8 workers make 1,600 in 4.4 seconds then; with half as many batches they wait for each other, and
+# take 6.4.
+_FURTHER = 2
+
+
+class Known:
+    """What the passes of a loader have learned, for later ones.
+
+    Attributes:
+        description: of the layout of the last items; None if there is none.
+        drawn: whether worker threads were seen to use the process's generators, and the program was warned of it.
+    """
+
+    def __init__(self) -> None:
+        self.description: bytes | None = None
+        self.drawn = False
+
+
+class WithWorkers(Pass):
+    """A pass with workers, and further ones if they are kept."""
+
+    def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+        self._workers_of_pass: Workers | None = None
+        super().__init__(loader, resumed, seed)
+        self._loader_in_order = getattr(loader, "in_order", True)
+        self._fetch_kind = fetch_of(loader)
+        self._here = Here(loader)
+        self._known: Known = loader._known
+        self._ahead = ahead_of(loader)
+        # Nobody knows before how large a batch is that a worker makes at once.
+        further = _FURTHER if self._fetch_kind == "items" else 1
+        self._most_begun = further * self._ahead * loader.num_workers
+        self._limit = loader.memory_limit
+        self._drained = False
+        self._trouble: tuple[int | None, Exception] | None = None
+        self._looked = self._measured = time.monotonic()
+        self._awaited: tuple[int, int] | None = None
+        self._draws = Draws() if loader.worker_method == "thread" and not self._known.drawn else None
+        self._collates = not is_default(loader.collate_fn)
+        self.account = Account(self)
+        self._start(loader)
+
+    def _start(self, loader: Any) -> None:
+        """Starts the workers."""
+        threads = loader.worker_method == "thread"
+        makers, joiners = loader.num_workers, self._joiners(loader)
+        default = is_default(loader.collate_fn) and self._fetch_kind == "items"
+        init = given_init(loader.worker_init_fn)
+        self._shutdown = False
+        self._lost = ""
+        self._layouts: dict[int, Layout] = {}
+        # Begun, and not given to the consumer: the batch, and its number in the pass.
+        self._begun: list[tuple[int, int]] = []
+        # Whether some of them were begun before anybody knew how large an item is.
+        self._unplanned = False
+        try:
+            self._consumer = ItemConsumer(
+                makers=makers,
+                joiners=joiners,
+                slots=self._most_begun + 2,
+                joining=0 if default else 2 if joiners else 1,
+                whole=self._fetch_kind != "items",
+                turns=threads and threads_take_turns(),
+                ahead=self._ahead,
+                slack=_SLACK,
+                most=self._most(0),
+                shared=not threads,
+            )
+        except (MemoryError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
+                raise
+            raise no_address_space(error) from error
+        if self._known.description is not None:
+            # Where there is no room for it, there is none for batches, which say so.
+            with suppress(MemoryError):
+                self._consumer.tell(self._known.description)
+        self._fill()
+        task = Task(
+            loader.dataset,
+            loader.collate_fn,
+            self._fetch_kind,
+            init,
+            makers,
+            int(self._base_seed),
+        )
+        context = None if threads else context_of(loader.multiprocessing_context)
+        with self._watched():
+            self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
+            # As torch names them.
+            self._workers = self._workers_of_pass.makers
+            if init is not None:
+                self._await_init()
+
+    def _await_init(self) -> None:
+        """Waits until workers have called `worker_init_fn`, or the first batch is there."""
+        assert self._workers_of_pass is not None
+        try:
+            self._await_beginning()
+        except BaseException:
+            # Nobody will have what they make.
+            self._workers_of_pass.end(at_once=True)
+            self._shutdown_workers()
+            raise
+
+    def _await_beginning(self) -> None:
+        """Waits until workers have begun, or the first batch is there.
+
+        Raises:
+            Exception: what `worker_init_fn` has raised in one of them.
+        """
+        deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
+        self.account.wait()
+        try:
+            while (refusal := self._consumer.refusal()) is None:
+                is_there = bool(self._begun) and self._consumer.ready(self._begun[0][0])
+                # Who waits for the first batch is told that it takes too long.
+                is_late = deadline is not None and time.monotonic() > deadline
+                if is_there or is_late or self._consumer.has_begun():
+                    return
+                self._consumer.wait(self._begun[0][0] if self._begun else None, _IDLE)
+                if time.monotonic() > self._looked + _LOOK:
+                    self._look_after()
+        finally:
+            self.account.leave()
+        failure: ExceptionWrapper = _messages.read(*refusal)
+        del refusal
+        failure.reraise()  # type: ignore[no-untyped-call]
+
+    def _joiners(self, loader: Any) -> int:
+        if fetch_of(loader) != "items" or is_default(loader.collate_fn):
+            return 0
+        given = loader.num_batch_workers
+        return ahead_of(loader) if given is None else int(given)
+
+    @property
+    def _thread_batches(self) -> ThreadBatches | None:
+        return None if self._workers_of_pass is None else self._workers_of_pass.batches
+
+    def _most(self, held: int) -> int:
+        """Bytes that batches may take."""
+        if self._limit is not None:
+            return int(self._limit)
+        free = available_memory()
+        return 2**63 if free is None else held + free - free // 16
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins another pass with the same workers."""
+        with self._lock:
+            self._check_process()
+            if not self._shutdown:
+                self._give_up()
+            resumed, rest = loader._taken_state()
+            order = Order(loader, None if resumed is None else resumed["order"])
+            seed = self.next_seed if resumed is None else resumed["seed"]
+            if rest is not None:
+                rest.put_back(loader)
+            iter(order)
+            if rest is not None:
+                # One that a new loader's first pass would have, or that of workers that are kept.
+                seed = _drawn_seed(loader.generator) if rest.seed is None else rest.seed
+            self._num_yielded = 0
+            self._IterableDataset_len_called = loader._IterableDataset_len_called
+            self._begin(order, seed, resumed)
+            self._drained, self._trouble = False, None
+            if self._shutdown:
+                # Some were lost, and all have ended.
+                self.account = Account(self)
+                self._start(loader)
+                return
+            before = self.look()
+            self._consumer.set_most(self._most(self._consumer.held))
+            self._fill()
+            self.account = Account(self, before)
+
+    @property
+    def next_seed(self) -> int:
+        """The seed of the next pass of workers that are kept."""
+        return item_seed(self.progress.seed, 0, 1, 0)
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise PassClosedError("this pass is another process's, which has forked: iter(loader) starts one here")
+
+    def _give_up(self) -> None:
+        """Waits until nobody works on what was begun."""
+        batches = [batch for batch, _ in self._begun]
+        self._consumer.cancel(batches)
+        for batch in batches:
+            while not self._consumer.wait(batch, _LOOK):
+                self._look_after()
+            self._consumer.take(batch)
+        self._begun.clear()
+        if self._thread_batches is not None:
+            self._thread_batches.clear()
+
+    # Begin.
+
+    def _layout(self) -> tuple[int, Any] | None:
+        """The layout that batches begin with."""
+        told = self._consumer.layout()
+        if told is None:
+            return None
+        number, description = told
+        self._known.description = description
+        layout = number, self._compiled(number, description).rows
+        if self._unplanned:
+            self._plan(number)
+        return layout
+
+    def _plan(self, layout: int) -> None:
+        """Gives the batches memory that were begun before anybody knew how large an item is."""
+        while (found := self._consumer.unplanned(layout)) is not None:
+            batch, number = found
+            self._consumer.plan(batch, self._compiled(number).rows)
+        self._unplanned = False
+
+    def _compiled(self, number: int, description: bytes | None = None) -> Layout:
+        found = self._layouts.get(number)
+        if found is None:
+            description = description or self._consumer.description(number)
+            assert description is not None
+            found = self._layouts[number] = Layout(description)
+        return found
+
+    def _begin_one(self, *, later: bool = False) -> bool:
+        """Begins the next batch, if there is one.
+
+        While nobody knows how large an item is, a worker gets the batch's memory; `later` leaves it to `_plan`.
+
+        What the sampler raises, and that there is no memory for the indices, the consumer is told behind the batches
+        that were begun before.
+        """
+        if self._drained or self._trouble is not None or not self._consumer.can_begin():
+            return False
+        number = None
+        try:
+            number, indices = self._drawn()
+            listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
+            layout = None if self._fetch_kind != "items" else self._layout()
+            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout, later)
+        except StopIteration:
+            self._drained = True
+            return False
+        except Exception as error:
+            self._trouble = number, error
+            return False
+        self._begun.append((batch, number))
+        self._unplanned |= later
+        return True
+
+    def _fill(self) -> None:
+        while len(self._begun) < self._ahead and self._begin_one():
+            pass
+
+    def _begin_for_idle(self) -> None:
+        """Begins another batch for workers that have nothing to do, while a batch is waited for.
+
+        So an item that takes long holds up its own batch alone. There are never more than twice as many as torch would
+        have begun, and they take little memory.
+        """
+        if len(self._begun) < self._most_begun and self._consumer.idle():
+            layout = self._layout()
+            if layout is None and self._fetch_kind == "items":
+                # Nobody knows how large an item is. There is memory for as many batches as may be on their way, and
+                # workers keep items of others until it is their turn; such items may wait for each other, too. Where
+                # workers make batches in one piece, there is no layout even behind the first batch.
+                if self._num_yielded == 0 and len(self._begun) < self._ahead + len(self._workers):
+                    self._begin_one(later=True)
+                return
+            rows = self._loader_batch
+            if self._consumer.has_slack(None if layout is None else layout[1], rows):
+                self._begin_one()
+
+    @property
+    def _loader_batch(self) -> int:
+        sampler = self._index_sampler
+        return int(getattr(sampler, "batch_size", None) or 1) if self._auto_collation else 1
+
+    # Take.
+
+    def _next_data(self) -> Any:
+        self._check_process()
+        self.account.wait()
+        try:
+            if self._lost:
+                raise WorkerError(self._lost)
+            if not self._begun and not self._shutdown:
+                self._fill()
+            if not self._begun:
+                self._raise_trouble()
+                self.progress.ended = True
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            if time.monotonic() > self._looked + _LOOK_UNASKED:
+                self._look_after(waiting=False)
+            place = self._wait()
+            if self._draws is not None and self._draws.found:
+                self._draws.warn(stacklevel=3)
+                self._known.drawn, self._draws = True, None
+            batch, number = self._begun.pop(place)
+            # What an error's traceback keeps must not keep the memory.
+            taken = [self._consumer.take(batch)]
+            self.progress.give(number)
+            self._fill()
+            return self._pinned(self._made(taken.pop(), number))
+        finally:
+            self.account.leave()
+
+    def _raise_trouble(self) -> None:
+        """Raises what kept a batch from being begun, once."""
+        if self._trouble is not None:
+            (number, error), self._trouble = self._trouble, None
+            if number is not None:
+                self.progress.give(number)
+            try:
+                raise error
+            finally:
+                # Its traceback has this frame, and would keep the pass.
+                del error
+
+    def _ready_place(self) -> int | None:
+        """Where among those begun the batch stands that can be taken."""
+        if self._loader_in_order:
+            return 0 if self._consumer.ready(self._begun[0][0]) else None
+        return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
+
+    def _wait(self) -> int:
+        """Where among those begun the batch stands that the consumer has next."""
+        place = self._ready_place()
+        if place is not None:
+            return place
+        begin = time.monotonic()
+        self._awaited = self._begun[0]
+        try:
+            with self._watched():
+                return self._wait_since(begin)
+        finally:
+            self._awaited = None
+
+    def _watched(self) -> AbstractContextManager[None]:
+        """Within this worker threads may use the process's generators, and the program doesn't."""
+        return nullcontext() if self._draws is None else self._draws.watched()
+
+    def _wait_since(self, begin: float) -> int:
+        assert self._workers_of_pass is not None
+        place = None
+        while place is None:
+            # The earliest one must have its memory, whatever the consumer has.
+            earliest = self._begun[0][0]
+            more = len(self._begun) < self._most_begun and not self._drained
+            seconds = _IDLE if more else _LOOK
+            if self._timeout > 0:
+                seconds = min(seconds, max(0.0, begin + self._timeout - time.monotonic()))
+            if not self._loader_in_order:
+                self._consumer.need(earliest)
+            self._consumer.wait(earliest if self._loader_in_order else None, seconds)
+            place = self._ready_place()
+            now = time.monotonic()
+            if place is None and self._timeout > 0 and now >= begin + self._timeout:
+                told = self._workers_of_pass.told()
+                raise WorkerError(f"DataLoader timed out after {self._timeout} seconds ({told})")
+            if place is None and self._unplanned:
+                self._layout()
+            if place is None and more:
+                with nullcontext() if self._draws is None else self._draws.apart():
+                    # The sampler may draw.
+                    self._begin_for_idle()
+            if place is None and now >= max(begin, self._looked) + _LOOK:
+                self._look_after()
+        return place
+
+    def _look_after(self, *, waiting: bool = True) -> None:
+        assert self._workers_of_pass is not None
+        self._looked = time.monotonic()
+        if self._limit is None and self._looked > self._measured + _MEASURE:
+            # Other programs take memory, and give it back.
+            self._measured = self._looked
+            self._consumer.set_most(self._most(self._consumer.held))
+        try:
+            self._workers_of_pass.check(waiting=waiting)
+        except WorkerError as error:
+            # All have ended, and nothing that was begun will come.
+            self._shutdown, self._lost = True, str(error)
+            self._begun.clear()
+            self.account.keep(self.look())
+            raise
+
+    def _made(self, taken: Any, batch: int) -> Any:
+        """What a batch is.
+
+        Raises:
+            Exception: what an item has raised.
+        """
+        match taken:
+            case ("row", memory, row, offset, length):
+                if not length:
+                    raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't say why")
+                failure: ExceptionWrapper = _messages.read(memory, offset, length)
+                del memory, taken
+                return failure.reraise()  # type: ignore[no-untyped-call]
+            case ("memory", wanted, held, most, number_of_error):
+                raise no_memory(wanted, held, most, number_of_error, limited=self._limit is not None)
+        memory, rows, number, slab, result = taken
+        if result is not None:
+            read = _messages.read if self._thread_batches is None else self._thread_batches.read
+            return read(memory, *result)
+        if rows == 0:
+            # Nobody has made anything of it.
+            return self._here.batch(batch, [], self.progress.seed)
+        layout = self._compiled(number)
+        return layout.batch(layout.rows.parts(memory, slab, rows))
+
+    # End.
+
+    def _shutdown_workers(self) -> None:
+        """Lets the workers end. As torch names it."""
+        self._shutdown = True
+        if self._workers_of_pass is not None:
+            self._workers_of_pass.end()
+            if self._process == os.getpid():
+                self.account.keep(self.look())
+
+    def __del__(self) -> None:
+        workers = getattr(self, "_workers_of_pass", None)
+        if workers is not None and _utils.python_exit_status is not True:
+            workers.end()
+            if self._process == os.getpid():
+                self.account.keep(self.look())
+
+    def look(self) -> Look:
+        """What there is to see of the workers."""
+        assert self._workers_of_pass is not None
+        views = [
+            view | {"name": name}
+            for view, name in zip(self._consumer.views(), self._workers_of_pass.names, strict=True)
+        ]
+        makers, awaited = len(self._workers_of_pass.makers), self._awaited
+        told = None if awaited is None else (awaited[1], self._consumer.left(awaited[0]))
+        return Look(views[:makers], views[makers:], told, self._collates)
+
+
+def _drawn_seed(generator: torch.Generator | None) -> int:
+    """As torch draws that of a pass."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _pickled(indices: list[Any]) -> bytes:
+    return pickle.dumps(indices, 5)
