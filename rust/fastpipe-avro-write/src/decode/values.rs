@@ -17,8 +17,8 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use super::input::{DAY_MILLIS, Input, decimal, malformed, time_of_day};
 use crate::schema::{Null, Site, Type};
 
-/// The maximum length of a batch's column of fixed values once it has a null. Arrow stores zeros for each null, as many as
-/// the schema declares, and a file needs only one byte per null to ask for them.
+/// The maximum length of a batch's column of fixed values once it has a null. Arrow stores zeros for each null, as many
+/// as the schema declares, and a file needs only one byte per null to ask for them.
 const MAX_FIXED_BYTES: usize = 1 << 28;
 
 /// Where items of several rows end. They begin with a 0.
