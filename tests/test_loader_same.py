@@ -6,15 +6,24 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from apart import apart
 from fastpipe.errors import StateError
@@ -257,10 +266,71 @@ class Uneven(torch.utils.data.Sampler[list[int]]):
             yield [order.pop() for _ in range(size)]
 
 
+class Remembering(torch.utils.data.Sampler[int]):
+    """A sampler whose iterators have states."""
+
+    class Iterator:
+        def __init__(self) -> None:
+            self.next = 0
+
+        def __iter__(self) -> Any:
+            return self
+
+        def __next__(self) -> int:
+            if self.next == 28:
+                raise StopIteration
+            self.next += 1
+            return (self.next * 5) % 28
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"next": self.next}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.next = state["next"]
+
+    def __len__(self) -> int:
+        return 28
+
+    def __iter__(self) -> Any:
+        return self.Iterator()
+
+
+class Eager(torch.utils.data.Sampler[int]):
+    """Draws all from torch's generator when its iterator is created."""
+
+    def __len__(self) -> int:
+        return 28
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(28).tolist())
+
+
+def epoch_three(sampler: Any) -> Any:
+    sampler.set_epoch(3)
+    return sampler
+
+
+WEIGHTS = [1.0 + number % 5 for number in range(28)]
 ORDERS: dict[str, Any] = {
     "in sequence": lambda: {"batch_size": 4},
     "shuffled": lambda: {"batch_size": 4, "shuffle": True},
     "by its generator": lambda: {"batch_size": 5, "shuffle": True, "generator": generator(), "drop_last": True},
+    "replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(range(28), replacement=True, num_samples=70)},
+    "replacement by its generator": lambda: {
+        "batch_size": 4,
+        "sampler": RandomSampler(range(28), replacement=True, num_samples=70, generator=generator(2)),
+    },
+    "weights": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler(WEIGHTS, 40)},
+    "a subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(3, 26))},
+    "a subset by its generator": lambda: {
+        "batch_size": 4,
+        "sampler": SubsetRandomSampler(range(3, 26), generator(4)),
+        "generator": generator(4),
+    },
+    "a rank": lambda: {"batch_size": 2, "sampler": epoch_three(DistributedSampler(range(28), 2, 1, seed=5))},
+    "a batch sampler": lambda: {"batch_sampler": BatchSampler(RandomSampler(range(28)), 5, True)},
+    "iterators with states": lambda: {"batch_size": 4, "sampler": Remembering()},
+    "drawn when it begins": lambda: {"batch_size": 4, "sampler": Eager()},
     "a sampler with states": lambda: {"batch_size": 4, "sampler": Counts(28)},
     "its batches": lambda: {"batch_sampler": Uneven()},
     "no batches": lambda: {"batch_size": None, "shuffle": True},
@@ -305,6 +375,81 @@ def test_a_pass_goes_on_from_each_step(order: str) -> None:
             second.load_state_dict(state)
             assert_same(second.state_dict(), state)
             assert_same(list(second), expected[step:])
+
+
+class ByPython(torch.utils.data.Sampler[int]):
+    """Draws from Python's generator, or another, and has no states."""
+
+    def __init__(self, draw: Any) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(range(40), key=lambda _: self.draw()))
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, torch.default_generator.seed])
+def test_a_sampler_that_yields_another_order_is_an_error(draw: Any) -> None:
+    def loader() -> Any:
+        return DataLoader(Numbers(40), 5, sampler=ByPython(draw))
+
+    first = loader()
+    batches = iter(first)
+    next(batches), next(batches)
+    second = loader()
+    second.load_state_dict(stored(first.state_dict()))
+    with pytest.raises(StateError, match=r"sampler yields other indices .* state_dict.*Batch 1 began with \["):
+        iter(second)
+
+
+def test_a_sampler_that_ends_sooner_is_an_error() -> None:
+    first = DataLoader(Numbers(40), 5)
+    batches = iter(first)
+    for _ in range(4):
+        next(batches)
+    second = DataLoader(Numbers(11), 5)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(StateError, match="It ended after 3 batches, of 4"):
+        iter(second)
+
+
+# A state after two batches of an earlier version, which drew all generators' states.
+OLD: dict[str, Any] = {
+    "version": 1,
+    "kind": "items",
+    "batch_size": [4, False],
+    "pass": {
+        "batches": 2,
+        "beyond": [],
+        "seed": 99,
+        "order": {
+            "generators": {},
+            "at_first": {},
+            "drawn": {},
+            "seed": 1234,
+            "stateful": None,
+            "sampler": None,
+        },
+    },
+}
+
+
+def test_states_of_earlier_versions_are_read() -> None:
+    loader = DataLoader(Numbers(20), 4, shuffle=True)
+    loader.load_state_dict(OLD)
+    expected = torch.randperm(20, generator=generator(1234))[8:].reshape(3, 4)
+    assert torch.equal(torch.stack(list(loader)), expected)
+
+
+def test_states_of_earlier_versions_that_need_pythons_generator_are_refused() -> None:
+    loader = DataLoader(Numbers(20), 4, shuffle=True)
+    state = stored(OLD)
+    state["pass"]["order"]["drawn"] = {"begin": {"python": [3, [1] * 625, None]}}
+    loader.load_state_dict(state)
+    with pytest.raises(StateError, match=r"It drew from the generator of random or numpy\.random"):
+        iter(loader)
 
 
 @apart

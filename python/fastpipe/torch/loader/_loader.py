@@ -58,8 +58,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     stays valid.
 
     **States.** `state_dict` resumes between any two batches, with any number of workers, batch workers and threads. It
-    counts what was yielded. Samplers with a `state_dict`, of their own or of their iterators, keep theirs; others are
-    asked for the same batches again.
+    counts what was yielded. Samplers with a `state_dict`, or whose iterators have one, keep their own states. Other
+    samplers are asked for the same batches again, with torch's generators put back.
 
     **Iterable data sets** are read as torch reads them, a worker a stream, and by torch's workers; with torchdata
     installed by its `StatefulDataLoader`, which has states.
@@ -270,7 +270,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         it, or draws for its own ends.
 
         Raises:
-            StateError: if it isn't one of such a loader; it says what differs. Nothing changes then.
+            StateError: if it isn't one of such a loader; it says what differs. Nothing changes then. The next pass
+                raises it, too, if the sampler yields other batches than before.
         """
         if self._streams is not None:
             self._streams.load_state_dict(state_dict)

@@ -1,44 +1,41 @@
-"""Which items stand in which batch: what the sampler says, and where it stands, so that a state can go back to it.
+"""The order of items: what samplers yield, and states from which a later pass continues behind the same batch.
 
-A pass begins by asking the sampler for an iterator, and draws batches of indices from it, some ahead of the consumer.
-To begin again behind a batch, in another process, the iterator must be made as it was, and be where it was behind that
-batch:
+A pass asks the sampler for an iterator, and draws batches of indices from it, some before the consumer wants them. A
+state resumes in one of two ways:
 
-- A sampler or an iterator that has a `state_dict` tells where it stands. It is asked behind each batch.
-- Any other is asked for the same batches once more, and these are passed over. It yields the same ones if it draws from
-  generators that are put back: those that are its own (`generator`), and those of the process. Which of them it drew
-  from, as the pass began, is found out by looking at them before and behind.
+- A sampler, or an iterator, with `state_dict` and `load_state_dict` restores its own state, which was saved after the
+  batch.
+- Any other sampler is asked for the same batches again, which are skipped, as torchdata's `StatefulDataLoader` does.
+  torch's generators are put back for that: those of the loader and its samplers, and torch's default one while the
+  iterator is created and draws its first batch. All of torch's samplers draw from nothing else.
 
-torch's own `RandomSampler` without a generator draws a seed from the process's, and everything else from that: then the
-seed is the state.
+A custom sampler that draws from Python's or NumPy's generators, or from torch's default one later on, needs a state of
+its own. The last skipped batch is compared with the one that the state was saved after, so such a sampler causes an
+error and not another order.
 """
 
 from __future__ import annotations
 
 import base64
 import copy
-import random
+import inspect
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data.sampler import BatchSampler, RandomSampler
 
 from fastpipe.errors import StateError
 
 __all__ = ["Order", "Rest"]
 
+_T = TypeVar("_T")
 
-class _Process(NamedTuple):
-    """A generator of the process: how its state is got, put back, compared, and told (fit for JSON)."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
-    same: Callable[[Any, Any], bool]
-    tell: Callable[[Any], Any]
-    untell: Callable[[Any], Any]
+# Indices at the start of a batch that are saved, to recognize the batch.
+_RECOGNIZED = 8
 
 
 def _text(state: torch.Tensor) -> str:
@@ -49,37 +46,8 @@ def _tensor(text: str) -> torch.Tensor:
     return torch.frombuffer(bytearray(base64.b85decode(text)), dtype=torch.uint8)
 
 
-def _same_numpy(one: Any, other: Any) -> bool:
-    return bool(np.array_equal(one[1], other[1])) and one[2:] == other[2:]
-
-
-# Looked up when they are called: in a worker's thread these are functions of its own generators.
-_PROCESS = {
-    "torch": _Process(torch.get_rng_state, torch.set_rng_state, torch.equal, _text, _tensor),
-    "python": _Process(
-        lambda: random.getstate(),
-        lambda state: random.setstate(state),
-        lambda one, other: bool(one == other),
-        lambda state: [state[0], list(state[1]), state[2]],
-        lambda told: (told[0], tuple(told[1]), told[2]),
-    ),
-    "numpy": _Process(
-        lambda: np.random.get_state(legacy=True),
-        lambda state: np.random.set_state(state),
-        _same_numpy,
-        lambda state: [state[0], state[1].tolist(), *state[2:]],
-        lambda told: (told[0], np.array(told[1], np.uint32), *told[2:]),
-    ),
-}
-
-
 def _is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-
-
-def _stateful_of(sampler: Any) -> Any:
-    """The sampler that has states, of one and those that it draws from; None if none has."""
-    return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
 
 
 def _samplers(sampler: Any) -> list[Any]:
@@ -91,38 +59,66 @@ def _samplers(sampler: Any) -> list[Any]:
     return found
 
 
-def _generators(loader: Any) -> dict[str, torch.Generator]:
-    """The generators that are the loader's or its samplers' own, each once."""
-    named = {"loader": loader.generator}
-    named |= {
-        f"sampler {number}": getattr(each, "generator", None) for number, each in enumerate(_samplers(_root(loader)))
-    }
-    found: dict[str, torch.Generator] = {}
-    for name, generator in named.items():
-        if isinstance(generator, torch.Generator) and all(generator is not each for each in found.values()):
-            found[name] = generator
-    return found
+def _stateful_of(sampler: Any) -> Any:
+    """The first sampler with states, of one and those that it draws from; None if none has."""
+    return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
 
 
-def _root(loader: Any) -> Any:
-    return loader._index_sampler
+def _load_sampler(root: Any, state: Any) -> None:
+    sampler = _stateful_of(root)
+    if sampler is None:
+        raise StateError("the state is of a sampler that has states, and this loader's has none")
+    sampler.load_state_dict(copy.deepcopy(state))
+
+
+class _Generators:
+    """The generators of a loader and its samplers, each once."""
+
+    def __init__(self, loader: Any) -> None:
+        named = {"loader": loader.generator}
+        for number, sampler in enumerate(_samplers(loader._index_sampler)):
+            named[f"sampler {number}"] = getattr(sampler, "generator", None)
+        self._all: dict[str, torch.Generator] = {}
+        for name, generator in named.items():
+            if isinstance(generator, torch.Generator) and all(generator is not each for each in self._all.values()):
+                self._all[name] = generator
+
+    def states(self) -> dict[str, torch.Tensor]:
+        return {name: each.get_state() for name, each in self._all.items()}
+
+    def put_back(self, states: dict[str, torch.Tensor]) -> None:
+        for name, generator in self._all.items():
+            generator.set_state(states[name])
+
+    def decoded(self, states: dict[str, str]) -> dict[str, torch.Tensor]:
+        """The generators' states, of a loader's state."""
+        if states.keys() != self._all.keys():
+            raise StateError("the state is of a loader whose samplers have other generators")
+        return {name: _tensor(text) for name, text in states.items()}
+
+
+def _encoded(states: dict[str, torch.Tensor]) -> dict[str, str]:
+    return {name: _text(state) for name, state in states.items()}
 
 
 class Rest:
-    """The state of a loader between passes: of what its next pass will draw from.
+    """The state of a loader between passes: what its next pass will draw from.
 
     Args:
-        loader: whose it is.
-        seed: of the next pass, if that is known already.
+        loader: The loader.
+        state: Its state, as `told` returned it.
+
+    Attributes:
+        seed: The seed of the next pass, if it is known already.
     """
 
     @staticmethod
     def told(loader: Any, seed: int | None) -> dict[str, Any]:
-        """The state, fit for JSON as far as those of samplers are."""
-        sampler = _stateful_of(_root(loader))
+        """Returns the state, fit for JSON if the states of samplers are."""
+        sampler = _stateful_of(loader._index_sampler)
         return {
             "process": _text(torch.get_rng_state()),
-            "generators": {name: _text(each.get_state()) for name, each in _generators(loader).items()},
+            "generators": _encoded(_Generators(loader).states()),
             "sampler": None if sampler is None else copy.deepcopy(sampler.state_dict()),
             "seed": seed,
         }
@@ -131,254 +127,236 @@ class Rest:
         self._state = state
         self._seen = torch.get_rng_state()
         self.seed: int | None = state["seed"]
-        generators = _generators(loader)
-        if generators.keys() != state["generators"].keys():
-            raise StateError("the state is of a loader whose samplers have other generators")
+        self._generators = _Generators(loader).decoded(state["generators"])
 
     def put_back(self, loader: Any) -> None:
         """Lets the next pass draw what it would have drawn.
 
-        The process's generator is put back only if nothing has drawn from it since the state was loaded: else the
-        program knows what it does.
+        torch's default generator is put back only if it is unchanged since the state was loaded. Otherwise the program
+        has seeded it, or uses it.
         """
-        for name, generator in _generators(loader).items():
-            generator.set_state(_tensor(self._state["generators"][name]))
+        _Generators(loader).put_back(self._generators)
         if torch.equal(self._seen, torch.get_rng_state()):
             torch.set_rng_state(_tensor(self._state["process"]))
         if self._state["sampler"] is not None:
-            sampler = _stateful_of(_root(loader))
-            if sampler is None:
-                raise StateError("the state is of a sampler that has states, and this loader's has none")
-            sampler.load_state_dict(copy.deepcopy(self._state["sampler"]))
+            _load_sampler(loader._index_sampler, self._state["sampler"])
 
 
 class Order:
     """The batches of indices of a pass.
 
     Args:
-        loader: whose samplers are asked.
-        resumed: what an earlier one has told; None for a pass from its start.
+        loader: The loader whose samplers are asked.
+        resumed: The state to resume from; None for a pass from its start.
+
+    Attributes:
+        next: The index of the next batch.
     """
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None = None) -> None:
         # Not the loader, which may keep the pass that keeps this.
-        self._root = _root(loader)
-        self._generators = _generators(loader)
+        self._root = loader._index_sampler
+        self._generators = _Generators(loader)
         self._resumed = resumed
-        # What was drawn from as the pass began: where each generator stood.
-        self._drawn: dict[str, Any] = {}
-        # Where the loader's and the samplers' own generators stood then, and as the first batch was drawn: a loader
-        # draws its seed between the two, or has it already.
+        # States of the generators of the loader and its samplers when the pass began, and when the first batch was
+        # drawn: a loader draws its seed between the two, or has it already.
         self._own: dict[str, torch.Tensor] = {}
         self._own_at_first: dict[str, torch.Tensor] | None = None
+        # States of torch's default generator, if the iterator drew from it when it was created ("begin"), or for the
+        # first batch ("first").
+        self._drawn: dict[str, torch.Tensor] = {}
         self._seed: int | None = None
-        self._states: dict[int, Any] = {}
-        self._told_by: Any = None
-        # What tells where the sampler stands; None if nothing does.
-        self._teller: Any = None
+        # What has states: the sampler or its iterator; None if neither.
+        self._stateful: Any = None
+        self._by_iterator = False
+        # After each batch that the consumer may not have yet: the sampler's state, or the batch's first indices.
+        self._places: deque[tuple[int, Any]] = deque()
         self._iterator: Iterator[Any] = iter(())
-        # The number of the next batch.
         self.next = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins, as `iter` of a sampler does; called once. It may draw from the process's generators."""
+        """Begins, as `iter` of a sampler does; called once."""
         resumed = self._resumed
-        self._own = self._own_now()
-        if resumed is not None:
-            if any(resumed[when].keys() != self._generators.keys() for when in ("generators", "at_first")):
-                raise StateError("the state is of a loader whose samplers have other generators")
-            self._own, self._own_at_first = (
-                {name: _tensor(told) for name, told in resumed[when].items()} for when in ("generators", "at_first")
-            )
-            self._put_own(self._own)
-            self._drawn, self._seed = _untold(resumed["drawn"]), resumed["seed"]
-            if resumed["stateful"] == "sampler":
-                self._stateful_sampler().load_state_dict(copy.deepcopy(resumed["sampler"]))
-            with _put(self._drawn.get("begin", {})):
-                self._iterator = self._asked()
-            if resumed["stateful"] == "iterator":
-                self._told_by_iterator().load_state_dict(copy.deepcopy(resumed["sampler"]))
+        if resumed is None:
+            self._own = self._generators.states()
         else:
-            self._iterator = self._watched("begin", self._asked)
-        self._teller = self._told_by if self._told_by is not None else _stateful_of(self._root)
-        self._note()
+            self._own = self._generators.decoded(resumed["generators"])
+            self._own_at_first = self._generators.decoded(resumed["at_first"])
+            self._drawn, self._seed = _decoded_draws(resumed["drawn"]), resumed["seed"]
+            self._generators.put_back(self._own)
+            if resumed["stateful"] == "sampler":
+                _load_sampler(self._root, resumed["sampler"])
+        self._iterator = self._default_put_back("begin", self._asked)
+        self._by_iterator = _is_stateful(self._stateful)
+        if resumed is not None and resumed["stateful"] == "iterator":
+            if not self._by_iterator:
+                raise StateError("the state is of a sampler whose iterators have states, and this loader's have none")
+            self._stateful.load_state_dict(copy.deepcopy(resumed["sampler"]))
+        if not self._by_iterator:
+            self._stateful = _stateful_of(self._root)
+        self._note(None)
         return self._iterator
 
-    def _own_now(self) -> dict[str, torch.Tensor]:
-        return {name: each.get_state() for name, each in self._generators.items()}
-
-    def _put_own(self, states: dict[str, torch.Tensor]) -> None:
-        for name, generator in self._generators.items():
-            generator.set_state(states[name])
-
-    def _note(self) -> None:
-        """Notes where the sampler stands."""
-        if self._teller is not None:
-            self._states[self.next] = copy.deepcopy(self._teller.state_dict())
-
-    def _stateful_sampler(self) -> Any:
-        found = _stateful_of(self._root)
-        if found is None:
-            raise StateError("the state is of a sampler that has states, and this loader's has none")
-        return found
-
     def _asked(self) -> Iterator[Any]:
+        """The sampler's iterator. Notes where its state is, if it has one."""
         root = self._root
-        if type(root) is BatchSampler and _is_iterable_with_state(root.sampler):
-            # torch's own keeps to itself the iterator that it draws from.
-            inner = iter(root.sampler)
-            self._told_by = inner if _is_stateful(inner) else None
+        if type(root) is BatchSampler and _may_have_states(root.sampler):
+            # torch's own does not expose the iterator that it draws from.
+            self._stateful = inner = iter(root.sampler)
             return _batches(inner, root.batch_size, root.drop_last)
         iterator: Iterator[Any] = iter(root)
-        self._told_by = iterator if _is_stateful(iterator) else None
+        self._stateful = iterator
         return iterator
 
-    def _told_by_iterator(self) -> Any:
-        if self._told_by is None:
-            raise StateError("the state is of a sampler whose iterators have states, and those of this one have none")
-        return self._told_by
-
-    def _watched(self, when: str, call: Callable[[], Any]) -> Any:
-        """Calls what may draw from the process's generators, and notes where those stood that it drew from."""
-        if self._draws_nothing():
-            return call()
-        before = {name: each.get() for name, each in _PROCESS.items()}
+    def _default_put_back(self, when: str, call: Callable[[], _T]) -> _T:
+        """Calls what may draw from torch's default generator, which is put back for it in a resumed pass."""
+        if self._resumed is not None:
+            with _put_back(self._drawn.get(when)):
+                return call()
+        before = torch.get_rng_state()
         try:
             return call()
         finally:
-            drawn = {
-                name: state for name, state in before.items() if not _PROCESS[name].same(state, _PROCESS[name].get())
-            }
-            if drawn:
-                self._drawn[when] = drawn
-
-    def _draws_nothing(self) -> bool:
-        """Whether the samplers are torch's own in sequence."""
-        return [type(each) for each in _samplers(self._root)] in (
-            [SequentialSampler],
-            [BatchSampler, SequentialSampler],
-        )
+            if not torch.equal(before, torch.get_rng_state()):
+                self._drawn[when] = before
 
     def draw(self) -> Any:
-        """The indices of the next batch, or the only index of the next sample.
+        """Returns the indices of the next batch, or the only index of the next sample.
 
         Raises:
-            StopIteration: if there are no more.
+            StopIteration: If there are no more.
         """
-        found = next(self._iterator) if self.next else self._begun()
+        found = next(self._iterator) if self.next else self._first()
         self.next += 1
-        if self._teller is not None:
-            self._note()
+        self._note(found)
         return found
 
-    def _begun(self) -> Any:
-        """The first batch, which may be drawn from generators."""
-        if self._resumed is None:
-            self._own_at_first = self._own_now()
-            return self._first()
-        assert self._own_at_first is not None
-        self._put_own(self._own_at_first)
-        if self._seed is not None:
-            return self._with_seed(self._seed)
-        with _put(self._drawn.get("first", {})):
-            return next(self._iterator)
-
-    def _plain_random(self) -> Any:
-        """Torch's random sampler, if it draws its seed from the process's generator."""
-        last = _samplers(self._root)[-1]
-        return last if type(last) is RandomSampler and last.__class__.__module__.startswith("torch.") else None
-
     def _first(self) -> Any:
-        sampler = self._plain_random()
-        if sampler is None or sampler.generator is not None or self._teller is not None:
-            return self._watched("first", lambda: next(self._iterator))
-        # What it is about to draw.
-        state = torch.get_rng_state()
-        self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        torch.set_rng_state(state)
-        return next(self._iterator)
-
-    def _with_seed(self, seed: int) -> Any:
-        sampler = self._plain_random()
-        if sampler is None:
+        """The first batch."""
+        if self._own_at_first is None:
+            self._own_at_first = self._generators.states()
+        else:
+            self._generators.put_back(self._own_at_first)
+        sampler = _samplers(self._root)[-1]
+        if self._seed is None and (self._resumed is not None or not self._draws_seed(sampler)):
+            return self._default_put_back("first", lambda: next(self._iterator))
+        if not self._draws_seed(sampler):
             raise StateError("the state is of a loader that shuffles by torch's RandomSampler, and this one doesn't")
-        sampler.generator = torch.Generator().manual_seed(seed)
+        if self._seed is None:
+            # As the sampler would draw it.
+            self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        sampler.generator = torch.Generator().manual_seed(self._seed)
         try:
             return next(self._iterator)
         finally:
             sampler.generator = None
 
+    def _draws_seed(self, sampler: Any) -> bool:
+        """Whether a sampler is torch's `RandomSampler`, and draws all from a seed of torch's default generator."""
+        return type(sampler) is RandomSampler and sampler.generator is None and self._stateful is None
+
+    def _note(self, batch: Any) -> None:
+        """Notes where the sampler is after a batch."""
+        if self._stateful is not None:
+            self._places.append((self.next, copy.deepcopy(self._stateful.state_dict())))
+        else:
+            self._places.append((self.next, batch[:_RECOGNIZED] if type(batch) is list else batch))
+
     def state(self, batches: int) -> dict[str, Any]:
-        """Where the sampler stood behind so many batches."""
-        stateful = None if self._teller is None else "sampler" if self._told_by is None else "iterator"
+        """Returns the state after so many batches."""
         drawn = self._drawn
-        if self._resumed is None and self.next == 0 and not self._draws_nothing():
-            # The first batch, which nobody has asked for, will be drawn from these.
-            drawn = drawn | {"first": {name: each.get() for name, each in _PROCESS.items()}}
-        at_first = self._own_now() if self._own_at_first is None else self._own_at_first
+        if self._resumed is None and self.next == 0:
+            # The first batch, which was not asked for yet, will be drawn from this.
+            drawn = drawn | {"first": torch.get_rng_state()}
+        place = next((place for number, place in self._places if number == batches), None)
+        at_first = self._generators.states() if self._own_at_first is None else self._own_at_first
         return {
-            "generators": {name: _text(state) for name, state in self._own.items()},
-            "at_first": {name: _text(state) for name, state in at_first.items()},
-            "drawn": {
-                when: {name: _PROCESS[name].tell(state) for name, state in states.items()}
-                for when, states in drawn.items()
-            },
+            "generators": _encoded(self._own),
+            "at_first": _encoded(at_first),
+            "drawn": {when: {"torch": _text(state)} for when, state in drawn.items()},
             "seed": self._seed,
-            "stateful": stateful,
-            "sampler": copy.deepcopy(self._states.get(batches)),
+            "stateful": None if self._stateful is None else "iterator" if self._by_iterator else "sampler",
+            "sampler": None if self._stateful is None else copy.deepcopy(place),
+            "last": None if self._stateful is not None else _recognized(place),
         }
 
     def skip(self, batches: int) -> None:
-        """Goes on behind so many batches, of a resumed pass."""
+        """Continues after so many batches, in a resumed pass.
+
+        Raises:
+            StateError: If the sampler yields other batches than before.
+        """
         resumed = self._resumed
-        if resumed is not None and resumed["stateful"] is not None and batches > 0:
-            self.next = batches
-            self._states[batches] = copy.deepcopy(resumed["sampler"])
+        if resumed is None or batches == 0:
             return
+        if resumed["stateful"] is not None:
+            self.next = batches
+            self._places.append((batches, copy.deepcopy(resumed["sampler"])))
+            return
+        if any(states.keys() - {"torch"} for states in resumed["drawn"].values()):
+            # The state is one of an earlier version.
+            raise StateError(f"{_NOT_REPEATED} It drew from the generator of random or numpy.random.")
+        last = None
         for _ in range(batches):
-            self.draw()
+            try:
+                last = self.draw()
+            except StopIteration:
+                raise StateError(f"{_NOT_REPEATED} It ended after {self.next} batches, of {batches}.") from None
+            self.forget(self.next)
+        expected = resumed.get("last")
+        if expected is not None and expected != (found := _recognized(last)):
+            raise StateError(f"{_NOT_REPEATED} Batch {batches - 1} began with {expected}, and now with {found}.")
 
     def forget(self, batches: int) -> None:
-        """What stood behind fewer batches isn't needed any more."""
-        if self._states:
-            for number in [number for number in self._states if number < batches]:
-                del self._states[number]
+        """Drops what is known of the places before so many batches."""
+        while self._places and self._places[0][0] < batches:
+            self._places.popleft()
 
 
-def _untold(drawn: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {
-        when: {name: _PROCESS[name].untell(told) for name, told in states.items()} for when, states in drawn.items()
-    }
+_NOT_REPEATED = (
+    "cannot resume: the sampler yields other indices than before the state was saved. Samplers without state_dict and"
+    " load_state_dict are asked for the same indices again. Let the sampler draw from a torch.Generator that is its"
+    " attribute `generator`, or give it these methods; use the same dataset; and call set_epoch, if it has that, before"
+    " you resume."
+)
 
 
-@contextmanager
-def _put(states: dict[str, Any]) -> Iterator[None]:
-    """Puts the process's generators to where they stood, and back."""
-    kept = {name: _PROCESS[name].get() for name in states}
-    for name, state in states.items():
-        _PROCESS[name].put(state)
-    try:
-        yield
-    finally:
-        for name, state in kept.items():
-            _PROCESS[name].put(state)
-
-
-def _is_iterable_with_state(sampler: Any) -> bool:
-    """Whether a sampler's iterators may have states: those of generators and lists don't."""
+def _may_have_states(sampler: Any) -> bool:
+    """Whether a sampler's iterators may have states. Generators have none."""
     iterate = getattr(type(sampler), "__iter__", None)
-    code = getattr(iterate, "__code__", None)
-    is_generator = code is not None and code.co_flags & 0x20
-    return iterate is not None and not is_generator
+    return iterate is not None and not inspect.isgeneratorfunction(iterate)
 
 
 def _batches(indices: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
     """As torch's `BatchSampler`."""
-    batch = []
-    for index in indices:
-        batch.append(index)
-        if len(batch) == size:
+    while batch := list(itertools.islice(indices, size)):
+        if len(batch) == size or not drop_last:
             yield batch
-            batch = []
-    if batch and not drop_last:
-        yield batch
+
+
+def _recognized(batch: Any) -> list[int] | None:
+    """The first indices of a batch; None if they aren't numbers."""
+    first = batch[:_RECOGNIZED] if isinstance(batch, list) else [batch]
+    return first if first and all(type(each) is int for each in first) else None
+
+
+def _decoded_draws(drawn: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """States of torch's default generator, of a loader's state.
+
+    Older states may have those of Python's and NumPy's generators, too.
+    """
+    return {when: _tensor(states["torch"]) for when, states in drawn.items() if "torch" in states}
+
+
+@contextmanager
+def _put_back(state: torch.Tensor | None) -> Iterator[None]:
+    """Within this torch's default generator has a state; None leaves it as it is."""
+    if state is None:
+        yield
+        return
+    kept = torch.get_rng_state()
+    torch.set_rng_state(state)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept)
