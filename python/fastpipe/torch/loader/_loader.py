@@ -200,7 +200,6 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
     def _get_iterator(self) -> Any:
         if self._streams is not None:
             return super()._get_iterator()
-        state = self._resumed, self._rest, self._loaded
         resumed, rest = self._taken_state()
         if rest is not None:
             rest.put_back(self)
@@ -208,18 +207,19 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if self.num_workers == 0:
             return InProcess(self, resumed, seed)
         self.check_worker_number_rationality()
-        try:
-            return WithWorkers(self, resumed, seed)
-        except BaseException:
-            # The next pass that begins goes on from there.
-            self._resumed, self._rest, self._loaded = state
-            raise
+        return WithWorkers(self, resumed, seed)
 
     def __iter__(self) -> Any:
         """Starts a pass."""
         if self._streams is not None:
             return self._streams.begin(self, super().__iter__)
-        iterator: Any = super().__iter__()
+        state = self._resumed, self._rest, self._loaded
+        try:
+            iterator: Any = super().__iter__()
+        except BaseException:
+            # The next pass that begins resumes from there, and doesn't silently begin from the start.
+            self._resumed, self._rest, self._loaded = state
+            raise
         self._progress = iterator.progress
         self._account = iterator.account
         return iterator
