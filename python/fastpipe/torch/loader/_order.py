@@ -1,4 +1,4 @@
-"""The order of items: what samplers yield, and states from which a later pass continues behind the same batch.
+"""The order of items: batches of indices from samplers, and states from which a later pass continues.
 
 A pass asks the sampler for an iterator, and draws batches of indices from it, some before the consumer wants them. A
 state resumes in one of two ways:
@@ -6,8 +6,8 @@ state resumes in one of two ways:
 - A sampler, or an iterator, with `state_dict` and `load_state_dict` restores its own state, which was saved after the
   batch.
 - Any other sampler is asked for the same batches again, which are skipped, as torchdata's `StatefulDataLoader` does.
-  torch's generators are put back for that: those of the loader and its samplers, and torch's default one while the
-  iterator is created and draws its first batch. All of torch's samplers draw from nothing else.
+  torch's generators are put back before that: the generators of the loader and its samplers, and torch's default one
+  while the iterator is created and draws its first batch. All of torch's samplers draw only from these.
 
 A custom sampler that draws from Python's or NumPy's generators, or from torch's default one later on, needs a state of
 its own. The last skipped batch is compared with the one that the state was saved after, so such a sampler causes an
@@ -51,7 +51,7 @@ def _is_stateful(thing: Any) -> bool:
 
 
 def _samplers(sampler: Any) -> list[Any]:
-    """A sampler, and those that it draws from."""
+    """A sampler, and the samplers that it draws from."""
     found: list[Any] = []
     while sampler is not None and all(sampler is not each for each in found):
         found.append(sampler)
@@ -60,7 +60,7 @@ def _samplers(sampler: Any) -> list[Any]:
 
 
 def _stateful_of(sampler: Any) -> Any:
-    """The first sampler with states, of one and those that it draws from; None if none has."""
+    """The first sampler with states, of a sampler and the samplers that it draws from; None if none has states."""
     return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
 
 
@@ -102,7 +102,7 @@ def _encoded(states: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 class Rest:
-    """The state of a loader between passes: what its next pass will draw from.
+    """The state of a loader between passes: the generators and samplers that its next pass will draw from.
 
     Args:
         loader: The loader.
@@ -166,7 +166,7 @@ class Order:
         # first batch ("first").
         self._drawn: dict[str, torch.Tensor] = {}
         self._seed: int | None = None
-        # What has states: the sampler or its iterator; None if neither.
+        # The sampler or its iterator, if it has states.
         self._stateful: Any = None
         self._by_iterator = False
         # After each batch that the consumer may not have yet: the sampler's state, or the batch's first indices.
@@ -209,7 +209,7 @@ class Order:
         return iterator
 
     def _default_put_back(self, when: str, call: Callable[[], _T]) -> _T:
-        """Calls what may draw from torch's default generator, which is put back for it in a resumed pass."""
+        """Calls a function that may draw from torch's default generator. Resumed passes put it back first."""
         if self._resumed is not None:
             with _put_back(self._drawn.get(when)):
                 return call()
@@ -263,7 +263,7 @@ class Order:
             self._places.append((self.next, batch[:_RECOGNIZED] if type(batch) is list else batch))
 
     def state(self, batches: int) -> dict[str, Any]:
-        """Returns the state after so many batches."""
+        """Returns the state after a number of batches."""
         drawn = self._drawn
         if self._resumed is None and self.next == 0:
             # The first batch, which was not asked for yet, will be drawn from this.
@@ -281,7 +281,7 @@ class Order:
         }
 
     def skip(self, batches: int) -> None:
-        """Continues after so many batches, in a resumed pass.
+        """Continues after a number of batches, in a resumed pass.
 
         Raises:
             StateError: If the sampler yields other batches than before.
@@ -294,7 +294,7 @@ class Order:
             self._places.append((batches, copy.deepcopy(resumed["sampler"])))
             return
         if any(states.keys() - {"torch"} for states in resumed["drawn"].values()):
-            # The state is one of an earlier version.
+            # An earlier version saved the state.
             raise StateError(f"{_NOT_REPEATED} It drew from the generator of random or numpy.random.")
         last = None
         for _ in range(batches):
@@ -308,7 +308,7 @@ class Order:
             raise StateError(f"{_NOT_REPEATED} Batch {batches - 1} began with {expected}, and now with {found}.")
 
     def forget(self, batches: int) -> None:
-        """Drops what is known of the places before so many batches."""
+        """Drops the places before a number of batches."""
         while self._places and self._places[0][0] < batches:
             self._places.popleft()
 
@@ -343,7 +343,7 @@ def _recognized(batch: Any) -> list[int] | None:
 def _decoded_draws(drawn: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
     """States of torch's default generator, of a loader's state.
 
-    Older states may have those of Python's and NumPy's generators, too.
+    Older states may have states of Python's and NumPy's generators, too.
     """
     return {when: _tensor(states["torch"]) for when, states in drawn.items() if "torch" in states}
 

@@ -133,7 +133,7 @@ class ItemGenerators:
     def __init__(self, late: Callable[[list[str]], None]) -> None:
         self._late = late
         self._seeded = list(_GENERATORS)
-        # Those that aren't seeded, how they draw, and the numbers that follow from the known seed at each check.
+        # Generators that aren't seeded, how they draw, and the numbers that follow from the known seed at each check.
         self._checked: list[_Generator] = []
         self._draws: list[Callable[[], Any]] = []
         self._expected: list[list[Any]] = []
@@ -147,7 +147,7 @@ class ItemGenerators:
         return self._made(operator.itemgetter(index), dataset, seed, number, row)
 
     def call(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
-        """What a function makes of a batch, with seeds of the batch."""
+        """Returns the result of a function for a batch, which has its own seeds."""
         try:
             made = self._made(function, argument, seed, number, BATCH)
         except Exception:
@@ -302,7 +302,7 @@ class ItemRng:
         self._made: dict[int, tuple[tuple[int, int], Any]] = {}
 
     def forget(self) -> None:
-        """Begins anew: the item is made once more."""
+        """Drops the generators: the item is made again."""
         self._made.clear()
 
     def _of_item(self, which: int, make: Callable[[int], Any]) -> Any:
