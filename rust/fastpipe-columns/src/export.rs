@@ -24,7 +24,7 @@ use fastpipe_batch::{
 
 use crate::types::arrow;
 
-/// What memory is for that holds columns whose layout differs.
+/// Named in errors as the use of memory for columns whose layout differs.
 const COPIED: &str = "columns that Arrow lays out otherwise; a smaller batch_size needs less";
 
 /// The memory of a batch as a buffer, which keeps it until the last slice of it dies.
@@ -32,7 +32,7 @@ pub fn buffer(slab: Slab) -> Buffer {
     Buffer::from(Bytes::from_owner(slab))
 }
 
-/// The schema of batches of these columns; behind them is a bool column `valid`, if that has a name.
+/// The schema of batches of these columns, after which comes a bool column `valid` if that has a name.
 pub fn schema(columns: &[ColumnSpec], valid: Option<&str>, metadata: HashMap<String, String>) -> Result<SchemaRef> {
     let mut fields = try_with_capacity(columns.len() + 1, "columns")?;
     for column in columns {
@@ -201,13 +201,13 @@ fn nulls_of(mask: Option<&Buffer>, len: usize) -> Result<Option<NullBuffer>> {
     }
 }
 
-/// The nulls of values with these nulls, of which those are null, too, that aren't `there`.
+/// Adds nulls for the values that aren't `there`.
 fn also_null(nulls: Option<NullBuffer>, len: usize, there: impl Fn(usize) -> bool) -> Option<NullBuffer> {
     let there = NullBuffer::new(BooleanBuffer::collect_bool(len, there));
     NullBuffer::union(nulls.as_ref(), Some(&there))
 }
 
-/// The nulls of floats with these nulls, if NaN is null, too.
+/// Adds nulls for floats that are NaN.
 fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Option<NullBuffer> {
     fn found<T: ArrowNativeType>(
         floats: &Buffer,
@@ -215,7 +215,7 @@ fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Opt
         is_nan: impl Fn(T) -> bool,
     ) -> Option<NullBuffer> {
         let floats = floats.typed_data::<T>();
-        // Most batches have none. Chunks are looked at without a branch for each value.
+        // Most batches have no NaN. This finds that out without a branch for each value.
         let mut chunks = floats.chunks(128);
         match chunks.any(|chunk| chunk.iter().fold(false, |any, &float| any | is_nan(float))) {
             true => also_null(nulls, floats.len(), |i| !is_nan(floats[i])),
@@ -230,7 +230,7 @@ fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Opt
     }
 }
 
-/// Times as Arrow has them: where there is none, they are null.
+/// Times as Arrow has them. NaT is null.
 fn times(of: DType, times: Buffer, nulls: Option<NullBuffer>) -> Result<(Buffer, Option<NullBuffer>)> {
     const NONE: i64 = i64::MIN;
     let numbers = times.typed_data::<i64>();
