@@ -78,9 +78,15 @@ class Seen:
 CHILD = textwrap.dedent(
     """
     import faulthandler, itertools, os, pickle, resource, sys, time
+
+    folder, patience, memory, cpu = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    if sys.platform.startswith("linux"):
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+
     import fastpipe
 
-    folder, patience = sys.argv[1], float(sys.argv[2])
     path = os.path.join(folder, "case.avro")
     progress = os.open(os.path.join(folder, "progress"), os.O_WRONLY | os.O_CREAT)
     keys = ("path", "block", "offset", "record", "feature", "reason")
@@ -169,29 +175,19 @@ def run(folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: in
 
 
 def measured(
-    folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB, cpu: int | None = None
+    folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB, cpu: int = 3600
 ) -> tuple[list[Seen], int]:
     """What became of each case, and the peak of memory in bytes (on Linux). More memory than that can't be had at all:
     an attempt to take it fails, rather than the machine. More seconds of CPU than `cpu` end the process.
     """
 
-    def bounded() -> None:
-        if sys.platform.startswith("linux"):
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            if cpu is not None:
-                resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-
     plain = [{f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for c in cases]
     ran = subprocess.run(
-        [sys.executable, "-c", CHILD, str(folder), str(patience)],
+        [sys.executable, "-c", CHILD, str(folder), str(patience), str(memory), str(cpu)],
         input=pickle.dumps(plain),
         capture_output=True,
         timeout=55,
         check=False,
-        preexec_fn=bounded if sys.platform.startswith("linux") else None,
     )
     errors = ran.stderr.decode(errors="replace")
     if ran.returncode != 0:
