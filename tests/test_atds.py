@@ -124,15 +124,15 @@ def test_arguments_are_checked(files: list[str], options: dict[str, Any], error:
 
 
 @pytest.mark.parametrize(("shuffle", "batch_size"), [(0, 3), (1, 2), (20, 2), (20, 10), (200, 3), (200, 10)])
-def test_a_hundred_epochs_have_every_row_once(files: list[str], shuffle: int, batch_size: int) -> None:
+def test_every_epoch_has_every_row_once(files: list[str], shuffle: int, batch_size: int) -> None:
     def epochs(threads: int, count: int) -> list[list[int]]:
         options = {"shuffle_buffer_size": shuffle, "num_parallel_calls": threads, "seed": 5}
         epoch = graph_ids(ATDSDataset(files, batch_size, ID, **options))
         return [epoch() for _ in range(count)]
 
-    orders = epochs(1, 100)
+    orders = epochs(1, 20)
     assert all(sorted(order) == list(range(130)) for order in orders)
-    assert len({tuple(order) for order in orders}) == (100 if shuffle else 1)
+    assert len({tuple(order) for order in orders}) == (20 if shuffle else 1)
     for threads in (2, 4, tf.data.AUTOTUNE):
         assert epochs(threads, 5) == orders[:5]
 

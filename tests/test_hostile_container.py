@@ -78,7 +78,7 @@ def test_bytes_changed_at_every_position(codec: str, tmp_path: Path) -> None:
     first = len(header(SMALL, codec))
     cases = []
     for at, byte in enumerate(whole):
-        for new in sorted({0x00, 0xFF, 0x80, byte ^ 0x01, byte ^ 0x02, byte ^ 0x40} - {byte}):
+        for new in sorted({0xFF, byte ^ 0x01, byte ^ 0x40} - {byte}):
             data = whole[:at] + bytes([new]) + whole[at + 1 :]
             # What the header says is inferred from; blocks meet features that don't depend on it.
             features = SMALL_FEATURES if at >= first else None
@@ -101,11 +101,11 @@ def test_bytes_changed_at_every_position(codec: str, tmp_path: Path) -> None:
 
 def test_garbage(tmp_path: Path) -> None:
     chance = random.Random(7)
-    cases = [Case(f"garbage {i}", chance.randbytes(chance.randrange(300))) for i in range(200)]
-    cases += [Case(f"magic and garbage {i}", b"Obj\x01" + chance.randbytes(chance.randrange(300))) for i in range(300)]
+    cases = [Case(f"garbage {i}", chance.randbytes(chance.randrange(300))) for i in range(100)]
+    cases += [Case(f"magic and garbage {i}", b"Obj\x01" + chance.randbytes(chance.randrange(300))) for i in range(100)]
     for codec in CODECS:
         head = header(SMALL, codec)
-        for i in range(300):
+        for i in range(100):
             noise = chance.randbytes(chance.randrange(1, 120))
             cases.append(Case(f"{codec}: garbage {i} as a block", head + stored(chance.randrange(5), noise)))
             cases.append(Case(f"{codec}: garbage {i} for blocks", head + noise))
