@@ -11,10 +11,10 @@
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 
-use crate::dialect::{Dialect, OnRagged};
+use crate::dialect::{Dialect, Lines, OnRagged};
 use crate::fields::Fields;
 use crate::header::Header;
-use crate::rows::{Lines, Next};
+use crate::rows::Next;
 
 /// Bytes in front of a byte that are looked at first, and at last.
 const FIRST_REACH: u64 = 16 << 10;

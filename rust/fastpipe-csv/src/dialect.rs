@@ -111,6 +111,28 @@ impl Dialect {
     }
 }
 
+/// What decides where rows are.
+#[derive(Clone, Debug)]
+pub struct Lines {
+    pub(crate) delimiter: u8,
+    pub(crate) quote: Option<u8>,
+    pub(crate) comment: Option<u8>,
+    /// Fields that rows have, if those with others are passed over.
+    pub(crate) fields: Option<usize>,
+}
+
+impl Lines {
+    /// Of files with this many columns.
+    pub fn new(dialect: &Dialect, columns: usize) -> Lines {
+        Lines {
+            delimiter: dialect.delimiter,
+            quote: dialect.quote,
+            comment: dialect.comment,
+            fields: (dialect.on_ragged == OnRagged::Skip).then_some(columns),
+        }
+    }
+}
+
 /// Whether a number that is no word begins with this byte.
 #[inline(always)]
 pub(crate) fn begins_number(byte: u8, decimal: u8) -> bool {

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use memchr::{memchr, memchr3};
 
-use crate::rows::{Lines, closed};
+use crate::dialect::Lines;
 
 /// What stands behind a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,6 +160,18 @@ impl<'a> Fields<'a> {
         text.extend_from_slice(left);
         text.extend_from_slice(&bytes[behind..end]);
         Ok((Cow::Owned(text), ended))
+    }
+}
+
+/// The first byte behind the quote that closes what lies from `at` on.
+#[inline]
+pub(crate) fn closed(bytes: &[u8], mut at: usize, quote: u8) -> Option<usize> {
+    loop {
+        let found = at + memchr(quote, bytes.get(at..)?)?;
+        if bytes.get(found + 1) != Some(&quote) {
+            return Some(found + 1);
+        }
+        at = found + 2;
     }
 }
 

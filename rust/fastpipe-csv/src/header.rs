@@ -6,9 +6,9 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use twox_hash::XxHash3_64;
 
-use crate::dialect::{Dialect, Names};
+use crate::dialect::{Dialect, Lines, Names};
 use crate::fields::{Ended, Fields, LoneReturn};
-use crate::rows::{Lines, Next};
+use crate::rows::Next;
 
 /// Bytes that a first row has at most.
 const MOST_HEADER_BYTES: u64 = 64 << 20;

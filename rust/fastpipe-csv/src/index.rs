@@ -7,9 +7,9 @@
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::file::Stretch;
 use crate::header::Header;
 use crate::joining::MOST_BYTES;
-use crate::source::Stretch;
 
 /// The version of this format.
 const VERSION: u8 = 2;

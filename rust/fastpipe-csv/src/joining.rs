@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
+use crate::file::Stretch;
 use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES};
-use crate::source::Stretch;
 
 /// Bytes that a stretch without rows has at least: others are part of the one in front of them.
 const EMPTY_BYTES: u64 = 1 << 20;
@@ -124,11 +124,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dialect::{Dialect, Names, OnRagged};
+    use crate::dialect::{Dialect, Lines, Names, OnRagged};
     use crate::header::Header;
     use crate::header::tests::Memory;
     use crate::index::{decode_front, encode_index};
-    use crate::rows::Lines;
     use crate::scan::scan;
 
     /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces

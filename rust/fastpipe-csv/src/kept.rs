@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fastpipe_batch::{Error, Result, try_reserve};
 
+use crate::file::{CsvFile, Stretch};
 use crate::header::Header;
 use crate::scan::STRETCH_BYTES;
-use crate::source::{CsvFile, Stretch};
 
 /// Where rows of a [`KeptRows`] were.
 #[derive(Debug, Default)]

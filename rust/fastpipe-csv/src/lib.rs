@@ -10,7 +10,9 @@
 
 mod around;
 mod dialect;
+mod field_error;
 mod fields;
+mod file;
 mod header;
 mod index;
 mod infer;
@@ -26,13 +28,13 @@ mod values;
 mod writing;
 
 pub use around::{RowAt, Surroundings};
-pub use dialect::{Dialect, Names, OnRagged};
+pub use dialect::{Dialect, Lines, Names, OnRagged};
+pub use file::{CsvFile, Stretch};
 pub use header::Header;
 pub use index::{decode_front, decode_index, encode_index};
 pub use infer::{Evidence, inferring};
 pub use joining::Joining;
 pub use kept::{KeptRows, Origins};
-pub use rows::Lines;
 pub use scan::{Cut, MOST_ROW_BYTES, STRETCH_BYTES, Scanned, scan};
-pub use source::{CsvFile, CsvSource, Stretch};
+pub use source::CsvSource;
 pub use stream::{Keep, RowStream};

@@ -5,18 +5,8 @@
 
 use memchr::{memchr, memchr2};
 
-use crate::dialect::{Dialect, OnRagged};
-use crate::fields::Fields;
-
-/// What decides where rows are.
-#[derive(Clone, Debug)]
-pub struct Lines {
-    pub(crate) delimiter: u8,
-    pub(crate) quote: Option<u8>,
-    pub(crate) comment: Option<u8>,
-    /// Fields that rows have, if those with others are passed over.
-    pub(crate) fields: Option<usize>,
-}
+use crate::dialect::Lines;
+use crate::fields::{Fields, closed};
 
 /// What stands somewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +28,6 @@ pub(crate) enum Next {
 }
 
 impl Lines {
-    /// Of files with this many columns.
-    pub fn new(dialect: &Dialect, columns: usize) -> Lines {
-        Lines {
-            delimiter: dialect.delimiter,
-            quote: dialect.quote,
-            comment: dialect.comment,
-            fields: (dialect.on_ragged == OnRagged::Skip).then_some(columns),
-        }
-    }
-
     /// Whether each of these lines is a row, but for empty ones and comments.
     pub(crate) fn are_rows(&self, bytes: &[u8]) -> bool {
         self.fields.is_none() && self.quote.is_none_or(|quote| memchr(quote, bytes).is_none())
@@ -134,21 +114,10 @@ pub(crate) fn newline(bytes: &[u8], at: usize) -> usize {
     memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |found| at + found + 1)
 }
 
-/// The first byte behind the quote that closes what lies from `at` on.
-#[inline]
-pub(crate) fn closed(bytes: &[u8], mut at: usize, quote: u8) -> Option<usize> {
-    loop {
-        let found = at + memchr(quote, bytes.get(at..)?)?;
-        if bytes.get(found + 1) != Some(&quote) {
-            return Some(found + 1);
-        }
-        at = found + 2;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::{Dialect, OnRagged};
 
     fn rows(lines: &Lines, bytes: &[u8]) -> Vec<String> {
         let (mut rows, mut at) = (Vec::new(), 0);

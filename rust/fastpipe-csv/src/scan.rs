@@ -8,7 +8,8 @@
 //! front of it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can
 //! scan one file.
 
-use crate::rows::{Lines, newline};
+use crate::dialect::Lines;
+use crate::rows::newline;
 
 /// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a
 /// buffer of 64 KiB.

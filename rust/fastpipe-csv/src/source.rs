@@ -9,46 +9,11 @@ use fastpipe_batch::{
     Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
 };
 
-use crate::dialect::Dialect;
-use crate::header::Header;
+use crate::dialect::{Dialect, Lines};
+use crate::file::{CsvFile, Reading, Stretch};
 use crate::kept::Origins;
 use crate::plan::{Layout, Program};
-use crate::rows::Lines;
 use crate::unit::Rows;
-
-/// Whole rows, one behind the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
-    /// Where they lie.
-    pub offset: u64,
-    /// Their bytes, and those of whatever stands between them.
-    pub len: u32,
-    /// How many they are.
-    pub rows: u32,
-}
-
-/// A file whose rows were found.
-#[derive(Clone, Debug)]
-pub struct CsvFile {
-    /// Its path.
-    pub path: Arc<str>,
-    /// What its first row says.
-    pub header: Header,
-    /// Where its rows are.
-    pub stretches: Vec<Stretch>,
-}
-
-/// How fields are read.
-#[derive(Debug)]
-pub(crate) struct Reading {
-    pub(crate) dialect: Dialect,
-    pub(crate) layout: Layout,
-    pub(crate) decimal: u8,
-    /// Whether something that stands for no value could be taken for a number.
-    pub(crate) numeric_nulls: bool,
-    /// Whether floats refuse what they don't keep.
-    pub(crate) lossless: bool,
-}
 
 struct File {
     path: Arc<str>,

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_reserve};
 use memchr::{memchr, memrchr};
 
-use crate::dialect::{Dialect, Names};
+use crate::dialect::{Dialect, Lines, Names};
 use crate::header::Header;
-use crate::rows::{Lines, Next};
+use crate::rows::Next;
 use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES, scan};
 
 /// Bytes that are scanned at once: they stay in a cache of the processor.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use fastpipe_batch::{Buffer, BufferPool, Error, ErrorKind, Mark, Pick, Result, Sink, Starts, Unit, try_with_capacity};
 use memchr::memchr_iter;
 
+use crate::dialect::Lines;
+use crate::field_error::FieldError;
 use crate::fields::{Ended, Fields, LoneReturn};
+use crate::file::Reading;
 use crate::header::lone_return;
 use crate::plan::Program;
-use crate::rows::{Lines, Next};
-use crate::source::Reading;
-use crate::writing::Fault;
+use crate::rows::Next;
 
 /// A stretch of rows.
 pub(crate) struct Rows {
@@ -74,7 +75,7 @@ impl Rows {
         for (number, targets) in program.fields.iter().enumerate() {
             let at = fields.at;
             let read = match program.targets.get(targets.clone()).unwrap_or_default() {
-                [] => fields.skip().map_err(Fault::from),
+                [] => fields.skip().map_err(FieldError::from),
                 [target] => self.field(&mut fields, target, out),
                 several => self.several(&mut fields, several, out),
             };
@@ -89,11 +90,11 @@ impl Rows {
 
     /// The error for a field that starts at `at`.
     #[cold]
-    fn fault(&self, fault: Fault, at: usize, number: usize, record: u32) -> Error {
+    fn fault(&self, fault: FieldError, at: usize, number: usize, record: u32) -> Error {
         let error = match fault {
-            Fault::Overflow(overflow) => overflow.into(),
-            Fault::Value(kind, reason) => Error::new(kind, reason).at_offset(self.offset + at as u64),
-            Fault::LoneReturn(LoneReturn(at)) => lone_return(LoneReturn(self.offset as usize + at)),
+            FieldError::Overflow(overflow) => overflow.into(),
+            FieldError::Value(kind, reason) => Error::new(kind, reason).at_offset(self.offset + at as u64),
+            FieldError::LoneReturn(LoneReturn(at)) => lone_return(LoneReturn(self.offset as usize + at)),
         };
         error.at_record(record.into()).at_feature(&self.program.names[number])
     }

@@ -7,34 +7,14 @@ use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, UNKNOWN};
 use half::f16;
 
 use crate::dialect::begins_number;
-use crate::fields::{Ended, Fields, LoneReturn};
+use crate::field_error::FieldError;
+use crate::fields::{Ended, Fields};
 use crate::plan::{Null, Target, To};
 use crate::unit::Rows;
 use crate::values::{Short, boolean, float, integer, is_kept, short_float, time};
 
 /// Bytes of a field that an error quotes.
 const QUOTED: usize = 80;
-
-/// Why a field couldn't be read.
-pub(crate) enum Fault {
-    /// Of the slot.
-    Overflow(Overflow),
-    /// It isn't what it should be: why, and what kind of error that is.
-    Value(ErrorKind, String),
-    LoneReturn(LoneReturn),
-}
-
-impl From<Overflow> for Fault {
-    fn from(overflow: Overflow) -> Fault {
-        Fault::Overflow(overflow)
-    }
-}
-
-impl From<LoneReturn> for Fault {
-    fn from(found: LoneReturn) -> Fault {
-        Fault::LoneReturn(found)
-    }
-}
 
 /// Writes an element to a cell.
 macro_rules! put {
@@ -60,7 +40,7 @@ impl Rows {
         fields: &mut Fields<'_>,
         targets: &[Target],
         out: &mut Sink<'_>,
-    ) -> Result<Ended, Fault> {
+    ) -> Result<Ended, FieldError> {
         let at = fields.at;
         let mut ended = Ended::Row;
         for target in targets {
@@ -71,7 +51,12 @@ impl Rows {
     }
 
     #[inline(always)]
-    pub(crate) fn field(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, Fault> {
+    pub(crate) fn field(
+        &self,
+        fields: &mut Fields<'_>,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<Ended, FieldError> {
         match target.to {
             _ if target.lookup.is_some() => self.unusual(fields, target, out),
             To::Element(DType::F32, cell) => match self.usual_float::<f32>(fields) {
@@ -134,7 +119,7 @@ impl Rows {
 
     /// A field that is found first, and then looked at.
     #[inline(never)]
-    fn unusual(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, Fault> {
+    fn unusual(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, FieldError> {
         let (text, ended) = fields.next()?;
         match target.to {
             To::Text { utf8, parts } => {
@@ -147,7 +132,7 @@ impl Rows {
                 };
                 if utf8 && simdutf8::basic::from_utf8(text).is_err() {
                     let reason = format!("{} isn't UTF-8: read bytes, or convert the file", quoted(text));
-                    return Err(Fault::Value(ErrorKind::Malformed, reason));
+                    return Err(FieldError::Value(ErrorKind::Malformed, reason));
                 }
                 out.writer(parts.lengths as usize).push(text.len() as i64)?;
                 out.writer(parts.bytes as usize).extend(text)?;
@@ -162,7 +147,14 @@ impl Rows {
         Ok(ended)
     }
 
-    fn element(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
+    fn element(
+        &self,
+        text: &[u8],
+        dtype: DType,
+        cell: u32,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<(), FieldError> {
         if let Some(lookup) = &target.lookup {
             return self.index_of(text, lookup, dtype, cell, target, out);
         }
@@ -172,14 +164,14 @@ impl Rows {
         }
         let misfit = || {
             let reason = format!("{} is no {}: {}", quoted(text), what(dtype), self.as_text(target));
-            Fault::Value(ErrorKind::ValueRange, reason)
+            FieldError::Value(ErrorKind::ValueRange, reason)
         };
         macro_rules! integer {
             ($t:ty) => {{
                 let found = integer(trimmed).filter(|&(_, n)| n == trimmed.len());
                 let value = <$t>::try_from(found.ok_or_else(misfit)?.0).map_err(|_| {
                     let reason = format!("{} doesn't fit {dtype}: {}", quoted(text), self.as_text(target));
-                    Fault::Value(ErrorKind::ValueRange, reason)
+                    FieldError::Value(ErrorKind::ValueRange, reason)
                 })?;
                 put!(out, target, cell, value)
             }};
@@ -192,7 +184,7 @@ impl Rows {
         }
         let kept = |value: f64| {
             if self.reading.lossless && !is_kept(trimmed, value) {
-                return Err(Fault::Value(
+                return Err(FieldError::Value(
                     ErrorKind::ValueRange,
                     rounded(trimmed, dtype, self.reading.decimal),
                 ));
@@ -233,7 +225,7 @@ impl Rows {
         cell: u32,
         target: &Target,
         out: &mut Sink<'_>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), FieldError> {
         // As with text: "NA" is a key, unless something else was asked for.
         if target.null != Null::Error && self.reading.dialect.is_null(text) {
             return self.null(text, dtype, cell, target, out);
@@ -244,9 +236,9 @@ impl Rows {
                 "expected a key of the vocabulary, found the key {}; unknown=\"bucket\" gives such keys an index",
                 quoted(text)
             );
-            return Err(Fault::Value(ErrorKind::ValueRange, reason));
+            return Err(FieldError::Value(ErrorKind::ValueRange, reason));
         }
-        let misfit = || Fault::Value(ErrorKind::ValueRange, format!("the index {found} doesn't fit {dtype}"));
+        let misfit = || FieldError::Value(ErrorKind::ValueRange, format!("the index {found} doesn't fit {dtype}"));
         macro_rules! integer {
             ($t:ty) => {
                 put!(out, target, cell, <$t>::try_from(found).map_err(|_| misfit())?)
@@ -285,7 +277,14 @@ impl Rows {
     }
 
     /// A field that stands for no value.
-    fn null(&self, text: &[u8], dtype: DType, cell: u32, target: &Target, out: &mut Sink<'_>) -> Result<(), Fault> {
+    fn null(
+        &self,
+        text: &[u8],
+        dtype: DType,
+        cell: u32,
+        target: &Target,
+        out: &mut Sink<'_>,
+    ) -> Result<(), FieldError> {
         let zeros = [0; 8];
         let (bytes, valid) = match &target.null {
             Null::Error => {
@@ -296,7 +295,7 @@ impl Rows {
                 };
                 let masked = self.spec_instead(target, &format!("\"{dtype}\", nulls=\"mask\""));
                 let reason = format!("{what}: {masked} masks it, and fill= in place of nulls= gives it a value");
-                return Err(Fault::Value(ErrorKind::Null, reason));
+                return Err(FieldError::Value(ErrorKind::Null, reason));
             }
             Null::Mask => (&zeros[..dtype.size()], 0u8),
             Null::Fill(fill) => (&fill[..], 1),
