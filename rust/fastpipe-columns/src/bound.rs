@@ -21,7 +21,8 @@ use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect, try_reserve, tr
 use crate::layout::{Column, into_lists};
 use crate::through::Through;
 use crate::trace::{Step, plain};
-use crate::values::{Finished, Values, Wanted, elements, finish, internal, pairs, rewritten};
+use crate::values::{Values, elements, internal};
+use crate::wanted::{Finished, Wanted, finish, pairs, rewritten};
 
 /// How the items of a level are found.
 #[derive(Debug)]

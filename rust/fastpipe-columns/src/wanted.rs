@@ -1,0 +1,247 @@
+//! Requests for values of a column, and conversion of the values to the requested type.
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, make_array};
+use arrow_buffer::{BooleanBuffer, Buffer};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::{ArrowError, DataType};
+use fastpipe_batch::{
+    DType, Error, ErrorKind, Key, Leaf, Lookup, MOST_KEYS, TimeUnit, UNKNOWN, try_collect, try_with_capacity,
+};
+
+use crate::nearest::nearest;
+use crate::scaled::unscaled;
+use crate::symbols::Symbols;
+use crate::types::{arrow, scale};
+use crate::values::{Values, elements};
+
+/// What is wanted of the values of a column.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) leaf: Leaf,
+    /// Of decimals as integers, the decimal places.
+    pub(crate) scale: Option<i8>,
+    /// Whether decimals are integers of 128 bits, each a pair of int64.
+    pub(crate) pair: bool,
+    /// Of a dictionary's codes, what they stand for.
+    pub(crate) symbols: Option<&'a Symbols>,
+    /// How text becomes indices.
+    pub(crate) lookup: Option<&'a Lookup>,
+    /// Whether it is the lengths of lists.
+    pub(crate) counts: bool,
+}
+
+impl Wanted<'_> {
+    pub(crate) const INDEX: Wanted<'static> = Wanted {
+        leaf: Leaf::Fixed(DType::I64),
+        scale: None,
+        pair: false,
+        symbols: None,
+        lookup: None,
+        counts: false,
+    };
+
+    /// Whether values of a type are what is wanted, as they are.
+    pub(crate) fn is(&self, ty: &DataType) -> bool {
+        use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Timestamp, Utf8, Utf8View};
+        if self.symbols.is_some() || self.lookup.is_some() {
+            return false;
+        }
+        let whole = |dtype| self.leaf == Leaf::Fixed(dtype) && scale(ty) == self.scale;
+        match (ty, self.leaf) {
+            (DataType::Decimal32(..), Leaf::Fixed(_)) => whole(DType::I32),
+            (DataType::Decimal64(..), Leaf::Fixed(_)) => whole(DType::I64),
+            (Utf8 | LargeUtf8 | Utf8View, Leaf::Bytes { .. }) => true,
+            (Binary | LargeBinary | BinaryView, Leaf::Bytes { utf8 }) => !utf8,
+            // Arrow counts days in 32 bits, and NumPy in 64.
+            (DataType::Date32, _) => false,
+            (Timestamp(unit, _), leaf) => Timestamp(*unit, None) == arrow(leaf),
+            (ty, leaf) => *ty == arrow(leaf) && self.scale.is_none_or(|asked| asked == 0),
+        }
+    }
+}
+
+/// Values as they are wanted.
+#[derive(Clone, Debug)]
+pub(crate) struct Finished {
+    pub(crate) values: Values,
+    /// Which of them fit, if some don't.
+    pub(crate) fitting: Option<BooleanBuffer>,
+    /// Of codes, the texts that they stand for.
+    pub(crate) texts: Option<Values>,
+    /// Memory that was taken to rewrite them.
+    pub(crate) taken: usize,
+}
+
+fn malformed(error: &ArrowError) -> Error {
+    Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
+}
+
+/// Rewrites an array, with nulls for values that don't fit.
+pub(crate) fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Error> {
+    let options = CastOptions {
+        safe: true,
+        ..CastOptions::default()
+    };
+    cast_with_options(array, to, &options).map_err(|error| {
+        let reason = format!("{} can't be read as {to}: {error}", array.data_type());
+        Error::new(ErrorKind::Unsupported, reason)
+    })
+}
+
+/// The same values under another type of the same width.
+fn relabelled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
+    let data = array.to_data().into_builder().data_type(ty).build();
+    data.map(make_array).map_err(|error| malformed(&error))
+}
+
+/// The values as they are wanted.
+pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, Error> {
+    let leaf = wanted.leaf;
+    let mut finished = Finished {
+        values: Values::Bits(BooleanBuffer::new_unset(0)),
+        fitting: None,
+        texts: None,
+        taken: 0,
+    };
+    if let (Some(symbols), Leaf::Fixed(dtype)) = (wanted.symbols, leaf) {
+        let (codes, known) = symbols.codes(array, dtype)?;
+        finished.taken = codes.len();
+        finished.values = Values::Elements(codes);
+        finished.fitting = known;
+        finished.texts = Some(Values::of_text(array)?);
+        return Ok(finished);
+    }
+    if let (Some(lookup), Leaf::Fixed(dtype)) = (wanted.lookup, leaf)
+        && *array.data_type() != DataType::Null
+    {
+        let texts = Values::of_text(array)?;
+        let (indices, known) = indices_of(&texts, array, lookup, dtype)?;
+        finished.taken = indices.len();
+        finished.values = Values::Elements(indices);
+        finished.fitting = known;
+        finished.texts = Some(texts);
+        return Ok(finished);
+    }
+    if let (Some(asked), Leaf::Fixed(dtype)) = (wanted.scale, leaf)
+        && *array.data_type() != DataType::Null
+    {
+        if wanted.is(array.data_type()) {
+            finished.values = elements(array, dtype.size())?;
+            return Ok(finished);
+        }
+        let (values, fitting) = unscaled(array, Some(dtype), asked)?;
+        finished.taken = values.len();
+        finished.values = Values::Elements(values);
+        finished.fitting = fitting;
+        return Ok(finished);
+    }
+    if let Leaf::Fixed(dtype) = leaf
+        && array.data_type().is_decimal()
+    {
+        let values = nearest(array, dtype)?;
+        finished.taken = values.len();
+        finished.values = Values::Elements(values);
+        return Ok(finished);
+    }
+    let to = arrow(leaf);
+    let mut found = array.clone();
+    // Times of a day are counted as durations are, and instants without their zone.
+    let same = match array.data_type() {
+        DataType::Time32(unit) => Some((DataType::Int32, *unit)),
+        DataType::Time64(unit) => Some((DataType::Int64, *unit)),
+        _ => None,
+    };
+    if let Some((stored, unit)) = same {
+        found = rewritten(&relabelled(&found, stored)?, &DataType::Int64)?;
+        finished.taken += found.get_array_memory_size();
+        found = relabelled(&found, DataType::Duration(unit))?;
+    }
+    if let DataType::Timestamp(unit, Some(_)) = found.data_type() {
+        found = relabelled(&found, DataType::Timestamp(*unit, None))?;
+    }
+    if *found.data_type() != to && !wanted.is(found.data_type()) {
+        let before = found.logical_null_count();
+        let cast = rewritten(&found, &to)?;
+        finished.taken += cast.get_array_memory_size();
+        if cast.logical_null_count() > before {
+            let (was, is) = (found.logical_nulls(), cast.logical_nulls());
+            finished.fitting = Some(BooleanBuffer::collect_bool(cast.len(), |i| {
+                is.as_ref().is_none_or(|nulls| nulls.is_valid(i)) || was.as_ref().is_some_and(|nulls| nulls.is_null(i))
+            }));
+        }
+        found = cast;
+    }
+    let (values, more) = stored(&found, leaf)?;
+    finished.values = values;
+    finished.taken += more;
+    Ok(finished)
+}
+
+/// The indices of texts as elements of type `to`; and which of them have one, if some don't.
+fn indices_of(
+    texts: &Values,
+    array: &ArrayRef,
+    lookup: &Lookup,
+    to: DType,
+) -> Result<(Buffer, Option<BooleanBuffer>), Error> {
+    const WHAT: &str = "the indices of a vocabulary";
+    let (count, size) = (array.len(), to.size());
+    let mut found: Vec<u8> = try_with_capacity(count.saturating_mul(size), WHAT)?;
+    let mut known: Vec<bool> = try_with_capacity(count, WHAT)?;
+    let mut keys = [Key::default(); MOST_KEYS];
+    let mut indices = [UNKNOWN; MOST_KEYS];
+    for start in (0..count).step_by(MOST_KEYS) {
+        let some = start..count.min(start + MOST_KEYS);
+        for (key, i) in keys.iter_mut().zip(some.clone()) {
+            // The text of a null may be anything.
+            let text = array.is_valid(i).then(|| texts.text(i)).flatten().unwrap_or_default();
+            *key = Key { text, term: None };
+        }
+        lookup.find(&keys[..some.len()], &mut indices);
+        for (&index, i) in indices.iter().zip(some) {
+            known.push(index != UNKNOWN || array.is_null(i));
+            // All indices fit the dtype, as the spec has checked: little-endian numbers begin with their lowest bytes.
+            found.extend_from_slice(&index.max(0).to_le_bytes()[..size]);
+        }
+    }
+    let lost = known.contains(&false);
+    Ok((Buffer::from_vec(found), lost.then(|| BooleanBuffer::from(known))))
+}
+
+/// Decimals as pairs of int64, the halves of 128 bits, in units of `10**-asked`.
+pub(crate) fn pairs(array: &ArrayRef, asked: i8) -> Result<Finished, Error> {
+    const WIDTH: usize = size_of::<i128>();
+    let mut finished = Finished {
+        values: Values::Bits(BooleanBuffer::new_unset(0)),
+        fitting: None,
+        texts: None,
+        taken: 0,
+    };
+    if matches!(array.data_type(), DataType::Decimal128(_, own) if *own == asked) {
+        // The lower half is first: this is little-endian memory.
+        finished.values = elements(array, WIDTH)?;
+        return Ok(finished);
+    }
+    let (values, fitting) = unscaled(array, None, asked)?;
+    finished.taken = values.len();
+    finished.values = Values::Elements(values);
+    finished.fitting = fitting.map(|fitting| BooleanBuffer::collect_bool(fitting.len() * 2, |i| fitting.value(i / 2)));
+    Ok(finished)
+}
+
+/// The memory of values of the wanted type.
+fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
+    Ok(match (array.data_type(), leaf) {
+        (_, Leaf::Bytes { .. }) => (Values::of_text(array)?, 0),
+        (DataType::Boolean, _) => (Values::Bits(array.as_boolean().values().clone()), 0),
+        // Days are counted in 32 bits in Arrow, and in 64 in NumPy.
+        (DataType::Date32, Leaf::Fixed(DType::Datetime(TimeUnit::Days))) => {
+            let days = array.as_primitive::<arrow_array::types::Date32Type>().values();
+            let days = try_collect(days.iter().map(|&day| i64::from(day)), "dates")?;
+            let bytes = days.len() * size_of::<i64>();
+            (Values::Elements(Buffer::from_vec(days)), bytes)
+        }
+        (_, Leaf::Fixed(dtype)) => (elements(array, dtype.size())?, 0),
+    })
+}
