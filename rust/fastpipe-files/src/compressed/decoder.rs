@@ -1,12 +1,15 @@
 //! Decompressing a file from a restart point on.
 
-use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
+use fastpipe_batch::{ReadAt, Result};
 
-use super::Compression;
+use super::compression::Compression;
 use super::gzip::Members;
 use super::input::Input;
 use super::layout::Point;
 use super::zstandard::Frames;
+
+/// Bytes of text that are passed over at once.
+pub(super) const SCRATCH: usize = 64 << 10;
 
 /// What decompresses the parts of a file.
 enum Parts {
@@ -26,14 +29,6 @@ pub(crate) struct Decoder {
 
 /// Is told where parts begin.
 pub(crate) type Begun<'b> = dyn FnMut(Point) -> Result<()> + 'b;
-
-/// What a step of a decoder did.
-pub(super) struct Step {
-    /// Bytes of text that were written.
-    pub(super) wrote: usize,
-    /// Whether the part ended with them.
-    pub(super) ended: bool,
-}
 
 impl Decoder {
     /// A decoder that begins at a restart point.
@@ -130,14 +125,4 @@ impl Decoder {
         }
         Ok(())
     }
-}
-
-#[cold]
-pub(super) fn malformed(reason: impl Into<String>) -> Error {
-    Error::new(ErrorKind::Malformed, reason)
-}
-
-#[cold]
-pub(super) fn cut_short(what: &str) -> Error {
-    malformed(format!("the file is cut short: it ends within {what}"))
 }

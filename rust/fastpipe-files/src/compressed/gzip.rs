@@ -4,8 +4,8 @@ use crc32fast::Hasher;
 use fastpipe_batch::{ReadAt, Result};
 use flate2::{Decompress, FlushDecompress, Status};
 
-use super::decoder::{Step, cut_short, malformed};
 use super::input::Input;
+use super::step::{Step, cut_short, malformed};
 
 /// What a member has in front of its data (RFC 1952, 2.3).
 const FIXED_HEADER: usize = 10;

@@ -4,9 +4,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{ReadAt, Result, try_filled};
 
-use super::decoder::Decoder;
+use super::compression::Compression;
+use super::decoder::{Decoder, SCRATCH};
 use super::layout::{Layout, Points};
-use super::{Compression, SCRATCH};
 
 /// The text of a compressed file, by position. What is read in sequence is decompressed once; restart points are noted
 /// on the way.

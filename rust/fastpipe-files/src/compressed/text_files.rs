@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, Result, Source, try_filled};
 
-use super::decoder::Decoder;
+use super::compression::Compression;
+use super::decoder::{Decoder, SCRATCH};
 use super::layout::Layout;
-use super::{Compression, SCRATCH};
 use crate::open_files::{Files, changed};
 
 /// Decoders that are kept to decompress on where they are: one for each thread that reads, and a few more.

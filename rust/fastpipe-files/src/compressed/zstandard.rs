@@ -3,8 +3,8 @@
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use zstd::zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, ResetDirective, get_dict_id_from_frame, get_error_name};
 
-use super::decoder::{Step, cut_short, malformed};
 use super::input::Input;
+use super::step::{Step, cut_short, malformed};
 
 /// The exponent of 2 that a window is at most: what `zstd -d` reads without `--long`.
 const MOST_WINDOW_LOG: u32 = 27;
