@@ -62,7 +62,7 @@ fn main() {
             let sampler = Sampler::new(items, NEGATIVES, repeats, weights).expect("a sampler");
             let mut out = Vec::new();
             measure(&format!("{name}: {how}"), negatives, || {
-                draw_all(&positives, &sampler, &mut out)
+                draw_all(&positives, &sampler, &mut out);
             });
         }
     }
