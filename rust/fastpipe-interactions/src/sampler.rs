@@ -33,10 +33,8 @@
 //! Files are in training somewhere, so the scheme doesn't change; golden tests pin it.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
-use fastpipe_random::{Key, Purpose};
 
 use crate::alias::Weights;
-use crate::sampling::Sampling;
 
 /// Items are listed for users who have seen more than one in that many.
 pub const DENSE: u64 = 8;
@@ -111,10 +109,5 @@ impl Sampler {
             (_, true) => 1,
             (negatives, false) => negatives,
         }
-    }
-
-    /// Gets ready to draw.
-    pub fn start(&self, key: Key, purpose: Purpose) -> Sampling<'_> {
-        Sampling::new(self, key, purpose)
     }
 }

@@ -53,8 +53,15 @@ impl Proposal for Weighted<'_> {
     }
 }
 
+impl Sampler {
+    /// Gets ready to draw.
+    pub fn start(&self, key: Key, purpose: Purpose) -> Sampling<'_> {
+        Sampling::new(self, key, purpose)
+    }
+}
+
 impl<'s> Sampling<'s> {
-    pub(crate) fn new(sampler: &'s Sampler, key: Key, purpose: Purpose) -> Sampling<'s> {
+    fn new(sampler: &'s Sampler, key: Key, purpose: Purpose) -> Sampling<'s> {
         Sampling {
             sampler,
             attempts: Attempts::new(key, purpose),
