@@ -14,11 +14,8 @@ use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, NullBuffer, OffsetBuffer
 use arrow_schema::{DataType, Field, FieldRef, Fields};
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-use crate::leaf::{Leaf, fit_leaf, unpacked};
+use crate::leaf::{Leaf, Seen, first_seen, fit_leaf, misfit, unpacked};
 use crate::schema::{Site, Type};
-
-/// Which values are seen; all of them if `None`.
-pub(crate) type Seen = Option<BooleanBuffer>;
 
 fn malformed(error: &arrow_schema::ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
@@ -31,11 +28,6 @@ fn both(seen: &Seen, nulls: Option<&NullBuffer>) -> Seen {
         (None, Some(nulls)) => Some(nulls.inner().clone()),
         (Some(seen), Some(nulls)) => Some(seen & nulls.inner()),
     }
-}
-
-/// The first value that is seen and fails a test.
-pub(crate) fn first_seen(seen: &Seen, len: usize, fails: impl Fn(usize) -> bool) -> Option<usize> {
-    (0..len).find(|&i| seen.as_ref().is_none_or(|seen| seen.value(i)) && fails(i))
 }
 
 /// An array as a site has it. `path` is what its field is called in errors.
@@ -74,15 +66,6 @@ pub(crate) fn fit(site: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Res
 fn null_error(path: &str) -> Error {
     let reason = "there is a null, which the schema doesn't allow; give a schema in which the type is [\"null\", …]";
     Error::new(ErrorKind::Null, reason).at_feature(path)
-}
-
-#[cold]
-pub(crate) fn misfit(array: &dyn Array, wanted: &str, path: &str) -> Error {
-    let reason = format!(
-        "values of Arrow type {} aren't {wanted}: cast the column, or give another schema",
-        array.data_type()
-    );
-    Error::new(ErrorKind::Schema, reason).at_feature(path)
 }
 
 /// Records; columns are found by name. `nullable` is whether the record itself may be null.

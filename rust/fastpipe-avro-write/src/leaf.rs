@@ -10,12 +10,20 @@ use arrow_array::builder::StringBuilder;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, Int32Array, Int64Array, NullArray};
+use arrow_buffer::BooleanBuffer;
 use arrow_cast::{CastOptions, cast, cast_with_options};
 use arrow_schema::{ArrowError, DataType, TimeUnit};
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-use crate::fit::{Seen, first_seen, misfit};
 use crate::schema::Type;
+
+/// Which values are seen; all of them if `None`.
+pub(crate) type Seen = Option<BooleanBuffer>;
+
+/// The first value that is seen and fails a test.
+pub(crate) fn first_seen(seen: &Seen, len: usize, fails: impl Fn(usize) -> bool) -> Option<usize> {
+    (0..len).find(|&i| seen.as_ref().is_none_or(|seen| seen.value(i)) && fails(i))
+}
 
 /// What values are to become, and which of them are seen.
 pub(crate) struct Leaf<'a> {
@@ -26,6 +34,15 @@ pub(crate) struct Leaf<'a> {
 
 fn malformed(error: &ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
+}
+
+#[cold]
+pub(crate) fn misfit(array: &dyn Array, wanted: &str, path: &str) -> Error {
+    let reason = format!(
+        "values of Arrow type {} aren't {wanted}: cast the column, or give another schema",
+        array.data_type()
+    );
+    Error::new(ErrorKind::Schema, reason).at_feature(path)
 }
 
 /// The values behind dictionaries and run ends.
