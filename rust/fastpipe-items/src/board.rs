@@ -9,21 +9,9 @@ use std::thread::available_parallelism;
 
 use fastpipe_memory::{Arena, HEAD, SharedMemory, futex};
 
-use crate::control::{Control, Header, Slot, stage};
+use crate::control::{Control, Header, Joining, Slot, stage};
 use crate::desk::Desk;
 use crate::record::{MakerView, Record};
-
-/// Who makes a batch of items that lie in their slab.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Joining {
-    /// Nobody: the items side by side are the batch. Batches with odd rows are joined by the maker of the last row.
-    InPlace = 0,
-    /// The maker of the last row.
-    ByMakers = 1,
-    /// A joiner.
-    ByJoiners = 2,
-}
 
 /// What a board is made for.
 #[derive(Clone, Copy, Debug)]

@@ -1,32 +1,24 @@
 //! What the consumer does: begin batches, wait for them, take them, and have their memory used again.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use fastpipe_memory::{Extent, Recycler, Refused, SharedMemory, futex};
+use fastpipe_memory::{Extent, Refused, SharedMemory, futex};
 
 use crate::board::{Board, Options};
 use crate::control::{Failure, Slot, stage};
 use crate::desk::{Desk, Indices, RowKind};
-use crate::slab_supply::{Counted, Pending, Slab};
+use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 
 /// The one that begins batches and takes them. Its process owns the memory.
 #[derive(Debug)]
 pub struct Consumer {
-    pub(crate) board: Board,
-    pub(crate) recycler: Recycler,
-    pub(crate) state: Mutex<Pending>,
-    /// Batches on their way whose memory there may be at any time, beside one that the consumer has.
-    pub(crate) ahead: usize,
-    /// Bytes that may be taken beyond that.
-    pub(crate) slack: usize,
+    board: Board,
+    slabs: SlabSupply,
     process: u32,
 }
-
-/// A batch that was begun: its number in the order in which they were.
-pub type Begun = u64;
 
 /// How far a batch is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,14 +70,14 @@ impl Drop for Lent {
         if self.consumer.process != std::process::id() {
             return;
         }
-        let mut state = self.consumer.lock();
+        let mut state = self.consumer.slabs.lock();
         state.slabs -= usize::from(self.counted.slab);
         state.bytes -= self.counted.bytes;
         for &piece in &self.pieces {
-            self.consumer.recycler.put(piece);
+            self.consumer.slabs.recycler.put(piece);
         }
         // Where there is no memory, the consumer finds out when it asks for the batch.
-        let _ = self.consumer.place(&mut state, None);
+        let _ = self.consumer.slabs.place(&mut state, None);
     }
 }
 
@@ -99,14 +91,8 @@ impl Consumer {
     pub fn new(memory: SharedMemory, options: &Options, ahead: usize, slack: usize) -> io::Result<Arc<Self>> {
         let board = Board::create(memory, options)?;
         Ok(Arc::new(Consumer {
-            recycler: Recycler::new(board.arena().clone()),
-            state: Mutex::new(Pending {
-                counted: vec![Counted::default(); board.slots().len()],
-                ..Pending::default()
-            }),
+            slabs: SlabSupply::new(&board, ahead.max(1), slack),
             board,
-            ahead: ahead.max(1),
-            slack,
             process: std::process::id(),
         }))
     }
@@ -121,13 +107,14 @@ impl Consumer {
         self.process == std::process::id()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Which batches get their slabs, and when.
+    pub fn slabs(&self) -> &SlabSupply {
+        &self.slabs
     }
 
     /// Whether another batch can be begun: there is a free slot for it.
     pub fn can_begin(&self) -> bool {
-        self.free(&self.lock()).is_some()
+        self.free(&self.slabs.lock()).is_some()
     }
 
     /// The next number of a batch whose slot is free. Those whose slots are taken, by batches that take long, are left
@@ -144,7 +131,7 @@ impl Consumer {
     ///
     /// [`Refused`] if there is no memory for the indices. There must be a free slot.
     pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
-        let mut state = self.lock();
+        let mut state = self.slabs.lock();
         let whole = |bytes| Slab::Of {
             layout: 0,
             bytes,
@@ -161,7 +148,7 @@ impl Consumer {
         let sequence = self.free(&state).unwrap_or(state.next);
         let (number_of_slot, slot) = self.board.slot_of(sequence);
         let size = Desk::size(indices).unwrap_or(usize::MAX);
-        let desk = self.recycler.take(size)?;
+        let desk = self.slabs.recycler.take(size)?;
         if let Some(start) = self.board.at(desk.offset, desk.len) {
             write_desk(start, indices);
         }
@@ -200,7 +187,7 @@ impl Consumer {
             Slab::Later => state.unplanned.push(sequence),
         }
         // A refusal is noted in the slot.
-        let _ = self.place(&mut state, None);
+        let _ = self.slabs.place(&mut state, None);
         slot.claim.store((sequence + 1) << 32, Ordering::Release);
         let work = &self.board.header().work;
         work.begun.store(sequence + 1, Ordering::Release);
@@ -321,7 +308,7 @@ impl Consumer {
 
     /// Frees a slot, and its desk. What else its batch has is lent; returns where its slab lies, too.
     fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun) -> (Lent, Option<(usize, usize)>) {
-        let mut state = self.lock();
+        let mut state = self.slabs.lock();
         // From here on nobody gets a slab for it.
         state.forget(batch);
         let slab = self.board.slab_of(slot);
@@ -329,7 +316,7 @@ impl Consumer {
             offset: slot.desk.load(Ordering::Relaxed) as usize,
             len: slot.desk_len.load(Ordering::Relaxed) as usize,
         };
-        self.recycler.put(desk);
+        self.slabs.recycler.put(desk);
         let mut pieces: Vec<_> = slab.iter().map(|&(offset, len)| Extent { offset, len }).collect();
         let spilled = self.board.spilled(slot);
         let spilled_bytes = spilled.iter().map(|piece| piece.len).sum();
@@ -373,7 +360,7 @@ impl Consumer {
                     Err(now) => claim = now,
                 }
             };
-            let mut state = self.lock();
+            let mut state = self.slabs.lock();
             let waits = slot.layout.load(Ordering::Relaxed) != 0 || state.unplanned.contains(&batch);
             if slot.placed.load(Ordering::Acquire) == 0 && waits {
                 // Whoever waits for the slab needn't any more.

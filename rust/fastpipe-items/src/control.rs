@@ -7,7 +7,6 @@ use std::mem::size_of;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::pace::Pace;
 use crate::record::Record;
 
 /// Layouts of items that a loader may have; see `layouts.rs`.
@@ -19,7 +18,7 @@ pub(crate) struct Header {
     pub(crate) makers: AtomicU32,
     pub(crate) joiners: AtomicU32,
     pub(crate) slots: AtomicU32,
-    /// Of [`Joining`](crate::Joining).
+    /// Of [`Joining`].
     pub(crate) joining: AtomicU32,
     /// 1 if all rows of a batch are claimed at once.
     pub(crate) whole: AtomicU32,
@@ -47,6 +46,18 @@ pub(crate) struct Header {
     pub(crate) news: News,
 }
 
+/// Who makes a batch of items that lie in their slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Joining {
+    /// Nobody: the items side by side are the batch. Batches with odd rows are joined by the maker of the last row.
+    InPlace = 0,
+    /// The maker of the last row.
+    ByMakers = 1,
+    /// A joiner.
+    ByJoiners = 2,
+}
+
 /// Where a layout is described, or something else is said.
 #[repr(C)]
 pub(crate) struct Told {
@@ -68,6 +79,19 @@ pub(crate) struct Work {
     /// Behind the last batch that was begun.
     pub(crate) begun: AtomicU64,
     pub(crate) pace: Pace,
+}
+
+/// How long things take on average, in nanoseconds; 0 while nothing is known.
+#[repr(C)]
+pub(crate) struct Pace {
+    /// Of an item.
+    pub(crate) item: AtomicU64,
+    /// Of writing an item to its row.
+    pub(crate) placing: AtomicU64,
+    /// Of joining a batch.
+    pub(crate) joining: AtomicU64,
+    /// Of the processor's time in it.
+    pub(crate) joining_busy: AtomicU64,
 }
 
 /// What joiners look at.

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use fastpipe_memory::{Extent, Refused, futex};
 
-use crate::board::{Board, Joining};
+use crate::board::Board;
 use crate::clock::nanos;
-use crate::control::{Slot, stage};
+use crate::control::{Joining, Slot, stage};
 use crate::desk::{Indices, RowKind};
 use crate::pace::LONG_NANOS;
 use crate::plan::aligned;

@@ -6,8 +6,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::board::{Board, Joining};
+use crate::board::Board;
 use crate::clock::{busy_nanos, nanos};
+use crate::control::Joining;
 use crate::record::Activity;
 
 /// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
@@ -23,19 +24,6 @@ pub(crate) const LONG_NANOS: u64 = 10_000_000;
 
 /// How many times as fast batches must be when they are split, in quarters: estimates are rough.
 const GAIN: u64 = 5;
-
-/// Averages, in nanoseconds; 0 while nothing is known.
-#[repr(C)]
-pub(crate) struct Pace {
-    /// Of an item.
-    item: AtomicU64,
-    /// Of writing an item to its row.
-    placing: AtomicU64,
-    /// Of joining a batch.
-    joining: AtomicU64,
-    /// Of the processor's time in it.
-    joining_busy: AtomicU64,
-}
 
 /// What a decision depends on: nanoseconds, and numbers of workers.
 #[derive(Clone, Copy, Debug)]

@@ -2,12 +2,16 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fastpipe_memory::{Refused, futex};
+use fastpipe_memory::{Recycler, Refused, futex};
 
-use crate::consumer::{Begun, Consumer};
+use crate::board::Board;
 use crate::control::{Slot, stage};
 use crate::maker::set_slab;
+
+/// A batch that was begun: its number in the order in which they were.
+pub type Begun = u64;
 
 /// What is known of the slab of a batch that begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +27,7 @@ pub enum Slab {
     },
     /// There is no layout yet: a maker gets one.
     ByMaker,
-    /// There is no layout yet. The consumer gets one later: see [`Consumer::plan`].
+    /// There is no layout yet. The consumer gets one later: see [`SlabSupply::plan`].
     Later,
 }
 
@@ -63,7 +67,36 @@ impl Pending {
     }
 }
 
-impl Consumer {
+/// Gives batches their slabs.
+#[derive(Debug)]
+pub struct SlabSupply {
+    board: Board,
+    pub(crate) recycler: Recycler,
+    state: Mutex<Pending>,
+    /// Batches on their way whose memory there may be at any time, beside one that the consumer has.
+    ahead: usize,
+    /// Bytes that may be taken beyond that.
+    slack: usize,
+}
+
+impl SlabSupply {
+    pub(crate) fn new(board: &Board, ahead: usize, slack: usize) -> Self {
+        SlabSupply {
+            recycler: Recycler::new(board.arena().clone()),
+            state: Mutex::new(Pending {
+                counted: vec![Counted::default(); board.slots().len()],
+                ..Pending::default()
+            }),
+            board: board.clone(),
+            ahead,
+            slack,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Pending> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Whether the memory of one more batch than are usually on their way is within the slack. It is of so many bytes;
     /// `None` if no layout says how many.
     pub fn has_slack(&self, bytes: Option<usize>) -> bool {

@@ -236,7 +236,7 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
                 begun += 1;
             }
             let deadline = Instant::now() + Duration::from_secs(60);
-            consumer.need(number as u64);
+            consumer.slabs().need(number as u64);
             while consumer.state(number as u64) != State::Ready {
                 assert!(Instant::now() < deadline, "{:?}", board.views());
                 consumer.wait(Some(number as u64), TICK);
@@ -358,7 +358,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     begin(1);
     for number in 0..20u64 {
         // The consumer has the batch before until it has the next one.
-        consumer.need(number);
+        consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
             let claim = board.claim().unwrap();
             make(board, 0, PLAIN, &claim, &mut written, &made);
@@ -376,7 +376,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     }
     // Who keeps batches gets others all the same.
     for number in 20..26u64 {
-        consumer.need(number);
+        consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
             make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
         }
@@ -419,7 +419,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         consumer.begin(number, 0, &Indices::Numbers(&[7]), known).unwrap();
     }
     let claims: Vec<_> = (0..4).map(|_| board.claim().unwrap()).collect();
-    assert_eq!(consumer.unplanned(), Some(1));
+    assert_eq!(consumer.slabs().unplanned(), Some(1));
     board.tell(0, 0, 6, |_| ()).unwrap();
     assert_eq!(board.layout(), None, "a first layout is proposed");
     board.settle_first_layout();
@@ -437,12 +437,12 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
     std::thread::scope(|scope| {
         let last = scope.spawn(|| made(&claims[3], plan.end));
         let given_up = scope.spawn(|| made(&claims[2], plan.end));
-        while let Some(batch) = consumer.unplanned() {
-            assert_eq!(consumer.layout_of(batch, 1), 1);
+        while let Some(batch) = consumer.slabs().unplanned() {
+            assert_eq!(consumer.slabs().layout_of(batch, 1), 1);
             if batch == 2 {
                 consumer.cancel([2]);
             }
-            consumer.plan(batch, slab, plan.end);
+            consumer.slabs().plan(batch, slab, plan.end);
         }
         assert!(!given_up.join().unwrap());
         let first = consumer.take(0).unwrap();
@@ -450,7 +450,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         let held = consumer.take(1).unwrap();
         drop(consumer.take(2).unwrap_err());
         assert_eq!(consumer.state(3), State::OnTheWay);
-        consumer.need(3);
+        consumer.slabs().need(3);
         assert!(last.join().unwrap());
         assert_eq!(consumer.take(3).unwrap().rows, 1);
         drop((first, held));
@@ -480,10 +480,10 @@ fn batches_ahead_wait_for_memory_that_others_have() {
         let known = in_layout(slab as usize, plan.end);
         consumer.begin(number, 0, &Indices::Numbers(&indices), known).unwrap();
     }
-    assert!(!consumer.has_slack(Some(slab as usize)));
+    assert!(!consumer.slabs().has_slack(Some(slab as usize)));
     let (made, mut written) = (AtomicU64::new(0), Written::default());
     for number in 0..6 {
-        consumer.need(number);
+        consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
             make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
         }
@@ -516,7 +516,7 @@ fn too_little_memory_is_told_with_sizes() {
             board.settle_first_layout();
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
-        consumer.need(0);
+        consumer.slabs().need(0);
         while let Some(claim) = board.claim() {
             if !known {
                 board.layout_of(claim.slot, 1);

@@ -90,7 +90,7 @@ impl ItemConsumer {
     /// makes in one piece; before the first of these is made, there is no slack.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
         let sizes = layout.map(|layout| self.sizes(&layout, rows)).transpose()?;
-        Ok(self.consumer.has_slack(sizes.map(|(bytes, _)| bytes)))
+        Ok(self.consumer.slabs().has_slack(sizes.map(|(bytes, _)| bytes)))
     }
 
     /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Without a layout a
@@ -132,14 +132,14 @@ impl ItemConsumer {
 
     /// The earliest batch that `plan` has to say of, and its layout, if the layout that batches begin with is this one.
     fn unplanned(&self, layout: u32) -> Option<(u64, u32)> {
-        let batch = self.consumer.unplanned()?;
-        Some((batch, self.consumer.layout_of(batch, layout)))
+        let batch = self.consumer.slabs().unplanned()?;
+        Some((batch, self.consumer.slabs().layout_of(batch, layout)))
     }
 
     /// Says how much memory a batch needs.
     fn plan(&self, batch: u64, layout: PyRef<'_, ItemLayout>) -> PyResult<()> {
         let (bytes, for_rows) = self.sizes(&layout, self.consumer.rows(batch))?;
-        self.consumer.plan(batch, bytes, for_rows);
+        self.consumer.slabs().plan(batch, bytes, for_rows);
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl ItemConsumer {
             if ready(batch) {
                 return Ok(true);
             }
-            self.consumer.need(batch);
+            self.consumer.slabs().need(batch);
         }
         let most = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
         let begin = Instant::now();
@@ -169,7 +169,7 @@ impl ItemConsumer {
 
     /// Sees to it that a batch has its memory, whatever the consumer has.
     fn need(&self, batch: u64) {
-        self.consumer.need(batch);
+        self.consumer.slabs().need(batch);
     }
 
     /// Whether a batch can be taken.
