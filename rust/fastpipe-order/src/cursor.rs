@@ -1,12 +1,12 @@
 //! Going through an order batch by batch.
 
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::deal::Deal;
 use crate::failure::{Patience, Result, reserve};
 use crate::order::Order;
 use crate::plan::Content;
-use crate::rest::RestWalker;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::state::{State, StateError};
 use crate::walker::Walker;
@@ -48,7 +48,7 @@ impl Order {
             deal,
             taken: 0,
             before: 0,
-            rest: None,
+            part: None,
         })
     }
 
@@ -107,9 +107,15 @@ impl Order {
             deal,
             taken,
             before: state.step - taken,
-            rest: None,
+            part: None,
         })
     }
+}
+
+/// Goes through a part of an epoch, batch by batch.
+pub(crate) trait PartWalker: Debug + Send + Sync {
+    /// The next batch.
+    fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>>;
 }
 
 /// A place in an epoch.
@@ -126,7 +132,7 @@ pub struct Cursor {
     before: u64,
     walker: Walker,
     /// Goes through a part of the epoch alone, instead of all this.
-    pub(crate) rest: Option<Box<RestWalker>>,
+    pub(crate) part: Option<Box<dyn PartWalker>>,
 }
 
 impl Cursor {
@@ -234,8 +240,8 @@ impl Cursor {
     }
 
     fn plan(&mut self, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
-        if let Some(rest) = &mut self.rest {
-            return rest.batch(&self.order, patience);
+        if let Some(part) = &mut self.part {
+            return part.batch(&self.order, patience);
         }
         if self.left() == 0 {
             return Ok(None);

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
-use crate::cursor::{BatchPlan, Cursor};
+use crate::cursor::{BatchPlan, Cursor, PartWalker};
 use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room};
 use crate::order::Order;
 use crate::plan::{Content, Picks, Row, Run};
@@ -68,7 +68,7 @@ impl Order {
     /// [`PlanError`] if there is no memory for the order.
     pub fn rest(self: &Arc<Self>, rest: &Rest) -> Result<Cursor> {
         let mut cursor = self.epoch(rest.epoch)?;
-        cursor.rest = Some(Box::new(RestWalker {
+        cursor.part = Some(Box::new(RestWalker {
             pieces: Pieces::new(rest, self, &mut Patience(&mut || false))?,
             step: 0,
             rows: 0,
@@ -81,7 +81,7 @@ impl Order {
 
 /// Goes through what remains of an epoch, batch by batch.
 #[derive(Debug)]
-pub(crate) struct RestWalker {
+struct RestWalker {
     pieces: Pieces,
     /// Batches and rows so far.
     step: u64,
@@ -92,16 +92,17 @@ pub(crate) struct RestWalker {
     failed: Option<PlanError>,
 }
 
-impl RestWalker {
-    /// The next batch.
-    pub(crate) fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
+impl PartWalker for RestWalker {
+    fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         if let Some(failed) = self.failed {
             return Err(failed);
         }
         self.plan(order, patience)
             .inspect_err(|&failed| self.failed = Some(failed))
     }
+}
 
+impl RestWalker {
     fn plan(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         let (size, drop_last) = (order.settings().batch_size.max(1), order.settings().drop_last);
         let (mut batch, mut rows) = (Vec::new(), 0);
