@@ -7,7 +7,7 @@ use half::f16;
 use crate::dtype::{DType, Leaf};
 use crate::error::{Error, ErrorKind};
 use crate::lookup::Lookup;
-use crate::spec::SparseLayout;
+use crate::sparse::SparseLayout;
 
 /// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
 pub const MAX_DIMENSIONS: usize = 128;

@@ -23,6 +23,7 @@ mod error;
 mod fallible;
 mod feature;
 mod gather;
+mod key;
 mod left;
 mod lookup;
 mod owned;
@@ -34,6 +35,7 @@ mod similar;
 mod sink;
 mod slab;
 mod source;
+mod sparse;
 mod spec;
 mod stretch;
 mod vocabulary;
@@ -50,8 +52,9 @@ pub use fastpipe_memory::{
 };
 pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
+pub use key::{Key, MOST_KEYS, UNKNOWN};
 pub use left::{give_back, run_out};
-pub use lookup::{Indices, Key, Lookup, MOST_KEYS, UNKNOWN, Unknown};
+pub use lookup::{Indices, Lookup, Unknown};
 pub use owned::ALIGNMENT;
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
@@ -64,7 +67,8 @@ pub use source::{
     Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
     Work, own_units,
 };
-pub use spec::{ColumnSpec, Form, NestedForm, SparseForm, SparseLayout};
+pub use sparse::{SparseForm, SparseLayout};
+pub use spec::{ColumnSpec, Form, NestedForm};
 pub use stretch::{Stretch, stretches};
 pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};

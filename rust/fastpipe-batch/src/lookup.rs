@@ -12,26 +12,12 @@ use twox_hash::XxHash3_64;
 use twox_hash::xxhash3_64::{RawHasher, SecretBuffer};
 
 use crate::dtype::DType;
-use crate::spec::SparseLayout;
+use crate::key::{Key, MOST_KEYS, UNKNOWN};
+use crate::sparse::SparseLayout;
 use crate::vocabulary::Vocabulary;
-
-/// Keys that are looked up at once at most.
-pub const MOST_KEYS: usize = 32;
-
-/// What [`Lookup::find`] says of a key that has no index.
-pub const UNKNOWN: i64 = -1;
 
 /// Bytes of a name, separator and term that are joined on the stack to be hashed.
 const JOINED: usize = 128;
-
-/// A key as a record has it.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Key<'a> {
-    /// The text, or the name.
-    pub text: &'a [u8],
-    /// What follows the name and the separator.
-    pub term: Option<&'a [u8]>,
-}
 
 /// What becomes of keys that a vocabulary lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,11 +152,6 @@ fn hash_of_pieces(pieces: [&[u8]; 3], seed: u64) -> u64 {
     }
 }
 
-/// XXH3 (64 bits) of bytes.
-pub(crate) fn hash_of(bytes: &[u8], seed: u64) -> u64 {
-    XxHash3_64::oneshot_with_seed(seed, bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -178,6 +159,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::key::hash_of;
 
     fn lookup(indices: Indices, separator: &[u8]) -> Lookup {
         Lookup {

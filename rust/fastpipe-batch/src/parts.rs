@@ -5,7 +5,8 @@
 //! parts at that depth. So a row of any column is a stretch of each of its parts.
 
 use crate::dtype::{DType, Leaf};
-use crate::spec::{ColumnSpec, Form, SparseLayout};
+use crate::sparse::SparseLayout;
+use crate::spec::{ColumnSpec, Form};
 
 /// What a part holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -278,7 +279,8 @@ impl ColumnSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{NestedForm, SparseForm};
+    use crate::sparse::SparseForm;
+    use crate::spec::NestedForm;
 
     const TEXT: Leaf = Leaf::Bytes { utf8: true };
 

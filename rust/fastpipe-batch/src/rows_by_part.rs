@@ -22,18 +22,22 @@ pub struct RowsByPart<'s, 'a> {
     failed: bool,
 }
 
-impl<'s, 'a> RowsByPart<'s, 'a> {
-    pub(crate) fn new(sink: &'s mut Sink<'a>, slots: Range<usize>) -> Result<Self, Error> {
-        let asked = try_filled(false, sink.parts().len(), "what is noted of a batch's parts")?;
+impl<'a> Sink<'a> {
+    /// Starts rows in consecutive slots, to be written part by part.
+    pub fn begin_by_part(&mut self, slots: Range<u32>) -> Result<RowsByPart<'_, 'a>, Error> {
+        self.begin_parts(slots.clone())?;
+        let asked = try_filled(false, self.parts().len(), "what is noted of a batch's parts")?;
         Ok(RowsByPart {
-            sink,
-            slots,
+            sink: self,
+            slots: slots.start as usize..slots.end as usize,
             asked,
             open: None,
             failed: false,
         })
     }
+}
 
+impl RowsByPart<'_, '_> {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.slots.len()
@@ -76,7 +80,8 @@ impl<'s, 'a> RowsByPart<'s, 'a> {
     pub fn arena(&mut self, part: usize) -> Result<ArenaRows<'_>, Overflow> {
         self.ask(part)?;
         self.open = Some(part);
-        self.sink.arena_of(part)
+        let writer = self.sink.arena_of(part)?;
+        Ok(ArenaRows { writer })
     }
 
     /// Ends the rows: each part must have been asked for, and each row begun in each arena.
@@ -95,7 +100,7 @@ impl<'s, 'a> RowsByPart<'s, 'a> {
 
 /// The arena of a part, to which rows are appended one after the other.
 pub struct ArenaRows<'w> {
-    pub(crate) writer: &'w mut Writer,
+    writer: &'w mut Writer,
 }
 
 impl ArenaRows<'_> {

@@ -23,7 +23,6 @@ use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_filled};
 use crate::parts::Part;
 use crate::rows::{BOOKKEEPING, Placed, Rows};
-use crate::rows_by_part::{ArenaRows, RowsByPart};
 use crate::slab::Slab;
 use crate::writer::{Element, Overflow, Writer};
 
@@ -248,14 +247,13 @@ impl<'a> Sink<'a> {
         Ok(unsafe { Columns::new(&self.cells, first, end - first, &mut self.ended) })
     }
 
-    /// Starts rows in consecutive slots, to be written part by part.
-    pub fn begin_by_part(&mut self, slots: Range<u32>) -> Result<RowsByPart<'_, 'a>, Error> {
+    /// Starts rows in consecutive slots, whose parts are asked for one by one.
+    pub(crate) fn begin_parts(&mut self, slots: Range<u32>) -> Result<(), Overflow> {
         self.begun = false;
-        let (first, end) = (slots.start as usize, slots.end as usize);
         self.make_room(slots.len())?;
-        self.rows.claim_all(first..end)?;
+        self.rows.claim_all(slots.start as usize..slots.end as usize)?;
         self.fragment.slots.extend(slots);
-        RowsByPart::new(self, first..end)
+        Ok(())
     }
 
     /// Rows that were begun, by any means.
@@ -286,12 +284,12 @@ impl<'a> Sink<'a> {
     }
 
     /// The arena of a part.
-    pub(crate) fn arena_of(&mut self, part: usize) -> Result<ArenaRows<'_>, Overflow> {
+    pub(crate) fn arena_of(&mut self, part: usize) -> Result<&mut Writer, Overflow> {
         let writer = self.fragment.writers.get_mut(part).ok_or(Overflow::Row)?;
         if writer.arena.is_none() {
             return Err(Overflow::Row);
         }
-        Ok(ArenaRows { writer })
+        Ok(writer)
     }
 
     /// Rows were written part by part.

@@ -5,7 +5,7 @@
 //! known from the table alone but for one in millions. Half of the slots are free, or more.
 
 use crate::error::{Error, ErrorKind};
-use crate::lookup::{Key, MOST_KEYS, UNKNOWN, hash_of};
+use crate::key::{Key, MOST_KEYS, UNKNOWN, hash_of};
 use fastpipe_memory::{hint, prefetch_of, try_reserve_large};
 
 /// Bits of a slot that say where the key is; those above are of its hash. A free slot is 0.
