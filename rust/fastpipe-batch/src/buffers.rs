@@ -3,13 +3,14 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use fastpipe_memory::{Carver, OwnedMemory};
+
 use crate::error::Error;
-use crate::owned::{Carver, Memory};
 
 /// Bytes with memory of their own.
 #[derive(Debug, Default)]
 pub struct Buffer {
-    memory: Option<Memory>,
+    memory: Option<OwnedMemory>,
     len: usize,
 }
 
@@ -21,7 +22,7 @@ impl Buffer {
 
     /// Bytes that its memory has room for.
     pub fn capacity(&self) -> usize {
-        self.memory.as_ref().map_or(0, Memory::capacity)
+        self.memory.as_ref().map_or(0, OwnedMemory::capacity)
     }
 }
 
@@ -52,7 +53,7 @@ pub struct BufferPool {
 
 #[derive(Debug, Default)]
 struct State {
-    free: Vec<Memory>,
+    free: Vec<OwnedMemory>,
     /// Buffers in use.
     taken: usize,
     /// The most of them so far.
@@ -114,7 +115,7 @@ impl BufferPool {
                 Some(_) => size(len.saturating_add(len / 16)),
                 None => LARGEST_WASTE.saturating_mul(len.max(GRAIN)),
             };
-            let fits = |m: &Memory| (len..=most).contains(&m.capacity());
+            let fits = |m: &OwnedMemory| (len..=most).contains(&m.capacity());
             let free = state.free.iter().enumerate().filter(|(_, memory)| fits(memory));
             let best = free.min_by_key(|(_, memory)| memory.capacity()).map(|(i, _)| i);
             let found = best.map(|i| state.free.remove(i));
@@ -132,7 +133,7 @@ impl BufferPool {
             let found = found.or_else(|| state.carver.carve(size(len), held, limited));
             (found, limited)
         };
-        let fresh = || Memory::new(size(len), limited);
+        let fresh = || OwnedMemory::new(size(len), limited);
         // What is free is too small or too large: others need its memory more.
         let fresh = || fresh().or_else(|| (self.release() > 0).then(fresh).flatten());
         let memory = found.or_else(fresh).ok_or_else(|| {
@@ -280,7 +281,7 @@ mod tests {
         let free = || pool.lock().free.len();
         for _ in 0..3 * KEPT {
             let buffer = Buffer {
-                memory: Memory::new(100, false),
+                memory: OwnedMemory::new(100, false),
                 len: 100,
             };
             pool.put(buffer);

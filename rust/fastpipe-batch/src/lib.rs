@@ -24,9 +24,7 @@ mod fallible;
 mod feature;
 mod gather;
 mod key;
-mod left;
 mod lookup;
-mod owned;
 mod parts;
 mod paths;
 mod rows;
@@ -41,28 +39,27 @@ mod stretch;
 mod vocabulary;
 mod writer;
 
-pub use allocator::{Region, SharedSlabs, SlabAllocator, borrowed};
+pub use allocator::{SharedSlabs, SlabAllocator};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use dtype::{DType, Leaf, TimeUnit};
 pub use error::{Error, ErrorKind, Lengths, Location};
 pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 pub use fastpipe_memory::{
-    LINE, LINES, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for, try_reserve_large,
+    ALIGNMENT, LINE, LINES, Region, give_back, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for,
+    run_out, try_reserve_large,
 };
 pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use key::{Key, MOST_KEYS, UNKNOWN};
-pub use left::{give_back, run_out};
 pub use lookup::{Indices, Lookup, Unknown};
-pub use owned::ALIGNMENT;
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
 pub use rows::{Filled, Rows};
 pub use rows_by_part::{ArenaRows, RowsByPart};
 pub use similar::nearest;
 pub use sink::{Fragment, Sink};
-pub use slab::{Slab, SlabPool};
+pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
     Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
     Work, own_units,

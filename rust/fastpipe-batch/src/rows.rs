@@ -7,9 +7,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use fastpipe_memory::ALIGNMENT;
+
 use crate::error::{Error, ErrorKind};
 use crate::fallible::{try_collect, try_with_capacity};
-use crate::owned::ALIGNMENT;
 use crate::parts::{Part, PartKind};
 use crate::slab::{Slab, SlabPool};
 use crate::writer::Overflow;

@@ -12,14 +12,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::allocator::{Region, SlabAllocator};
+use fastpipe_memory::{ALIGNMENT, Borrowed, Carver, OwnedMemory, Region};
+
+use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
-use crate::owned::{ALIGNMENT, Carver, Memory};
 
 /// Memory for the arrays of one batch. Returns to its pool when dropped.
 pub struct Slab {
-    memory: Option<Memory>,
+    memory: Option<OwnedMemory>,
     len: usize,
     pool: Weak<SlabPool>,
     process: u32,
@@ -37,7 +38,7 @@ impl Slab {
     pub fn of(region: Region) -> Option<Slab> {
         let len = region.len();
         Some(Slab {
-            memory: Some(Memory::of(region)?),
+            memory: Some(OwnedMemory::of(region)?),
             len,
             pool: Weak::new(),
             process: std::process::id(),
@@ -62,7 +63,7 @@ impl Slab {
 
     /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.memory.as_ref().map_or(std::ptr::null_mut(), Memory::as_ptr)
+        self.memory.as_ref().map_or(std::ptr::null_mut(), OwnedMemory::as_ptr)
     }
 
     /// The bytes in use. Whoever dereferences a pointer from [`Slab::as_ptr`] must not do so meanwhile.
@@ -151,7 +152,7 @@ impl std::fmt::Debug for SlabPool {
 #[derive(Debug, Default)]
 struct State {
     /// Those that came last, last, with the threads that used them.
-    free: Vec<(Memory, u32)>,
+    free: Vec<(OwnedMemory, u32)>,
     free_bytes: usize,
     /// Free slabs that may be kept.
     kept: usize,
@@ -167,7 +168,7 @@ struct State {
 }
 
 impl State {
-    fn take(&mut self, i: usize) -> Memory {
+    fn take(&mut self, i: usize) -> OwnedMemory {
         let (memory, _) = self.free.remove(i);
         self.free_bytes -= memory.capacity();
         memory
@@ -177,7 +178,7 @@ impl State {
     /// unlocked the pool, since an allocator may do anything when memory is given back to it: take a batch down, for
     /// example, and so come here.
     #[must_use]
-    fn trim(&mut self) -> Vec<(Memory, u32)> {
+    fn trim(&mut self) -> Vec<(OwnedMemory, u32)> {
         let mut bytes = self.free_bytes;
         let beyond = |bytes: usize| self.keep.is_some_and(|keep| bytes + self.used_bytes > keep);
         let mut count = 0;
@@ -244,7 +245,7 @@ impl SlabPool {
                 state.failure = Some(error.clone());
                 return Err(error);
             }
-            let fits = |m: &Memory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
+            let fits = |m: &OwnedMemory| m.capacity() >= len && m.capacity() / LARGEST_WASTE <= len.max(GRAIN);
             let found = state.free.iter().enumerate().rev().filter(|(_, (m, _))| fits(m));
             let best = found.min_by_key(|(_, (m, user))| (*user != taker, m.capacity()));
             let memory = best.map(|(i, _)| i).map(|i| state.take(i));
@@ -287,7 +288,7 @@ impl SlabPool {
     }
 
     /// Memory for a new slab of `len` bytes. The pool isn't locked meanwhile.
-    fn fresh(&self, len: usize) -> Result<Memory, Error> {
+    fn fresh(&self, len: usize) -> Result<OwnedMemory, Error> {
         let bytes = SlabPool::size(len);
         let Some(allocator) = &self.allocator else {
             let (carved, limited) = {
@@ -299,13 +300,13 @@ impl SlabPool {
                 (carved, limited)
             };
             return carved
-                .or_else(|| Memory::new(bytes, limited))
+                .or_else(|| OwnedMemory::new(bytes, limited))
                 .ok_or_else(|| Error::out_of_memory(len, "a batch; a smaller batch_size needs less"));
         };
         let region = allocator.allocate(bytes)?;
         let found = (region.len(), region.start());
         (region.len() >= bytes)
-            .then(|| Memory::of(region))
+            .then(|| OwnedMemory::of(region))
             .flatten()
             .ok_or_else(|| {
                 let reason = format!(
@@ -389,13 +390,13 @@ impl SlabPool {
     }
 
     /// A slab's memory doesn't come back.
-    fn lose(&self, memory: &Memory, lent: bool) {
+    fn lose(&self, memory: &OwnedMemory, lent: bool) {
         if !lent {
             self.lock().used_bytes -= memory.capacity();
         }
     }
 
-    fn put(&self, memory: Memory, user: u32, lent: bool) {
+    fn put(&self, memory: OwnedMemory, user: u32, lent: bool) {
         let mut state = self.lock();
         if !lent {
             state.used_bytes -= memory.capacity();
@@ -408,13 +409,20 @@ impl SlabPool {
     }
 }
 
+/// A slab that another process has lent. `None` if there is none such.
+pub fn borrowed(piece: Borrowed) -> Option<Slab> {
+    let (start, len) = (piece.start()?, piece.len());
+    // SAFETY: so many bytes are mapped, and were written by whoever lent them; until the piece is dropped, nobody else
+    // writes to them.
+    Slab::of(unsafe { Region::initialised(start, len, piece) })
+}
+
 #[cfg(test)]
 mod tests {
     use std::ptr::NonNull;
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
-    use crate::allocator::Region;
 
     /// Hands out boxes full of ones, each `shift` bytes from where it should begin, and counts those that aren't back.
     #[derive(Default)]

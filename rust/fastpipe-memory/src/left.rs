@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::owned::Piece;
+use crate::pieces::Piece;
 
 /// Bytes that are kept at most.
 const MOST: usize = 128 << 20;
@@ -110,7 +110,7 @@ pub fn give_back() {
 #[cfg(all(test, target_os = "linux", not(miri)))]
 mod tests {
     use super::*;
-    use crate::owned::Carver;
+    use crate::pieces::Carver;
 
     fn sizes(left: &Left) -> Vec<usize> {
         left.pieces.iter().map(Piece::size).collect()
@@ -138,11 +138,11 @@ mod tests {
     fn what_was_carved_is_carved_for_the_next() {
         let mut left = Left::new();
         let piece = Carver::default().cut(1 << 20).unwrap();
-        let start = piece.start();
+        let start = piece.start;
         assert!(left.put(piece).is_empty());
         assert!(left.take(1 << 20, false).is_none());
         let piece = left.take(1 << 20, true).unwrap();
-        assert!(piece.is_carved() && piece.start() == start && left.bytes == 0);
+        assert!(piece.is_carved() && piece.start == start && left.bytes == 0);
         assert!(left.put(Piece::map(1 << 20).unwrap()).is_empty());
         assert!(left.take(1 << 20, true).is_none());
     }

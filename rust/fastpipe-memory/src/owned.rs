@@ -7,12 +7,11 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
-use fastpipe_memory::{LARGE_PAGE, page_size};
-
-use crate::allocator::Region;
 use crate::left;
+use crate::pages::LARGE_PAGE;
+use crate::pieces::{Carver, Piece};
+use crate::region::Region;
 
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
@@ -22,7 +21,7 @@ const MAPPED: usize = 64 << 10;
 
 /// Memory of its own, aligned to [`ALIGNMENT`] and initialised. Freed when dropped.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub struct OwnedMemory {
     start: NonNull<u8>,
     capacity: usize,
     origin: Origin,
@@ -41,20 +40,21 @@ enum Origin {
     Elsewhere(#[allow(dead_code)] Region),
 }
 
-// SAFETY: `Memory` owns its bytes, and gives access to them to whoever has it. A region may be dropped by any thread.
-unsafe impl Send for Memory {}
-// SAFETY: as above; `&Memory` only tells the address and the size.
-unsafe impl Sync for Memory {}
+// SAFETY: `OwnedMemory` owns its bytes, and gives access to them to whoever has it. A region may be dropped by any
+// thread.
+unsafe impl Send for OwnedMemory {}
+// SAFETY: as above; `&OwnedMemory` only tells the address and the size.
+unsafe impl Sync for OwnedMemory {}
 
-impl Memory {
+impl OwnedMemory {
     /// At least this many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more
     /// must go back to the system at once.
-    pub(crate) fn new(capacity: usize, limited: bool) -> Option<Self> {
+    pub fn new(capacity: usize, limited: bool) -> Option<Self> {
         // What no process could have says nothing of what is left.
-        Memory::layout(capacity)?;
-        Memory::of_system(capacity, limited).or_else(|| {
+        OwnedMemory::layout(capacity)?;
+        OwnedMemory::of_system(capacity, limited).or_else(|| {
             left::run_out();
-            Memory::of_system(capacity, limited)
+            OwnedMemory::of_system(capacity, limited)
         })
     }
 
@@ -62,13 +62,13 @@ impl Memory {
         if capacity >= MAPPED
             && let Some(piece) = left::take(capacity, false).or_else(|| Piece::map(capacity))
         {
-            return Some(Memory::mapped(piece, limited));
+            return Some(OwnedMemory::mapped(piece, limited));
         }
-        let layout = Memory::layout(capacity)?;
+        let layout = OwnedMemory::layout(capacity)?;
         // By itself, since a program's allocator may have a reserve, which isn't for batches.
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
-        Some(Memory {
+        Some(OwnedMemory {
             start,
             capacity: layout.size(),
             origin: Origin::Allocated,
@@ -76,9 +76,9 @@ impl Memory {
     }
 
     fn mapped(piece: Piece, limited: bool) -> Self {
-        Memory {
+        OwnedMemory {
             start: piece.start,
-            capacity: piece.size,
+            capacity: piece.size(),
             origin: Origin::Mapped {
                 piece: Some(piece),
                 limited,
@@ -88,7 +88,7 @@ impl Memory {
 
     /// Memory that an allocator has handed out. What was in it may be gone. `None` if it isn't aligned to
     /// [`ALIGNMENT`].
-    pub(crate) fn of(region: Region) -> Option<Self> {
+    pub fn of(region: Region) -> Option<Self> {
         let (start, capacity) = (region.start(), region.len());
         if start.addr().get() % ALIGNMENT != 0 {
             return None;
@@ -98,7 +98,7 @@ impl Memory {
             // below.
             unsafe { start.write_bytes(0, capacity) };
         }
-        Some(Memory {
+        Some(OwnedMemory {
             start,
             capacity,
             origin: Origin::Elsewhere(region),
@@ -109,42 +109,42 @@ impl Memory {
         Layout::from_size_align(capacity.max(1), ALIGNMENT).ok()
     }
 
-    /// The first of [`Memory::capacity`] initialised bytes.
-    pub(crate) fn as_ptr(&self) -> *mut u8 {
+    /// The first of [`OwnedMemory::capacity`] initialised bytes.
+    pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    pub(crate) fn capacity(&self) -> usize {
+    /// How many there are.
+    pub fn capacity(&self) -> usize {
         self.capacity
     }
 
     /// Whether it is part of large pages.
-    #[cfg(test)]
-    pub(crate) fn is_carved(&self) -> bool {
+    pub fn is_carved(&self) -> bool {
         matches!(&self.origin, Origin::Mapped { piece: Some(piece), .. } if piece.is_carved())
     }
 
     /// All its bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: `capacity` initialised bytes that are ours, and borrowed with `self`. (Slabs, which give their
         // address away, don't call this.)
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity) }
     }
 
     /// All its bytes.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity) }
     }
 }
 
-impl Drop for Memory {
+impl Drop for OwnedMemory {
     fn drop(&mut self) {
         match &mut self.origin {
             Origin::Mapped { piece, limited: false } => piece.take().into_iter().for_each(left::put),
             Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
-                if let Some(layout) = Memory::layout(self.capacity) {
+                if let Some(layout) = OwnedMemory::layout(self.capacity) {
                     // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is
                     // ours.
                     unsafe { System.dealloc(self.start.as_ptr(), layout) };
@@ -155,121 +155,12 @@ impl Drop for Memory {
     }
 }
 
-/// A part of pages, or all of them, that is nobody else's. Given back to the system when dropped.
-#[derive(Debug)]
-pub(crate) struct Piece {
-    start: NonNull<u8>,
-    size: usize,
-    pages: Of,
-}
-
-/// What a piece is of.
-#[derive(Debug)]
-enum Of {
-    /// All of them.
-    Own(#[allow(dead_code)] Pages),
-    /// Some of them, from anywhere to anywhere.
-    Shared(#[allow(dead_code)] Arc<Pages>),
-}
-
-// SAFETY: it owns its bytes, and gives access to none of them by itself.
-unsafe impl Send for Piece {}
-// SAFETY: as above.
-unsafe impl Sync for Piece {}
-
-impl Piece {
-    /// `None` where the system has no such memory, or doesn't map any.
-    pub(crate) fn map(size: usize) -> Option<Self> {
-        let pages = Pages::map(size, page_size())?;
-        Some(Piece {
-            start: pages.start,
-            size,
-            pages: Of::Own(pages),
-        })
-    }
-
-    #[cfg(test)]
-    pub(crate) fn start(&self) -> NonNull<u8> {
-        self.start
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Whether it is part of large pages, with others.
-    pub(crate) fn is_carved(&self) -> bool {
-        matches!(self.pages, Of::Shared(_))
-    }
-}
-
-impl Drop for Piece {
-    fn drop(&mut self) {
-        if let Of::Shared(pages) = &self.pages {
-            // SAFETY: a part of what is shared, which is kept alive until behind this, and which nobody else uses.
-            unsafe { mapping::forget(self.start, self.size, pages.page) };
-        }
-    }
-}
-
-/// What was mapped at once.
-#[derive(Debug)]
-struct Pages {
-    start: NonNull<u8>,
-    size: usize,
-    /// Bytes of a page.
-    page: usize,
-}
-
-// SAFETY: it gives access to no byte.
-unsafe impl Send for Pages {}
-// SAFETY: as above.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    fn map(size: usize, page: usize) -> Option<Self> {
-        let start = mapping::map(size, page)?;
-        Some(Pages { start, size, page })
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: `map` returned this address for this size, and whoever had references to it kept this as well.
-        unsafe { mapping::unmap(self.start, self.size, self.page) };
-    }
-}
-
-/// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less
-/// than a large page would lie on more pages than the processor remembers the places of.
-#[derive(Debug)]
-pub(crate) struct Carver {
-    /// A chunk, and how much of it is given out.
-    current: Option<(Arc<Pages>, usize)>,
-    /// Bytes of a page.
-    page: usize,
-}
-
-impl Default for Carver {
-    fn default() -> Self {
-        Carver::with_pages(page_size())
-    }
-}
-
-/// Bytes of a chunk, of which pages are taken as they are written.
-const CHUNK: usize = 8 * LARGE_PAGE;
-
 impl Carver {
-    /// Carves from pages of this many bytes.
-    fn with_pages(page: usize) -> Self {
-        Carver { current: None, page }
-    }
-
     /// A piece of at least this many bytes, which are whole pages, new or left by another reader, for a pool that holds
     /// so many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be
     /// nobody's, or if the system has no such memory; and for pools that hold little, or whose memory is limited: of a
     /// large page there is all as soon as a part is used, and what is given back of it the system may fill up again.
-    pub(crate) fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<Memory> {
+    pub fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<OwnedMemory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(self.page) {
             return None;
         }
@@ -277,114 +168,14 @@ impl Carver {
             return None;
         }
         let piece = left::take(size, true).or_else(|| self.cut(size))?;
-        Some(Memory::mapped(piece, false))
+        Some(OwnedMemory::mapped(piece, false))
     }
-
-    /// A new piece of this many bytes, zero until it is written.
-    pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
-        let (chunk, used) = match self.current.take() {
-            Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
-            _ => (Arc::new(Pages::map(CHUNK, self.page)?), 0),
-        };
-        self.current = Some((chunk.clone(), used + size));
-        Some(Piece {
-            // SAFETY: `used + size` bytes are within the chunk.
-            start: unsafe { chunk.start.add(used) },
-            size,
-            pages: Of::Shared(chunk),
-        })
-    }
-}
-
-#[cfg(all(target_os = "linux", not(miri)))]
-mod mapping {
-    use std::ptr::{NonNull, null_mut};
-
-    use fastpipe_memory::{LARGE_PAGE, advise, whole_pages};
-    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
-
-    /// Fresh pages, of `page` bytes each, for `size` bytes; those of large ones begin where a large page does.
-    pub(super) fn map(size: usize, page: usize) -> Option<NonNull<u8>> {
-        let size = size.checked_next_multiple_of(page)?;
-        let extra = if size >= LARGE_PAGE { LARGE_PAGE } else { 0 };
-        let all = size.checked_add(extra)?;
-        // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
-        let found = unsafe { mmap_anonymous(null_mut(), all, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
-        let found = found.ok()?.cast::<u8>();
-        let skipped = match extra {
-            0 => 0,
-            _ => found.addr().next_multiple_of(LARGE_PAGE) - found.addr(),
-        };
-        let start = found.wrapping_add(skipped);
-        if extra > 0 {
-            for (from, len) in [(found, skipped), (start.wrapping_add(size), extra - skipped)] {
-                if len > 0 {
-                    // SAFETY: whole pages of what was just mapped, in front of and behind what is used of it.
-                    let _ = unsafe { munmap(from.cast(), len) };
-                }
-            }
-            advise(start, size);
-        }
-        NonNull::new(start)
-    }
-
-    /// Gives pages back.
-    ///
-    /// # Safety
-    ///
-    /// `start` is what [`map`] returned for `size` and `page`, and nobody uses the memory any more.
-    pub(super) unsafe fn unmap(start: NonNull<u8>, size: usize, page: usize) {
-        // SAFETY: the caller's promise.
-        let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(page)) };
-    }
-
-    /// Gives the memory of the whole pages within `size` bytes back, but not the pages. The kernel would take all of
-    /// the last page, whoever else has a part of it.
-    ///
-    /// # Safety
-    ///
-    /// The bytes are part of what [`map`] returned for `page`, and nobody uses what they hold any more.
-    pub(super) unsafe fn forget(start: NonNull<u8>, size: usize, page: usize) {
-        let pages = whole_pages(start.addr().get(), size, page);
-        if !pages.is_empty() {
-            // SAFETY: within the bytes of the caller's.
-            unsafe { dont_need(start.add(pages.start), pages.len(), page) };
-        }
-    }
-
-    /// # Safety
-    ///
-    /// `len` bytes rounded up to pages are part of what [`map`] returned, and nobody uses what they hold any more.
-    unsafe fn dont_need(start: NonNull<u8>, len: usize, page: usize) {
-        // A kernel with such pages does this by itself. Tests run on kernels with smaller ones, too.
-        let len = if cfg!(test) { len.next_multiple_of(page) } else { len };
-        // SAFETY: the caller's promise.
-        let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
-    }
-}
-
-#[cfg(not(all(target_os = "linux", not(miri))))]
-mod mapping {
-    use std::ptr::NonNull;
-
-    pub(super) fn map(_size: usize, _page: usize) -> Option<NonNull<u8>> {
-        None
-    }
-
-    /// # Safety
-    ///
-    /// Never called, since nothing is mapped.
-    pub(super) unsafe fn unmap(_start: NonNull<u8>, _size: usize, _page: usize) {}
-
-    /// # Safety
-    ///
-    /// Never called, since nothing is mapped.
-    pub(super) unsafe fn forget(_start: NonNull<u8>, _size: usize, _page: usize) {}
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pages::page_size;
 
     #[test]
     fn memory_of_any_size_is_aligned_and_writable() {
@@ -400,13 +191,13 @@ mod tests {
             2 << 20,
             (5 << 20) + 777,
         ] {
-            let mut memory = Memory::new(size, true).unwrap();
+            let mut memory = OwnedMemory::new(size, true).unwrap();
             assert_eq!(memory.as_ptr().addr() % ALIGNMENT, 0);
             assert!(memory.capacity() >= size.max(1));
             memory.bytes_mut().fill(7);
             assert_eq!(memory.bytes().last(), Some(&7));
         }
-        assert!(Memory::new(usize::MAX / 2, false).is_none());
+        assert!(OwnedMemory::new(usize::MAX / 2, false).is_none());
     }
 
     #[test]
@@ -414,8 +205,8 @@ mod tests {
     fn carved_pieces_are_apart_and_outlive_what_they_are_carved_from() {
         let mut carver = Carver::default();
         let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
-        let mut pieces: Vec<Memory> = sizes
-            .map(|size| Memory::mapped(carver.cut(size).unwrap(), false))
+        let mut pieces: Vec<OwnedMemory> = sizes
+            .map(|size| OwnedMemory::mapped(carver.cut(size).unwrap(), false))
             .collect();
         for (number, piece) in (1u8..).zip(&mut pieces) {
             assert!(piece.bytes().iter().all(|&byte| byte == 0));
@@ -466,7 +257,7 @@ mod tests {
             for size in [4096, 20 << 10, 68 << 10, 100 << 10] {
                 let mut carver = Carver::with_pages(page);
                 let cut = |number| {
-                    let mut piece = Memory::mapped(carver.cut(size).unwrap(), true);
+                    let mut piece = OwnedMemory::mapped(carver.cut(size).unwrap(), true);
                     piece.bytes_mut().fill(number);
                     piece
                 };
