@@ -119,6 +119,7 @@ lint-rust: $(STAMPS)/venv
 	$(CARGO) clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked --manifest-path rust/fuzz/Cargo.toml --target-dir $(TARGET) -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
+	$(BIN)/python tests/acyclic.py
 
 # The tests' requirements too: types of libraries that aren't there go unchecked.
 lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked

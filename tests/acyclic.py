@@ -1,0 +1,152 @@
+"""Checks that no files of a Rust crate use each other in a circle: `python tests/acyclic.py`, a part of `make lint`.
+
+A file and the files in its own folder may use each other: `decode.rs` has the decoder, and `decode/text.rs` a part of
+it. Names that a module imports from another module are followed to the file that defines them. Test modules are left
+out.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+RUST = Path(__file__).parents[1] / "rust"
+
+# Circles that remain to be cut, each by its crate and files. When a circle is cut, remove its line: a line without a
+# circle fails.
+KNOWN = {
+    (
+        "fastpipe-avro: cursor decode decode/keys fault isa keys number plan plan_keys scalars trace varint "
+        "varint_ends x86"
+    ),
+    "fastpipe-avro: decode/datums messages",
+    "fastpipe-avro: folders infer_columns plans source",
+    "fastpipe-avro: infer layout",
+    "fastpipe-avro: logical schema schema_types union",
+    "fastpipe-avro-write: fit leaf",
+    "fastpipe-batch: allocator buffers left owned slab",
+    "fastpipe-batch: feature lookup spec vocabulary",
+    "fastpipe-batch: rows_by_part sink",
+    "fastpipe-columns: symbols values",
+    "fastpipe-csv: fields rows",
+    "fastpipe-csv: kept source unit writing",
+    "fastpipe-files: compressed/decoder compressed/gzip compressed/zstandard",
+    "fastpipe-interactions: sampler sampling",
+    "fastpipe-items: board control pace",
+    "fastpipe-items: consumer slab_supply",
+    "fastpipe-order: cursor rest",
+    "fastpipe-python: arrays raw shared_slabs",
+    "fastpipe-python: arrow_export data order pass pass_memory remote sent",
+    "fastpipe-python: items/first_item items/helper items/seeds items/worker",
+    "fastpipe-python: items/layout items/read",
+    "fastpipe-python: tensorflow/inputs tensorflow/kernels tensorflow/parsing",
+}
+
+# The path of a module within its crate: `decode/text.rs` is ("decode", "text"), `lib.rs` is ().
+Module = tuple[str, ...]
+Graph = dict[str, set[str]]
+
+TEST_MODULE = re.compile(r"^ *#\[cfg\((?:all\()?test\b[^\n]*\n[^;{}]*\bmod \w+ \{.*", re.MULTILINE | re.DOTALL)
+TEST_ITEM = re.compile(r"^ *#\[cfg\(test\)\]\n *(?:pub(?:\([a-z]+\))? )?(?:use|mod) [^;]*;", re.MULTILINE)
+USE = re.compile(r"^ *(?:pub(?:\([a-z ]+\))? )?use ([^;]+);", re.MULTILINE)
+INLINE = re.compile(r"\b(?:crate|super)(?:::(?:\w+))+")
+
+
+def expanded(tree: str) -> Iterator[tuple[str, str]]:
+    """Yields each path of a `use` and the name that it gets: `a::{b, c as d}` is (a::b, b) and (a::c, d)."""
+    head, brace, inner = tree.partition("{")
+    if not brace:
+        path, _, name = tree.strip().partition(" as ")
+        path = path.removesuffix("::self")
+        yield path, name or path.rpartition("::")[2]
+        return
+    depth, part = 0, ""
+    for character in inner.rpartition("}")[0] + ",":
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            if part.strip():
+                yield from expanded(head.strip() + part.strip())
+            part = ""
+        else:
+            part += character
+
+
+class Crate:
+    """The modules of a crate, and which uses which."""
+
+    def __init__(self, folder: Path) -> None:
+        self.modules: dict[Module, str] = {}
+        for path in (folder / "src").rglob("*.rs"):
+            module = path.relative_to(folder / "src").with_suffix("").parts
+            if module[-1] != "tests":
+                text = re.sub(r"//.*", "", path.read_text(encoding="utf-8"))
+                module = module[:-1] if module[-1] in ("mod", "lib") else module
+                self.modules[module] = TEST_ITEM.sub("", TEST_MODULE.sub("", text))
+        self.imported = {
+            module: [pair for tree in USE.findall(text) for pair in expanded(tree)]
+            for module, text in self.modules.items()
+        }
+
+    def found(self, module: Module, path: str, seen: frozenset[tuple[Module, str]] = frozenset()) -> Module | None:
+        """The module that has what a path means in a module; None for other crates."""
+        first, *names = path.split("::")
+        if first == "crate":
+            at: Module = ()
+        elif first == "super":
+            at = module[:-1]
+            while names[:1] == ["super"]:
+                at, names = at[:-1], names[1:]
+        elif first == "self":
+            at = module
+        elif (*module, first) in self.modules:
+            at = (*module, first)
+        else:
+            return None
+        while names and (*at, names[0]) in self.modules:
+            at, names = (*at, names[0]), names[1:]
+        for imported, name in self.imported.get(at, []):
+            if names[:1] == [name] and (at, name) not in seen:
+                return self.found(at, "::".join([imported, *names[1:]]), seen | {(at, name)}) or at
+        return at
+
+    def graph(self) -> Graph:
+        """For each file the files that it uses, without those in its own folder."""
+        graph: Graph = {}
+        for module, text in self.modules.items():
+            paths = {*(path for path, _ in self.imported[module]), *INLINE.findall(USE.sub("", text))}
+            used = {self.found(module, path) for path in paths}
+            graph["/".join(module)] = {"/".join(other) for other in used if other and other[: len(module)] != module}
+        return graph
+
+
+def circles(graph: Graph) -> list[list[str]]:
+    """The largest sets of files that all use each other, directly or through files between them."""
+    reached: Graph = {}
+    for start in graph:
+        reached[start], left = set(), [start]
+        while left:
+            new = graph.get(left.pop(), set()) - reached[start]
+            reached[start] |= new
+            left += new
+    mutual = {frozenset(b for b in reached[a] if a in reached.get(b, ())) for a in graph if a in reached[a]}
+    return sorted(map(sorted, mutual))
+
+
+def problems(rust: Path, known: set[str]) -> list[str]:
+    """What is wrong with the crates in a folder: circles that aren't known, and known ones that aren't there."""
+    found: dict[str, str] = {}
+    for folder in sorted(path.parent for path in rust.glob("*/src")):
+        graph = Crate(folder).graph()
+        for circle in circles(graph):
+            uses = (f"{file} uses {', '.join(sorted(graph[file] & {*circle}))}" for file in circle)
+            found[f"{folder.name}: {' '.join(circle)}"] = "; ".join(uses)
+    new = [f"{name}: files use each other in a circle ({uses})" for name, uses in found.items() if name not in known]
+    cut = [f"{name}: no longer a circle; remove it from KNOWN in tests/acyclic.py" for name in known - found.keys()]
+    return new + sorted(cut)
+
+
+if __name__ == "__main__":
+    if failures := problems(RUST, KNOWN):
+        sys.exit("\n".join(failures))
