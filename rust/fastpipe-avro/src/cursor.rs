@@ -226,10 +226,10 @@ impl<'a> Cursor<'a> {
             };
             if width < 8 && n - i >= 8 / width {
                 match width {
-                    1 => alike::<1, 8>(word, |k, value| take(i + k, value))?,
-                    2 => alike::<2, 4>(word, |k, value| take(i + k, value))?,
-                    3 => alike::<3, 2>(word, |k, value| take(i + k, value))?,
-                    _ => alike::<4, 2>(word, |k, value| take(i + k, value))?,
+                    1 => alike::<1, 8, _>(word, |k, value| take(i + k, value))?,
+                    2 => alike::<2, 4, _>(word, |k, value| take(i + k, value))?,
+                    3 => alike::<3, 2, _>(word, |k, value| take(i + k, value))?,
+                    _ => alike::<4, 2, _>(word, |k, value| take(i + k, value))?,
                 }
                 (i, at) = match width {
                     1 => (i + 8, at + 8),

@@ -10,7 +10,6 @@ mod scalar_runs;
 mod sparse;
 mod text;
 
-pub(crate) use self::keys::UnknownKey;
 #[cfg(test)]
 pub(crate) use self::sparse::{Coordinates, Indices};
 

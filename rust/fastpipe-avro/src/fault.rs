@@ -3,12 +3,25 @@
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 
-use crate::decode::UnknownKey;
 use crate::limits::{
     LEAST_ZERO_WIDTH_ITEMS, MAX_DEPTH, MAX_METADATA_ENTRIES, MAX_ZERO_WIDTH, ZERO_WIDTH_ITEMS_PER_BYTE,
     ZERO_WIDTH_ITEMS_PER_STORED_BYTE,
 };
-use crate::plan::ANY_INDEX;
+
+/// The bound of indices in an open dimension: whatever isn't negative.
+pub(crate) const ANY_INDEX: u64 = 1 << 63;
+
+/// Where bytes of a block are: the first one, and how many.
+pub(crate) type Place = (u32, u32);
+
+/// A key that a vocabulary lacks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum UnknownKey {
+    /// Text of the block: the key, or a name and a term.
+    Text(Place, Option<Place>),
+    /// A symbol of an enum: the number of the operation that read it, and of the symbol.
+    Symbol(u32, u32),
+}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fault {

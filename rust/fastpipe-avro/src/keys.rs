@@ -7,27 +7,8 @@
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 
 use crate::plan::Wire;
-use crate::schema::{Field, NodeId, Schema, Type};
+use crate::schema::{Field, NodeId, Schema, Type, Unions};
 use crate::trace::{End, Trace, misfit, trace};
-
-/// The unions around a type: for each, which branch is null, and how many there are.
-pub(crate) type Unions = Vec<(Option<i64>, u32)>;
-
-/// A type without the unions around it, and those; `None` if one has several types besides null.
-pub(crate) fn within_unions(schema: &Schema, mut id: NodeId) -> Option<(NodeId, Unions)> {
-    let mut unions = Vec::new();
-    while let Type::Union(union) = schema.ty(id) {
-        let (inner, tag) = schema.within_union(union)?;
-        unions.extend(tag);
-        id = inner;
-    }
-    Some((id, unions))
-}
-
-/// Whether an array of these items is a bag, or would be one.
-pub(crate) fn are_entries(schema: &Schema, item: NodeId) -> bool {
-    within_unions(schema, item).is_some_and(|(id, _)| matches!(schema.ty(id), Type::Record(_)))
-}
 
 /// What a field of a bag's record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +31,13 @@ pub(crate) struct EntryField<'s> {
 pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryField<'_>>, Error> {
     const IS: &str = "a bag is an array of records that have a 'name' (string), a 'value' (int, long, float or double) and, as a rule, \
                       a 'term' (string)";
-    let record = within_unions(schema, item).map(|(id, _)| schema.ty(id));
+    let record = schema.within_unions(item).map(|(id, _)| schema.ty(id));
     let Some(Type::Record(fields)) = record else {
         return Err(misfit(format!("{IS}; found items of type {}", schema.describe(item))));
     };
     let field = |Field { name, node: id, .. }: &Field| {
         let wrong = || misfit(format!("{IS}; found '{name}' of type {}", schema.describe(*id)));
-        let bare = within_unions(schema, *id);
+        let bare = schema.within_unions(*id);
         let text = |role| match &bare {
             Some((id, _)) if matches!(schema.ty(*id), Type::String | Type::Bytes) => Ok(role),
             _ => Err(wrong()),

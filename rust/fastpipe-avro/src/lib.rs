@@ -37,8 +37,6 @@ mod merge;
 mod messages;
 mod number;
 mod plan;
-mod plan_keys;
-mod plans;
 mod profile;
 mod resolve;
 mod scalars;

@@ -14,8 +14,7 @@ use crate::folders::FolderColumns;
 use crate::infer_columns::{InferredColumns, infer_columns};
 use crate::layout::Column;
 use crate::limits::max_zero_width_items;
-use crate::plan::Plan;
-use crate::plans::laid_out;
+use crate::plan::{Plan, laid_out};
 use crate::schema::Schema;
 
 /// What stands in front of a message's datum.

@@ -122,6 +122,9 @@ impl Node {
 /// The tag of a union as it stands in the file: which branch is null, and how many there are.
 pub(crate) type Tag = (Option<i64>, u32);
 
+/// The unions around a type.
+pub(crate) type Unions = Vec<Tag>;
+
 /// A parsed schema.
 #[derive(Clone, Debug)]
 pub struct Schema {
@@ -246,6 +249,23 @@ impl Schema {
             }
             _ => None,
         }
+    }
+
+    /// A type without the unions around it, and those; `None` if one has several types besides null.
+    pub(crate) fn within_unions(&self, mut id: NodeId) -> Option<(NodeId, Unions)> {
+        let mut unions = Vec::new();
+        while let Type::Union(union) = self.ty(id) {
+            let (inner, tag) = self.within_union(union)?;
+            unions.extend(tag);
+            id = inner;
+        }
+        Some((id, unions))
+    }
+
+    /// Whether an array of these items is a bag, or would be one.
+    pub(crate) fn are_entries(&self, item: NodeId) -> bool {
+        self.within_unions(item)
+            .is_some_and(|(id, _)| matches!(self.ty(id), Type::Record(_)))
     }
 
     /// The parts of a node.

@@ -18,8 +18,7 @@ use crate::file_info::FileInfo;
 use crate::folders::FolderColumns;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
-use crate::plan::{Emit, Plan};
-use crate::plans::{Plans, laid_out};
+use crate::plan::{Emit, Plan, Plans, laid_out};
 use crate::schema::Schema;
 use crate::unit::AvroBlock;
 

@@ -2,7 +2,6 @@
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
-use crate::keys::are_entries;
 use crate::schema::{Field, NodeId, Schema, Type};
 use crate::union::{Union, UnionShape};
 
@@ -238,7 +237,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
                 trace.end = End::Node(id);
                 return Ok(trace);
             }
-            Type::Array(item) if feature.lookup.is_some() && rest.is_empty() && are_entries(schema, *item) => {
+            Type::Array(item) if feature.lookup.is_some() && rest.is_empty() && schema.are_entries(*item) => {
                 trace.end = End::Node(id);
                 return Ok(trace);
             }

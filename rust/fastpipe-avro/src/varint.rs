@@ -1,7 +1,5 @@
 //! Zigzag varints, as they lie in a word.
 
-use crate::fault::Fault;
-
 /// The bits that say that a number goes on in the next byte.
 pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
@@ -50,10 +48,10 @@ pub(crate) const fn unzigzag(n: u64) -> i64 {
 
 /// `N` numbers of `WIDTH` bytes each.
 #[inline(always)]
-pub(crate) fn alike<const WIDTH: usize, const N: usize>(
+pub(crate) fn alike<const WIDTH: usize, const N: usize, E>(
     word: u64,
-    mut take: impl FnMut(usize, i64) -> Result<(), Fault>,
-) -> Result<(), Fault> {
+    mut take: impl FnMut(usize, i64) -> Result<(), E>,
+) -> Result<(), E> {
     for k in 0..N {
         let word = word >> (8 * WIDTH * k);
         let mut bits = word & 0x7f;

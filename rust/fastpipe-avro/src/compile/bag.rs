@@ -3,9 +3,8 @@
 use fastpipe_batch::{Error, Form, Nulls, Request, SparseLayout, ValueParts};
 
 use super::{Code, Compiler, Want, join};
-use crate::keys::{Role, entry_fields, within_unions};
-use crate::plan::{Op, Span};
-use crate::plan_keys::{BagField, BagOp};
+use crate::keys::{Role, entry_fields};
+use crate::plan::{BagField, BagOp, Op, Span};
 use crate::schema::NodeId;
 use crate::trace::misfit;
 
@@ -48,7 +47,7 @@ impl<'a> Compiler<'a> {
         self.mark_valid(want, at, out);
         self.plan.bags.push(BagOp {
             fields,
-            unions: within_unions(self.schema, item).unwrap_or_default().1,
+            unions: self.schema.within_unions(item).unwrap_or_default().1,
             smallest: self.schema.smallest(item),
             lookup: lookup.clone(),
             null_is_left_out: matches!(column.feature.nulls, Nulls::Fill(_)),

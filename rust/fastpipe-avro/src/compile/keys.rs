@@ -5,8 +5,7 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, Key, Lookup, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
-use crate::plan::{Op, Span};
-use crate::plan_keys::{KeyItemsOp, KeyOp, Keys};
+use crate::plan::{KeyItemsOp, KeyOp, Keys, Op, Span};
 use crate::schema::Type;
 use crate::trace::misfit;
 

@@ -3,7 +3,8 @@
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 
 use super::{Code, Compiler, Want, join};
-use crate::plan::{ANY_INDEX, Op, SparseField, SparseOp, SparseWhat, Wire};
+use crate::fault::ANY_INDEX;
+use crate::plan::{Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{Field, NodeId, Type};
 use crate::trace::misfit;
 

@@ -9,8 +9,7 @@ use super::{Decoder, Result};
 use crate::fault::Fault;
 use crate::keys::Role;
 use crate::number;
-use crate::plan::Wire;
-use crate::plan_keys::BagOp;
+use crate::plan::{BagOp, Wire};
 
 /// Entries that were read: their keys, and their values as integers, or as the bits of floats.
 struct Entries<'d> {

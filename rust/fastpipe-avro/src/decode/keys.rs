@@ -3,21 +3,9 @@
 use fastpipe_batch::{Error, ErrorKind, Key, MOST_KEYS, UNKNOWN};
 
 use super::{Decoder, Result};
-use crate::fault::Fault;
+use crate::fault::{Fault, Place, UnknownKey};
 use crate::number;
-use crate::plan_keys::{KeyItemsOp, KeyOp, Keys};
-
-/// Where bytes of a block are: the first one, and how many.
-type Place = (u32, u32);
-
-/// A key that a vocabulary lacks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum UnknownKey {
-    /// Text of the block: the key, or a name and a term.
-    Text(Place, Option<Place>),
-    /// A symbol of an enum: the number of the operation that read it, and of the symbol.
-    Symbol(u32, u32),
-}
+use crate::plan::{KeyItemsOp, KeyOp, Keys};
 
 impl Decoder<'_, '_, '_, '_> {
     /// One key.

@@ -5,10 +5,10 @@ use fastpipe_batch::{DType, LengthRule, PartId};
 use super::arrays::Width;
 use super::{Decoder, Result};
 use crate::cursor::{SLACK, int};
-use crate::fault::Fault;
+use crate::fault::{ANY_INDEX, Fault};
 use crate::make::Make;
 use crate::number::as_encoded;
-use crate::plan::{ANY_INDEX, Span, SparseOp, SparseWhat, Wire};
+use crate::plan::{Span, SparseOp, SparseWhat, Wire};
 use crate::varint::Head;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{GROUP, Short};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Feature, Nulls, Result, try_with_capacity};
 
+use super::Plan;
 use crate::compile::compile;
 use crate::folders::FolderColumns;
 use crate::layout::Column;
-use crate::plan::Plan;
 use crate::resolve::resolve;
 use crate::schema::Schema;
 

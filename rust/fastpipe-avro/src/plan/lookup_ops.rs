@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use fastpipe_batch::{DType, Lookup, PartId};
 
-use crate::keys::{Role, Unions};
-use crate::plan::Span;
+use super::scalar::Span;
+use crate::keys::Role;
+use crate::schema::Unions;
 
 /// Where a key is read from.
 #[derive(Clone, Debug, PartialEq)]
