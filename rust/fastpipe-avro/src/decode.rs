@@ -28,6 +28,7 @@ use crate::number;
 use crate::plan::{Emit, Op, Place, Plan, Span};
 
 use self::arrays::Width;
+pub use self::datums::Message;
 pub(crate) use self::datums::{Datums, datums};
 pub(crate) use self::decimal::{divided, parsed, uuid, wide};
 pub(crate) use self::pick::{Indexed, pick};

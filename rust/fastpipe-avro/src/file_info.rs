@@ -75,6 +75,12 @@ impl FileInfo {
         format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
     }
 
+    /// Which file decides how columns are laid out: the first one with records, if there is one.
+    pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
+        let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
+        found.unwrap_or(0)
+    }
+
     /// Checks what the blocks of the file declare together.
     pub(crate) fn check_all(&self, blocks: &[Block]) -> Result<()> {
         if self.schema.smallest(self.schema.root()) > 0 {
@@ -107,6 +113,10 @@ impl FileInfo {
         });
         checked.map_err(|e| e.at_block(number, block.offset).at_path(&self.path))
     }
+}
+
+pub(crate) fn has_no_records(blocks: &[Block]) -> bool {
+    blocks.iter().all(|block| block.rows == 0)
 }
 
 #[cfg(test)]

@@ -5,20 +5,13 @@
 
 use std::collections::HashMap;
 
-use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, MAX_DIMENSIONS, Nulls, Request, Result, SparseLayout};
+use fastpipe_batch::{Error, ErrorKind, Feature, Leaf, MAX_DIMENSIONS, Nulls, Request, Result, SparseLayout};
 
-use crate::layout::bare;
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
-use crate::logical::Logical;
 use crate::schema::{Field, NodeId, Schema, Type};
 use crate::trace::{ROOT, recursive};
 use crate::union::UnionShape;
-
-/// Digits of a decimal that any int64 holds.
-const INT64_DIGITS: u32 = 18;
-
-/// What says of which type the values of a union are.
-pub(crate) const CODES: Leaf = Leaf::Fixed(DType::I32);
+use crate::value_types::{CODES, Values, bare, leaf, values_of};
 
 /// A field of a schema that can be read as a feature, or the reason why it can't.
 #[derive(Clone, Debug)]
@@ -304,62 +297,4 @@ fn request(dims: usize, leaf: Leaf, last: Option<usize>) -> Request {
             leaf,
         }
     }
-}
-
-/// How the values of a type are read.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Values {
-    pub(crate) leaf: Leaf,
-    /// The length of the array that each of them is.
-    pub(crate) last: Option<usize>,
-    /// Of decimals as integers.
-    pub(crate) scale: Option<i8>,
-}
-
-impl Values {
-    pub(crate) const fn plain(leaf: Leaf) -> Values {
-        Values {
-            leaf,
-            last: None,
-            scale: None,
-        }
-    }
-}
-
-/// How the values of a type without parts are read.
-pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
-    let plain = Values::plain(leaf(schema.ty(id))?);
-    let Some(logical) = schema.node(id).logical else {
-        return Some(plain);
-    };
-    Some(match logical {
-        Logical::Decimal { precision, scale } if precision <= INT64_DIGITS => Values {
-            leaf: Leaf::Fixed(DType::I64),
-            last: None,
-            // At most the precision.
-            scale: i8::try_from(scale).ok(),
-        },
-        Logical::Decimal { .. } => Values::plain(Leaf::Fixed(DType::F64)),
-        Logical::Duration => Values {
-            leaf: Leaf::Fixed(DType::U32),
-            last: Some(3),
-            scale: None,
-        },
-        Logical::Uuid | Logical::BigDecimal => plain,
-        time => time.time().map_or(plain, |dtype| Values::plain(Leaf::Fixed(dtype))),
-    })
-}
-
-/// The values of a type without parts, whatever they stand for.
-fn leaf(ty: &Type) -> Option<Leaf> {
-    Some(match ty {
-        Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),
-        Type::Int | Type::Enum(_) => Leaf::Fixed(DType::I32),
-        Type::Long => Leaf::Fixed(DType::I64),
-        Type::Float => Leaf::Fixed(DType::F32),
-        Type::Double => Leaf::Fixed(DType::F64),
-        Type::String => Leaf::Bytes { utf8: true },
-        Type::Bytes | Type::Fixed(_) => Leaf::Bytes { utf8: false },
-        _ => return None,
-    })
 }

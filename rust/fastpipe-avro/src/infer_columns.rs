@@ -6,11 +6,10 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, Feature, Result, nearest};
 
 use crate::container::Block;
-use crate::file_info::FileInfo;
+use crate::file_info::{FileInfo, has_no_records};
 use crate::infer::{Inferred, infer};
 use crate::merge::merge;
 use crate::schema::Schema;
-use crate::source::AvroSource;
 
 /// Names that a message lists at most.
 const SHOWN: usize = 30;
@@ -37,7 +36,7 @@ pub struct LaterColumns {
 /// schema is looked at once, and files without records are passed over.
 pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<LaterColumns> {
     let mut later = LaterColumns::default();
-    let Some((first, _)) = files.get(AvroSource::deciding(files)) else {
+    let Some((first, _)) = files.get(FileInfo::deciding(files)) else {
         return Ok(later);
     };
     if files.iter().all(|(info, _)| Arc::ptr_eq(&info.schema, &first.schema)) {
@@ -49,7 +48,7 @@ pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]
     // For each schema the places of its columns among those that were found.
     let mut seen: HashMap<*const Schema, Vec<usize>> = HashMap::new();
     for (info, blocks) in files {
-        if blocks.iter().all(|block| block.rows == 0) || Arc::ptr_eq(&info.schema, &first.schema) {
+        if has_no_records(blocks) || Arc::ptr_eq(&info.schema, &first.schema) {
             continue;
         }
         let of_schema = seen.entry(Arc::as_ptr(&info.schema)).or_insert_with(|| {

@@ -6,12 +6,11 @@ use fastpipe_batch::{
     ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, Nulls, PartId, PartIds, Request, ValueParts, spec_code,
 };
 
-use crate::infer::{CODES, Values, values_of};
 use crate::keys;
 use crate::logical::Logical;
 use crate::schema::{NodeId, Schema, Type};
 use crate::trace::{End, Trace, misfit, trace};
-use crate::union::UnionShape;
+use crate::value_types::{CODES, Values, bare, values_of};
 
 /// A column: what is wanted, how it is laid out, and which parts it has.
 #[derive(Clone, Debug)]
@@ -190,17 +189,6 @@ fn own_dimension(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) 
         (Type::String, Some(Logical::Uuid)) if dtype == DType::U8 => Some(16),
         _ => None,
     }
-}
-
-/// A type without the unions around it that add nothing but null.
-pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
-    while let Type::Union(union) = schema.ty(id) {
-        match union.shape {
-            UnionShape::One(inner) | UnionShape::Nullable(inner) => id = inner,
-            _ => break,
-        }
-    }
-    id
 }
 
 /// The type of a feature's values: of a sparse record the items of its field `values`.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Part, Result, Sink};
 
 use crate::compile::compile;
-use crate::decode::{Datums, datums};
+use crate::decode::{Datums, Message, datums};
 use crate::folders::FolderColumns;
 use crate::infer_columns::{InferredColumns, infer_columns};
 use crate::layout::Column;
@@ -91,17 +91,6 @@ impl Framing {
         };
         Error::new(ErrorKind::Schema, reason).in_message(number, 0)
     }
-}
-
-/// A message, and what is known of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Message<'a> {
-    /// All of its bytes.
-    pub bytes: &'a [u8],
-    /// Bytes of its header.
-    pub header: usize,
-    /// Which of [`MessageSchemas`].
-    pub schema: usize,
 }
 
 /// The features that are inferred of messages of a schema, or those that `columns` names; and what is left out.

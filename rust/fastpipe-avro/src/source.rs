@@ -14,7 +14,7 @@ use fastpipe_batch::{
 use crate::codec::{Codec, decompress_within};
 use crate::container::{Block, SYNC_BYTES, wrong_marker};
 use crate::decode;
-use crate::file_info::FileInfo;
+use crate::file_info::{FileInfo, has_no_records};
 use crate::folders::FolderColumns;
 use crate::layout::Column;
 use crate::limits::{MAX_BLOCK_BYTES, max_zero_width_items};
@@ -80,7 +80,7 @@ impl AvroSource {
         reader: Option<Arc<Schema>>,
         folders: Arc<FolderColumns>,
     ) -> Result<AvroSource> {
-        let decides = Self::deciding(files);
+        let decides = FileInfo::deciding(files);
         let mut plans = Plans::new(reader.as_deref(), files.get(decides).map(|(info, _)| &*info.schema));
         let mut blocks_of_all = Vec::new();
         let mut source = AvroSource {
@@ -161,12 +161,6 @@ impl AvroSource {
         source.columns = columns;
         source.blocks = Arc::new(blocks_of_all);
         Ok(source)
-    }
-
-    /// Which file decides how columns are laid out: the first one with records, if there is one.
-    pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
-        let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
-        found.unwrap_or(0)
     }
 
     /// What the folders of a unit's file stand for in these columns.
@@ -302,10 +296,6 @@ impl AvroSource {
             rows: block.rows,
         })
     }
-}
-
-fn has_no_records(blocks: &[Block]) -> bool {
-    blocks.iter().all(|block| block.rows == 0)
 }
 
 /// The same bytes in a buffer that isn't much larger: how far the first blocks of a file expand is guessed.

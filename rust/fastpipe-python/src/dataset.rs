@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpipe_avro::{
-    AvroSource, Evidence, FolderColumn, FolderColumns, InferredColumns, LaterColumns, Schema, column_times,
+    AvroSource, Evidence, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, Schema, column_times,
     later_columns, merged_schema,
 };
 use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Scalar, Source, Unit, path_text, text_path};
@@ -121,7 +121,7 @@ impl AvroDataset {
         };
         let folders = folder_columns(folders.unwrap_or_default(), &opened);
         let folders = Arc::new(FolderColumns::new(folders, &schemas));
-        let first = files.get(AvroSource::deciding(&files));
+        let first = files.get(FileInfo::deciding(&files));
         let first = first.map(|(first, _)| (reader.as_ref().unwrap_or(&first.schema), &first.path));
         let (mut inferred, mut later) = (InferredColumns::default(), LaterColumns::default());
         let features = match features {

@@ -6,8 +6,18 @@ use super::Decoder;
 use super::text::{Texts, not_found_again};
 use crate::cursor::Cursor;
 use crate::fault::Fault;
-use crate::messages::Message;
 use crate::plan::Plan;
+
+/// A message, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// All of its bytes.
+    pub bytes: &'a [u8],
+    /// Bytes of its header.
+    pub header: usize,
+    /// Which of [`MessageSchemas`](crate::MessageSchemas).
+    pub schema: usize,
+}
 
 /// Records of one plan, in slots one behind the other.
 #[derive(Clone, Copy)]

@@ -1,0 +1,82 @@
+//! How the values of a type are read, if a feature doesn't say.
+
+use fastpipe_batch::{DType, Leaf};
+
+use crate::logical::Logical;
+use crate::schema::{NodeId, Schema, Type};
+use crate::union::UnionShape;
+
+/// Digits of a decimal that any int64 holds.
+const INT64_DIGITS: u32 = 18;
+
+/// What says of which type the values of a union are.
+pub(crate) const CODES: Leaf = Leaf::Fixed(DType::I32);
+
+/// A type without the unions around it that add nothing but null.
+pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
+    while let Type::Union(union) = schema.ty(id) {
+        match union.shape {
+            UnionShape::One(inner) | UnionShape::Nullable(inner) => id = inner,
+            _ => break,
+        }
+    }
+    id
+}
+
+/// How the values of a type are read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Values {
+    pub(crate) leaf: Leaf,
+    /// The length of the array that each of them is.
+    pub(crate) last: Option<usize>,
+    /// Of decimals as integers.
+    pub(crate) scale: Option<i8>,
+}
+
+impl Values {
+    pub(crate) const fn plain(leaf: Leaf) -> Values {
+        Values {
+            leaf,
+            last: None,
+            scale: None,
+        }
+    }
+}
+
+/// How the values of a type without parts are read.
+pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
+    let plain = Values::plain(leaf(schema.ty(id))?);
+    let Some(logical) = schema.node(id).logical else {
+        return Some(plain);
+    };
+    Some(match logical {
+        Logical::Decimal { precision, scale } if precision <= INT64_DIGITS => Values {
+            leaf: Leaf::Fixed(DType::I64),
+            last: None,
+            // At most the precision.
+            scale: i8::try_from(scale).ok(),
+        },
+        Logical::Decimal { .. } => Values::plain(Leaf::Fixed(DType::F64)),
+        Logical::Duration => Values {
+            leaf: Leaf::Fixed(DType::U32),
+            last: Some(3),
+            scale: None,
+        },
+        Logical::Uuid | Logical::BigDecimal => plain,
+        time => time.time().map_or(plain, |dtype| Values::plain(Leaf::Fixed(dtype))),
+    })
+}
+
+/// The values of a type without parts, whatever they stand for.
+pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
+    Some(match ty {
+        Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),
+        Type::Int | Type::Enum(_) => Leaf::Fixed(DType::I32),
+        Type::Long => Leaf::Fixed(DType::I64),
+        Type::Float => Leaf::Fixed(DType::F32),
+        Type::Double => Leaf::Fixed(DType::F64),
+        Type::String => Leaf::Bytes { utf8: true },
+        Type::Bytes | Type::Fixed(_) => Leaf::Bytes { utf8: false },
+        _ => return None,
+    })
+}
