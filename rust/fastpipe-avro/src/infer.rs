@@ -8,9 +8,8 @@ use std::collections::HashMap;
 use fastpipe_batch::{Error, ErrorKind, Feature, Leaf, MAX_DIMENSIONS, Nulls, Request, Result, SparseLayout};
 
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
-use crate::schema::{Field, NodeId, Schema, Type};
+use crate::schema::{Field, NodeId, Schema, Type, UnionShape};
 use crate::trace::{ROOT, recursive};
-use crate::union::UnionShape;
 use crate::value_types::{CODES, Values, bare, leaf, values_of};
 
 /// A field of a schema that can be read as a feature, or the reason why it can't.

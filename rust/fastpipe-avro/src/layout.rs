@@ -7,8 +7,7 @@ use fastpipe_batch::{
 };
 
 use crate::keys;
-use crate::logical::Logical;
-use crate::schema::{NodeId, Schema, Type};
+use crate::schema::{Logical, NodeId, Schema, Type};
 use crate::trace::{End, Trace, misfit, trace};
 use crate::value_types::{CODES, Values, bare, values_of};
 

@@ -8,9 +8,7 @@ use std::collections::HashMap;
 use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::limits::{MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
-use crate::logical::Logical;
-use crate::schema::{Field, Node, NodeId, Schema, Symbols, Type};
-use crate::union::Union;
+use crate::schema::{Field, Logical, Node, NodeId, Schema, Symbols, Type, Union};
 
 /// A schema to which both resolve: types and fields of the first come first.
 pub fn merge(first: &Schema, second: &Schema) -> Result<Schema> {

@@ -13,9 +13,7 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::limits::{MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
-use crate::logical::Logical;
-use crate::schema::{Field, Node, NodeId, Schema, Symbols, Type};
-use crate::union::{Branch, Union, UnionShape};
+use crate::schema::{Branch, Field, Logical, Node, NodeId, Schema, Symbols, Type, Union, UnionShape};
 
 /// What a pair of types becomes: of the file's, and of the reader's if that wants it.
 type Pair = (NodeId, Option<NodeId>);

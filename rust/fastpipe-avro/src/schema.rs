@@ -1,16 +1,22 @@
 //! Avro schemas, laid out flat: nodes refer to each other by number, so that recursive types are no special case and
 //! every question about a type is answered once.
 
+mod json;
+mod logical;
+mod parse;
+mod union;
+
+pub use self::logical::Logical;
+pub use self::union::{Branch, Union, UnionShape};
+
 use std::fmt::Write;
 use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind};
 
+use self::json::Json;
+use self::parse::Types;
 use crate::limits::MAX_SCHEMA_BYTES;
-use crate::logical::Logical;
-use crate::schema_json::Json;
-use crate::schema_types::Types;
-use crate::union::{Branch, Union, UnionShape};
 
 /// The number of a node.
 pub type NodeId = usize;

@@ -2,8 +2,7 @@
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
-use crate::schema::{Field, NodeId, Schema, Type};
-use crate::union::{Union, UnionShape};
+use crate::schema::{Field, NodeId, Schema, Type, Union, UnionShape};
 
 /// Where the path of a feature leads in a schema.
 #[derive(Debug)]

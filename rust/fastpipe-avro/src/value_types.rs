@@ -2,9 +2,7 @@
 
 use fastpipe_batch::{DType, Leaf};
 
-use crate::logical::Logical;
-use crate::schema::{NodeId, Schema, Type};
-use crate::union::UnionShape;
+use crate::schema::{Logical, NodeId, Schema, Type, UnionShape};
 
 /// Digits of a decimal that any int64 holds.
 const INT64_DIGITS: u32 = 18;

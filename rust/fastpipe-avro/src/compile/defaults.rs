@@ -8,11 +8,9 @@ use super::constants::constants;
 use super::{Code, Compiler, Want};
 use crate::decode::{divided, parsed, uuid, wide};
 use crate::layout::is_pair;
-use crate::logical::Logical;
 use crate::plan::{Emit, Op};
-use crate::schema::{NodeId, Type};
+use crate::schema::{Logical, NodeId, Type, UnionShape};
 use crate::trace::{Step, misfit};
-use crate::union::UnionShape;
 
 /// Constants that a default becomes at most: it is text, which may be small and stand for many of them.
 const MAX_CONSTANTS: usize = 1 << 16;

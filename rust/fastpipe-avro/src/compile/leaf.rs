@@ -6,9 +6,8 @@ use fastpipe_batch::{DType, Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want, wire};
 use crate::layout::{Column, is_pair};
-use crate::logical::Logical;
 use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
-use crate::schema::{NodeId, Symbols, Type};
+use crate::schema::{Logical, NodeId, Symbols, Type};
 use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {

@@ -4,9 +4,8 @@ use fastpipe_batch::{Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
 use crate::plan::{Emit, Op, Span};
-use crate::schema::Type;
+use crate::schema::{Branch, Type, Union, UnionShape};
 use crate::trace::{Step, misfit};
-use crate::union::{Branch, Union, UnionShape};
 
 /// What is wanted of a union.
 struct Seen<'w, 'a> {

@@ -4,8 +4,8 @@ use std::fmt;
 
 use fastpipe_batch::{DType, TimeUnit};
 
-use crate::schema::Type;
-use crate::schema_json::{Json, Key, Object};
+use super::Type;
+use super::json::{Json, Key, Object};
 
 /// What the values of a type stand for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::schema::{Node, NodeId, Type};
+use super::{Node, NodeId, Type};
 
 /// A union.
 #[derive(Clone, Debug, PartialEq)]

@@ -10,13 +10,13 @@ use std::mem::discriminant;
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
+use super::json::{Json, Key, Object};
+use super::logical::Logical;
+use super::union::Union;
+use super::{Field, Node, NodeId, Symbols, Type};
 use crate::limits::{
     MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_LIST, MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES,
 };
-use crate::logical::Logical;
-use crate::schema::{Field, Node, NodeId, Symbols, Type};
-use crate::schema_json::{Json, Key, Object};
-use crate::union::Union;
 
 /// The types of a schema, as they are met.
 #[derive(Default)]
