@@ -17,12 +17,12 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, ErrorKind, Leaf, Nulls, Scalar, ValueParts};
 
 pub(crate) use self::constants::constants;
+use crate::field_path::{ROOT, ResolvedPath, Step, misfit};
 use crate::isa::Isa;
 use crate::layout::{Column, check};
 use crate::limits::MAX_SCHEMA_LEVELS;
 use crate::plan::{Emit, Op, Place, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
-use crate::trace::{ROOT, Step, Trace, misfit};
 
 /// A column that is wanted below the node that is being compiled.
 #[derive(Clone, Copy)]
@@ -83,7 +83,7 @@ pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Colum
 
 /// A plan that takes one step at a time, anywhere: what others are held against.
 pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
-    let mut traces: Vec<Option<Trace<'_>>> = Vec::with_capacity(columns.len());
+    let mut traces: Vec<Option<ResolvedPath<'_>>> = Vec::with_capacity(columns.len());
     for column in columns {
         let name = &column.feature.name;
         if column.folder.is_some() {

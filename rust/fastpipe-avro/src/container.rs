@@ -11,7 +11,7 @@ pub use self::whole::whole_blocks_end;
 
 use crate::codec::Codec;
 use crate::cursor::Cursor;
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::limits::{
     MAX_BLOCK_RECORDS, MAX_BLOCKS, MAX_EMPTY_BLOCKS, MAX_HEADER_BYTES, MAX_METADATA_ENTRIES, MAX_STORED_BLOCK_BYTES,
 };
@@ -77,10 +77,12 @@ impl Header {
             }
             match Self::parse(&bytes) {
                 Ok(parsed) => return parsed.kept().map_err(|e| e.at_path(file.location())),
-                Err((Fault::End { .. } | Fault::ItemCount { .. }, _)) if wanted < size && wanted < MAX_HEADER_BYTES => {
+                Err((DecodeError::End { .. } | DecodeError::ItemCount { .. }, _))
+                    if wanted < size && wanted < MAX_HEADER_BYTES =>
+                {
                     wanted = (wanted * 8).min(size).min(MAX_HEADER_BYTES);
                 }
-                Err((Fault::End { .. } | Fault::ItemCount { .. }, _)) if wanted < size => {
+                Err((DecodeError::End { .. } | DecodeError::ItemCount { .. }, _)) if wanted < size => {
                     let reason =
                         format!("the file's header is larger than {MAX_HEADER_BYTES} bytes, the most that is read");
                     return Err(Error::new(ErrorKind::Limit, reason)
@@ -103,21 +105,21 @@ impl Header {
     }
 
     /// Parses a header from the first bytes of a file; also says at which byte it failed.
-    fn parse(bytes: &[u8]) -> Result<Parsed<'_>, (Fault, u64)> {
+    fn parse(bytes: &[u8]) -> Result<Parsed<'_>, (DecodeError, u64)> {
         let mut cursor = Cursor::new(bytes, MAGIC.len());
         Self::parse_behind_magic(&mut cursor).map_err(|fault| (fault, cursor.position() as u64))
     }
 
-    fn parse_behind_magic<'a>(cursor: &mut Cursor<'a>) -> Result<Parsed<'a>, Fault> {
+    fn parse_behind_magic<'a>(cursor: &mut Cursor<'a>) -> Result<Parsed<'a>, DecodeError> {
         let (mut metadata, mut entries) = (BTreeMap::new(), 0);
         while let Some(items) = cursor.items(2)? {
             // No more than the bytes of the header hold, so this doesn't overflow.
             entries += items.count;
             if entries > MAX_METADATA_ENTRIES {
-                return Err(Fault::MetadataEntries);
+                return Err(DecodeError::MetadataEntries);
             }
             for _ in 0..items.count {
-                let key = simdutf8::basic::from_utf8(cursor.text()?).map_err(|_| Fault::Utf8)?;
+                let key = simdutf8::basic::from_utf8(cursor.text()?).map_err(|_| DecodeError::Utf8)?;
                 metadata.insert(key, cursor.text()?);
             }
             cursor.check_end(items)?;

@@ -2,15 +2,15 @@
 
 use fastpipe_batch::Cells;
 
-use crate::fault::Fault;
+use crate::convert::Convert;
+use crate::decode_error::DecodeError;
 use crate::isa::Isa;
 use crate::limits::MAX_ZERO_WIDTH;
-use crate::make::Make;
 use crate::plan::Scalar;
 use crate::varint::{CONTINUES, Head, alike, gather, long_long, short_long, unzigzag};
 use crate::varint_ends::Ends;
 
-type Result<T> = std::result::Result<T, Fault>;
+type Result<T> = std::result::Result<T, DecodeError>;
 
 /// A place in a decompressed block.
 pub(crate) struct Cursor<'a> {
@@ -81,7 +81,7 @@ impl<'a> Cursor<'a> {
     #[cold]
     #[inline(never)]
     fn end<T>(&self, need: u64) -> Result<T> {
-        Err(Fault::End {
+        Err(DecodeError::End {
             need,
             left: self.left() as u64,
         })
@@ -143,15 +143,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads `n` longs to `out`. `make` says what each becomes, and whether something is wrong with it; then `check`
+    /// Reads `n` longs to `out`. `convert` says what each becomes, and whether something is wrong with it; then `check`
     /// says what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of
     /// use.
     #[inline(always)]
-    pub(crate) fn longs_to<M: Make>(
+    pub(crate) fn longs_to<M: Convert>(
         &mut self,
         n: usize,
         out: &mut [M::To],
-        make: M,
+        convert: M,
         check: impl Fn(i64) -> Result<M::To>,
     ) -> Result<()> {
         let start = self.at;
@@ -161,7 +161,7 @@ impl<'a> Cursor<'a> {
                 Isa::Portable => n,
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2(avx2) => {
-                    let (read, bytes) = avx2.longs(&self.data[self.at..], n - done, &mut out[done..], &make);
+                    let (read, bytes) = avx2.longs(&self.data[self.at..], n - done, &mut out[done..], &convert);
                     self.at += bytes;
                     done += read;
                     FEW
@@ -175,7 +175,7 @@ impl<'a> Cursor<'a> {
             });
             if let Err(fault) = read {
                 // A number that doesn't fit is found somewhere in the array, one that is none where it is.
-                if !matches!(fault, Fault::End { .. } | Fault::Varint) {
+                if !matches!(fault, DecodeError::End { .. } | DecodeError::Varint) {
                     self.at = start;
                 }
                 return Err(fault);
@@ -272,7 +272,7 @@ impl<'a> Cursor<'a> {
         for (i, &byte) in self.data[self.at..].iter().enumerate() {
             // The tenth byte has room for one bit.
             if i == 9 && byte > 1 {
-                return Err(Fault::Varint);
+                return Err(DecodeError::Varint);
             }
             value |= u64::from(byte & 0x7f) << (7 * i);
             if byte < 0x80 {
@@ -285,12 +285,7 @@ impl<'a> Cursor<'a> {
 
     #[inline(always)]
     pub(crate) fn int(&mut self) -> Result<i64> {
-        let value = self.long()?;
-        if value == i64::from(value as i32) {
-            Ok(value)
-        } else {
-            Err(Fault::Int(value))
-        }
+        int(self.long()?)
     }
 
     /// Skips an int or a long. Refuses what [`Cursor::long`] refuses, but for the range of ints.
@@ -373,7 +368,11 @@ impl<'a> Cursor<'a> {
     #[inline(always)]
     pub(crate) fn boolean(&mut self) -> Result<u8> {
         let [byte] = self.array()?;
-        if byte <= 1 { Ok(byte) } else { Err(Fault::Boolean(byte)) }
+        if byte <= 1 {
+            Ok(byte)
+        } else {
+            Err(DecodeError::Boolean(byte))
+        }
     }
 
     /// The bytes of a string or of bytes.
@@ -388,7 +387,7 @@ impl<'a> Cursor<'a> {
     pub(crate) fn text_and_rest(&mut self) -> Result<(&'a [u8], usize)> {
         let len = self.long()?;
         let Ok(n) = usize::try_from(len) else {
-            return Err(Fault::Length(len));
+            return Err(DecodeError::Length(len));
         };
         self.bytes_and_rest(n)
     }
@@ -422,7 +421,7 @@ impl<'a> Cursor<'a> {
         if count < 0 {
             let size = self.long()?;
             if size < 0 {
-                return Err(Fault::Length(size));
+                return Err(DecodeError::Length(size));
             }
             if size as u64 > self.left() as u64 {
                 return self.end(size as u64);
@@ -434,9 +433,9 @@ impl<'a> Cursor<'a> {
             self.zero_width_left = self
                 .zero_width_left
                 .checked_sub(count.saturating_mul(columns))
-                .ok_or(Fault::ZeroWidth)?;
+                .ok_or(DecodeError::ZeroWidth)?;
         } else if count.saturating_mul(smallest) > self.left() as u64 {
-            return Err(Fault::ItemCount {
+            return Err(DecodeError::ItemCount {
                 count,
                 left: self.left() as u64,
             });
@@ -466,7 +465,7 @@ impl<'a> Cursor<'a> {
     #[inline(always)]
     pub(crate) fn check_end(&self, items: Items) -> Result<()> {
         match items.end {
-            Some(end) if end != self.at => Err(Fault::ItemBytes {
+            Some(end) if end != self.at => Err(DecodeError::ItemBytes {
                 declared: end as i64 - items.start as i64,
                 found: self.at as i64 - items.start as i64,
             }),
@@ -484,7 +483,7 @@ pub(crate) fn int(value: i64) -> Result<i64> {
     if value == i64::from(value as i32) {
         Ok(value)
     } else {
-        Err(Fault::Int(value))
+        Err(DecodeError::Int(value))
     }
 }
 

@@ -22,7 +22,7 @@ use fastpipe_batch::{
 };
 
 use crate::cursor::Cursor;
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::limits::MAX_DEPTH;
 use crate::number;
 use crate::plan::{Emit, Op, Place, Plan, Span};
@@ -34,7 +34,7 @@ pub(crate) use self::decimal::{divided, parsed, uuid, wide};
 pub(crate) use self::pick::{Indexed, pick};
 use self::text::Texts;
 
-type Result<T> = std::result::Result<T, Fault>;
+type Result<T> = std::result::Result<T, DecodeError>;
 
 /// A decompressed block.
 pub(crate) struct Block<'a> {
@@ -207,11 +207,11 @@ struct Decoder<'p, 'd, 's, 'r> {
 
 impl Decoder<'_, '_, '_, '_> {
     #[cold]
-    fn locate(&self, fault: Fault, record: u32) -> Error {
+    fn locate(&self, fault: DecodeError, record: u32) -> Error {
         let error = match fault {
-            Fault::Refused(refusal) => Error::new(ErrorKind::Schema, &*self.plan.refusals[refusal as usize]),
-            Fault::UnknownKey(key) => self.unknown_key(key),
-            Fault::UnknownSymbol { index } => self.unknown_symbol(index),
+            DecodeError::Refused(refusal) => Error::new(ErrorKind::Schema, &*self.plan.refusals[refusal as usize]),
+            DecodeError::UnknownKey(key) => self.unknown_key(key),
+            DecodeError::UnknownSymbol { index } => self.unknown_symbol(index),
             _ => fault.into_error(),
         };
         let place = self.blamed.and_then(|pc| self.plan.op_places.get(pc as usize));
@@ -246,7 +246,7 @@ impl Decoder<'_, '_, '_, '_> {
     fn nothing_left(&self, record: u32) -> std::result::Result<(), Error> {
         match self.cursor.left() {
             0 => Ok(()),
-            left => Err(self.locate(Fault::LeftOver(left as u64), record.saturating_sub(1))),
+            left => Err(self.locate(DecodeError::LeftOver(left as u64), record.saturating_sub(1))),
         }
     }
 
@@ -327,7 +327,7 @@ impl Decoder<'_, '_, '_, '_> {
                 let branch = self.branch(branches.end - branches.start)?;
                 self.run(branches.of(&plan.spans)[branch])
             }
-            Op::Refuse { refusal } => Err(Fault::Refused(*refusal)),
+            Op::Refuse { refusal } => Err(DecodeError::Refused(*refusal)),
             Op::Scalars { scalars, cells } => self.scalars(*scalars, *cells as usize),
             Op::Emit(span) => self.emit(span.of(&plan.emits), 1),
             Op::Null { on_null } => self.null(*on_null),
@@ -425,7 +425,7 @@ impl Decoder<'_, '_, '_, '_> {
 
     fn deeper(&mut self, span: Span) -> Result<()> {
         if self.depth >= MAX_DEPTH {
-            return Err(Fault::Depth);
+            return Err(DecodeError::Depth);
         }
         self.depth += 1;
         let result = self.run(span);
@@ -440,7 +440,7 @@ impl Decoder<'_, '_, '_, '_> {
         if (index as u64) < u64::from(branches) {
             Ok(index as usize)
         } else {
-            Err(Fault::Branch { index, branches })
+            Err(DecodeError::Branch { index, branches })
         }
     }
 
@@ -448,13 +448,13 @@ impl Decoder<'_, '_, '_, '_> {
     fn symbol(&mut self, symbols: usize, unknown: &[bool]) -> Result<usize> {
         let index = self.cursor.long()?;
         if (index as u64) >= symbols as u64 {
-            return Err(Fault::Symbol {
+            return Err(DecodeError::Symbol {
                 index,
                 symbols: symbols as u32,
             });
         }
         if unknown.get(index as usize) == Some(&true) {
-            return Err(Fault::UnknownSymbol { index });
+            return Err(DecodeError::UnknownSymbol { index });
         }
         Ok(index as usize)
     }
@@ -463,7 +463,7 @@ impl Decoder<'_, '_, '_, '_> {
     fn null(&mut self, on_null: Option<Span>) -> Result<()> {
         match on_null {
             Some(span) => self.emit(span.of(&self.plan.emits), 1),
-            None => Err(Fault::Null),
+            None => Err(DecodeError::Null),
         }
     }
 

@@ -1,15 +1,15 @@
 //! Features made up from a schema.
 //!
 //! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first;
-//! [`Evidence`](crate::Evidence) then turns dimensions into fixed ones.
+//! [`LengthSample`](crate::LengthSample) then turns dimensions into fixed ones.
 
 use std::collections::HashMap;
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Leaf, MAX_DIMENSIONS, Nulls, Request, Result, SparseLayout};
 
+use crate::field_path::{ROOT, recursive};
 use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{Field, NodeId, Schema, Type, UnionShape};
-use crate::trace::{ROOT, recursive};
 use crate::value_types::{CODES, Values, bare, leaf, values_of};
 
 /// A field of a schema that can be read as a feature, or the reason why it can't.

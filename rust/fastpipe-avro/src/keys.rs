@@ -6,9 +6,9 @@
 
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 
+use crate::field_path::{End, ResolvedPath, misfit, trace};
 use crate::plan::Wire;
 use crate::schema::{Field, NodeId, Schema, Type, Unions};
-use crate::trace::{End, Trace, misfit, trace};
 
 /// What a field of a bag's record is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +90,7 @@ enum Found {
     Text(usize),
 }
 
-fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(Trace<'s>, Found), Error> {
+fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>, Found), Error> {
     let trace = trace(schema, feature)?;
     let dims = trace.nullable.len() - 1;
     let found = match trace.end {
@@ -186,7 +186,7 @@ fn own_dtype(schema: &Schema, item: NodeId) -> Result<DType, Error> {
 }
 
 /// Checks that a schema can yield a feature with a lookup in the form that it has.
-pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     let (trace, found) = found(schema, feature)?;
     let (fits, what) = match (&feature.request, found) {
         (Request::Sparse { leaf, .. }, Found::Bag(item)) => {

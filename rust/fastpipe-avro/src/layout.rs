@@ -6,9 +6,9 @@ use fastpipe_batch::{
     ColumnSpec, DType, Error, Feature, Form, Leaf, LengthRule, Nulls, PartId, PartIds, Request, ValueParts, spec_code,
 };
 
+use crate::field_path::{End, ResolvedPath, misfit, trace};
 use crate::keys;
 use crate::schema::{Logical, NodeId, Schema, Type};
-use crate::trace::{End, Trace, misfit, trace};
 use crate::value_types::{CODES, Values, bare, values_of};
 
 /// A column: what is wanted, how it is laid out, and which parts it has.
@@ -26,7 +26,7 @@ pub struct Column {
 }
 
 /// What to ask for instead: a spec that reads the field as it is.
-fn instead(schema: &Schema, trace: &Trace<'_>, feature: &Feature) -> String {
+fn instead(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> String {
     let values = match trace.end {
         End::Keys => Values::plain(Leaf::Bytes { utf8: true }),
         End::Codes(_) => Values::plain(CODES),
@@ -50,7 +50,7 @@ fn is_number(dtype: DType) -> bool {
 }
 
 /// Whether values of a type can become these values.
-fn check_leaf(schema: &Schema, trace: &Trace<'_>, feature: &Feature) -> Result<(), Error> {
+fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> Result<(), Error> {
     let leaf = feature.request.leaf();
     let id = match trace.end {
         End::Keys if matches!(leaf, Leaf::Bytes { .. }) => return Ok(()),
@@ -209,7 +209,7 @@ fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
 }
 
 /// Checks that a schema can yield a feature in the form that is asked for.
-pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     if feature.lookup.is_some() {
         return keys::check(schema, feature);
     }
@@ -265,7 +265,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'
 }
 
 /// Checks that there is one encoded value in a record.
-fn check_encoded(trace: Trace<'_>) -> Result<Trace<'_>, Error> {
+fn check_encoded(trace: ResolvedPath<'_>) -> Result<ResolvedPath<'_>, Error> {
     match trace.end {
         End::Node(_) if trace.nullable.len() == 1 => Ok(trace),
         _ => Err(misfit(
@@ -275,7 +275,7 @@ fn check_encoded(trace: Trace<'_>) -> Result<Trace<'_>, Error> {
 }
 
 /// Checks that there are items to be counted below all dimensions.
-fn check_counts<'s>(schema: &Schema, trace: Trace<'s>, rank: usize) -> Result<Trace<'s>, Error> {
+fn check_counts<'s>(schema: &Schema, trace: ResolvedPath<'s>, rank: usize) -> Result<ResolvedPath<'s>, Error> {
     let what = match trace.end {
         End::Node(id) if matches!(schema.ty(id), Type::Array(_) | Type::Map(_)) => return Ok(trace),
         End::Node(id) | End::Codes(id) => schema.describe(id),

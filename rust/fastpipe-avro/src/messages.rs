@@ -10,10 +10,10 @@ use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Part, Result, Sink};
 
 use crate::compile::compile;
 use crate::decode::{Datums, Message, datums};
-use crate::folders::FolderColumns;
 use crate::infer_columns::{InferredColumns, infer_columns};
 use crate::layout::Column;
 use crate::limits::max_zero_width_items;
+use crate::partition_columns::FolderColumns;
 use crate::plan::{Plan, laid_out};
 use crate::schema::Schema;
 

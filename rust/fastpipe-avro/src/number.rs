@@ -5,16 +5,16 @@ use std::marker::PhantomData;
 
 use fastpipe_batch::{DType, Element, Writer};
 
-use crate::cursor::{Cursor, SLACK, int};
-use crate::fault::Fault;
-use crate::make::Make;
+use crate::convert::Convert;
 #[cfg(target_arch = "x86_64")]
-use crate::make::one_by_one;
+use crate::convert::one_by_one;
+use crate::cursor::{Cursor, SLACK, int};
+use crate::decode_error::DecodeError;
 use crate::plan::Wire;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{GROUP, Short};
 
-type Result<T> = std::result::Result<T, Fault>;
+type Result<T> = std::result::Result<T, DecodeError>;
 
 /// Longs as numbers of another type.
 #[derive(Clone, Copy)]
@@ -27,7 +27,7 @@ impl<T> Longs<T> {
     }
 }
 
-impl<T: Number> Make for Longs<T> {
+impl<T: Number> Convert for Longs<T> {
     type To = T;
 
     #[inline(always)]
@@ -53,7 +53,7 @@ impl<T> Ints<T> {
     }
 }
 
-impl<T: Number> Make for Ints<T> {
+impl<T: Number> Convert for Ints<T> {
     type To = T;
 
     #[inline(always)]
@@ -73,7 +73,7 @@ impl<T: Number> Make for Ints<T> {
 pub(crate) trait Number: Element {
     /// The same number, and whether it is another one.
     fn wrap(value: i64) -> (Self, bool);
-    /// [`Make::short`].
+    /// [`Convert::short`].
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn short(values: Short, to: &mut [Self; GROUP]) -> u32 {
@@ -107,19 +107,19 @@ macro_rules! integers {
             }
             #[inline(always)]
             fn from_long(value: i64) -> Result<Self> {
-                <$t>::try_from(value).map_err(|_| Fault::Range { value, dtype: DType::$dtype })
+                <$t>::try_from(value).map_err(|_| DecodeError::Range { value, dtype: DType::$dtype })
             }
             #[inline(always)]
             fn from_wide(value: i128) -> Result<Self> {
-                <$t>::try_from(value).map_err(|_| Fault::Decimal { dtype: DType::$dtype })
+                <$t>::try_from(value).map_err(|_| DecodeError::Decimal { dtype: DType::$dtype })
             }
             #[cold]
             fn from_float(value: f32) -> Result<Self> {
-                Err(Fault::FloatRange { value: f64::from(value), dtype: DType::$dtype })
+                Err(DecodeError::FloatRange { value: f64::from(value), dtype: DType::$dtype })
             }
             #[cold]
             fn from_double(value: f64) -> Result<Self> {
-                Err(Fault::FloatRange { value, dtype: DType::$dtype })
+                Err(DecodeError::FloatRange { value, dtype: DType::$dtype })
             }
         }
     )*};
@@ -147,7 +147,7 @@ impl Number for f32 {
         if float as i128 == i128::from(value) {
             Ok(float)
         } else {
-            Err(Fault::Inexact {
+            Err(DecodeError::Inexact {
                 value,
                 dtype: DType::F32,
             })
@@ -161,7 +161,7 @@ impl Number for f32 {
     fn from_double(value: f64) -> Result<Self> {
         let float = value as f32;
         if float.is_infinite() && value.is_finite() {
-            return Err(Fault::FloatRange {
+            return Err(DecodeError::FloatRange {
                 value,
                 dtype: DType::F32,
             });
@@ -190,7 +190,7 @@ impl Number for f64 {
         if float as i128 == i128::from(value) {
             Ok(float)
         } else {
-            Err(Fault::Inexact {
+            Err(DecodeError::Inexact {
                 value,
                 dtype: DType::F64,
             })
@@ -350,7 +350,7 @@ mod tests {
         assert_eq!(i8::from_long(-128), Ok(-128));
         assert_eq!(
             i8::from_long(128),
-            Err(Fault::Range {
+            Err(DecodeError::Range {
                 value: 128,
                 dtype: DType::I8
             })

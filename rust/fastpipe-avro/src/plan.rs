@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{Lengths, PartId};
 
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::isa::Isa;
 
 /// What an operation is about, for errors.
@@ -65,14 +65,14 @@ pub(crate) struct Plan {
 impl Plan {
     /// The lengths that a fault is about, if it is about lengths, given the operation that met it.
     #[cold]
-    pub(crate) fn lengths(&self, fault: Fault, at: u32) -> Option<Lengths> {
+    pub(crate) fn lengths(&self, fault: DecodeError, at: u32) -> Option<Lengths> {
         match fault {
-            Fault::ShapeExact { expected, found } => Some(Lengths::Dimension {
+            DecodeError::ShapeExact { expected, found } => Some(Lengths::Dimension {
                 dimension: self.arrays_around(self.record, at)?,
                 expected,
                 found,
             }),
-            Fault::SparseLengths { expected, found, dim } => {
+            DecodeError::SparseLengths { expected, found, dim } => {
                 let Op::Sparse(number) = *self.ops.get(at as usize)? else {
                     return None;
                 };

@@ -20,7 +20,7 @@ use std::arch::x86_64::{__cpuid, __m256i, _bzhi_u64, _mm256_loadu_si256, _mm256_
 
 use fastpipe_batch::{Cells, Overflow};
 
-use crate::make::Make;
+use crate::convert::Convert;
 use crate::plan::Scalar;
 use crate::varint::{CONTINUES, unzigzag};
 
@@ -51,16 +51,15 @@ impl Avx2 {
         (all && !slow_pext()).then_some(Avx2(()))
     }
 
-    /// Reads up to `n` longs at the start of `data`, and writes each by `make` to `out`, which has room for `n`.
-    /// Returns how many were read and how many bytes they took. Stops early where there is something else to do than to
-    /// read numbers: where `data` nearly ends, where a number isn't one, or where `make` says that something is wrong
-    /// with one.
+    /// Reads up to `n` longs at the start of `data`, and writes each by `convert` to `out`, which has room for `n`.
+    /// Returns how many were read and how many bytes they took. Stops early where `data` nearly ends, before a number
+    /// that is too long, and where `convert` says that something is wrong with one.
     ///
     /// Whatever lies behind the `n`th place of `out` may be overwritten.
     #[inline(always)]
-    pub(crate) fn longs<M: Make>(self, data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize, usize) {
+    pub(crate) fn longs<M: Convert>(self, data: &[u8], n: usize, out: &mut [M::To], convert: &M) -> (usize, usize) {
         // SAFETY: `self` shows that the processor has these features.
-        unsafe { longs(data, n, out, make) }
+        unsafe { longs(data, n, out, convert) }
     }
 
     /// [`scalars::read`](crate::scalars::read).
@@ -197,7 +196,7 @@ impl<'a> Window<'a> {
 }
 
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn longs<M: Make>(data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize, usize) {
+fn longs<M: Convert>(data: &[u8], n: usize, out: &mut [M::To], convert: &M) -> (usize, usize) {
     let (mut done, mut at) = (0, 0);
     while done < n {
         let Some(bytes) = data.get(at..).and_then(|rest| rest.first_chunk::<SPAN>()) else {
@@ -205,9 +204,9 @@ fn longs<M: Make>(data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize,
         };
         let mut window = Window::new(bytes);
         let stop = match window.longest(n - done) {
-            Longest::Four => read::<M, true, false>(&mut window, n, &mut done, out, make),
-            Longest::Eight => read::<M, false, false>(&mut window, n, &mut done, out, make),
-            _ => read::<M, false, true>(&mut window, n, &mut done, out, make),
+            Longest::Four => read::<M, true, false>(&mut window, n, &mut done, out, convert),
+            Longest::Eight => read::<M, false, false>(&mut window, n, &mut done, out, convert),
+            _ => read::<M, false, true>(&mut window, n, &mut done, out, convert),
         };
         at += window.start;
         if stop {
@@ -220,12 +219,12 @@ fn longs<M: Make>(data: &[u8], n: usize, out: &mut [M::To], make: &M) -> (usize,
 /// Reads the numbers of a window. Returns whether to stop; the window then starts behind what is done.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-fn read<M: Make, const SHORT: bool, const WIDE: bool>(
+fn read<M: Convert, const SHORT: bool, const WIDE: bool>(
     window: &mut Window<'_>,
     n: usize,
     done: &mut usize,
     out: &mut [M::To],
-    make: &M,
+    convert: &M,
 ) -> bool {
     let mut available = window.ends.count_ones() as usize;
     if available == 0 {
@@ -245,12 +244,12 @@ fn read<M: Make, const SHORT: bool, const WIDE: bool>(
                 // be predicted.
                 let mut wrong = false;
                 if SHORT {
-                    let those = make.short(Short::new(window.next_words()), group);
+                    let those = convert.short(Short::new(window.next_words()), group);
                     wrong = those & ((1 << wanted) - 1) != 0;
                 } else {
                     for (i, to) in group.iter_mut().enumerate() {
                         let (value, odd) = window.next::<WIDE>();
-                        let (value, bad) = make.one(value);
+                        let (value, bad) = convert.one(value);
                         *to = value;
                         wrong |= (odd | bad) & (i < wanted);
                     }
@@ -272,7 +271,7 @@ fn read<M: Make, const SHORT: bool, const WIDE: bool>(
                 for _ in 0..left.min(available) {
                     let before = window.start;
                     let (value, odd) = window.next::<WIDE>();
-                    let (value, bad) = make.one(value);
+                    let (value, bad) = convert.one(value);
                     if odd | bad {
                         window.start = before;
                         return true;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use fastpipe_avro::{
-    AvroSource, Evidence, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, Schema, column_times,
-    later_columns, merged_schema,
+    AvroSource, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, LengthSample, Schema,
+    column_times, later_columns, merged_schema,
 };
 use fastpipe_batch::{Buffer, BufferPool, Error, Feature, Scalar, Source, Unit, path_text, text_path};
 use fastpipe_engine::default_threads;
@@ -278,7 +278,7 @@ fn folder_columns(folders: Vec<(String, Vec<Option<FolderValue>>)>, opened: &[us
 
 /// Features with the fixed shapes that a look at the data suggests.
 fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
-    let mut lengths = Lengths(Evidence::new(source));
+    let mut lengths = Lengths(LengthSample::new(source));
     let notes = py
         .detach(|| survey(source, None, &mut lengths, &mut signals()))
         .py(py)?;
@@ -287,7 +287,7 @@ fn refined(py: Python<'_>, source: &AvroSource) -> PyResult<Vec<Feature>> {
 }
 
 /// A survey of the lengths of arrays.
-struct Lengths<'a>(Evidence<'a>);
+struct Lengths<'a>(LengthSample<'a>);
 
 impl Survey for Lengths<'_> {
     fn is_open(&self) -> bool {

@@ -3,10 +3,10 @@
 use fastpipe_batch::{Error, Form, Nulls, Request, SparseLayout, ValueParts};
 
 use super::{Code, Compiler, Want, join};
+use crate::field_path::misfit;
 use crate::keys::{Role, entry_fields};
 use crate::plan::{BagField, BagOp, Op, Span};
 use crate::schema::NodeId;
-use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
     /// Whether a bag as a whole is wanted.

@@ -2,9 +2,9 @@
 
 use fastpipe_batch::{Error, PartId, Scalar, ValueParts};
 
+use crate::field_path::misfit;
 use crate::layout::Column;
 use crate::plan::Emit;
-use crate::trace::misfit;
 
 /// The constants that stand for a value that isn't there, at a level of a column: nulls (`null`) empty ragged
 /// dimensions; padding is always inside of fixed ones.

@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::constants::constants;
 use super::{Code, Compiler, Want};
 use crate::decode::{divided, parsed, uuid, wide};
+use crate::field_path::{Step, misfit};
 use crate::layout::is_pair;
 use crate::plan::{Emit, Op};
 use crate::schema::{Logical, NodeId, Type, UnionShape};
-use crate::trace::{Step, misfit};
 
 /// Constants that a default becomes at most: it is text, which may be small and stand for many of them.
 const MAX_CONSTANTS: usize = 1 << 16;

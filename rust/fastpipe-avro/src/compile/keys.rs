@@ -5,9 +5,9 @@ use std::sync::Arc;
 use fastpipe_batch::{Error, Key, Lookup, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
+use crate::field_path::misfit;
 use crate::plan::{KeyItemsOp, KeyOp, Keys, Op, Span};
 use crate::schema::Type;
-use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
     /// A key.

@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use fastpipe_batch::{DType, Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want, wire};
+use crate::field_path::misfit;
 use crate::layout::{Column, is_pair};
 use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
 use crate::schema::{Logical, NodeId, Symbols, Type};
-use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
     /// How numbers of a type are encoded; `None` for what isn't one, or becomes another one.

@@ -3,10 +3,10 @@
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 
 use super::{Code, Compiler, Want, join};
-use crate::fault::ANY_INDEX;
+use crate::decode_error::ANY_INDEX;
+use crate::field_path::misfit;
 use crate::plan::{Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{Field, NodeId, Type};
-use crate::trace::misfit;
 
 impl<'a> Compiler<'a> {
     /// A record of indices and values.

@@ -3,9 +3,9 @@
 use fastpipe_batch::{Error, Scalar, ValueParts};
 
 use super::{Code, Compiler, Want};
+use crate::field_path::{Step, misfit};
 use crate::plan::{Emit, Op, Span};
 use crate::schema::{Branch, Type, Union, UnionShape};
-use crate::trace::{Step, misfit};
 
 /// What is wanted of a union.
 struct Seen<'w, 'a> {

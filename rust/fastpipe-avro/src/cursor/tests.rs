@@ -85,7 +85,7 @@ proptest! {
         let mut padded = data.clone();
         padded.resize(data.len() + 12, 0);
         match short {
-            Err(Fault::End { .. }) => {}
+            Err(DecodeError::End { .. }) => {}
             _ => prop_assert_eq!(short, Cursor::new(&padded, 0).long()),
         }
     }
@@ -96,13 +96,16 @@ fn overlong_varints_are_refused() {
     for extra in [0, 10] {
         let mut eleven = vec![0x80; 10];
         eleven.resize(11 + extra, 0);
-        assert_eq!(Cursor::new(&eleven, 0).long(), Err(Fault::Varint));
+        assert_eq!(Cursor::new(&eleven, 0).long(), Err(DecodeError::Varint));
         let mut wide = vec![0xff; 9];
         wide.push(2);
         wide.resize(10 + extra, 0);
-        assert_eq!(Cursor::new(&wide, 0).long(), Err(Fault::Varint));
+        assert_eq!(Cursor::new(&wide, 0).long(), Err(DecodeError::Varint));
     }
-    assert_eq!(Cursor::new(&[0x80], 0).long(), Err(Fault::End { need: 2, left: 1 }));
+    assert_eq!(
+        Cursor::new(&[0x80], 0).long(),
+        Err(DecodeError::End { need: 2, left: 1 })
+    );
 }
 
 #[test]
@@ -110,14 +113,17 @@ fn counts_are_held_against_the_bytes_left() {
     let hostile = encode(1 << 62);
     assert!(matches!(
         Cursor::new(&hostile, 0).items(1),
-        Err(Fault::ItemCount { .. })
+        Err(DecodeError::ItemCount { .. })
     ));
-    assert!(matches!(Cursor::new(&hostile, 0).items(0), Err(Fault::ZeroWidth)));
+    assert!(matches!(Cursor::new(&hostile, 0).items(0), Err(DecodeError::ZeroWidth)));
     let negative = encode(i64::MIN);
-    assert!(matches!(Cursor::new(&negative, 0).items(1), Err(Fault::End { .. })));
+    assert!(matches!(
+        Cursor::new(&negative, 0).items(1),
+        Err(DecodeError::End { .. })
+    ));
     let mut sized = encode(-2);
     sized.extend(encode(-5));
-    assert!(matches!(Cursor::new(&sized, 0).items(1), Err(Fault::Length(-5))));
+    assert!(matches!(Cursor::new(&sized, 0).items(1), Err(DecodeError::Length(-5))));
 }
 
 /// Bytes as they come, and as they don't: numbers of all lengths, too long ones, anything.
@@ -170,7 +176,7 @@ proptest! {
         // One at a time.
         let mut single = Cursor::new(&data, start);
         let expected: Result<Vec<i64>> = (0..n).map(|_| single.long()).collect();
-        let bounded = |value: i64| if value as u64 >= limit { Err(Fault::Int(value)) } else { Ok(value) };
+        let bounded = |value: i64| if value as u64 >= limit { Err(DecodeError::Int(value)) } else { Ok(value) };
         let pair = |value: i64| Ok([17, bounded(value)?]);
         let room = Room { data: &data, start, n, slack };
         for isa in Isa::all() {
@@ -201,35 +207,40 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    fn read<M: Make>(&self, isa: Isa, make: M, check: impl Fn(i64) -> Result<M::To>) -> (Result<Vec<M::To>>, usize)
+    fn read<M: Convert>(
+        &self,
+        isa: Isa,
+        convert: M,
+        check: impl Fn(i64) -> Result<M::To>,
+    ) -> (Result<Vec<M::To>>, usize)
     where
         M::To: Clone + Default,
     {
         let mut cursor = Cursor::new(self.data, self.start).with_isa(isa);
         let mut out = vec![M::To::default(); self.n + self.slack];
-        let read = cursor.longs_to(self.n, &mut out, make, check);
+        let read = cursor.longs_to(self.n, &mut out, convert, check);
         out.truncate(self.n);
         (read.map(|()| out), cursor.position())
     }
 
     /// What is read is what numbers that were read one at a time become, and ends where it ends with any instructions.
-    fn agrees<M: Make + Clone>(
+    fn agrees<M: Convert + Clone>(
         &self,
         isa: Isa,
         numbers: &Result<Vec<i64>>,
-        make: M,
+        convert: M,
         check: impl Fn(i64) -> Result<M::To>,
     ) -> std::result::Result<(), TestCaseError>
     where
         M::To: Clone + Default + PartialEq + std::fmt::Debug,
     {
-        let found = self.read(isa, make.clone(), &check);
+        let found = self.read(isa, convert.clone(), &check);
         match numbers {
             Ok(numbers) => prop_assert_eq!(&found.0, &numbers.iter().map(|&value| check(value)).collect()),
             // Either fault may be found first.
             Err(_) => prop_assert!(found.0.is_err()),
         }
-        prop_assert_eq!(found, self.read(Isa::Portable, make, check));
+        prop_assert_eq!(found, self.read(Isa::Portable, convert, check));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use fastpipe_batch::{DType, LengthRule, PartId};
 
 use super::{Decoder, Result};
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::number;
 use crate::plan::{Op, Span, Wire};
 use crate::varint::Head;
@@ -81,7 +81,7 @@ impl Decoder<'_, '_, '_, '_> {
         while let Some(items) = self.cursor.items(smallest(wire))? {
             n += items.count;
             if n > want {
-                return Err(Fault::ShapeExact {
+                return Err(DecodeError::ShapeExact {
                     expected: want as u64,
                     found: n as u64,
                 });
@@ -93,7 +93,7 @@ impl Decoder<'_, '_, '_, '_> {
             }
         }
         if n < want {
-            return Err(Fault::ShapeExact {
+            return Err(DecodeError::ShapeExact {
                 expected: want as u64,
                 found: n as u64,
             });
@@ -134,7 +134,7 @@ impl Decoder<'_, '_, '_, '_> {
             let taken = match rule {
                 LengthRule::Free => items.count,
                 LengthRule::Exact(want) if n + items.count > want => {
-                    return Err(Fault::ShapeExact {
+                    return Err(DecodeError::ShapeExact {
                         expected: want as u64,
                         found: (n + items.count) as u64,
                     });
@@ -164,7 +164,7 @@ impl Decoder<'_, '_, '_, '_> {
             }
         }
         match rule {
-            LengthRule::Exact(want) if n < want => Err(Fault::ShapeExact {
+            LengthRule::Exact(want) if n < want => Err(DecodeError::ShapeExact {
                 expected: want as u64,
                 found: n as u64,
             }),

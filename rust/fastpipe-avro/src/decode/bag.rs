@@ -6,7 +6,7 @@
 use fastpipe_batch::{Key, MOST_KEYS, UNKNOWN};
 
 use super::{Decoder, Result};
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::keys::Role;
 use crate::number;
 use crate::plan::{BagOp, Wire};
@@ -88,7 +88,7 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
             entries.values[entries.count] = value;
             entries.count += 1;
         } else if !op.null_is_left_out {
-            return Err(Fault::NullEntry);
+            return Err(DecodeError::NullEntry);
         }
         Ok(())
     }
@@ -115,7 +115,7 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
             (found[kept], entries.values[kept]) = (found[i], entries.values[i]);
             let known = found[i] != UNKNOWN;
             if !known && !op.lookup.drops() {
-                return Err(Fault::UnknownKey(self.unknown(entries.keys[i])));
+                return Err(DecodeError::UnknownKey(self.unknown(entries.keys[i])));
             }
             kept += usize::from(known);
         }

@@ -5,7 +5,7 @@ use fastpipe_batch::{Error, Fragment, Rows, Sink, SlabPool};
 use super::Decoder;
 use super::text::{Texts, not_found_again};
 use crate::cursor::Cursor;
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::plan::Plan;
 
 /// A message, and what is known of it.
@@ -66,7 +66,7 @@ fn place(datums: Datums<'_>, slot: u32, left: u64, out: &mut Sink<'_>, check_eac
         let mut placed = decoder.row(slot + i, number);
         let rest = decoder.cursor.left() as u64;
         if placed.is_ok() && rest > 0 {
-            placed = Err(decoder.locate(Fault::BehindMessage(rest), number));
+            placed = Err(decoder.locate(DecodeError::BehindMessage(rest), number));
         }
         placed.map_err(|e| e.in_message(u64::from(number), decoder.cursor.position() as u64))?;
     }

@@ -3,7 +3,7 @@
 use fastpipe_batch::{DType, PartId, TextParts};
 
 use super::{Decoder, Result};
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::number;
 use crate::plan::{DecimalBytes, DecimalOp};
 
@@ -58,7 +58,7 @@ impl Decoder<'_, '_, '_, '_> {
             DecimalBytes::Int => Some(i128::from(self.cursor.int()?)),
             DecimalBytes::Long => Some(i128::from(self.cursor.long()?)),
         };
-        let range = Fault::Decimal { dtype: op.to };
+        let range = DecodeError::Decimal { dtype: op.to };
         let value = value.ok_or(range)?;
         let out = self.out.writer(op.part as usize);
         if op.to.is_float() {
@@ -91,7 +91,7 @@ impl Decoder<'_, '_, '_, '_> {
     /// A UUID's text as its 16 bytes.
     pub(super) fn uuid_bytes(&mut self, part: PartId) -> Result<()> {
         let text = self.cursor.text()?;
-        let bytes = parsed(text).ok_or(Fault::Uuid)?;
+        let bytes = parsed(text).ok_or(DecodeError::Uuid)?;
         Ok(self.out.writer(part as usize).extend(&bytes)?)
     }
 }

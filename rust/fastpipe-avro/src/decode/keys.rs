@@ -3,7 +3,7 @@
 use fastpipe_batch::{Error, ErrorKind, Key, MOST_KEYS, UNKNOWN};
 
 use super::{Decoder, Result};
-use crate::fault::{Fault, Place, UnknownKey};
+use crate::decode_error::{DecodeError, Place, UnknownKey};
 use crate::number;
 use crate::plan::{KeyItemsOp, KeyOp, Keys};
 
@@ -32,7 +32,7 @@ impl Decoder<'_, '_, '_, '_> {
         };
         match index {
             UNKNOWN if op.lookup.drops() => Ok(()),
-            UNKNOWN => Err(Fault::UnknownKey(unknown)),
+            UNKNOWN => Err(DecodeError::UnknownKey(unknown)),
             _ => self.index(op, index),
         }
     }
@@ -82,7 +82,7 @@ impl Decoder<'_, '_, '_, '_> {
             for (key, &index) in keys[..n].iter().zip(&found) {
                 match index {
                     UNKNOWN if op.lookup.drops() => {}
-                    UNKNOWN => return Err(Fault::UnknownKey(self.unknown(*key))),
+                    UNKNOWN => return Err(DecodeError::UnknownKey(self.unknown(*key))),
                     _ => number::code(index, op.to, self.out.writer(op.part as usize))?,
                 }
             }

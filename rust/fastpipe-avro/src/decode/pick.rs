@@ -8,7 +8,7 @@ use fastpipe_batch::{Error, ErrorKind, Fragment, LINE, LINES, Row, Rows, Sink, S
 use super::text::{Texts, not_found_again};
 use super::{Block, Decoder};
 use crate::cursor::Cursor;
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::plan::{Plan, Span};
 
 /// Records of this many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long
@@ -163,7 +163,7 @@ fn pick_rows<'a>(
         let found = decoder.cursor.position();
         if found != end {
             // Skipping checks less than decoding; what it passes over may be what decoding stops at.
-            let fault = Fault::RecordEnd {
+            let fault = DecodeError::RecordEnd {
                 found: found as u64,
                 next: end as u64,
             };

@@ -4,9 +4,9 @@ use fastpipe_batch::{DType, LengthRule, PartId};
 
 use super::arrays::Width;
 use super::{Decoder, Result};
+use crate::convert::Convert;
 use crate::cursor::{SLACK, int};
-use crate::fault::{ANY_INDEX, Fault};
-use crate::make::Make;
+use crate::decode_error::{ANY_INDEX, DecodeError};
 use crate::number::as_encoded;
 use crate::plan::{Span, SparseOp, SparseWhat, Wire};
 use crate::varint::Head;
@@ -19,7 +19,7 @@ pub(crate) struct Indices {
     pub(crate) limit: u64,
 }
 
-impl Make for Indices {
+impl Convert for Indices {
     type To = i64;
 
     #[inline(always)]
@@ -42,7 +42,7 @@ pub(crate) struct Coordinates {
     pub(crate) limit: u64,
 }
 
-impl Make for Coordinates {
+impl Convert for Coordinates {
     type To = [i64; 2];
 
     #[inline(always)]
@@ -69,7 +69,7 @@ impl Decoder<'_, '_, '_, '_> {
                 let branch = self.branch(branches)?;
                 if Some(branch as i64) == null_branch {
                     if !field.null_is_empty {
-                        return Err(Fault::Null);
+                        return Err(DecodeError::Null);
                     }
                     null = true;
                     break;
@@ -111,7 +111,7 @@ impl Decoder<'_, '_, '_, '_> {
             };
             let expected = *expected.get_or_insert(found);
             if expected != found {
-                return Err(Fault::SparseLengths {
+                return Err(DecodeError::SparseLengths {
                     expected: expected as u64,
                     found: found as u64,
                     dim: field.what.dim(),
@@ -174,7 +174,7 @@ impl Decoder<'_, '_, '_, '_> {
                 let all = writer.since::<i64>(first_coordinate)?;
                 let room = all.len() / width;
                 if n + items.count > room {
-                    return Err(Fault::SparseLengths {
+                    return Err(DecodeError::SparseLengths {
                         expected: room as u64,
                         found: (n + items.count) as u64,
                         dim: Some(index.dim as u32),
@@ -219,7 +219,7 @@ impl Index {
         }
         match self.bound {
             // Negative ones are beyond every bound when they are taken as unsigned.
-            Some(bound) if value as u64 >= bound => Err(Fault::Index {
+            Some(bound) if value as u64 >= bound => Err(DecodeError::Index {
                 value,
                 dim: self.dim as u32,
                 bound,

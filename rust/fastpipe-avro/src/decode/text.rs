@@ -8,7 +8,7 @@
 use fastpipe_batch::{Error, ErrorKind, Sink, TextParts};
 
 use super::{Decoder, Result};
-use crate::fault::Fault;
+use crate::decode_error::DecodeError;
 use crate::plan::{Op, Plan};
 
 /// What the parts of text held before a call.
@@ -40,7 +40,7 @@ impl Decoder<'_, '_, '_, '_> {
     pub(super) fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
         let (bytes, n) = self.cursor.text_and_rest()?;
         if check && (begins_within(bytes, n) || self.check_each && simdutf8::basic::from_utf8(&bytes[..n]).is_err()) {
-            return Err(Fault::Utf8);
+            return Err(DecodeError::Utf8);
         }
         self.out.writer(to.lengths as usize).push(n as i64)?;
         Ok(self.out.writer(to.bytes as usize).extend_loosely(bytes, n)?)
@@ -72,7 +72,7 @@ impl Decoder<'_, '_, '_, '_> {
                      enum it, or a \"default\""
                 ),
             ),
-            None => Fault::UnknownSymbol { index }.into_error(),
+            None => DecodeError::UnknownSymbol { index }.into_error(),
         }
     }
 }

@@ -6,8 +6,8 @@ use fastpipe_batch::{Feature, Nulls, Result, try_with_capacity};
 
 use super::Plan;
 use crate::compile::compile;
-use crate::folders::FolderColumns;
 use crate::layout::Column;
+use crate::partition_columns::FolderColumns;
 use crate::resolve::resolve;
 use crate::schema::Schema;
 

@@ -6,7 +6,7 @@ use crate::schema::{Field, NodeId, Schema, Type, Union, UnionShape};
 
 /// Where the path of a feature leads in a schema.
 #[derive(Debug)]
-pub(crate) struct Trace<'s> {
+pub(crate) struct ResolvedPath<'s> {
     /// For each level whether a null can stand there.
     pub(crate) nullable: Vec<bool>,
     pub(crate) end: End,
@@ -161,10 +161,10 @@ fn no_field(fields: &[Field], named: &str, rest: &str) -> Error {
 }
 
 /// Follows the path of a feature.
-pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Trace<'s>, Error> {
+pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     let path = from_root(schema, &feature.field)?;
     let mut rest = path;
-    let mut trace = Trace {
+    let mut trace = ResolvedPath {
         nullable: vec![false],
         end: End::Node(schema.root()),
         steps: Vec::new(),

@@ -24,7 +24,7 @@ pub(crate) enum UnknownKey {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Fault {
+pub(crate) enum DecodeError {
     /// More bytes are needed than are left.
     End {
         need: u64,
@@ -107,96 +107,96 @@ pub(crate) enum Fault {
     Write(Overflow),
 }
 
-impl From<Overflow> for Fault {
+impl From<Overflow> for DecodeError {
     #[cold]
-    fn from(overflow: Overflow) -> Fault {
-        Fault::Write(overflow)
+    fn from(overflow: Overflow) -> DecodeError {
+        DecodeError::Write(overflow)
     }
 }
 
-impl Fault {
+impl DecodeError {
     #[cold]
     pub(crate) fn into_error(self) -> Error {
         use ErrorKind::{Limit, Malformed, Null, Schema, Shape, ValueRange};
         let (kind, reason) = match self {
-            Fault::End { need, left } => (Malformed, format!("expected {need} more bytes, found {left}")),
-            Fault::Varint => (Malformed, "expected a varint of at most 64 bits, found a longer one".into()),
-            Fault::Int(v) => (Malformed, format!("expected an int of 32 bits, found {v}")),
-            Fault::Boolean(v) => (Malformed, format!("expected a boolean, 0 or 1, found byte {v}")),
-            Fault::Length(v) => (Malformed, format!("expected a length, found {v}")),
-            Fault::ItemCount { count, left } => {
+            DecodeError::End { need, left } => (Malformed, format!("expected {need} more bytes, found {left}")),
+            DecodeError::Varint => (Malformed, "expected a varint of at most 64 bits, found a longer one".into()),
+            DecodeError::Int(v) => (Malformed, format!("expected an int of 32 bits, found {v}")),
+            DecodeError::Boolean(v) => (Malformed, format!("expected a boolean, 0 or 1, found byte {v}")),
+            DecodeError::Length(v) => (Malformed, format!("expected a length, found {v}")),
+            DecodeError::ItemCount { count, left } => {
                 (Malformed, format!("expected an array or map block of no more items than the {left} bytes left can hold, found {count} declared"))
             }
-            Fault::ItemBytes { declared, found } => {
+            DecodeError::ItemBytes { declared, found } => {
                 (Malformed, format!("an array or map block declares {declared} bytes, its items take {found}"))
             }
-            Fault::ZeroWidth => {
+            DecodeError::ZeroWidth => {
                 let per = format!("{ZERO_WIDTH_ITEMS_PER_BYTE} a byte and {ZERO_WIDTH_ITEMS_PER_STORED_BYTE} a stored byte");
                 let bounds = format!("at least {LEAST_ZERO_WIDTH_ITEMS}, at most {MAX_ZERO_WIDTH}");
                 (Limit, format!("arrays have more items of zero bytes in one block than are read: {per}, {bounds}"))
             }
-            Fault::MetadataEntries => {
+            DecodeError::MetadataEntries => {
                 (Limit, format!("more than {MAX_METADATA_ENTRIES} entries of metadata, the most that are read"))
             }
-            Fault::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the most that is read")),
-            Fault::Branch { index, branches } => {
+            DecodeError::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the most that is read")),
+            DecodeError::Branch { index, branches } => {
                 (Malformed, format!("expected the index of one of {branches} union branches, found {index}"))
             }
-            Fault::Symbol { index, symbols } => {
+            DecodeError::Symbol { index, symbols } => {
                 (Malformed, format!("expected the index of one of {symbols} enum symbols, found {index}"))
             }
-            Fault::UnknownSymbol { index } => {
+            DecodeError::UnknownSymbol { index } => {
                 let reason = format!(
                     "symbol {index} of the file's enum is none of the reader's, which has no default; give the reader's enum a \"default\""
                 );
                 (Schema, reason)
             }
             // The plan has the reason.
-            Fault::Refused(_) => (Schema, "the value is of a type that doesn't become the reader's".into()),
-            Fault::Uuid => (
+            DecodeError::Refused(_) => (Schema, "the value is of a type that doesn't become the reader's".into()),
+            DecodeError::Uuid => (
                 Malformed,
                 "expected the text of a UUID, 32 hexadecimal digits with hyphens, found another; dtype \"string\" reads it".into(),
             ),
-            Fault::Decimal { dtype } => (
+            DecodeError::Decimal { dtype } => (
                 ValueRange,
                 format!("the decimal does not fit {dtype}; \"float64\" reads up to 38 digits, and \"bytes\" all"),
             ),
-            Fault::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
-            Fault::Null => (
+            DecodeError::Utf8 => (Malformed, "expected UTF-8 text, found other bytes; dtype \"bytes\" reads them as they are".into()),
+            DecodeError::Null => (
                 Null,
                 "found null, which the feature's spec does not allow; nulls=\"mask\" marks nulls, fill=... replaces them".into(),
             ),
-            Fault::NullEntry => (
+            DecodeError::NullEntry => (
                 Null,
                 "found a null entry of a bag, or one with a null name or value; nulls=\"fill\" leaves such entries out".into(),
             ),
             // The decoder, which has the text, says which.
-            Fault::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),
-            Fault::ShapeExact { expected, found } => (
+            DecodeError::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),
+            DecodeError::ShapeExact { expected, found } => (
                 Shape,
                 format!(
                     "expected {expected} items, found {found}; RaggedSpec reads any number, DenseSpec(..., pad=0) pads and truncates"
                 ),
             ),
-            Fault::SparseLengths { expected, found, .. } => {
+            DecodeError::SparseLengths { expected, found, .. } => {
                 (Shape, format!("the arrays of a sparse value must be equally long, found {expected} and {found} entries"))
             }
-            Fault::Index { value, dim, bound } => {
+            DecodeError::Index { value, dim, bound } => {
                 let most = if bound >= ANY_INDEX { "non-negative".into() } else { format!("below {bound}") };
                 let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False passes it on");
                 (ValueRange, reason)
             }
-            Fault::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
-            Fault::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
-            Fault::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
-            Fault::BehindMessage(n) => {
+            DecodeError::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
+            DecodeError::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
+            DecodeError::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
+            DecodeError::BehindMessage(n) => {
                 (Malformed, format!("expected the end of the message behind its datum, found {n} more bytes"))
             }
-            Fault::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
-            Fault::RecordEnd { found, next } => {
+            DecodeError::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
+            DecodeError::RecordEnd { found, next } => {
                 (Malformed, format!("the record ends at byte {found} of the block, but the next one starts at byte {next}"))
             }
-            Fault::Write(overflow) => return overflow.into(),
+            DecodeError::Write(overflow) => return overflow.into(),
         };
         Error::new(kind, reason)
     }

@@ -9,12 +9,12 @@ use fastpipe_batch::{
 };
 
 use crate::compile::constants;
+use crate::field_path::{ROOT, misfit};
 use crate::infer_columns::{InferredColumns, infer_columns, within};
 use crate::keys::{DROPS, FILLS};
 use crate::layout::Column;
 use crate::plan::Emit;
 use crate::schema::{Schema, Type};
-use crate::trace::{ROOT, misfit};
 
 /// A column that folders stand for.
 #[derive(Clone, Debug, PartialEq)]

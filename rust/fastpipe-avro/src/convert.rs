@@ -4,7 +4,7 @@
 use crate::x86::{GROUP, Short};
 
 /// What numbers become.
-pub(crate) trait Make {
+pub(crate) trait Convert {
     /// What one becomes.
     type To;
 
@@ -19,13 +19,13 @@ pub(crate) trait Make {
     }
 }
 
-/// Makes each on its own.
+/// Converts each on its own.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(crate) fn one_by_one<T>(values: Short, to: &mut [T; GROUP], make: impl Fn(i64) -> (T, bool)) -> u32 {
+pub(crate) fn one_by_one<T>(values: Short, to: &mut [T; GROUP], convert: impl Fn(i64) -> (T, bool)) -> u32 {
     let mut wrong = 0;
     for (i, (to, value)) in to.iter_mut().zip(values.get()).enumerate() {
-        let (made, bad) = make(i64::from(value));
+        let (made, bad) = convert(i64::from(value));
         *to = made;
         wrong |= u32::from(bad) << i;
     }

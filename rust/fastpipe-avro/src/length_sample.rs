@@ -1,4 +1,4 @@
-//! A look at the data: a schema says that a field is an array, not how long it is. [`Evidence`] from sampled blocks
+//! A look at the data: a schema says that a field is an array, not how long it is. [`LengthSample`] from sampled blocks
 //! turns ragged dimensions into fixed ones whose arrays were all equally long.
 
 use std::sync::Arc;
@@ -28,12 +28,12 @@ impl Lengths {
 
     /// The length that all have, if enough were seen to believe it.
     fn fixed(&self) -> Option<usize> {
-        (self.count >= Evidence::ENOUGH && !self.differ && self.first > 0).then_some(self.first as usize)
+        (self.count >= LengthSample::ENOUGH && !self.differ && self.first > 0).then_some(self.first as usize)
     }
 }
 
 /// What sampled blocks say of the lengths of arrays.
-pub struct Evidence<'a> {
+pub struct LengthSample<'a> {
     source: &'a AvroSource,
     /// For each column and ragged dimension.
     lengths: Vec<Vec<Lengths>>,
@@ -41,7 +41,7 @@ pub struct Evidence<'a> {
     pool: Arc<SlabPool>,
 }
 
-impl<'a> Evidence<'a> {
+impl<'a> LengthSample<'a> {
     /// Arrays of a dimension that must have been seen before it is taken to be fixed.
     pub const ENOUGH: u64 = 16;
 
@@ -54,7 +54,7 @@ impl<'a> Evidence<'a> {
             .map(|c| vec![Lengths::default(); ragged(&c.form)])
             .collect();
         let parts = source.columns().iter().map(|c| c.parts().len()).sum::<usize>();
-        Evidence {
+        LengthSample {
             source,
             lengths,
             pool: SlabPool::new(2 * parts + 1),
@@ -97,9 +97,9 @@ impl<'a> Evidence<'a> {
         Ok(())
     }
 
-    /// The features with fixed dimensions where the evidence says so: from the innermost outwards, no more of them than
-    /// an array can have, and no more than one level that may be null among them, since the mask of a fixed shape can't
-    /// tell the nulls of two levels apart.
+    /// Returns the features, with fixed dimensions where all sampled lengths are equal: from the innermost outwards, no
+    /// more of them than an array can have, and no more than one level that may be null among them, since the mask of a
+    /// fixed shape can't tell the nulls of two levels apart.
     pub fn refine(&self) -> Vec<Feature> {
         let refine = |(column, lengths): (&crate::Column, &Vec<Lengths>)| {
             let mut feature = column.feature.clone();
