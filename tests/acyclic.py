@@ -47,7 +47,7 @@ INLINE = re.compile(r"\b(?:crate|super)(?:::(?:\w+))+")
 
 
 def expanded(tree: str) -> Iterator[tuple[str, str]]:
-    """Yields each path of a `use` and the name that it gets: `a::{b, c as d}` is (a::b, b) and (a::c, d)."""
+    """Yields each path of a `use` and the name it is imported as: `a::{b, c as d}` is (a::b, b) and (a::c, d)."""
     head, brace, inner = tree.partition("{")
     if not brace:
         path, _, name = tree.strip().partition(" as ")
@@ -66,7 +66,7 @@ def expanded(tree: str) -> Iterator[tuple[str, str]]:
 
 
 class Crate:
-    """The modules of a crate, and which uses which."""
+    """The modules of a crate and their imports."""
 
     def __init__(self, folder: Path) -> None:
         self.modules: dict[Module, str] = {}
@@ -82,7 +82,7 @@ class Crate:
         }
 
     def found(self, module: Module, path: str, seen: frozenset[tuple[Module, str]] = frozenset()) -> Module | None:
-        """The module that has what a path means in a module; None for other crates."""
+        """Returns the module that defines what a path means in `module`; None for a path into another crate."""
         first, *names = path.split("::")
         if first == "crate":
             at: Module = ()
@@ -104,7 +104,7 @@ class Crate:
         return at
 
     def graph(self) -> Graph:
-        """For each file the files that it uses, without those in its own folder."""
+        """Returns the files that each file uses, except for the files in its own folder."""
         graph: Graph = {}
         for module, text in self.modules.items():
             paths = {*(path for path, _ in self.imported[module]), *INLINE.findall(USE.sub("", text))}
@@ -114,7 +114,7 @@ class Crate:
 
 
 def circles(graph: Graph) -> list[list[str]]:
-    """The largest sets of files that all use each other, directly or through files between them."""
+    """Returns the largest sets of files that all use each other, directly or through other files of the set."""
     reached: Graph = {}
     for start in graph:
         reached[start], left = set(), [start]
@@ -127,7 +127,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def problems(rust: Path, known: set[str]) -> list[str]:
-    """What is wrong with the crates in a folder: circles that aren't known, and known ones that aren't there."""
+    """Returns a message for each circle that is not in `known`, and for each known circle that is gone."""
     found: dict[str, str] = {}
     for folder in sorted(path.parent for path in rust.glob("*/src")):
         graph = Crate(folder).graph()

@@ -47,7 +47,7 @@ def test_comments_keep_within_the_line_limit() -> None:
 
 CIRCLE = {
     "lib.rs": "mod a;\nmod b;\nmod c;\nmod shapes;\npub use shapes::Square;\n",
-    # A file in its folder may use it, and the other way round.
+    # It and the file in its folder use each other.
     "shapes.rs": "mod square;\npub(crate) use self::square::Square;\npub(crate) trait Shape {}\n",
     "shapes/square.rs": "use super::Shape;\nuse crate::a::{self, One as Other};\npub struct Square;\n",
     "a.rs": "use crate::{\n    b::{Two},\n};\npub struct One;\n",

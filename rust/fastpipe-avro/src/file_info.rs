@@ -75,7 +75,7 @@ impl FileInfo {
         format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
     }
 
-    /// Which file decides how columns are laid out: the first one with records, if there is one.
+    /// Returns the index of the file that decides how columns are laid out: the first file with records, else 0.
     pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
         let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
         found.unwrap_or(0)
@@ -115,6 +115,7 @@ impl FileInfo {
     }
 }
 
+/// Returns whether a file with these blocks has no records.
 pub(crate) fn has_no_records(blocks: &[Block]) -> bool {
     blocks.iter().all(|block| block.rows == 0)
 }

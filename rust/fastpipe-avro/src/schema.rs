@@ -257,7 +257,7 @@ impl Schema {
         }
     }
 
-    /// A type without the unions around it, and those; `None` if one has several types besides null.
+    /// Returns a type without the unions around it, and these unions; `None` if a union has several types besides null.
     pub(crate) fn within_unions(&self, mut id: NodeId) -> Option<(NodeId, Unions)> {
         let mut unions = Vec::new();
         while let Type::Union(union) = self.ty(id) {
@@ -268,7 +268,7 @@ impl Schema {
         Some((id, unions))
     }
 
-    /// Whether an array of these items is a bag, or would be one.
+    /// Returns whether an array of these items has the form of a bag: its items are records.
     pub(crate) fn are_entries(&self, item: NodeId) -> bool {
         self.within_unions(item)
             .is_some_and(|(id, _)| matches!(self.ty(id), Type::Record(_)))

@@ -1,4 +1,4 @@
-//! How the values of a type are read, if a feature doesn't say.
+//! The default element type of the values of each Avro type.
 
 use fastpipe_batch::{DType, Leaf};
 
@@ -7,10 +7,10 @@ use crate::schema::{Logical, NodeId, Schema, Type, UnionShape};
 /// Digits of a decimal that any int64 holds.
 const INT64_DIGITS: u32 = 18;
 
-/// What says of which type the values of a union are.
+/// The element type of the codes that name the branch of a union.
 pub(crate) const CODES: Leaf = Leaf::Fixed(DType::I32);
 
-/// A type without the unions around it that add nothing but null.
+/// Removes the unions around a type that only make it nullable.
 pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
     while let Type::Union(union) = schema.ty(id) {
         match union.shape {
@@ -25,9 +25,9 @@ pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Values {
     pub(crate) leaf: Leaf,
-    /// The length of the array that each of them is.
+    /// The fixed length of each value that is an array.
     pub(crate) last: Option<usize>,
-    /// Of decimals as integers.
+    /// The scale of decimals that are read as integers.
     pub(crate) scale: Option<i8>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
     })
 }
 
-/// The values of a type without parts, whatever they stand for.
+/// The element type of a type without parts. Ignores logical types.
 pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
     Some(match ty {
         Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),

@@ -8,14 +8,14 @@ use crate::cursor::Cursor;
 use crate::decode_error::DecodeError;
 use crate::plan::Plan;
 
-/// A message, and what is known of it.
+/// A message and where its record starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// All of its bytes.
+    /// All bytes of the message.
     pub bytes: &'a [u8],
-    /// Bytes of its header.
+    /// Length of the header in bytes.
     pub header: usize,
-    /// Which of [`MessageSchemas`](crate::MessageSchemas).
+    /// Index of the schema in [`MessageSchemas`](crate::MessageSchemas).
     pub schema: usize,
 }
 

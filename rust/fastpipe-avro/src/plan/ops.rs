@@ -117,7 +117,7 @@ pub(crate) enum Op {
         to: TextParts,
     },
 
-    /// An array of numbers that becomes the innermost dimension of one column.
+    /// An array of numbers: the innermost dimension of one column.
     Numbers {
         wire: Wire,
         to: DType,
@@ -126,7 +126,7 @@ pub(crate) enum Op {
         lengths: Option<PartId>,
         pad: Span,
     },
-    /// An array of a known number of floats or doubles that lie in memory as they are encoded.
+    /// An array of a known number of floats or doubles, whose encoding is their form in memory.
     Floats {
         head: Head,
         bytes: usize,
@@ -155,7 +155,7 @@ pub(crate) enum Op {
     Key(u32),
     KeyItems(u32),
     Bag(u32),
-    /// Writes what the folders of the file stand for: constants that come with the block.
+    /// Writes the values of the partition columns of the file: constants that are stored with the block.
     Folders,
 }
 
@@ -173,7 +173,7 @@ pub(crate) struct EnumTable {
 /// How the bytes of a decimal are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecimalBytes {
-    /// By their number in front of them.
+    /// Their count comes before them.
     Counted,
     /// As many as the type has.
     Fixed(usize),

@@ -1,6 +1,6 @@
 //! How numbers are encoded, and runs of them in a record.
 
-/// A stretch of a table of the plan.
+/// A range of entries of one of the plan's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) start: u32,
@@ -21,13 +21,13 @@ pub(crate) enum Wire {
     Long,
     Float,
     Double,
-    /// An int that becomes the nearest float.
+    /// An int, converted to the nearest float.
     IntRounded,
-    /// A long that becomes the nearest float.
+    /// A long, converted to the nearest float.
     LongRounded,
 }
 
-/// How a scalar is encoded and stored, where both are as usual.
+/// The type of a scalar that is stored without conversion, or widened from int to long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ScalarKind {
     Boolean,
@@ -41,7 +41,7 @@ pub(crate) enum ScalarKind {
 /// Which branch of a scalar's union is null, and whether that is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Null {
-    /// It is no union.
+    /// The scalar is not in a union.
     Never,
     First,
     Second,
@@ -49,7 +49,7 @@ pub(crate) enum Null {
     SecondFails,
 }
 
-/// Stands for no cell.
+/// Marks a missing cell.
 pub(crate) const NO_CELL: u32 = u32::MAX;
 
 /// One of a run of scalars.
@@ -57,11 +57,11 @@ pub(crate) const NO_CELL: u32 = u32::MAX;
 pub(crate) struct Scalar {
     pub(crate) kind: ScalarKind,
     pub(crate) null: Null,
-    /// Which of the plan's cells it is written to.
+    /// Index of the cell of the plan that the value is written to.
     pub(crate) cell: u32,
     /// The cell in which nulls are marked.
     pub(crate) mask: u32,
-    /// The bits of what stands for null.
+    /// The bits that are written for a null.
     pub(crate) fill: u64,
     /// The operations that read it one step at a time.
     pub(crate) ops: Span,
