@@ -1,7 +1,7 @@
 //! Layouts: what an item is made of, and where in a slab each part of it goes.
 //!
-//! Python describes an item (`fastpipe.torch.loader._structure`); the description is compiled to a tree. It is walked for
-//! each item.
+//! Python describes an item (`fastpipe.torch.loader._structure`); the description is compiled to a tree, which is
+//! walked for each item.
 
 use fastpipe_items::{CELL, SlabPlan};
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
