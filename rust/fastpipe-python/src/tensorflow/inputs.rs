@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyList};
 
 use super::api::handle::{Context, Tensor};
 use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
-use super::kernels::python_failure;
+use super::failure::python_failure;
 
 /// An input of a kernel.
 pub(super) struct Input<'a> {

@@ -2,39 +2,27 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use fastpipe_batch::{Error, ErrorKind, Lengths};
 use fastpipe_engine::Poll;
-use pyo3::exceptions::{PyFileNotFoundError, PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::api::handle::{Context, ShapeContext, Status};
 use super::api::{Api, Code, Failure, OwnStatus, TF_INT64};
+use super::failure::{code, python_failure, read_failure};
 use super::gate::Gate;
 use super::inputs::Input;
 use super::iteration::{Iteration, Turn};
 use super::outputs::{Outputs, Wanted, columns};
 use super::parsing::parse_avro;
+use super::registered::{REGISTERED, Registered, guarded};
 use super::ticket;
-use crate::errors;
 use crate::pass::Pass;
 
 static GATE: Gate = Gate::new();
-
-/// What kernels need: TensorFlow's functions, and Python's that makes passes.
-pub(super) struct Registered {
-    pub(super) api: Api,
-    begin: Py<PyAny>,
-    /// Of the process that registered them; in a forked one TensorFlow doesn't work.
-    process: u32,
-}
-
-static REGISTERED: OnceLock<Registered> = OnceLock::new();
 
 const NEXT: &CStr = c"FastpipeNext";
 const PARSE_AVRO: &CStr = c"FastpipeParseAvro";
@@ -191,27 +179,6 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
     }
 }
 
-/// Calls a kernel's work, and tells TensorFlow what goes wrong, panics too: those must not unwind into it.
-///
-/// # Safety
-///
-/// It is the context of a call to a kernel that is under way.
-pub(super) unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Result<(), Failure>) {
-    let Some(registered) = REGISTERED.get() else { return };
-    let panicked = |_| {
-        Err(Failure::new(
-            Code::Internal,
-            "a fault in fastpipe, please report it: a kernel panicked",
-        ))
-    };
-    if let Err(failure) = catch_unwind(AssertUnwindSafe(|| work(registered))).unwrap_or_else(panicked) {
-        let status = OwnStatus::new(&registered.api);
-        status.set(&failure);
-        // SAFETY: the caller's promise; the status is one.
-        unsafe { (registered.api.fail)(context, status.as_ptr()) };
-    }
-}
-
 /// The context of a call under way, for another thread that works while this one waits for it.
 struct Lent(*mut Context);
 
@@ -281,72 +248,6 @@ type Begun<'py> = (
     Vec<(Bound<'py, PyAny>, String)>,
     bool,
 );
-
-/// An error of reading, as TensorFlow raises it.
-pub(super) fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
-    let code = match error.kind() {
-        ErrorKind::NotFound => Code::NotFound,
-        kind if kind.is_damage() => Code::InvalidArgument,
-        _ => Code::Unknown,
-    };
-    let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
-        Some(told) => format!("{told}{}", error.location()),
-        None => format!("{}: {error}", errors::name(error.kind())),
-    };
-    Failure::new(code, message)
-}
-
-/// What tensorflow-io says of such a value, as programs and tests may look for it; `None` for all else.
-fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> {
-    let feature = error.location().feature.as_deref()?;
-    let shape = shapes.get(feature)?;
-    let reason = match (error.kind(), error.lengths()) {
-        (ErrorKind::Null, _) => format!("Feature value is null. fill={{'{feature}': value}} replaces nulls"),
-        (
-            _,
-            Some(Lengths::Dimension {
-                dimension,
-                expected,
-                found,
-            }),
-        ) => format!(
-            "Number of decoded value {found} does not match the expected dimension size {expected} at the {}th \
-             dimension in user defined shape {shape}",
-            dimension + 1
-        ),
-        (_, Some(Lengths::Sparse { first, other })) => {
-            let name = |dimension: Option<u32>| dimension.map_or("values".to_owned(), |d| format!("indices{d}"));
-            format!(
-                "Numbers of decoded value in indice and values array are different. Numbers of decoded value in \
-                 [{}, {}] arrays are [{}, {}]",
-                name(first.0),
-                name(other.0),
-                first.1,
-                other.1
-            )
-        }
-        _ => return None,
-    };
-    Some(format!("Failed to decode feature {feature}. Reason: {reason}"))
-}
-
-/// An exception of Python's, as TensorFlow raises it.
-pub(super) fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
-    Failure::new(code(py, error), error.to_string())
-}
-
-/// TensorFlow's class of errors for one of Python's.
-fn code(py: Python<'_>, error: &PyErr) -> Code {
-    if error.is_instance_of::<PyFileNotFoundError>(py) {
-        Code::NotFound
-    } else if error.is_instance_of::<PyValueError>(py) {
-        Code::InvalidArgument
-    } else if error.is_instance_of::<PyNotImplementedError>(py) {
-        Code::Unimplemented
-    } else {
-        Code::Unknown
-    }
-}
 
 fn end() -> Failure {
     Failure::new(Code::OutOfRange, "End of sequence")

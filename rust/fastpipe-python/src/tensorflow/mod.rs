@@ -10,12 +10,14 @@
 
 mod api;
 mod coordinates;
+mod failure;
 mod gate;
 mod inputs;
 mod iteration;
 mod kernels;
 mod outputs;
 mod parsing;
+mod registered;
 mod ticket;
 
 use std::path::PathBuf;

@@ -10,9 +10,10 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use super::api::handle::Context;
 use super::api::{Code, Failure};
+use super::failure::read_failure;
 use super::inputs::Input;
-use super::kernels::{guarded, read_failure};
 use super::outputs::{Column, Outputs, Wanted, columns};
+use super::registered::guarded;
 use crate::messages::{Halted, Known};
 
 /// What decodes records of a schema to the tensors of features.

@@ -1,0 +1,76 @@
+//! Errors as TensorFlow raises them.
+
+use std::collections::HashMap;
+
+use fastpipe_batch::{Error, ErrorKind, Lengths};
+use pyo3::exceptions::{PyFileNotFoundError, PyNotImplementedError, PyValueError};
+use pyo3::prelude::*;
+
+use super::api::{Code, Failure};
+use crate::errors;
+
+/// An error of reading, as TensorFlow raises it.
+pub(super) fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
+    let code = match error.kind() {
+        ErrorKind::NotFound => Code::NotFound,
+        kind if kind.is_damage() => Code::InvalidArgument,
+        _ => Code::Unknown,
+    };
+    let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
+        Some(told) => format!("{told}{}", error.location()),
+        None => format!("{}: {error}", errors::name(error.kind())),
+    };
+    Failure::new(code, message)
+}
+
+/// What tensorflow-io says of such a value, as programs and tests may look for it; `None` for all else.
+fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> {
+    let feature = error.location().feature.as_deref()?;
+    let shape = shapes.get(feature)?;
+    let reason = match (error.kind(), error.lengths()) {
+        (ErrorKind::Null, _) => format!("Feature value is null. fill={{'{feature}': value}} replaces nulls"),
+        (
+            _,
+            Some(Lengths::Dimension {
+                dimension,
+                expected,
+                found,
+            }),
+        ) => format!(
+            "Number of decoded value {found} does not match the expected dimension size {expected} at the {}th \
+             dimension in user defined shape {shape}",
+            dimension + 1
+        ),
+        (_, Some(Lengths::Sparse { first, other })) => {
+            let name = |dimension: Option<u32>| dimension.map_or("values".to_owned(), |d| format!("indices{d}"));
+            format!(
+                "Numbers of decoded value in indice and values array are different. Numbers of decoded value in \
+                 [{}, {}] arrays are [{}, {}]",
+                name(first.0),
+                name(other.0),
+                first.1,
+                other.1
+            )
+        }
+        _ => return None,
+    };
+    Some(format!("Failed to decode feature {feature}. Reason: {reason}"))
+}
+
+/// An exception of Python's, as TensorFlow raises it.
+pub(super) fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
+    Failure::new(code(py, error), error.to_string())
+}
+
+/// TensorFlow's class of errors for one of Python's.
+pub(super) fn code(py: Python<'_>, error: &PyErr) -> Code {
+    if error.is_instance_of::<PyFileNotFoundError>(py) {
+        Code::NotFound
+    } else if error.is_instance_of::<PyValueError>(py) {
+        Code::InvalidArgument
+    } else if error.is_instance_of::<PyNotImplementedError>(py) {
+        Code::Unimplemented
+    } else {
+        Code::Unknown
+    }
+}
