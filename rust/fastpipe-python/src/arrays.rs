@@ -5,23 +5,21 @@
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
 use std::slice::Iter;
 
-use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, SparseLayout, TimeUnit};
+use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, SparseForm, SparseLayout, TimeUnit};
 use fastpipe_engine::{About, Batch, Stretch, panicked};
 use fastpipe_rebatch::Byte;
 use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
 use numpy::datetime::{Datetime, Timedelta};
-use numpy::{Element, PyArray1, PyArrayMethods, PyUntypedArray, dtype};
+use numpy::{Element, PyArray1, PyArrayMethods, dtype};
 use pyo3::exceptions::{PyImportError, PyKeyboardInterrupt};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
 
 use crate::errors::guarded;
-use crate::raw::{Fresh, extent, view};
-use crate::shared_slabs::SharedSlabs;
+use crate::raw::{Fresh, Memory, view};
 
 /// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may
 /// land, and panics if that fails. Here it is an exception like any other.
@@ -47,83 +45,6 @@ pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
 /// A list as an array over the same memory; MemoryError where Python has none for the array itself.
 pub(crate) fn array<T: Element>(py: Python<'_>, list: Vec<T>) -> PyResult<Bound<'_, PyArray1<T>>> {
     guarded(py, || Ok(PyArray1::from_vec(py, list)))
-}
-
-/// The memory of a batch: the base of its arrays.
-#[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct Memory {
-    slabs: Vec<Slab>,
-}
-
-#[pymethods]
-impl Memory {
-    /// Size in bytes.
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.slabs.iter().map(Slab::len).sum()
-    }
-
-    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch
-    /// elsewhere copies these.
-    pub(crate) fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
-        let bytes = dtype::<u8>(slf.py());
-        // SAFETY: this many initialised bytes, which stay where they are until `slf`, the base of the array, dies.
-        // Other arrays over them are views of the same memory, as NumPy's own are.
-        let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
-        let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
-        placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
-    }
-
-    /// Lends the slabs to another process, which borrows each: address, size and offset of each of them. None if they
-    /// don't all lie in that memory. They can be read here all the same, and must not be written to.
-    fn lend(&self, slabs: &SharedSlabs) -> Option<Vec<(usize, usize, usize)>> {
-        let filled = || self.slabs.iter().filter(|slab| !slab.is_empty());
-        let memory = slabs.lender().arena().memory();
-        let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
-        if !filled().all(|slab| all.contains(&slab.as_ptr().addr())) {
-            return None;
-        }
-        let lend = |slab: &Slab| {
-            let offset = slabs.lender().lend(NonNull::new(slab.as_ptr())?)?;
-            slab.give_away();
-            Some((slab.as_ptr().addr(), slab.len(), offset))
-        };
-        filled().map(lend).collect()
-    }
-
-    /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.
-    fn place(&self, array: &Bound<'_, PyUntypedArray>) -> Option<usize> {
-        let extent = extent(array)?;
-        self.placed().find_map(|(slab, start)| {
-            let from = extent.start.checked_sub(slab.as_ptr().addr())?;
-            let to = extent.end - slab.as_ptr().addr();
-            (to <= slab.len()).then_some(start + from)
-        })
-    }
-}
-
-/// Where slabs begin in a stretch of all of them: at multiples of what GPUs want for whatever reads them.
-const PIECES: usize = 256;
-
-impl Memory {
-    /// The slabs, each with where it begins in a stretch of all of them.
-    fn placed(&self) -> impl Iterator<Item = (&Slab, usize)> {
-        self.slabs.iter().scan(0, |end, slab| {
-            let start = *end;
-            *end += slab.len().next_multiple_of(PIECES);
-            Some((slab, start))
-        })
-    }
-
-    /// The memory of a batch that is sent.
-    pub(crate) fn of_all(slabs: Vec<Slab>) -> Self {
-        Memory { slabs }
-    }
-
-    /// The memory of a single array.
-    pub(crate) fn of(slab: Slab) -> Self {
-        Memory { slabs: vec![slab] }
-    }
 }
 
 /// The classes of batch forms, from `fastpipe.batch`.
@@ -161,7 +82,7 @@ pub(crate) fn to_dict<'py>(
     padded: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
     let About { rows, valid, .. } = batch.about;
-    let memory = Bound::new(py, Memory { slabs: batch.slabs })?;
+    let memory = Bound::new(py, Memory::of_all(batch.slabs))?;
     let mut builder = Builder {
         py,
         forms: forms(py)?,
@@ -213,7 +134,7 @@ impl<'py> Builder<'py, '_> {
         // Never beyond the part, whatever the shape says.
         let fits = bytes.is_some_and(|n| n <= part.len);
         let shape = if fits { shape } else { &[0][..] };
-        let slab = &self.memory.get().slabs[part.slab];
+        let slab = self.memory.get().slab(part.slab);
         // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it; the shape
         // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written
         // as 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so no

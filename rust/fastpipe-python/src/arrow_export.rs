@@ -6,64 +6,21 @@
 
 use std::collections::{HashMap, HashSet};
 
-use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
-use arrow_array::{Array, RecordBatch, RecordBatchReader, StructArray};
+use arrow_array::{RecordBatch, RecordBatchReader};
 use arrow_buffer::Buffer;
 use arrow_schema::{ArrowError, SchemaRef};
-use fastpipe_batch::{ColumnSpec, Error, ErrorKind};
-use fastpipe_columns::{buffer, schema, to_record_batch};
+use fastpipe_batch::{ColumnSpec, Error};
+use fastpipe_columns::{buffer, to_record_batch};
 use fastpipe_engine::Batch;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyMemoryError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::arrays::VALID;
+use crate::arrow_schema::{array_capsules, schema_of};
 use crate::errors::{IntoPy, guarded};
 use crate::pass::Pass;
-
-/// The schema of batches of such columns, as Arrow has it.
-fn schema_of(columns: &[ColumnSpec], padded: bool, metadata: HashMap<String, String>) -> Result<SchemaRef, Error> {
-    // They would end a text of C's.
-    let names = columns.iter().map(|column| &*column.name);
-    let texts = metadata.iter().flat_map(|(key, value)| [&**key, &**value]);
-    if let Some(text) = names.chain(texts).find(|text| text.contains('\0')) {
-        let reason = format!("Arrow has no column {text:?}: its names have no NUL characters");
-        return Err(Error::new(ErrorKind::Schema, reason));
-    }
-    schema(columns, padded.then_some(VALID), metadata)
-}
-
-fn unexported(error: &ArrowError) -> Error {
-    Error::new(ErrorKind::Internal, format!("Arrow data can't be handed out: {error}"))
-}
-
-pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
-    let schema = FFI_ArrowSchema::try_from(&**schema).map_err(|error| unexported(&error));
-    PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
-}
-
-/// A record batch, as the capsules of its schema and of an array.
-pub(crate) fn array_capsules<'py>(
-    py: Python<'py>,
-    schema: &SchemaRef,
-    batch: RecordBatch,
-) -> PyResult<Bound<'py, PyTuple>> {
-    let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
-    let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
-    PyTuple::new(py, [schema_capsule(py, schema)?, array])
-}
-
-/// The schema of batches of such columns, as a capsule; `padded` if they say which of their rows are valid.
-pub(crate) fn arrow_schema<'py>(
-    py: Python<'py>,
-    columns: &[ColumnSpec],
-    padded: bool,
-    metadata: HashMap<String, String>,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    guarded(py, || schema_capsule(py, &schema_of(columns, padded, metadata).py(py)?))
-}
 
 /// A pass, the batches of which are drawn as Arrow record batches. It ends when this is dropped, or the stream of it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]

@@ -8,8 +8,8 @@ use fastpipe_batch::path_text;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::arrow_export::{array_capsules, schema_capsule};
 use crate::arrow_import::import;
+use crate::arrow_schema::{array_capsules, schema_capsule};
 use crate::errors::{IntoPy, guarded};
 
 /// Columns of the records of a file.

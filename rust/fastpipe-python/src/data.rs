@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use fastpipe_batch::{Error, ErrorKind, Source, Stretch, stretches, try_collect};
 use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
+use fastpipe_wire::write_columns;
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::arrays::array;
-use crate::arrow_export::arrow_schema;
+use crate::arrow_schema::arrow_schema;
 use crate::errors::IntoPy;
-use crate::remote::columns_text;
 
 /// A data set: units of rows. Its subclasses know what they are units of.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
@@ -151,7 +151,11 @@ impl Data {
     /// has no such layout.
     #[pyo3(signature = (*, csr=false))]
     fn columns_text(&self, csr: bool) -> Option<String> {
-        columns_text(&*self.source, csr)
+        if !csr {
+            return Some(write_columns(self.source.columns()));
+        }
+        let source = self.source.in_csr().ok().flatten()?;
+        Some(write_columns(source.columns()))
     }
 
     /// Why its units can't be read in any order; None if they can.

@@ -5,9 +5,11 @@
 mod arrays;
 mod arrow_export;
 mod arrow_import;
+mod arrow_schema;
 mod avro_columns;
 mod avro_format;
 mod avro_writer;
+mod borrowed;
 mod calls;
 mod contents;
 mod csv;
@@ -32,6 +34,7 @@ mod order;
 mod pass;
 mod pass_memory;
 mod preparation;
+mod progress;
 mod raw;
 mod rebatch;
 mod remote;
@@ -54,13 +57,13 @@ static ALLOCATOR: Reserving = Reserving;
 #[pymodule(gil_used = false)]
 mod _fastpipe {
     #[pymodule_export]
-    use super::arrays::Memory;
-    #[pymodule_export]
     use super::arrow_export::ArrowBatches;
     #[pymodule_export]
     use super::avro_columns::AvroColumns;
     #[pymodule_export]
     use super::avro_writer::AvroWriter;
+    #[pymodule_export]
+    use super::borrowed::{BorrowedMemory, SharedArena};
     #[pymodule_export]
     use super::calls::{UnitCall, UnitCalls};
     #[pymodule_export]
@@ -101,13 +104,15 @@ mod _fastpipe {
     #[pymodule_export]
     use super::preparation::{compress_interactions, core_of, keep_positives, number_ids};
     #[pymodule_export]
+    use super::raw::Memory;
+    #[pymodule_export]
     use super::rebatch::RowBuffer;
     #[pymodule_export]
     use super::remote::{BatchFeed, IncomingBatches, RemoteDataset};
     #[pymodule_export]
     use super::sent::Sent;
     #[pymodule_export]
-    use super::shared_slabs::{BorrowedMemory, SharedArena, SharedSlabs};
+    use super::shared_slabs::SharedSlabs;
     #[pymodule_export]
     use super::tables::TableDataset;
     #[pymodule_export]

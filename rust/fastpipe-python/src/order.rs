@@ -5,9 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
-use fastpipe_order::{
-    BatchPlan, Cursor, Kind, Left, Open, Place, PlanError, Settings, ShardBy, State, StateError, Uneven,
-};
+use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, ShardBy, State, StateError, Uneven};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -17,6 +15,7 @@ use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
+use crate::progress::Progress;
 use crate::remote::{BatchFeed, request};
 use crate::supply::Supply;
 
@@ -26,60 +25,6 @@ const DEFAULT_UNITS: u64 = 64;
 
 /// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
 const LARGEST_BUFFER: u64 = 1 << 31;
-
-/// How far an epoch has come, as it is stored: with lists in it, which is what tuples become as JSON.
-#[derive(FromPyObject, IntoPyObject)]
-#[pyo3(from_item_all)]
-pub(crate) struct Progress {
-    epoch: u64,
-    step: u64,
-    world_size: u64,
-    taken: u64,
-    next: u64,
-    open: Vec<[u64; 2]>,
-    late: Vec<[u64; 2]>,
-    places: Vec<[u64; 3]>,
-}
-
-impl From<&State> for Progress {
-    fn from(state: &State) -> Self {
-        let pairs = |open: &[Open]| open.iter().map(|open| [open.chunk, open.from]).collect();
-        let place = |(window, place): &(u64, Place)| [*window, place.unit, u64::from(place.record)];
-        Progress {
-            epoch: state.epoch,
-            step: state.step,
-            world_size: state.ranks,
-            taken: state.taken,
-            next: state.left.next,
-            open: pairs(&state.left.open),
-            late: pairs(&state.left.late),
-            places: state.places.iter().map(place).collect(),
-        }
-    }
-}
-
-impl From<Progress> for State {
-    fn from(progress: Progress) -> State {
-        let open = |pairs: Vec<[u64; 2]>| pairs.into_iter().map(|[chunk, from]| Open { chunk, from }).collect();
-        let place = |[window, unit, record]: [u64; 3]| {
-            // No unit has this many records, so such a place is refused.
-            let record = u32::try_from(record).unwrap_or(u32::MAX);
-            (window, Place { unit, record })
-        };
-        State {
-            epoch: progress.epoch,
-            step: progress.step,
-            ranks: progress.world_size,
-            taken: progress.taken,
-            left: Left {
-                open: open(progress.open),
-                late: open(progress.late),
-                next: progress.next,
-            },
-            places: progress.places.into_iter().map(place).collect(),
-        }
-    }
-}
 
 /// An order of the rows of a data set.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]

@@ -1,7 +1,7 @@
 //! A pass as a Python iterator.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, SlabPool, Source};
 use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
@@ -13,8 +13,8 @@ use pyo3::types::PyDict;
 use crate::arrays::to_dict;
 use crate::data::{Begun, Lease};
 use crate::errors::{guarded, lost, raised_of, to_py};
-use crate::order::Progress;
-use crate::sent::{self, Lent, Sent};
+use crate::progress::Progress;
+use crate::sent::{self, Lent, Sent, nbytes};
 use crate::shared_slabs::SharedSlabs;
 use crate::stats;
 use crate::supply::{Look, Supply, Task};
@@ -266,10 +266,6 @@ pub(crate) struct Pass {
     sending: OnceLock<Arc<SlabPool>>,
 }
 
-fn seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
-}
-
 impl Pass {
     /// Makes an iterator of a pass that starts with `state` and has `total` batches.
     pub(crate) fn new(
@@ -365,6 +361,34 @@ impl Pass {
         }
     }
 
+    /// The next batches, the first of which is awaited: as many as have `most` bytes together, and are there within
+    /// `patience` seconds. None if there are no more. What fails is told with the next ones.
+    fn draw_several(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Vec<Batch>>> {
+        let Some(running) = &self.running else { return Ok(None) };
+        let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
+        let Some(first) = self.draw_whole(py, |_, batch| Ok(batch))? else {
+            return Ok(None);
+        };
+        let mut batches = vec![first];
+        let more = || {
+            let until = Instant::now() + patience;
+            let mut held = nbytes(&batches[0]);
+            // A large one is sent as it lies.
+            while held <= most / 2 {
+                match running.poll_for(until.saturating_duration_since(Instant::now())) {
+                    Ok(Poll::Ready(number, batch)) => {
+                        running.delivered(number, batch.about.epoch, batch.about.after.clone());
+                        held += nbytes(&batch);
+                        batches.push(*batch);
+                    }
+                    _ => return batches,
+                }
+            }
+            batches
+        };
+        Ok(Some(py.detach(more)))
+    }
+
     /// The columns of its batches.
     pub(crate) fn columns(&self) -> &[ColumnSpec] {
         self.running.as_ref().map_or(&[], |running| running.columns())
@@ -395,9 +419,9 @@ impl Pass {
     /// within `patience` seconds. None if there are no more.
     #[pyo3(signature = (*, most, patience))]
     fn next_sent(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Sent>> {
-        let Some(running) = &self.running else { return Ok(None) };
         let pool = self.sending.get_or_init(sent::pool);
-        sent::next_sent(py, self, running, pool, most, seconds(patience))
+        let batches = self.draw_several(py, most, patience)?;
+        batches.map(|batches| Sent::new(py, batches, pool)).transpose()
     }
 
     /// The next batches, lent to another process from the memory that it maps: what is said of them, and the offset and
@@ -410,8 +434,8 @@ impl Pass {
         most: usize,
         patience: f64,
     ) -> PyResult<Option<Lent<'py>>> {
-        let Some(running) = &self.running else { return Ok(None) };
-        sent::next_lent(py, self, running, slabs, most, seconds(patience))
+        let batches = self.draw_several(py, most, patience)?;
+        batches.map(|batches| sent::lend(py, batches, slabs)).transpose()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -1,18 +1,101 @@
-//! The bytes of NumPy arrays of any dtype.
+//! The bytes of NumPy arrays of any dtype, and the slabs that arrays lie in.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::slice;
 
 use fastpipe_batch::Slab;
 use fastpipe_rebatch::{Array, Byte};
 use numpy::npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, get_type_object, npy_intp};
-use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods, dtype};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::arrays::Memory;
+use crate::shared_slabs::SharedSlabs;
+
+/// The memory of a batch: the base of its arrays.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct Memory {
+    slabs: Vec<Slab>,
+}
+
+#[pymethods]
+impl Memory {
+    /// Size in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.slabs.iter().map(Slab::len).sum()
+    }
+
+    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch
+    /// elsewhere copies these.
+    pub(crate) fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
+        let bytes = dtype::<u8>(slf.py());
+        // SAFETY: this many initialised bytes, which stay where they are until `slf`, the base of the array, dies.
+        // Other arrays over them are views of the same memory, as NumPy's own are.
+        let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
+        let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
+        placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
+    }
+
+    /// Lends the slabs to another process, which borrows each: address, size and offset of each of them. None if they
+    /// don't all lie in that memory. They can be read here all the same, and must not be written to.
+    fn lend(&self, slabs: &SharedSlabs) -> Option<Vec<(usize, usize, usize)>> {
+        let filled = || self.slabs.iter().filter(|slab| !slab.is_empty());
+        let memory = slabs.lender().arena().memory();
+        let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
+        if !filled().all(|slab| all.contains(&slab.as_ptr().addr())) {
+            return None;
+        }
+        let lend = |slab: &Slab| {
+            let offset = slabs.lender().lend(NonNull::new(slab.as_ptr())?)?;
+            slab.give_away();
+            Some((slab.as_ptr().addr(), slab.len(), offset))
+        };
+        filled().map(lend).collect()
+    }
+
+    /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.
+    fn place(&self, array: &Bound<'_, PyUntypedArray>) -> Option<usize> {
+        let extent = extent(array)?;
+        self.placed().find_map(|(slab, start)| {
+            let from = extent.start.checked_sub(slab.as_ptr().addr())?;
+            let to = extent.end - slab.as_ptr().addr();
+            (to <= slab.len()).then_some(start + from)
+        })
+    }
+}
+
+/// Where slabs begin in a stretch of all of them: at multiples of what GPUs want for whatever reads them.
+const PIECES: usize = 256;
+
+impl Memory {
+    /// The slabs, each with where it begins in a stretch of all of them.
+    fn placed(&self) -> impl Iterator<Item = (&Slab, usize)> {
+        self.slabs.iter().scan(0, |end, slab| {
+            let start = *end;
+            *end += slab.len().next_multiple_of(PIECES);
+            Some((slab, start))
+        })
+    }
+
+    /// The memory of a batch.
+    pub(crate) fn of_all(slabs: Vec<Slab>) -> Self {
+        Memory { slabs }
+    }
+
+    /// One of the slabs.
+    pub(crate) fn slab(&self, number: usize) -> &Slab {
+        &self.slabs[number]
+    }
+
+    /// The memory of a single array.
+    pub(crate) fn of(slab: Slab) -> Self {
+        Memory { slabs: vec![slab] }
+    }
+}
 
 /// A new array that nobody else has seen. Its bytes aren't written yet.
 pub(crate) struct Fresh<'py>(Bound<'py, PyUntypedArray>);

@@ -10,16 +10,17 @@ use fastpipe_batch::{
 };
 use fastpipe_engine::{Batch, Memory, Options};
 use fastpipe_order::{Kind, Settings, ShardBy, Uneven};
-use fastpipe_wire::{Arrivals, Feed, Wanted, check, read_columns, write_columns};
+use fastpipe_wire::{Arrivals, Feed, Wanted, check, read_columns};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::borrowed::SharedArena;
 use crate::data::Data;
 use crate::errors::{IntoPy, Raised};
 use crate::pass::Pass;
+use crate::progress::Progress;
 use crate::sent::read_pieces;
-use crate::shared_slabs::SharedArena;
 
 /// Batches that are kept for whoever reads a batch after the other, and for those that arrive.
 const KEPT: u64 = 8;
@@ -302,15 +303,6 @@ impl IncomingBatches {
     }
 }
 
-/// Columns as text: with `csr` sparse ones in that layout; `None` if there are none, or the source has no such layout.
-pub(crate) fn columns_text(source: &dyn Source, csr: bool) -> Option<String> {
-    if !csr {
-        return Some(write_columns(source.columns()));
-    }
-    let source = source.in_csr().ok().flatten()?;
-    Some(write_columns(source.columns()))
-}
-
 /// The arguments of an order, by their names in Python.
 fn order<'py>(py: Python<'py>, settings: &Settings) -> PyResult<Bound<'py, PyDict>> {
     let (kind, skipped) = match settings.kind {
@@ -350,7 +342,7 @@ fn order<'py>(py: Python<'py>, settings: &Settings) -> PyResult<Bound<'py, PyDic
 pub(crate) fn request<'py>(
     py: Python<'py>,
     [epoch, step, left, steps]: [u64; 4],
-    progress: Option<crate::order::Progress>,
+    progress: Option<Progress>,
     total: Option<u64>,
     csr: bool,
     options: &Options,

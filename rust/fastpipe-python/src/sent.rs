@@ -2,10 +2,9 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use fastpipe_batch::{Error, ErrorKind, Slab, SlabPool};
-use fastpipe_engine::{Batch, Poll};
+use fastpipe_engine::Batch;
 use fastpipe_memory::Lender;
 use fastpipe_wire::{Header, write_group};
 use numpy::PyUntypedArray;
@@ -13,9 +12,8 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySlice};
 
-use crate::arrays::Memory;
 use crate::errors::IntoPy;
-use crate::pass::{Pass, Running};
+use crate::raw::Memory;
 use crate::shared_slabs::SharedSlabs;
 
 /// Free slabs that are kept for batches that are sent together.
@@ -32,7 +30,8 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    fn new(py: Python<'_>, mut batches: Vec<Batch>, pool: &Arc<SlabPool>) -> PyResult<Sent> {
+    /// Batches to be sent, with checksums.
+    pub(crate) fn new(py: Python<'_>, mut batches: Vec<Batch>, pool: &Arc<SlabPool>) -> PyResult<Sent> {
         let made: Result<_, Error> = py.detach(|| {
             let headers = batches.iter().map(|batch| Header::of(batch, true).write()).collect();
             let ends = batches.iter().scan(0, |end, batch| {
@@ -64,7 +63,8 @@ fn together(batches: &[Batch], pool: &Arc<SlabPool>) -> Result<Slab, Error> {
     Ok(together)
 }
 
-fn nbytes(batch: &Batch) -> usize {
+/// Bytes of a batch.
+pub(crate) fn nbytes(batch: &Batch) -> usize {
     batch.slabs.iter().map(Slab::len).sum()
 }
 
@@ -111,51 +111,6 @@ impl Sent {
     }
 }
 
-/// Batches of a pass, the first of which is awaited: as many as have `most` bytes together, and are there within
-/// `patience`. None if there are no more. What fails is told with the next ones.
-fn draw(
-    py: Python<'_>,
-    pass: &Pass,
-    running: &Running,
-    most: usize,
-    patience: Duration,
-) -> PyResult<Option<Vec<Batch>>> {
-    let Some(first) = pass.draw_whole(py, |_, batch| Ok(batch))? else {
-        return Ok(None);
-    };
-    let mut batches = vec![first];
-    let more = || {
-        let until = Instant::now() + patience;
-        let mut held = nbytes(&batches[0]);
-        // A large one is sent as it lies.
-        while held <= most / 2 {
-            match running.poll_for(until.saturating_duration_since(Instant::now())) {
-                Ok(Poll::Ready(number, batch)) => {
-                    running.delivered(number, batch.about.epoch, batch.about.after.clone());
-                    held += nbytes(&batch);
-                    batches.push(*batch);
-                }
-                _ => return batches,
-            }
-        }
-        batches
-    };
-    Ok(Some(py.detach(more)))
-}
-
-/// The next batches of a pass for whoever sends them, with checksums.
-pub(crate) fn next_sent(
-    py: Python<'_>,
-    pass: &Pass,
-    running: &Running,
-    pool: &Arc<SlabPool>,
-    most: usize,
-    patience: Duration,
-) -> PyResult<Option<Sent>> {
-    let batches = draw(py, pass, running, most, patience)?;
-    batches.map(|batches| Sent::new(py, batches, pool)).transpose()
-}
-
 /// A pool for batches that are sent together.
 pub(crate) fn pool() -> Arc<SlabPool> {
     SlabPool::new(KEPT)
@@ -182,24 +137,14 @@ pub(crate) fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>, Error> {
     pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "what is said of lent memory can't be read"))
 }
 
-/// The next batches of a pass, lent to another process.
-pub(crate) fn next_lent<'py>(
-    py: Python<'py>,
-    pass: &Pass,
-    running: &Running,
-    slabs: &SharedSlabs,
-    most: usize,
-    patience: Duration,
-) -> PyResult<Option<Lent<'py>>> {
-    let Some(batches) = draw(py, pass, running, most, patience)? else {
-        return Ok(None);
-    };
+/// Lends batches to another process.
+pub(crate) fn lend<'py>(py: Python<'py>, batches: Vec<Batch>, slabs: &SharedSlabs) -> PyResult<Lent<'py>> {
     let lent = || {
         let headers: Vec<_> = batches.iter().map(|batch| Header::of(batch, false).write()).collect();
         let slabs_of = batches.iter().flat_map(|batch| &batch.slabs);
         let mut pieces = Vec::new();
         for slab in slabs_of.filter(|slab| !slab.is_empty()) {
-            let offset = lend(slabs.lender(), slab)?;
+            let offset = lend_slab(slabs.lender(), slab)?;
             pieces.extend([offset, slab.len()].map(|number| (number as u64).to_ne_bytes()));
         }
         drop(batches);
@@ -207,11 +152,11 @@ pub(crate) fn next_lent<'py>(
     };
     let lent: Result<(Vec<u8>, Vec<u8>), Error> = py.detach(lent);
     let (said, pieces) = lent.py(py)?;
-    Ok(Some((PyBytes::new(py, &said), PyBytes::new(py, &pieces))))
+    Ok((PyBytes::new(py, &said), PyBytes::new(py, &pieces)))
 }
 
 /// Lends a slab, or a copy if it lies elsewhere: a source may have memory of its own. Returns its offset.
-fn lend(lender: &Arc<Lender>, slab: &Slab) -> Result<usize, Error> {
+fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize, Error> {
     let memory = lender.arena().memory();
     let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
     let nothing = || Error::new(ErrorKind::Internal, "a piece of memory can't be lent");

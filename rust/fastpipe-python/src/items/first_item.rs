@@ -6,13 +6,11 @@
 
 use std::time::Duration;
 
-use fastpipe_items::{Claim, LastLayout, nanos};
+use fastpipe_items::{Board, Claim, nanos};
 use pyo3::prelude::*;
 
-use super::worker::Loop;
-
 /// Bytes of a batch that may be laid out as one item is.
-const LARGE: usize = 8 << 20;
+pub(super) const LARGE: usize = 8 << 20;
 
 /// How long a worker that has nothing else to do waits for a second item, at most, and how often it looks.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -30,39 +28,37 @@ pub(super) enum First {
 
 /// An item that was made, and isn't written yet.
 pub(super) struct Kept<'py> {
-    claim: Claim,
-    row: u32,
-    item: Bound<'py, PyAny>,
+    pub(super) claim: Claim,
+    pub(super) row: u32,
+    pub(super) item: Bound<'py, PyAny>,
     since: u64,
 }
 
-impl<'py> Loop<'_, 'py> {
-    /// The layout that batches begin with, of which this item is one of the first.
-    pub(super) fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<First> {
-        let board = &self.worker.board;
-        loop {
-            if let Some(layout) = board.layout() {
-                return Ok(First::Is(layout));
-            }
-            let known = board.last_layout();
-            match self.describe(py, item, known)? {
-                Some(LastLayout::Own(layout)) if known == 0 => {
-                    if self.layout(py, layout)?.get().plan(rows)?.end > LARGE {
-                        return Ok(First::Proposed);
-                    }
-                    board.settle_first_layout();
-                }
-                // Of two items; or another worker's, which this one is to be held against.
-                Some(_) => {}
-                None if known == 0 => return Ok(First::None),
-                None => board.settle_first_layout(),
-            }
+/// The first item of all, until its layout is settled.
+#[derive(Default)]
+pub(super) struct FirstItem<'py> {
+    kept: Option<Kept<'py>>,
+    /// Rows of the claim at hand that were kept: each is finished once it is written, and not with the others.
+    pub(super) rows: u32,
+}
+
+impl<'py> FirstItem<'py> {
+    /// Whether it is kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// The item, once its layout is settled: it is kept no longer.
+    pub(super) fn take_settled(&mut self, board: &Board) -> Option<Kept<'py>> {
+        if self.kept.is_none() || board.layout().is_none() {
+            return None;
         }
+        self.kept.take()
     }
 
     /// Keeps the first item.
     pub(super) fn keep(&mut self, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) {
-        self.kept_rows += 1;
+        self.rows += 1;
         self.kept = Some(Kept {
             claim: claim.clone(),
             row,
@@ -82,30 +78,11 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Writes the item that was kept, once its layout is settled.
-    pub(super) fn place_kept(&mut self, py: Python<'py>) -> PyResult<()> {
-        let board = &self.worker.board;
-        if self.kept.is_none() || board.layout().is_none() {
-            return Ok(());
-        }
-        let Some(Kept { claim, row, item, .. }) = self.kept.take() else {
-            return Ok(());
-        };
-        self.room.get().turn_to(&claim);
-        if !board.is_needless(claim.slot, row)
-            && let Err(error) = self.write(py, &claim, row, &item)
-        {
-            self.fail(py, &claim, row, error)?;
-        }
-        self.finish(py, &claim, 1)
-    }
-
     /// Waits for a second item, as long as others make some; else the first one has to do.
-    pub(super) fn wait_for_second(&self, py: Python<'py>) {
-        let board = &self.worker.board;
+    pub(super) fn wait_for_second(&self, py: Python<'_>, board: &Board, maker: usize) {
         let waited = self.kept.as_ref().map_or(0, |kept| nanos().saturating_sub(kept.since));
-        if board.others_make(self.worker.number) && u128::from(waited) < PATIENCE.as_nanos() {
-            py.detach(|| board.wait_for_work(self.worker.number, LOOK));
+        if board.others_make(maker) && u128::from(waited) < PATIENCE.as_nanos() {
+            py.detach(|| board.wait_for_work(maker, LOOK));
         } else {
             board.settle_first_layout();
         }

@@ -4,11 +4,14 @@
 //! `fastpipe-items` knows who does what, and where; here items become bytes and bytes arrays. What is done once for a
 //! data set, or seldom (to describe an item, to pickle one that has no place in a slab, to collate), is Python's.
 
+mod batch;
 mod consumer;
 mod first_item;
 mod helper;
+mod laying_out;
 mod layout;
 mod memory;
+mod node;
 mod place;
 mod process;
 mod read;
@@ -18,11 +21,11 @@ mod tensors;
 mod whole;
 mod worker;
 
+pub(crate) use batch::ItemBatch;
 pub(crate) use consumer::ItemConsumer;
 pub(crate) use layout::ItemLayout;
 pub(crate) use memory::ItemMemory;
 pub(crate) use process::{available_memory, end_with_parent};
-pub(crate) use read::ItemBatch;
 pub(crate) use room::ItemRoom;
 pub(crate) use seeds::item_seed;
 pub(crate) use worker::ItemWorker;

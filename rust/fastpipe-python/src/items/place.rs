@@ -9,7 +9,7 @@ use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMet
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
-use super::layout::{Leaf, Node};
+use super::node::{Leaf, Node};
 use super::room::ItemRoom;
 use super::tensors::Tensors;
 use crate::raw;

@@ -1,28 +1,25 @@
 //! Bytes to items, for whoever makes a batch of them, and to the parts of a batch.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, PoisonError};
-
-use fastpipe_items::{Board, Claim, RowKind, SlabPlan};
+use fastpipe_items::SlabPlan;
 use numpy::{PyArrayDescr, dtype};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{
-    PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType, PyWeakrefMethods, PyWeakrefReference,
-};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
-use super::layout::{ItemLayout, Leaf, Node};
 use super::memory::{ItemMemory, outside};
+use super::node::{Leaf, Node};
 
 /// Reads rows of a slab.
-struct Rows<'a, 'py> {
-    memory: &'a Bound<'py, ItemMemory>,
-    layout: &'a ItemLayout,
-    plan: &'a SlabPlan,
-    slab: usize,
+pub(super) struct Rows<'a, 'py> {
+    pub(super) memory: &'a Bound<'py, ItemMemory>,
+    /// Of the parts.
+    pub(super) widths: &'a [usize],
+    pub(super) plan: &'a SlabPlan,
+    pub(super) slab: usize,
     /// Unpickles: of the memory, an offset and a length.
-    load: Option<&'a Bound<'py, PyAny>>,
+    pub(super) load: Option<&'a Bound<'py, PyAny>>,
 }
 
 impl<'py> Rows<'_, 'py> {
@@ -32,7 +29,7 @@ impl<'py> Rows<'_, 'py> {
 
     /// Where the value of a part lies.
     fn at(&self, part: usize, row: usize) -> usize {
-        self.slab + self.plan.starts[part] + self.layout.widths[part] * row
+        self.slab + self.plan.starts[part] + self.widths[part] * row
     }
 
     fn read(&self, offset: usize, len: usize) -> PyResult<&[u8]> {
@@ -43,7 +40,7 @@ impl<'py> Rows<'_, 'py> {
 
     /// The numbers in the cell of a part.
     fn cell(&self, part: usize, row: usize) -> PyResult<Vec<usize>> {
-        let bytes = self.read(self.at(part, row), self.layout.widths[part])?;
+        let bytes = self.read(self.at(part, row), self.widths[part])?;
         Ok(bytes
             .as_chunks::<8>()
             .0
@@ -81,7 +78,7 @@ impl<'py> Rows<'_, 'py> {
     }
 
     /// An item, as it was when it was written.
-    fn item(&self, node: &Node, row: usize) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn item(&self, node: &Node, row: usize) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py();
         let all = |nodes: &[Node]| {
             nodes
@@ -203,127 +200,23 @@ fn text<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     Ok(PyString::from_bytes(py, bytes)?.into_any())
 }
 
-/// The values of each part of a batch: see [`ItemLayout::parts`].
+/// The values of each part of a batch: see `ItemLayout.parts`.
 pub(crate) fn parts<'py>(
-    layout: &ItemLayout,
+    root: &Node,
+    widths: &[usize],
+    plan: &SlabPlan,
     memory: &Bound<'py, ItemMemory>,
     slab: usize,
     rows: usize,
 ) -> PyResult<Bound<'py, PyList>> {
-    let plan = layout.plan(rows)?;
     let all = Rows {
         memory,
-        layout,
-        plan: &plan,
+        widths,
+        plan,
         slab,
         load: None,
     };
     let found = PyList::empty(memory.py());
-    all.parts(&layout.root, rows, &found)?;
+    all.parts(root, rows, &found)?;
     Ok(found)
-}
-
-/// A batch whose items are made, for the worker that makes a batch of them.
-#[pyclass(frozen, module = "fastpipe._fastpipe")]
-pub(crate) struct ItemBatch {
-    board: Board,
-    claim: Claim,
-    layout: Option<Py<ItemLayout>>,
-    /// Until the batch was made.
-    memory: Mutex<Option<Py<ItemMemory>>>,
-}
-
-#[pymethods]
-impl ItemBatch {
-    /// The batch's number in its pass.
-    #[getter]
-    fn number(&self) -> u64 {
-        self.claim.number
-    }
-
-    /// The seed of the pass.
-    #[getter]
-    fn seed(&self) -> u64 {
-        self.claim.seed
-    }
-
-    /// Its items, in their order; arrays and tensors lie in the memory of the batch. `load` unpickles.
-    fn items<'py>(&self, py: Python<'py>, load: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
-        let memory = self.memory(py)?;
-        let rows = self.claim.rows as usize;
-        let found = PyList::empty(py);
-        let layout = self.layout.as_ref().map(|layout| layout.get());
-        let plan = layout.map(|layout| layout.plan(rows)).transpose()?;
-        let slab = plan
-            .as_ref()
-            .and_then(|plan| self.board.slab(self.claim.slot, self.claim.rows, plan.end));
-        for row in 0..self.claim.rows {
-            let item = match (self.board.row(self.claim.slot, row), layout, &plan, slab) {
-                ((RowKind::Odd, (offset, len)), ..) => load.call1((&memory, offset, len))?,
-                ((RowKind::Placed, _), Some(layout), Some(plan), Some(slab)) => {
-                    let all = Rows {
-                        memory: &memory,
-                        layout,
-                        plan,
-                        slab,
-                        load: Some(load),
-                    };
-                    all.item(&layout.root, row as usize)?
-                }
-                _ => return Err(outside()),
-            };
-            found.append(item)?;
-        }
-        Ok(found)
-    }
-
-    /// The memory in which its items lie.
-    #[pyo3(name = "memory")]
-    fn get_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
-        self.memory(py)
-    }
-
-    /// Nobody needs its items any more, unless `keep`: then what was made of them lies among them. Returns whether
-    /// somebody in this process still looks at them: what lies there is his from now on, and the batch must have none
-    /// of it.
-    fn release(&self, py: Python<'_>, keep: bool) -> PyResult<bool> {
-        let memory = self
-            .memory
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
-            .ok_or_else(ended)?;
-        let seen = PyWeakrefReference::new(memory.bind(py))?;
-        drop(memory);
-        if let Some(memory) = seen.upgrade() {
-            let memory = memory.cast_into::<ItemMemory>()?;
-            memory.get().keep(self.board.detach(self.claim.slot));
-            return Ok(true);
-        }
-        if !keep {
-            self.board.clear(self.claim.slot);
-        }
-        Ok(false)
-    }
-}
-
-impl ItemBatch {
-    pub(crate) fn new(py: Python<'_>, board: Board, claim: Claim, layout: Option<Py<ItemLayout>>) -> PyResult<Self> {
-        let memory = Py::new(py, ItemMemory::new(board.clone(), None))?;
-        Ok(ItemBatch {
-            board,
-            claim,
-            layout,
-            memory: Mutex::new(Some(memory)),
-        })
-    }
-
-    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
-        memory.as_ref().map(|memory| memory.bind(py).clone()).ok_or_else(ended)
-    }
-}
-
-fn ended() -> PyErr {
-    PyRuntimeError::new_err("the batch is made already")
 }

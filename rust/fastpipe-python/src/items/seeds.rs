@@ -2,14 +2,10 @@
 //! `python/fastpipe/torch/loader/_seeds.py`).
 
 use std::cell::Cell;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_items::Claim;
 use fastpipe_random::{Draws, Key, Purpose};
 use pyo3::prelude::*;
-
-use super::worker::Loop;
 
 /// Stands for the row of an item where a batch as a whole is made.
 pub(super) const BATCH: u32 = u32::MAX;
@@ -97,38 +93,5 @@ impl<'py> ItemGenerators<'py> {
             self.seeding.set(self.all.getattr("seeding")?.is_truthy()?);
         }
         Ok(drawn)
-    }
-}
-
-impl<'py> Loop<'_, 'py> {
-    /// Makes items of a claim once more, and writes them to their rows, which aren't finished yet.
-    pub(super) fn rows_again(
-        &mut self,
-        py: Python<'py>,
-        claim: &Claim,
-        numbers: bool,
-        rows: Range<u32>,
-    ) -> PyResult<()> {
-        for row in rows {
-            let (index, _) = self.index(py, claim, numbers, row)?;
-            let written = self
-                .item(claim, row, &index)
-                .and_then(|item| match self.keep_instead(claim, row, &item) {
-                    true => Ok(()),
-                    false => self.write(py, claim, row, &item),
-                });
-            if let Err(error) = written {
-                self.fail(py, claim, row, error)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether items since the last call drew from generators that weren't seeded for them.
-    pub(super) fn drawn(&self) -> PyResult<bool> {
-        match &self.helper.generators {
-            Some(generators) => generators.drawn(),
-            None => Ok(false),
-        }
     }
 }

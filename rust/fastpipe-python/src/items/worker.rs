@@ -1,23 +1,23 @@
 //! A worker's loop: claim rows, make their items, write them, and join batches.
-#![allow(unsafe_code)]
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Held, Indices, JoinTimer, LastLayout, RowKind, nanos};
+use fastpipe_items::{Board, Claim, Done, Held, Indices, JoinTimer, RowKind, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
 
+use super::batch::ItemBatch;
 use super::consumer::ItemConsumer;
-use super::first_item::{First, Kept};
+use super::first_item::{First, FirstItem};
 use super::helper::Helper;
 use super::layout::ItemLayout;
 use super::place::Row;
-use super::read::ItemBatch;
 use super::room::ItemRoom;
 use super::seeds::{BATCH, Current};
-use crate::shared_slabs::opened;
+use crate::borrowed::opened;
 
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -39,13 +39,10 @@ pub(super) struct Loop<'a, 'py> {
     pub(super) worker: &'a ItemWorker,
     pub(super) helper: Helper<'py>,
     pub(super) room: Bound<'py, ItemRoom>,
-    layouts: Vec<Option<Py<ItemLayout>>>,
+    pub(super) layouts: Vec<Option<Py<ItemLayout>>>,
     /// The slot and turn of a batch whose indices are no numbers, and these.
     indices: Option<(usize, u32, Bound<'py, PyList>)>,
-    /// The first item of all, until its layout is settled.
-    pub(super) kept: Option<Kept<'py>>,
-    /// Rows of the claim at hand that were kept: each is finished once it is written, and not with the others.
-    pub(super) kept_rows: u32,
+    pub(super) first: FirstItem<'py>,
 }
 
 #[pymethods]
@@ -81,8 +78,7 @@ impl ItemWorker {
             room: Bound::new(py, ItemRoom::new(self.board.clone()))?,
             layouts: Vec::new(),
             indices: None,
-            kept: None,
-            kept_rows: 0,
+            first: FirstItem::default(),
         };
         let done = all.run(py, parent);
         self.board.note_end(self.at());
@@ -183,7 +179,7 @@ impl<'py> Loop<'_, 'py> {
             self.place_kept(py)?;
             match board.claim().or_else(|| board.take_over(*number)) {
                 Some(claim) => self.claim(py, &claim)?,
-                None if self.kept.is_some() => self.wait_for_second(py),
+                None if self.first.is_kept() => self.first.wait_for_second(py, board, *number),
                 None => py.detach(|| board.wait_for_work(*number, PATIENCE)),
             }
         }
@@ -193,7 +189,7 @@ impl<'py> Loop<'_, 'py> {
     /// Makes the items of a claim.
     fn claim(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
         self.room.get().turn_to(claim);
-        self.kept_rows = 0;
+        self.first.rows = 0;
         if let Some(join) = self.helper.join_whole.clone() {
             return self.whole(py, claim, |this, whole| this.join_indices(whole, &join));
         }
@@ -210,7 +206,7 @@ impl<'py> Loop<'_, 'py> {
 
     /// Finishes the rows of a claim up to this one. Those behind it are others'.
     pub(super) fn finish_to(&mut self, py: Python<'py>, claim: &Claim, end: u32) -> PyResult<()> {
-        self.finish(py, claim, end - claim.first - self.kept_rows)
+        self.finish(py, claim, end - claim.first - self.first.rows)
     }
 
     /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
@@ -259,6 +255,31 @@ impl<'py> Loop<'_, 'py> {
             self.rows_again(py, claim, numbers, claim.first..claim.first + made as u32)?;
         }
         Ok(())
+    }
+
+    /// Makes items of a claim once more, and writes them to their rows, which aren't finished yet.
+    fn rows_again(&mut self, py: Python<'py>, claim: &Claim, numbers: bool, rows: Range<u32>) -> PyResult<()> {
+        for row in rows {
+            let (index, _) = self.index(py, claim, numbers, row)?;
+            let written =
+                self.item(claim, row, &index)
+                    .and_then(|item| match self.first.keep_instead(claim, row, &item) {
+                        true => Ok(()),
+                        false => self.write(py, claim, row, &item),
+                    });
+            if let Err(error) = written {
+                self.fail(py, claim, row, error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether items since the last call drew from generators that weren't seeded for them.
+    pub(super) fn drawn(&self) -> PyResult<bool> {
+        match &self.helper.generators {
+            Some(generators) => generators.drawn(),
+            None => Ok(false),
+        }
     }
 
     pub(super) fn item(&self, claim: &Claim, row: u32, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -317,7 +338,7 @@ impl<'py> Loop<'_, 'py> {
             known = match self.first_layout(py, item, claim.rows as usize)? {
                 First::Is(layout) => Some(board.layout_of(claim.slot, layout)),
                 First::Proposed => {
-                    self.keep(claim, row, item);
+                    self.first.keep(claim, row, item);
                     return Ok(());
                 }
                 First::None => None,
@@ -325,7 +346,7 @@ impl<'py> Loop<'_, 'py> {
         }
         if let Some(number) = known {
             // Before this one waits for its slab: batches get theirs in their order.
-            if self.kept.is_some() {
+            if self.first.is_kept() {
                 self.place_kept(py)?;
                 self.room.get().turn_to(claim);
             }
@@ -363,74 +384,6 @@ impl<'py> Loop<'_, 'py> {
         let cell = self.helper.pack.call1((item, &self.room))?.extract()?;
         board.set_row(claim.slot, row, RowKind::Odd, cell);
         Ok(())
-    }
-
-    /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
-    fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
-        if self.worker.board.layout() == Some(known) {
-            self.describe(py, item, known)?;
-        }
-        Ok(())
-    }
-
-    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
-    /// one.
-    pub(super) fn describe(
-        &self,
-        py: Python<'py>,
-        item: &Bound<'py, PyAny>,
-        known: u32,
-    ) -> PyResult<Option<LastLayout>> {
-        let board = &self.worker.board;
-        let before = match board.description(known) {
-            Some((offset, len)) => Some(self.bytes(py, offset, len)?),
-            None => None,
-        };
-        let description = self.helper.describe.call1((item, before))?;
-        if description.is_none() {
-            return Ok(None);
-        }
-        let description = description.cast_into::<PyBytes>()?;
-        let bytes = description.as_bytes();
-        let write = |at: std::ptr::NonNull<u8>| {
-            // SAFETY: there is room for as many bytes as are told.
-            unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        };
-        let told = board.tell(self.worker.number, known, bytes.len(), write);
-        told.map_err(|refused| super::room::no_memory(py, &refused))
-    }
-
-    fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let at = self.worker.board.at(offset, len).ok_or_else(super::memory::outside)?;
-        // SAFETY: descriptions are written before they are told of, and never change.
-        Ok(PyBytes::new(py, unsafe {
-            std::slice::from_raw_parts(at.as_ptr(), len)
-        }))
-    }
-
-    /// The layout of a number.
-    pub(super) fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
-        let at = number as usize;
-        if let Some(Some(layout)) = self.layouts.get(at) {
-            return Ok(layout.clone_ref(py));
-        }
-        let (offset, len) = self
-            .worker
-            .board
-            .description(number)
-            .ok_or_else(super::memory::outside)?;
-        let description = self.bytes(py, offset, len)?;
-        let layout = self
-            .helper
-            .layout
-            .call1((description,))?
-            .cast_into::<ItemLayout>()?
-            .unbind();
-        if self.layouts.len() <= at {
-            self.layouts.resize_with(at + 1, || None);
-        }
-        self.layouts[at] = Some(layout.clone_ref(py));
-        Ok(layout)
     }
 
     /// An item has failed. Whatever it raised, the worker goes on: Ctrl-C is for the program, and an item that wants to

@@ -1,0 +1,117 @@
+//! A batch whose items are made.
+
+use std::sync::{Mutex, PoisonError};
+
+use fastpipe_items::{Board, Claim, RowKind};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyWeakrefMethods, PyWeakrefReference};
+
+use super::layout::ItemLayout;
+use super::memory::{ItemMemory, outside};
+use super::read::Rows;
+
+/// A batch whose items are made, for the worker that makes a batch of them.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct ItemBatch {
+    board: Board,
+    claim: Claim,
+    layout: Option<Py<ItemLayout>>,
+    /// Until the batch was made.
+    memory: Mutex<Option<Py<ItemMemory>>>,
+}
+
+#[pymethods]
+impl ItemBatch {
+    /// The batch's number in its pass.
+    #[getter]
+    fn number(&self) -> u64 {
+        self.claim.number
+    }
+
+    /// The seed of the pass.
+    #[getter]
+    fn seed(&self) -> u64 {
+        self.claim.seed
+    }
+
+    /// Its items, in their order; arrays and tensors lie in the memory of the batch. `load` unpickles.
+    fn items<'py>(&self, py: Python<'py>, load: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+        let memory = self.memory(py)?;
+        let rows = self.claim.rows as usize;
+        let found = PyList::empty(py);
+        let layout = self.layout.as_ref().map(|layout| layout.get());
+        let plan = layout.map(|layout| layout.plan(rows)).transpose()?;
+        let slab = plan
+            .as_ref()
+            .and_then(|plan| self.board.slab(self.claim.slot, self.claim.rows, plan.end));
+        for row in 0..self.claim.rows {
+            let item = match (self.board.row(self.claim.slot, row), layout, &plan, slab) {
+                ((RowKind::Odd, (offset, len)), ..) => load.call1((&memory, offset, len))?,
+                ((RowKind::Placed, _), Some(layout), Some(plan), Some(slab)) => {
+                    let all = Rows {
+                        memory: &memory,
+                        widths: &layout.widths,
+                        plan,
+                        slab,
+                        load: Some(load),
+                    };
+                    all.item(&layout.root, row as usize)?
+                }
+                _ => return Err(outside()),
+            };
+            found.append(item)?;
+        }
+        Ok(found)
+    }
+
+    /// The memory in which its items lie.
+    #[pyo3(name = "memory")]
+    fn get_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
+        self.memory(py)
+    }
+
+    /// Nobody needs its items any more, unless `keep`: then what was made of them lies among them. Returns whether
+    /// somebody in this process still looks at them: what lies there is his from now on, and the batch must have none
+    /// of it.
+    fn release(&self, py: Python<'_>, keep: bool) -> PyResult<bool> {
+        let memory = self
+            .memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .ok_or_else(ended)?;
+        let seen = PyWeakrefReference::new(memory.bind(py))?;
+        drop(memory);
+        if let Some(memory) = seen.upgrade() {
+            let memory = memory.cast_into::<ItemMemory>()?;
+            memory.get().keep(self.board.detach(self.claim.slot));
+            return Ok(true);
+        }
+        if !keep {
+            self.board.clear(self.claim.slot);
+        }
+        Ok(false)
+    }
+}
+
+impl ItemBatch {
+    pub(crate) fn new(py: Python<'_>, board: Board, claim: Claim, layout: Option<Py<ItemLayout>>) -> PyResult<Self> {
+        let memory = Py::new(py, ItemMemory::new(board.clone(), None))?;
+        Ok(ItemBatch {
+            board,
+            claim,
+            layout,
+            memory: Mutex::new(Some(memory)),
+        })
+    }
+
+    fn memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.as_ref().map(|memory| memory.bind(py).clone()).ok_or_else(ended)
+    }
+}
+
+fn ended() -> PyErr {
+    PyRuntimeError::new_err("the batch is made already")
+}

@@ -1,0 +1,111 @@
+//! How workers agree on layouts of items.
+#![allow(unsafe_code)]
+
+use fastpipe_items::LastLayout;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use super::first_item::{First, Kept, LARGE};
+use super::layout::ItemLayout;
+use super::memory::outside;
+use super::room::no_memory;
+use super::worker::Loop;
+
+impl<'py> Loop<'_, 'py> {
+    /// The layout that batches begin with, of which this item is one of the first.
+    pub(super) fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<First> {
+        let board = &self.worker.board;
+        loop {
+            if let Some(layout) = board.layout() {
+                return Ok(First::Is(layout));
+            }
+            let known = board.last_layout();
+            match self.describe(py, item, known)? {
+                Some(LastLayout::Own(layout)) if known == 0 => {
+                    if self.layout(py, layout)?.get().plan(rows)?.end > LARGE {
+                        return Ok(First::Proposed);
+                    }
+                    board.settle_first_layout();
+                }
+                // Of two items; or another worker's, which this one is to be held against.
+                Some(_) => {}
+                None if known == 0 => return Ok(First::None),
+                None => board.settle_first_layout(),
+            }
+        }
+    }
+
+    /// Writes the item that was kept, once its layout is settled.
+    pub(super) fn place_kept(&mut self, py: Python<'py>) -> PyResult<()> {
+        let board = &self.worker.board;
+        let Some(Kept { claim, row, item, .. }) = self.first.take_settled(board) else {
+            return Ok(());
+        };
+        self.room.get().turn_to(&claim);
+        if !board.is_needless(claim.slot, row)
+            && let Err(error) = self.write(py, &claim, row, &item)
+        {
+            self.fail(py, &claim, row, error)?;
+        }
+        self.finish(py, &claim, 1)
+    }
+
+    /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
+    pub(super) fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
+        if self.worker.board.layout() == Some(known) {
+            self.describe(py, item, known)?;
+        }
+        Ok(())
+    }
+
+    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
+    /// one.
+    fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<LastLayout>> {
+        let board = &self.worker.board;
+        let before = match board.description(known) {
+            Some((offset, len)) => Some(self.bytes(py, offset, len)?),
+            None => None,
+        };
+        let description = self.helper.describe.call1((item, before))?;
+        if description.is_none() {
+            return Ok(None);
+        }
+        let description = description.cast_into::<PyBytes>()?;
+        let bytes = description.as_bytes();
+        let write = |at: std::ptr::NonNull<u8>| {
+            // SAFETY: there is room for as many bytes as are told.
+            unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        };
+        let told = board.tell(self.worker.number, known, bytes.len(), write);
+        told.map_err(|refused| no_memory(py, &refused))
+    }
+
+    fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let at = self.worker.board.at(offset, len).ok_or_else(outside)?;
+        // SAFETY: descriptions are written before they are told of, and never change.
+        Ok(PyBytes::new(py, unsafe {
+            std::slice::from_raw_parts(at.as_ptr(), len)
+        }))
+    }
+
+    /// The layout of a number.
+    pub(super) fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
+        let at = number as usize;
+        if let Some(Some(layout)) = self.layouts.get(at) {
+            return Ok(layout.clone_ref(py));
+        }
+        let (offset, len) = self.worker.board.description(number).ok_or_else(outside)?;
+        let description = self.bytes(py, offset, len)?;
+        let layout = self
+            .helper
+            .layout
+            .call1((description,))?
+            .cast_into::<ItemLayout>()?
+            .unbind();
+        if self.layouts.len() <= at {
+            self.layouts.resize_with(at + 1, || None);
+        }
+        self.layouts[at] = Some(layout.clone_ref(py));
+        Ok(layout)
+    }
+}
