@@ -14,28 +14,6 @@ from pathlib import Path
 
 RUST = Path(__file__).parents[1] / "rust"
 
-# Circles that remain to be cut, each by its crate and files. When a circle is cut, remove its line: a line without a
-# circle fails.
-KNOWN = {
-    "fastpipe-avro-write: fit leaf",
-    "fastpipe-batch: allocator buffers left owned slab",
-    "fastpipe-batch: feature lookup spec vocabulary",
-    "fastpipe-batch: rows_by_part sink",
-    "fastpipe-columns: symbols values",
-    "fastpipe-csv: fields rows",
-    "fastpipe-csv: kept source unit writing",
-    "fastpipe-files: compressed/decoder compressed/gzip compressed/zstandard",
-    "fastpipe-interactions: sampler sampling",
-    "fastpipe-items: board control pace",
-    "fastpipe-items: consumer slab_supply",
-    "fastpipe-order: cursor rest",
-    "fastpipe-python: arrays raw shared_slabs",
-    "fastpipe-python: arrow_export data order pass pass_memory remote sent",
-    "fastpipe-python: items/first_item items/helper items/seeds items/worker",
-    "fastpipe-python: items/layout items/read",
-    "fastpipe-python: tensorflow/inputs tensorflow/kernels tensorflow/parsing",
-}
-
 # The path of a module within its crate: `decode/text.rs` is ("decode", "text"), `lib.rs` is ().
 Module = tuple[str, ...]
 Graph = dict[str, set[str]]
@@ -126,19 +104,18 @@ def circles(graph: Graph) -> list[list[str]]:
     return sorted(map(sorted, mutual))
 
 
-def problems(rust: Path, known: set[str]) -> list[str]:
-    """Returns a message for each circle that is not in `known`, and for each known circle that is gone."""
-    found: dict[str, str] = {}
+def problems(rust: Path) -> list[str]:
+    """Returns a message for each circle."""
+    found = []
     for folder in sorted(path.parent for path in rust.glob("*/src")):
         graph = Crate(folder).graph()
         for circle in circles(graph):
             uses = (f"{file} uses {', '.join(sorted(graph[file] & {*circle}))}" for file in circle)
-            found[f"{folder.name}: {' '.join(circle)}"] = "; ".join(uses)
-    new = [f"{name}: files use each other in a circle ({uses})" for name, uses in found.items() if name not in known]
-    cut = [f"{name}: no longer a circle; remove it from KNOWN in tests/acyclic.py" for name in known - found.keys()]
-    return new + sorted(cut)
+            name = f"{folder.name}: {' '.join(circle)}"
+            found.append(f"{name}: files use each other in a circle ({'; '.join(uses)})")
+    return found
 
 
 if __name__ == "__main__":
-    if failures := problems(RUST, KNOWN):
+    if failures := problems(RUST):
         sys.exit("\n".join(failures))
