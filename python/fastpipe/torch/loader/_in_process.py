@@ -120,13 +120,13 @@ class Here:
                 self._unchecked = number
             return self._plain(indices)
         before = States()
-        Draws.expect()
-        try:
-            generators.restart()
-            return self._seeded(generators, indices, seed, number)
-        finally:
-            before.put_back()
-            self._next_check, self._unchecked = now + REST, None
+        with Draws.expected():
+            try:
+                generators.restart()
+                return self._seeded(generators, indices, seed, number)
+            finally:
+                before.put_back()
+                self._next_check, self._unchecked = now + REST, None
 
     def _plain(self, indices: Any) -> Any:
         """A batch for which nothing is seeded."""

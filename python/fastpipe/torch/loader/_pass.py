@@ -100,8 +100,11 @@ class Pass(_BaseDataLoaderIter):
     """What passes have in common. torch's own iterator warns, names, and counts."""
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
+        with Draws.expected():
+            self._prepare(loader, resumed, seed)
+
+    def _prepare(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         order = Order(loader, None if resumed is None else resumed["order"])
-        Draws.expect()
         if resumed is None and seed is None:
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:

@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -221,20 +221,31 @@ class Draws:
         found: The modules whose generators were used.
     """
 
-    # Passes that have used the generators in this process, in any thread.
-    _passes = 0
+    # Of all threads. There is no lock, which a thread might hold when another one forks: each step is a single one.
+    # Another object whenever the program begins or ends to use the generators.
+    _last_change: object = None
+    # An object for each time that it has begun and not ended.
+    _in_use: ClassVar[set[object]] = set()
 
     def __init__(self) -> None:
         self.found: list[str] = []
         self._states: States | None = None
-        self._passes_before = 0
+        self._change_before: object = None
         self._next = 0.0
         self._checks = 0
 
     @classmethod
-    def expect(cls) -> None:
-        """A pass draws its seed, or makes items with generators that it puts back."""
-        cls._passes += 1
+    @contextmanager
+    def expected(cls) -> Iterator[None]:
+        """Within this a pass draws its seed, or makes items with generators that it puts back."""
+        token = object()
+        cls._in_use.add(token)
+        cls._last_change = token
+        try:
+            yield
+        finally:
+            cls._last_change = object()
+            cls._in_use.discard(token)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -275,12 +286,15 @@ class Draws:
         )
 
     def _see(self) -> None:
-        self._passes_before = Draws._passes
+        self._change_before = Draws._last_change
         self._states = States()
 
     def _look(self) -> None:
-        if self._states is not None and self._passes_before == Draws._passes:
-            self.found += [name for name in self._states.changed() if name not in self.found]
+        if self._states is None:
+            return
+        changed = self._states.changed()
+        if not Draws._in_use and Draws._last_change is self._change_before:
+            self.found += [name for name in changed if name not in self.found]
 
 
 class ItemRng:
