@@ -76,8 +76,9 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
     # Workers have been asked for a third batch when their loop has had more than four.
     found = [rows(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
     data.set_epoch(2)
-    # It calls `iter` twice, and draws from the second one alone.
-    again = rows(itertools.islice(tqdm(loader, disable=True), 5))
+    # It calls `iter` twice, and draws from the second one alone. (Where workers are spawned, those of the first one may
+    # begin after the second pass has counted, and so begin the next epoch.)
+    again = rows(itertools.islice(loader if method == "spawn" else tqdm(loader, disable=True), 5))
     batches = iter(loader)
     whole = rows(batches)
     return {"left": found, "set": again, "whole": whole, "next": rows(iter(loader))}

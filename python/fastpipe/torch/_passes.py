@@ -18,7 +18,9 @@ goes on: it sets the epoch, reads the data set itself, or begins another pass. S
    its workers), or when all workers have seen the end of their shares. A pass that was begun doesn't count by itself,
    although its workers make batches at once: `tqdm.auto.tqdm(loader)` calls `iter` twice. (It is not known how many
    batches a loader asks for ahead. `prefetch_factor` is 2 by default, so the third one tells.) Workers that are kept
-   wait for each other before they begin the next pass, unless that is settled: one of them may still be asked.
+   wait for each other before they begin the next pass, unless that is settled: one of them may still be asked. Spawned
+   workers take seconds to start. If an iterator is dropped before its workers begin, they may begin the pass after the
+   next one has counted, and an epoch is left out.
 5. A state that was loaded in the main process holds for the first pass of its version.
 
 The ledger is a file, since locks on files end with the process that has them, however it ends: a worker that is killed
