@@ -1,7 +1,7 @@
 """fastpipe.tf.atds beside tensorflow-io: the same tensors, specs, and classes and words of errors in random cases.
 
 tensorflow-io lives in an environment of its own, which is made where there is Python 3.11 and a package index; the test
-is skipped where it can't be. FASTPIPE_ATDS_CASES says how many cases there are, 100 by default.
+is skipped where it can't be. FASTPIPE_ATDS_CASES says how many cases there are, 25 by default.
 
 Where tensorflow-io is wrong there are no cases: files that are damaged or empty of names, and errors under shuffling.
 """
@@ -27,7 +27,7 @@ from peers.environments import NoEnvironmentError, interpreter
 
 atds = pytest.importorskip("fastpipe.tf.atds", reason="TensorFlow isn't installed", exc_type=ImportError)
 
-CASES = int(os.environ.get("FASTPIPE_ATDS_CASES", "100"))
+CASES = int(os.environ.get("FASTPIPE_ATDS_CASES", "25"))
 OURS = "fastpipe.tf.atds,fastpipe.tf.atds"
 PEER = "tensorflow_io.python.experimental.atds.dataset,tensorflow_io.python.experimental.atds.features"
 DTYPES = {

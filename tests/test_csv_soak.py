@@ -21,7 +21,7 @@ import fastpipe
 import oracle
 from fastpipe import DenseSpec
 
-FILES = int(os.environ.get("FASTPIPE_CSV_FILES", "300"))
+FILES = int(os.environ.get("FASTPIPE_CSV_FILES", "30"))
 AT_ONCE = 100
 MEGABYTES = int(os.environ.get("FASTPIPE_CSV_MEGABYTES", "100"))
 csv.field_size_limit(1 << 20)

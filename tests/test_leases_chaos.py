@@ -25,7 +25,7 @@ from lease_witness import Lines, Noted, Violated
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs SIGSTOP, fork and prctl")
 
-RUNS = int(os.environ.get("FASTPIPE_LEASE_RUNS", "6"))
+RUNS = int(os.environ.get("FASTPIPE_LEASE_RUNS", "2"))
 ROWS, BATCH, EPOCHS = 1_200, 5, 3
 # Of the runs of a database every tenth loses it, the first one too.
 OUTAGES = 10

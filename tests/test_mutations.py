@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-MUTATIONS = int(os.environ.get("FASTPIPE_MUTATIONS", "400"))
+MUTATIONS = int(os.environ.get("FASTPIPE_MUTATIONS", "100"))
 FIRST = int(os.environ.get("FASTPIPE_FIRST_MUTATION", "0"))
 PATIENCE = 60.0
 """Seconds without output from a child until it counts as hung, on a machine that does other things as well."""

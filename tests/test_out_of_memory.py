@@ -22,7 +22,7 @@ import wire
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits address space")
 
-RUNS = int(os.environ.get("FASTPIPE_OOM_RUNS", "8"))
+RUNS = int(os.environ.get("FASTPIPE_OOM_RUNS", "2"))
 # Runs differ by number: of each kind of data with each codec one after the other. A few are of many kinds.
 NUMBERS = range(RUNS) if RUNS >= 16 else range(0, 5 * RUNS, 5)
 # Errors that say that memory has run out; what Python raises by itself is a MemoryError.

@@ -22,7 +22,7 @@ from service_faults import Proxy, ServerProcess, several, through
 
 pytest.importorskip("pyarrow.flight")
 
-RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "4"))
+RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "2"))
 # Seconds: what no run of transient faults exceeds; what servers that end for good are waited for, and an error may come
 # later.
 LONG, SHORT, MARGIN = 40.0, 4.0, 1.5

@@ -20,7 +20,7 @@ from service_tickets import identity
 
 flight = pytest.importorskip("pyarrow.flight")
 
-CONNECTIONS = int(os.environ.get("FASTPIPE_CONNECTIONS", "200"))
+CONNECTIONS = int(os.environ.get("FASTPIPE_CONNECTIONS", "20"))
 # Streams that nobody reads. There are fewer, since each takes a thread of the server.
 READERS = CONNECTIONS * 3 // 10
 BATCHES = 235

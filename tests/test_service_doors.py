@@ -32,7 +32,7 @@ from service_tickets import entries
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
 
-TICKETS = int(os.environ.get("FASTPIPE_TICKETS", "2000"))
+TICKETS = int(os.environ.get("FASTPIPE_TICKETS", "200"))
 ROWS = 2000
 
 

@@ -21,7 +21,7 @@ from fastpipe.sources.sql._query import checked
 from sql_databases import rows_of, same
 from sql_generator import query
 
-QUERIES = int(os.environ.get("FASTPIPE_SQL_QUERIES", "100"))
+QUERIES = int(os.environ.get("FASTPIPE_SQL_QUERIES", "30"))
 CHUNK = 20
 
 
