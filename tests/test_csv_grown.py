@@ -257,7 +257,7 @@ def test_several_processes_extend_one_index(place: Place) -> None:
         assert [process.returncode for process in running] == [0, 0, 0]
         with fastpipe.read_csv(place.path, batch_size=500) as reader:
             assert told == {f"{reader.num_rows}\n"}
-        place.is_as_scanned()
+        place.is_as_scanned(features=None)
     assert [path.suffix for path in place.cache.iterdir()] == [".index1"]
 
 

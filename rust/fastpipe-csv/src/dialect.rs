@@ -83,7 +83,7 @@ impl Dialect {
         Ok(())
     }
 
-    /// What decides where rows start and which they are.
+    /// What decides where rows start, which they are, and which of their fields are nulls.
     pub fn tag(&self) -> Vec<u8> {
         let option = |byte: Option<u8>| [u8::from(byte.is_some()), byte.unwrap_or(0)];
         let mut tag = b"csv1".to_vec();
@@ -96,10 +96,19 @@ impl Dialect {
             (OnRagged::Skip, Names::Given(names)) => tag.extend((1 + names.len() as u64).to_le_bytes()),
             (OnRagged::Skip, _) => tag.push(1),
         }
+        for word in &self.null_values {
+            tag.extend((word.len() as u64).to_le_bytes());
+            tag.extend(word);
+        }
         tag
     }
 
-    /// Whether a field stands for no value.
+    /// Whether a field stands for no value, with the blanks around it or without.
+    pub(crate) fn stands_for_null(&self, field: &[u8]) -> bool {
+        self.is_null(field) || self.is_null(field.trim_ascii())
+    }
+
+    /// Whether a text is one of those that stand for no value.
     pub(crate) fn is_null(&self, field: &[u8]) -> bool {
         self.null_values.iter().any(|word| word == field)
     }
@@ -224,10 +233,14 @@ mod tests {
                 ..sound.clone()
             },
         ];
+        let null = Dialect {
+            null_values: vec![b"NA".to_vec()],
+            ..sound.clone()
+        };
+        let others = others.into_iter().chain([null]).collect::<Vec<_>>();
         let tags: std::collections::HashSet<_> = others.iter().map(Dialect::tag).collect();
         assert_eq!(tags.len(), others.len());
         let alike = Dialect {
-            null_values: vec![b"NA".to_vec()],
             decimal: b'_',
             ..sound.clone()
         };

@@ -1,6 +1,6 @@
 //! The stretches of a file as few bytes, so that they can be kept: of each its length and its rows, as varints in
-//! [postcard's wire format](https://postcard.jamesmunns.com/wire-format). For a file with rows of 100 bytes that is a
-//! ten-thousandth of it.
+//! [postcard's wire format](https://postcard.jamesmunns.com/wire-format); and which columns have nulls, if they were
+//! searched for. For a file with rows of 100 bytes that is a ten-thousandth of it.
 //!
 //! Nothing in those bytes is trusted: what comes out could be stretches of a file of this size.
 
@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::file::Stretch;
 use crate::header::Header;
 use crate::joining::MOST_BYTES;
+use crate::nulls::FirstNulls;
 
 /// The version of this format.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 #[derive(Serialize, Deserialize)]
 struct Index {
@@ -22,43 +23,48 @@ struct Index {
     first: u64,
     /// Bytes and rows.
     stretches: Vec<(u32, u32)>,
+    nulls: Option<FirstNulls>,
 }
 
-/// Encodes the stretches that were found in a file.
-pub fn encode_index(header: &Header, stretches: &[Stretch]) -> Vec<u8> {
+/// What is known of a file whose rows were found: its stretches, and its nulls, if these were searched for.
+pub type Indexed = (Vec<Stretch>, Option<FirstNulls>);
+
+/// Encodes what was found in a file.
+pub fn encode_index(header: &Header, stretches: &[Stretch], nulls: Option<&FirstNulls>) -> Vec<u8> {
     let index = Index {
         version: VERSION,
         digest: header.digest,
         columns: header.names.len() as u64,
         first: header.first,
         stretches: stretches.iter().map(|s| (s.len, s.rows)).collect(),
+        nulls: nulls.cloned(),
     };
     postcard::to_allocvec(&index).expect("memory takes whatever is written to it")
 }
 
-/// Decodes the stretches of a file; `None` if they are those of a file with another header.
+/// Decodes what was found in a file; `None` if that was a file with another header.
 ///
 /// # Errors
 /// Malformed, if the bytes are no index, or not one of stretches that such a file could have.
-pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<Vec<Stretch>>> {
+pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<Indexed>> {
     let index = Index::parse(bytes)?;
     if (index.digest, index.columns, index.first) != (header.digest, header.names.len() as u64, header.first) {
         return Ok(None);
     }
     let (stretches, end) = index.stretches()?;
-    match end == size || stretches.is_empty() {
-        true => Ok(Some(stretches)),
-        false => Err(malformed("its stretches don't fill the file")),
+    if end != size && !stretches.is_empty() {
+        return Err(malformed("its stretches don't fill the file"));
     }
+    Ok(Some((stretches, index.nulls)))
 }
 
-/// Decodes the stretches of a file that had fewer bytes when its index was made, as far as they are those of the whole
-/// file; `None` if there are none, or the file isn't the same in front of what is new. That is told by its first bytes,
-/// and by those that were the last.
+/// Decodes what was found in a file that had fewer bytes when its index was made, as far as the whole file has it:
+/// stretches, and nulls in them. `None` if there are none, or the file isn't the same in front of what is new. That is
+/// told by its first bytes, and by those that were the last.
 ///
 /// # Errors
 /// Malformed, if the bytes are no index, or not one of stretches that a file could have; those of reading the file.
-pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Vec<Stretch>>> {
+pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Indexed>> {
     let index = Index::parse(bytes)?;
     let (mut stretches, size) = index.stretches()?;
     let alike = (index.columns, index.first) == (header.names.len() as u64, header.first);
@@ -68,7 +74,11 @@ pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<
     // The last row may have gone on; and if that made it one that is passed over, nothing may begin with it any more,
     // so that it is part of the stretch in front of it.
     stretches.truncate(stretches.len().saturating_sub(2));
-    Ok((!stretches.is_empty()).then_some(stretches))
+    let Some(end) = stretches.last().map(|last| last.offset + u64::from(last.len)) else {
+        return Ok(None);
+    };
+    let in_front = |nulls: FirstNulls| nulls.iter().map(|first| first.filter(|&at| at < end)).collect();
+    Ok(Some((stretches, index.nulls.map(in_front))))
 }
 
 fn malformed(reason: &str) -> Error {
@@ -98,6 +108,12 @@ impl Index {
                 .checked_add(len.into())
                 .ok_or_else(|| malformed("its stretches don't fill the file"))?;
         }
+        if let Some(nulls) = &self.nulls {
+            let lie_there = nulls.iter().flatten().all(|at| (self.first..offset).contains(at));
+            if nulls.len() as u64 != self.columns || !lie_there {
+                return Err(malformed("it has nulls that can't be"));
+            }
+        }
         Ok((stretches, offset))
     }
 }
@@ -119,15 +135,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_kept_comes_back(lens in proptest::collection::vec((1u32..100_000, 0u32..100), 0..50)) {
+        fn what_is_kept_comes_back(
+            lens in proptest::collection::vec((1u32..100_000, 0u32..100), 0..50),
+            nulls in proptest::option::of(proptest::collection::vec(proptest::option::of(any::<prop::sample::Index>()), 2)),
+        ) {
             let mut offset = 4;
             let stretches: Vec<Stretch> = lens.iter().map(|&(len, rows)| {
                 let stretch = Stretch { offset, len, rows: rows.min(len) };
                 offset += u64::from(len);
                 stretch
             }).collect();
-            let bytes = encode_index(&header(offset), &stretches);
-            prop_assert_eq!(decode_index(&bytes, &header(offset), offset).unwrap(), Some(stretches.clone()));
+            let nulls: Option<FirstNulls> = nulls.filter(|_| offset > 4).map(|nulls| {
+                nulls.iter().map(|first| first.map(|at| 4 + at.index(offset as usize - 4) as u64)).collect()
+            });
+            let bytes = encode_index(&header(offset), &stretches, nulls.as_ref());
+            let found = Some((stretches.clone(), nulls));
+            prop_assert_eq!(decode_index(&bytes, &header(offset), offset).unwrap(), found);
+            for wrong in [vec![None], vec![Some(3), None], vec![None, Some(offset)]] {
+                let bytes = encode_index(&header(offset), &stretches, Some(&wrong));
+                prop_assert!(decode_index(&bytes, &header(offset), offset).is_err());
+            }
             let other = Header { digest: 78, ..header(offset) };
             prop_assert_eq!(decode_index(&bytes, &other, offset).unwrap(), None);
             if !stretches.is_empty() {
@@ -138,7 +165,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_an_index_or_an_error(bytes in any::<Vec<u8>>()) {
-            if let Ok(Some(stretches)) = decode_index(&bytes, &header(1000), 1000) {
+            if let Ok(Some((stretches, _))) = decode_index(&bytes, &header(1000), 1000) {
                 prop_assert!(stretches.iter().all(|s| s.rows <= s.len && s.offset + u64::from(s.len) <= 1000));
             }
         }

@@ -8,6 +8,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request, Res
 
 use crate::dialect::Dialect;
 use crate::header::Header;
+use crate::nulls::FirstNulls;
 use crate::unit::Rows;
 use crate::values::{boolean, float, integer, unit_of};
 
@@ -42,7 +43,7 @@ impl Seen {
 
     fn see(&mut self, text: &[u8], dialect: &Dialect) {
         let trimmed = text.trim_ascii();
-        if dialect.is_null(trimmed) || dialect.is_null(text) {
+        if dialect.stands_for_null(text) {
             self.nulls += 1;
             return;
         }
@@ -76,8 +77,7 @@ impl Seen {
         }
     }
 
-    /// The type that all values have, and what nulls become. Rows that weren't looked at may have nulls, so a type with
-    /// a value that stands for none always reads them.
+    /// The type that all values have, and what nulls become. A type with a value that stands for none always reads them.
     fn leaf(&self) -> (Leaf, Nulls) {
         let mask = if self.nulls > 0 { Nulls::Mask } else { Nulls::Error };
         let fixed = |dtype| (Leaf::Fixed(dtype), mask.clone());
@@ -176,6 +176,15 @@ impl Evidence<'_> {
             }
         });
         Ok(())
+    }
+
+    /// Takes what a search of a whole file found.
+    pub fn add_nulls(&mut self, header: &Header, nulls: &FirstNulls) {
+        for (name, _) in header.names.iter().zip(nulls).filter(|(_, first)| first.is_some()) {
+            if let Some(&number) = self.numbers.get(name) {
+                self.seen[number].nulls += 1;
+            }
+        }
     }
 
     /// What was found.

@@ -124,23 +124,32 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::dialect::{Dialect, Lines, Names, OnRagged};
+    use crate::dialect::{Dialect, Names, OnRagged};
     use crate::header::Header;
     use crate::header::tests::Memory;
     use crate::index::{decode_front, encode_index};
+    use crate::nulls::NullSearch;
     use crate::scan::scan;
 
     /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces
     /// that end at the given bytes, or at the end of the line or of the row that these are of; `None` if a row ends
     /// within quotes.
-    fn stretches(text: &[u8], from: u64, lines: &Lines, goal: u64, empty: u64, ends: &[usize]) -> Option<Vec<Stretch>> {
+    fn stretches(
+        text: &[u8],
+        from: u64,
+        nulls: &mut NullSearch,
+        goal: u64,
+        empty: u64,
+        ends: &[usize],
+    ) -> Option<Vec<Stretch>> {
+        let lines = nulls.lines().clone();
         let mut joining = Joining::new(goal, empty);
         let mut at = from as usize;
         for &end in ends.iter().chain([&text.len()]) {
             let mut end = end;
             while at < end {
                 let line = crate::rows::newline(text, end - 1);
-                let found = scan(&text[at..line], at as u64, lines, goal as usize);
+                let found = scan(&text[at..line], at as u64, &lines, goal as usize, Some(nulls));
                 if found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                     if line == text.len() {
                         return None;
@@ -184,6 +193,7 @@ mod tests {
             comment: commented.then_some(b'#'),
             on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
             names: Names::Given(vec!["a".into(), "b".into()]),
+            null_values: vec![Vec::new(), b"a".to_vec()],
             ..Dialect::default()
         })
     }
@@ -199,10 +209,12 @@ mod tests {
             goal in 1u64..80,
             empty in 1u64..200,
         ) {
-            let lines = Lines::new(&dialect, 2);
+            let mut nulls = NullSearch::new(&dialect, 2, Vec::new());
             ends.retain(|&end| end <= text.len());
-            let whole = stretches(&text, 0, &lines, goal, empty, &[]);
-            prop_assert_eq!(&stretches(&text, 0, &lines, goal, empty, &ends), &whole);
+            let mut again = nulls.clone();
+            let whole = stretches(&text, 0, &mut nulls, goal, empty, &[]);
+            prop_assert_eq!(&stretches(&text, 0, &mut again, goal, empty, &ends), &whole);
+            prop_assert_eq!(again.found(), nulls.found());
             let Some(whole) = whole else { return Ok(()) };
             let mut end = 0;
             for stretch in &whole {
@@ -213,7 +225,7 @@ mod tests {
             prop_assert_eq!(end, text.len() as u64);
             // Whoever begins with any of them finds the others.
             for (number, stretch) in whole.iter().enumerate() {
-                let behind = stretches(&text, stretch.offset, &lines, goal, empty, &ends);
+                let behind = stretches(&text, stretch.offset, &mut nulls, goal, empty, &ends);
                 prop_assert_eq!(behind.as_deref(), Some(&whole[number..]));
             }
         }
@@ -227,21 +239,24 @@ mod tests {
             goal in 1u64..80,
             empty in 1u64..200,
         ) {
-            let lines = Lines::new(&dialect, 2);
+            let mut nulls = NullSearch::new(&dialect, 2, Vec::new());
+            let mut before = nulls.clone();
             let cut = cut.min(text.len());
-            let Some(whole) = stretches(&text, 0, &lines, goal, empty, &[]) else { return Ok(()) };
-            let Some(old) = stretches(&text[..cut], 0, &lines, goal, empty, &[]) else { return Ok(()) };
+            let Some(whole) = stretches(&text, 0, &mut nulls, goal, empty, &[]) else { return Ok(()) };
+            let Some(old) = stretches(&text[..cut], 0, &mut before, goal, empty, &[]) else { return Ok(()) };
             let file = Memory(text.clone());
+            let old_nulls = before.found().clone();
             let (Ok(before), Ok(header)) = (Header::read(&Memory(text[..cut].to_vec()), &dialect), Header::read(&file, &dialect))
             else { return Ok(()) };
-            let index = encode_index(&before, &old);
+            let index = encode_index(&before, &old, Some(&old_nulls));
             let front = decode_front(&index, &header, &file).unwrap();
             prop_assert_eq!(front.is_some(), old.len() > 2 && cut < text.len());
-            let mut all = front.unwrap_or_default();
+            let (mut all, known) = front.unwrap_or_default();
+            let mut on = NullSearch::new(&dialect, 2, known.unwrap_or_default());
             let from = all.last().map_or(0, |last| last.offset + u64::from(last.len));
             ends.retain(|&end| end <= text.len());
-            all.extend(stretches(&text, from, &lines, goal, empty, &ends).unwrap());
-            prop_assert_eq!(encode_index(&header, &all), encode_index(&header, &whole));
+            all.extend(stretches(&text, from, &mut on, goal, empty, &ends).unwrap());
+            prop_assert_eq!(encode_index(&header, &all, Some(on.found())), encode_index(&header, &whole, Some(nulls.found())));
             // What was rewritten in front isn't extended.
             let mut other = text.clone();
             for at in [0, cut.saturating_sub(1)] {

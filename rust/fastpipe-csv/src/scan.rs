@@ -9,6 +9,7 @@
 //! scan one file.
 
 use crate::dialect::Lines;
+use crate::nulls::NullSearch;
 use crate::rows::newline;
 
 /// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a
@@ -37,8 +38,9 @@ pub struct Scanned {
 }
 
 /// Finds the rows of bytes that begin with a line and end with one, and cuts them at the first line behind each
-/// multiple of `goal` bytes of the file, in which they begin at byte `offset`.
-pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize) -> Scanned {
+/// multiple of `goal` bytes of the file, in which they begin at byte `offset`. Shows the rows to a search for nulls, if
+/// there is one.
+pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize, mut nulls: Option<&mut NullSearch>) -> Scanned {
     let mut found = Scanned::default();
     let mut at = 0;
     let goal = goal.max(1);
@@ -48,7 +50,12 @@ pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize) -> Scanned {
         let end = newline(bytes, (at + goal - behind as usize).min(bytes.len()) - 1);
         let mut rows = 0;
         match plain_rows(&bytes[start..end], lines) {
-            Some(count) => (rows, at) = (count, end),
+            Some(count) => {
+                (rows, at) = (count, end);
+                if let Some(nulls) = &mut nulls {
+                    nulls.see_lines(&bytes[start..end], offset + start as u64);
+                }
+            }
             None => {
                 while at < end {
                     let row = lines.past_others(&bytes[..end], at);
@@ -60,8 +67,13 @@ pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize) -> Scanned {
                         found.open = Some(row);
                         break;
                     };
-                    rows += u32::from(lines.is_row(&bytes[row..behind]));
                     at = behind;
+                    if lines.is_row(&bytes[row..behind]) {
+                        rows += 1;
+                        if let Some(nulls) = &mut nulls {
+                            nulls.see_row(&bytes[row..behind], offset + row as u64);
+                        }
+                    }
                 }
             }
         }
@@ -149,7 +161,7 @@ mod tests {
             offset in 0u64..2000,
         ) {
             let lines = Lines::new(&dialect, 2);
-            let found = scan(&bytes, offset, &lines, goal);
+            let found = scan(&bytes, offset, &lines, goal, None);
             let (rows, open) = naive(&bytes, &lines);
             prop_assert_eq!(found.cuts.iter().map(|cut| cut.rows).sum::<u32>(), rows);
             prop_assert_eq!(found.open, open);

@@ -141,7 +141,7 @@ impl RowStream {
             true => self.bytes.len(),
             false => memrchr(b'\n', &self.bytes).map_or(0, |newline| newline + 1),
         };
-        let found = scan(&self.bytes[..whole], self.offset, &self.lines, STRETCH_BYTES);
+        let found = scan(&self.bytes[..whole], self.offset, &self.lines, STRETCH_BYTES, None);
         for cut in &found.cuts {
             let (mut at, mut number) = (cut.start, self.rows);
             self.rows += u64::from(cut.rows);

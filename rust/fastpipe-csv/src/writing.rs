@@ -159,7 +159,7 @@ impl Rows {
             return self.index_of(text, lookup, dtype, cell, target, out);
         }
         let trimmed = text.trim_ascii();
-        if self.reading.dialect.is_null(text) || self.reading.dialect.is_null(trimmed) {
+        if self.reading.dialect.stands_for_null(text) {
             return self.null(text, dtype, cell, target, out);
         }
         let misfit = || {

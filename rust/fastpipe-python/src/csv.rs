@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fastpipe_batch::{Error, Feature, FileStamp, Source, Unit, path_text, text_path};
-use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, Header, KeptRows, Names, OnRagged, Origins, inferring};
+use fastpipe_csv::{
+    CsvFile, CsvSource, Dialect, Evidence, FirstNulls, Header, KeptRows, Names, OnRagged, Origins, inferring,
+};
 use fastpipe_engine::default_threads;
 use fastpipe_files::{IndexCache, LOOKED_AT_WHOLE, Opening, Packed, Survey, open_all, survey};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -75,6 +77,8 @@ struct Files {
     contents: Vec<Option<Bytes>>,
     /// Where the rows of each were, if they are rows that were picked out of others.
     origins: Vec<Arc<Origins>>,
+    /// For each file where its columns have nulls; none if these weren't searched for.
+    nulls: Vec<FirstNulls>,
     /// For each file how it is compressed; none if no file is.
     packed: Option<Arc<[Option<Packed>]>>,
 }
@@ -127,6 +131,7 @@ impl CsvDataset {
             stamps: Vec::with_capacity(kept.len()),
             contents: Vec::with_capacity(kept.len()),
             origins: Vec::with_capacity(kept.len()),
+            nulls: Vec::new(),
             packed: None,
         };
         for (path, header, rows) in kept {
@@ -167,7 +172,11 @@ impl CsvDataset {
         let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
         // Several files are scanned at once, or several regions of one.
         let threads = default_threads();
-        let format = CsvFormat::new(dialect.clone(), if paths.len() == 1 { threads } else { 1 });
+        let format = CsvFormat::new(
+            dialect.clone(),
+            if paths.len() == 1 { threads } else { 1 },
+            features.is_none(),
+        );
         let how = Opening {
             contents: &contents,
             cache: cache.as_ref(),
@@ -179,11 +188,12 @@ impl CsvDataset {
             return Err(to_py(py, &error));
         }
         let (mut files, mut stamps) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
-        let mut packed = Vec::with_capacity(found.len());
+        let (mut nulls, mut packed) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
         for file in found.into_iter().filter_map(|file| file.opened) {
             log(py, &file.notes)?;
             stamps.push(file.stamp);
             let how = file.header.packed();
+            nulls.extend(file.header.nulls().take());
             files.push(CsvFile {
                 path: file.path,
                 header: file.header.header,
@@ -200,6 +210,7 @@ impl CsvDataset {
             stamps,
             contents,
             origins: Vec::new(),
+            nulls,
             packed: packed.iter().any(Option::is_some).then(|| packed.into()),
         });
         let features = match features {
@@ -280,6 +291,9 @@ fn inferred(py: Python<'_>, files: &Files, columns: Option<&[String]>) -> PyResu
     };
     let notes = notes.py(py)?;
     log(py, &notes)?;
+    for (file, nulls) in files.files.iter().zip(&files.nulls) {
+        columns.0.add_nulls(&file.header, nulls);
+    }
     Ok(columns.0.features())
 }
 

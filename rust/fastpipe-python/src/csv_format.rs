@@ -1,12 +1,12 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result, try_filled};
 use fastpipe_csv::{
-    Cut, Dialect, Header, Joining, Lines, MOST_ROW_BYTES, STRETCH_BYTES, Stretch, decode_front, decode_index,
-    encode_index, scan,
+    Cut, Dialect, FirstNulls, Header, Indexed, Joining, Lines, MOST_ROW_BYTES, NullSearch, STRETCH_BYTES, Stretch,
+    decode_front, decode_index, encode_index, scan,
 };
 use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
 
@@ -32,15 +32,19 @@ pub(crate) struct CsvFormat {
     threads: usize,
     /// Whether its rows are looked for.
     scans: bool,
+    /// Whether nulls are, too.
+    seeks_nulls: bool,
 }
 
 impl CsvFormat {
-    pub(crate) fn new(dialect: Dialect, threads: usize) -> CsvFormat {
+    /// Files whose rows are found by this many threads each, and which of their columns have nulls, if that is asked.
+    pub(crate) fn new(dialect: Dialect, threads: usize, seeks_nulls: bool) -> CsvFormat {
         CsvFormat {
             tag: dialect.tag(),
             dialect,
             threads: threads.max(1),
             scans: true,
+            seeks_nulls,
         }
     }
 
@@ -48,17 +52,18 @@ impl CsvFormat {
     pub(crate) fn unscanned(dialect: Dialect) -> CsvFormat {
         CsvFormat {
             scans: false,
-            ..CsvFormat::new(dialect, 1)
+            ..CsvFormat::new(dialect, 1, false)
         }
     }
 }
 
-/// What is known of a file before its rows are found; and of a compressed one, once they are, where decompressing can
-/// begin.
+/// What is known of a file before its rows are found. Once they are: which columns have nulls, if that was asked; and of
+/// a compressed file where decompressing can begin.
 pub(crate) struct CsvHeader {
     pub(crate) header: Header,
     compression: Option<Compression>,
     layout: OnceLock<Arc<Layout>>,
+    nulls: Mutex<Option<FirstNulls>>,
 }
 
 impl CsvHeader {
@@ -66,6 +71,22 @@ impl CsvHeader {
     pub(crate) fn packed(&self) -> Option<Packed> {
         let layout = self.layout.get()?.clone();
         self.compression.map(|compression| Packed { compression, layout })
+    }
+
+    /// Where the columns have nulls, if these were searched for.
+    pub(crate) fn nulls(&self) -> MutexGuard<'_, Option<FirstNulls>> {
+        // Nobody panics while it is held.
+        self.nulls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The stretches out of an index, whose nulls are kept; `None` if they are asked for, and the index lacks them.
+    fn take(&self, found: Option<Indexed>, seeks_nulls: bool) -> Option<Vec<Stretch>> {
+        let (stretches, nulls) = found?;
+        if seeks_nulls && nulls.is_none() {
+            return None;
+        }
+        *self.nulls() = nulls;
+        Some(stretches)
     }
 }
 
@@ -100,6 +121,7 @@ impl Format for CsvFormat {
             header: header.map_err(|e| e.at_path(path))?,
             compression,
             layout: OnceLock::new(),
+            nulls: Mutex::default(),
         })
     }
 
@@ -122,6 +144,8 @@ impl Format for CsvFormat {
         from: u64,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
         let compressed = header.compression.map(|how| CompressedText::new(file, how));
+        // An index that has nulls keeps them, whoever makes it longer.
+        let front = header.nulls().take().or(self.seeks_nulls.then(FirstNulls::new));
         Ok(Walk {
             // How much text there is shows at its end.
             size: AtomicU64::new(if compressed.is_some() {
@@ -134,11 +158,12 @@ impl Format for CsvFormat {
             compressed,
             file,
             lines: Lines::new(&self.dialect, header.header.names.len()),
+            nulls: front.map(|front| NullSearch::new(&self.dialect, header.header.names.len(), front)),
             at: if self.scans { from } else { header.header.size },
             window: Window::default(),
             joining: Joining::default(),
             failed: None,
-            layout: &header.layout,
+            header,
         })
     }
 
@@ -163,6 +188,7 @@ impl Format for CsvFormat {
             stretch.offset,
             &Lines::new(&self.dialect, header.header.names.len()),
             STRETCH_BYTES,
+            None,
         );
         if stored.len() != stretch.len as usize || found.open.is_some() || found.cuts.iter().any(|cut| cut.rows > 0) {
             let reason = "it has a stretch without rows that isn't there";
@@ -172,7 +198,7 @@ impl Format for CsvFormat {
     }
 
     fn encode(&self, header: &CsvHeader, stretches: &[Stretch]) -> Result<Vec<u8>> {
-        let index = encode_index(&header.header, stretches);
+        let index = encode_index(&header.header, stretches, header.nulls().as_ref());
         match header.layout.get() {
             None => Ok(index),
             Some(layout) => Ok([layout.encode()?, index].concat()),
@@ -181,10 +207,10 @@ impl Format for CsvFormat {
 
     fn decode(&self, header: &CsvHeader, index: &[u8], size: u64) -> Result<Option<Vec<Stretch>>> {
         if header.compression.is_none() {
-            return decode_index(index, &header.header, size);
+            return Ok(header.take(decode_index(index, &header.header, size)?, self.seeks_nulls));
         }
         let (layout, index) = Layout::decode(index, size)?;
-        let stretches = decode_index(index, &header.header, layout.size())?;
+        let stretches = header.take(decode_index(index, &header.header, layout.size())?, self.seeks_nulls);
         // To see that there are no rows in a stretch, all in front of it would have to be decompressed: then the rows
         // can be looked for as well. Hardly any file has a megabyte without one.
         let stretches = stretches.filter(|stretches| stretches.iter().all(|stretch| stretch.rows > 0));
@@ -196,7 +222,7 @@ impl Format for CsvFormat {
 
     fn decode_front(&self, file: &dyn ReadAt, header: &CsvHeader, index: &[u8]) -> Result<Option<Vec<Stretch>>> {
         match header.compression {
-            None => decode_front(index, &header.header, file),
+            None => Ok(header.take(decode_front(index, &header.header, file)?, self.seeks_nulls)),
             // What was appended to it may be anything, and isn't looked at.
             Some(_) => Ok(None),
         }
@@ -218,9 +244,11 @@ struct Walk<'w> {
     file: &'w dyn ReadAt,
     /// What is in it, if it is compressed.
     compressed: Option<CompressedText<'w>>,
-    /// Where that can be decompressed from, once it is known.
-    layout: &'w OnceLock<Arc<Layout>>,
+    /// That of the file, which what is found is noted in.
+    header: &'w CsvHeader,
     lines: Lines,
+    /// What was found in front of the next row, if nulls are searched for.
+    nulls: Option<NullSearch>,
     /// Bytes of text; the largest number until its end is met.
     size: AtomicU64,
     window: Window,
@@ -238,6 +266,7 @@ struct Region {
     cuts: Vec<(u64, u32)>,
     /// The row behind it.
     next: u64,
+    nulls: Option<NullSearch>,
 }
 
 impl Walk<'_> {
@@ -288,6 +317,9 @@ impl Walk<'_> {
                 _ => self.region(&mut window, self.at, end)?,
             };
             self.at = region.next;
+            if let (Some(nulls), Some(behind)) = (&mut self.nulls, &region.nulls) {
+                nulls.add(behind);
+            }
             for (offset, rows) in region.cuts {
                 let pushed = self.joining.push(offset, rows);
                 pushed.map_err(|e| self.located(e))?;
@@ -318,6 +350,7 @@ impl Walk<'_> {
             start: end,
             cuts: Vec::new(),
             next: end,
+            nulls: None,
         })
     }
 
@@ -327,13 +360,20 @@ impl Walk<'_> {
             start,
             cuts: Vec::new(),
             next: start,
+            nulls: self.nulls.clone(),
         };
         let mut piece = PIECE;
         while region.next < end.min(self.size()) {
             let at = region.next;
             let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size());
             let len = self.read_line(window, at, until)?;
-            let found = scan(&window.bytes()[..len], at, &self.lines, STRETCH_BYTES);
+            let found = scan(
+                &window.bytes()[..len],
+                at,
+                &self.lines,
+                STRETCH_BYTES,
+                region.nulls.as_mut(),
+            );
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                 // One row, and no end of it.
                 let whole = at + len as u64 == self.size();
@@ -408,8 +448,9 @@ impl Walk<'_> {
     /// Ends the last stretch.
     fn end(&mut self) -> Result<()> {
         if let Some(layout) = self.compressed.as_ref().and_then(CompressedText::take_layout) {
-            self.layout.get_or_init(|| Arc::new(layout));
+            self.header.layout.get_or_init(|| Arc::new(layout));
         }
+        *self.header.nulls() = self.nulls.as_ref().map(|nulls| nulls.found().clone());
         self.joining.end(self.size()).map_err(|e| self.located(e))
     }
 }

@@ -10,8 +10,8 @@ use fastpipe_batch::{
     Result, Row, Rows, Scalar, Sink, SlabPool, Source, TimeUnit, Unit,
 };
 use fastpipe_csv::{
-    CsvFile, CsvSource, Dialect, Header, Joining, Lines, Names, OnRagged, Stretch, decode_front, decode_index,
-    encode_index, inferring, scan,
+    CsvFile, CsvSource, Dialect, FirstNulls, Header, Joining, Names, NullSearch, OnRagged, Stretch, decode_front,
+    decode_index, encode_index, inferring, scan,
 };
 
 /// Choices of the dialect; the feature that is read, or all; about how many bytes stretches have; where pieces end; the
@@ -69,9 +69,16 @@ fn features(columns: usize) -> Vec<Feature> {
     leaves.into_iter().enumerate().map(feature).collect()
 }
 
-/// The stretches of a text, scanned in pieces that end with the line or the row of each of these bytes, or of the last
+/// The stretches of a text, and its nulls, scanned in pieces that end with the line or the row of each of these bytes, or of the last
 /// one; `None` if a row ends within quotes.
-fn stretches(bytes: &[u8], first: u64, lines: &Lines, goal: u8, ends: &[u16]) -> Option<Vec<Stretch>> {
+fn stretches(
+    bytes: &[u8],
+    first: u64,
+    mut nulls: NullSearch,
+    goal: u8,
+    ends: &[u16],
+) -> Option<(Vec<Stretch>, FirstNulls)> {
+    let lines = nulls.lines().clone();
     let goal = u64::from(goal).max(1);
     let mut joining = Joining::new(goal, 3 * goal);
     let mut at = first as usize;
@@ -80,7 +87,7 @@ fn stretches(bytes: &[u8], first: u64, lines: &Lines, goal: u8, ends: &[u16]) ->
         while at < end {
             let line = bytes[end - 1..].iter().position(|&b| b == b'\n');
             let line = line.map_or(bytes.len(), |found| end + found);
-            let found = scan(&bytes[at..line], at as u64, lines, goal as usize);
+            let found = scan(&bytes[at..line], at as u64, &lines, goal as usize, Some(&mut nulls));
             if found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
                 if line == bytes.len() {
                     return None;
@@ -95,7 +102,7 @@ fn stretches(bytes: &[u8], first: u64, lines: &Lines, goal: u8, ends: &[u16]) ->
         }
     }
     joining.end(bytes.len() as u64).unwrap();
-    Some(std::iter::from_fn(|| joining.pop()).collect())
+    Some((std::iter::from_fn(|| joining.pop()).collect(), nulls.found().clone()))
 }
 
 fn unit(source: &CsvSource, file: &CsvFile, number: u64, bytes: &[u8]) -> Box<dyn Unit> {
@@ -159,14 +166,17 @@ pub(crate) fn run(input: &Input) {
     let Ok(header) = Header::read(&Memory(bytes), &dialect) else {
         return;
     };
-    let lines = Lines::new(&dialect, header.names.len());
-    let whole = stretches(bytes, header.first, &lines, *goal, &[]);
-    assert_eq!(stretches(bytes, header.first, &lines, *goal, ends), whole);
-    let Some(whole) = whole else { return };
-    let index = encode_index(&header, &whole);
+    let search = NullSearch::new(&dialect, header.names.len(), Vec::new());
+    let whole = stretches(bytes, header.first, search.clone(), *goal, &[]);
+    assert_eq!(stretches(bytes, header.first, search, *goal, ends), whole);
+    let Some((whole, nulls)) = whole else { return };
+    let index = encode_index(&header, &whole, Some(&nulls));
     let size = bytes.len() as u64;
-    assert_eq!(decode_index(&index, &header, size).unwrap().as_ref(), Some(&whole));
-    extend(&dialect, &header, &whole, input);
+    assert_eq!(
+        decode_index(&index, &header, size).unwrap(),
+        Some((whole.clone(), Some(nulls.clone())))
+    );
+    extend(&dialect, &header, (&whole, &nulls), input);
     if header.names.is_empty() {
         return;
     }
@@ -179,27 +189,32 @@ pub(crate) fn run(input: &Input) {
 }
 
 /// Holds the index of the first bytes, extended, against that of all.
-fn extend(dialect: &Dialect, header: &Header, whole: &[Stretch], (_, _, goal, ends, bytes): &Input) {
+fn extend(
+    dialect: &Dialect,
+    header: &Header,
+    (whole, nulls): (&[Stretch], &FirstNulls),
+    (_, _, goal, ends, bytes): &Input,
+) {
     let Some(front) = ends.last().and_then(|&end| bytes.get(..usize::from(end))) else {
         return;
     };
     let Ok(before) = Header::read(&Memory(front), dialect) else {
         return;
     };
-    let lines = Lines::new(dialect, before.names.len());
-    let Some(old) = stretches(front, before.first, &lines, *goal, ends) else {
+    let search = NullSearch::new(dialect, before.names.len(), Vec::new());
+    let Some((old, found)) = stretches(front, before.first, search, *goal, ends) else {
         return;
     };
-    let kept = decode_front(&encode_index(&before, &old), header, &Memory(bytes)).unwrap();
-    let kept = kept.unwrap_or_default();
+    let kept = decode_front(&encode_index(&before, &old, Some(&found)), header, &Memory(bytes)).unwrap();
+    let (kept, known) = kept.unwrap_or_default();
     assert_eq!(kept, whole[..kept.len()]);
     let from = kept
         .last()
         .map_or(header.first, |last| last.offset + u64::from(last.len));
-    let lines = Lines::new(dialect, header.names.len());
+    let search = NullSearch::new(dialect, header.names.len(), known.unwrap_or_default());
     assert_eq!(
-        stretches(bytes, from, &lines, *goal, ends).as_deref(),
-        Some(&whole[kept.len()..])
+        stretches(bytes, from, search, *goal, ends),
+        Some((whole[kept.len()..].to_vec(), nulls.clone()))
     );
 }
 

@@ -61,9 +61,9 @@ def read_csv(
             (true, false), int64, uint64, float64 (NaN for no value), datetime64[D] (2024-02-29), datetime64[us] or [ns]
             (2024-02-29T12:30:00.5Z, with a blank in the place of T, or an offset in that of Z), else strings. Numbers
             with leading zeros and integers that would be rounded are strings unless `features` says otherwise. Times
-            are NaT where a field stands for no value. Integers and truth values are masked if they are missing in a row
-            that was looked at. Columns without any value are float64. What turns out otherwise later is a
-            `ValueRangeError`, or a `NullValueError`, that says where and what to pass.
+            are NaT where a field stands for no value. Integers and truth values are masked if any row of the files has
+            such a field in their column; the scan for rows looks for them. Columns without any value are float64. A
+            field that turns out to be of another type is a `ValueRangeError` that says where and what to pass.
         batch_size: rows a batch.
         delimiter: one ASCII character.
         quote: one ASCII character; None if quotes stand for themselves.
