@@ -42,6 +42,11 @@ def rows(batches: Any) -> list[list[int]]:
     return [batch["id"].tolist() for batch in batches]
 
 
+def ids(batch: Any) -> Any:
+    """Of passes that are left: Torch's workers may abort if they are ended while they send tensors."""
+    return {"id": batch["id"].numpy()}
+
+
 def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
     """The rows of some passes: with new workers for each, and with workers that are kept."""
     found = []
@@ -56,7 +61,8 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
             persistent_workers=kept,
         )
         found.append([rows(loader) for _ in range(count)])
-    early = DataLoader(dataset(paths), batch_size=None, num_workers=workers, multiprocessing_context=method)
+    options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "multiprocessing_context": method}
+    early = DataLoader(dataset(paths), collate_fn=ids, **options)
     left = iter(early)
     next(left)
     try:
@@ -71,7 +77,12 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
 def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
     """Passes that are left, by `break` and as Lightning does it: the next iterator is made before the last one goes."""
     data = dataset(paths)
-    options: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": method}
+    options: dict[str, Any] = {
+        "batch_size": None,
+        "num_workers": 2,
+        "multiprocessing_context": method,
+        "collate_fn": ids,
+    }
     loader = (StatefulDataLoader if stateful else DataLoader)(data, **options, persistent_workers=kept)
     # Workers have been asked for a third batch when their loop has had more than four.
     found = [rows(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
