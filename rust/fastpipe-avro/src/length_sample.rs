@@ -48,12 +48,12 @@ impl<'a> LengthSample<'a> {
     /// Nothing seen so far of a source whose features come from `infer`.
     pub fn new(source: &'a AvroSource) -> Self {
         let ragged = |form: &Form| if let Form::Nested(f) = form { f.ragged } else { 0 };
-        let lengths = source
-            .columns()
+        let columns = &source.facts().columns;
+        let lengths = columns
             .iter()
             .map(|c| vec![Lengths::default(); ragged(&c.form)])
             .collect();
-        let parts = source.columns().iter().map(|c| c.parts().len()).sum::<usize>();
+        let parts = columns.iter().map(|c| c.parts().len()).sum::<usize>();
         LengthSample {
             source,
             lengths,
@@ -69,7 +69,7 @@ impl<'a> LengthSample<'a> {
     /// Looks at the first `records` records of a block.
     pub fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
         let rows = unit.rows().min(records);
-        let columns = self.source.columns();
+        let columns = &self.source.facts().columns;
         let parts: Vec<_> = columns.iter().flat_map(|c| c.parts()).collect();
         let batch = Rows::new(parts.into(), rows as usize, &self.pool)?;
         let mut sink = Sink::new(&batch, Fragment::default())?;

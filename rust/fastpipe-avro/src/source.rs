@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use bytes::Bytes;
 use fastpipe_batch::{
     Buffer, BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink,
-    Source, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
+    Source, SourceFacts, SparseLayout, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_collect, try_reserve,
     try_with_capacity,
 };
 
@@ -51,12 +51,8 @@ struct File {
 /// Blocks of Avro files, read to the same columns.
 pub struct AvroSource {
     columns: Vec<Column>,
-    specs: Vec<ColumnSpec>,
+    facts: SourceFacts,
     files: Vec<File>,
-    locations: Vec<Arc<str>>,
-    stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
-    classes: Vec<Arc<str>>,
     /// What the schemas of all files resolve to, if that is given.
     reader: Option<Arc<Schema>>,
     blocks: Arc<Vec<Entry>>,
@@ -83,14 +79,17 @@ impl AvroSource {
         let decides = FileInfo::deciding(files);
         let mut plans = Plans::new(reader.as_deref(), files.get(decides).map(|(info, _)| &*info.schema));
         let mut blocks_of_all = Vec::new();
+        let work = Work {
+            open: "decompressing",
+            place: "decoding",
+        };
         let mut source = AvroSource {
             columns: Vec::new(),
-            specs: Vec::new(),
+            facts: SourceFacts {
+                locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
+                ..SourceFacts::new([], "none", work)
+            },
             files: Vec::with_capacity(files.len()),
-            locations: files.iter().map(|(info, _)| info.path.clone()).collect(),
-            stamps: Vec::new(),
-            contents: Vec::new(),
-            classes: Vec::new(),
             reader: reader.clone(),
             blocks: Arc::default(),
             folders,
@@ -153,11 +152,10 @@ impl AvroSource {
             0 | 1 => codec.to_string().into(),
             _ => format!("{codec} ({})", i + 1).into(),
         };
-        source.classes = classes.iter().enumerate().map(name).collect();
-        if source.classes.is_empty() {
-            source.classes.push("none".into());
+        if !classes.is_empty() {
+            source.facts.classes = classes.iter().enumerate().map(name).collect();
         }
-        source.specs = columns.iter().map(|c| c.spec.clone()).collect();
+        source.facts.columns = columns.iter().map(|c| c.spec.clone()).collect();
         source.columns = columns;
         source.blocks = Arc::new(blocks_of_all);
         Ok(source)
@@ -171,14 +169,16 @@ impl AvroSource {
     /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether
     /// it was changed since.
     #[must_use]
-    pub fn with_stamps(self, stamps: Vec<FileStamp>) -> AvroSource {
-        AvroSource { stamps, ..self }
+    pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> AvroSource {
+        self.facts.stamps = stamps;
+        self
     }
 
     /// The same, with the bytes of those files that lie in memory.
     #[must_use]
-    pub fn with_contents(self, contents: Vec<Option<Bytes>>) -> AvroSource {
-        AvroSource { contents, ..self }
+    pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> AvroSource {
+        self.facts.contents = contents;
+        self
     }
 
     /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks,
@@ -310,15 +310,15 @@ fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
 }
 
 impl Source for AvroSource {
-    fn columns(&self) -> &[ColumnSpec] {
-        &self.specs
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
         let Some(first) = self.files.get(self.decides) else {
             return Ok(None);
         };
-        if !self.specs.iter().any(ColumnSpec::is_coo) {
+        if !self.facts.columns.iter().any(ColumnSpec::is_coo) {
             return Ok(None);
         }
         let features = self.columns.iter().map(|c| c.feature.in_layout(SparseLayout::Csr));
@@ -339,13 +339,12 @@ impl Source for AvroSource {
             });
         }
         Ok(Some(Arc::new(AvroSource {
-            specs: columns.iter().map(|c| c.spec.clone()).collect(),
+            facts: SourceFacts {
+                columns: columns.iter().map(|c| c.spec.clone()).collect(),
+                ..self.facts.clone()
+            },
             columns,
             files,
-            locations: self.locations.clone(),
-            stamps: self.stamps.clone(),
-            contents: self.contents.clone(),
-            classes: self.classes.clone(),
             reader: self.reader.clone(),
             blocks: self.blocks.clone(),
             folders: self.folders.clone(),
@@ -372,29 +371,6 @@ impl Source for AvroSource {
             apart: file.codec != Codec::Null,
             held: None,
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "decompressing",
-            place: "decoding",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &self.locations
-    }
-
-    fn stamps(&self) -> &[FileStamp] {
-        &self.stamps
-    }
-
-    fn contents(&self) -> &[Option<Bytes>] {
-        &self.contents
     }
 
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {

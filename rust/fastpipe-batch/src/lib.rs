@@ -61,8 +61,8 @@ pub use similar::nearest;
 pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
-    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, Starts, Unit, UnitInfo, Unpicked,
-    Work, own_units,
+    Access, ByteRange, Fetched, FileStamp, Mark, Pass, Pick, ReadAt, Row, Source, SourceFacts, Starts, Unit, UnitInfo,
+    Unpicked, Work, own_units,
 };
 pub use sparse::{SparseForm, SparseLayout};
 pub use spec::{ColumnSpec, Form, NestedForm};

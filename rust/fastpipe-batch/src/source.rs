@@ -24,7 +24,7 @@ use crate::spec::ColumnSpec;
 /// Where the bytes of a unit lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
-    /// Which of [`Source::locations`].
+    /// Which of [`SourceFacts::locations`].
     pub location: u32,
     /// First byte.
     pub offset: u64,
@@ -48,7 +48,7 @@ pub struct UnitInfo {
     pub rows: u32,
     /// The bytes to fetch before it can be opened; `None` for sources that make their rows.
     pub range: Option<ByteRange>,
-    /// Which of [`Source::classes`].
+    /// Which of [`SourceFacts::classes`].
     pub class: u32,
     /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
     pub apart: bool,
@@ -107,7 +107,7 @@ pub enum Access {
 }
 
 /// What a source calls its work, where it is said what time goes into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// [`Source::open`]: decompressing, say.
     pub open: &'static str,
@@ -170,10 +170,49 @@ impl Mark {
 /// Where the records of a unit start, as the unit itself counts; and where the last one ends.
 pub type Starts = Arc<Vec<u32>>;
 
+/// What stays the same for as long as a source exists.
+#[derive(Clone, Debug)]
+pub struct SourceFacts {
+    /// The columns of every batch.
+    pub columns: Arc<[ColumnSpec]>,
+    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one
+    /// unit is expected of all others of its class. At least one.
+    pub classes: Vec<Arc<str>>,
+    /// What its work is called.
+    pub work: Work,
+    /// The files that [`ByteRange::location`] counts.
+    pub locations: Vec<Arc<str>>,
+    /// What these files looked like before their units were found; empty if the caller didn't look.
+    pub stamps: Vec<FileStamp>,
+    /// For each location its bytes, if they are in memory and not in a file; empty if all are files.
+    pub contents: Vec<Option<Bytes>>,
+    /// How rows of its units are found.
+    pub access: Access,
+    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files,
+    /// or make their rows.
+    pub fetches: usize,
+}
+
+impl SourceFacts {
+    /// The facts of a source of one class of units that reads no files, in sequence.
+    pub fn new(columns: impl Into<Arc<[ColumnSpec]>>, class: &str, work: Work) -> SourceFacts {
+        SourceFacts {
+            columns: columns.into(),
+            classes: vec![class.into()],
+            work,
+            locations: Vec::new(),
+            stamps: Vec::new(),
+            contents: Vec::new(),
+            access: Access::Sequence,
+            fetches: 0,
+        }
+    }
+}
+
 /// Something that yields rows by units.
 pub trait Source: Send + Sync + 'static {
-    /// The columns of every batch.
-    fn columns(&self) -> &[ColumnSpec];
+    /// What is known of all its units.
+    fn facts(&self) -> &SourceFacts;
 
     /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are
     /// otherwise. Arrow lays them out like that: the rows of entries needn't be written to be taken out again.
@@ -181,7 +220,7 @@ pub trait Source: Send + Sync + 'static {
     /// # Errors
     /// [`ErrorKind::Unsupported`] if this source has another layout and only that.
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>, Error> {
-        match self.columns().iter().find(|column| column.is_coo()) {
+        match self.facts().columns.iter().find(|column| column.is_coo()) {
             None => Ok(None),
             Some(column) => {
                 let reason = "this source has sparse columns only as coordinates";
@@ -196,43 +235,12 @@ pub trait Source: Send + Sync + 'static {
     /// What is known of a unit before it is read.
     fn describe(&self, unit: u64) -> UnitInfo;
 
-    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one
-    /// unit is expected of all others of its class. At least one.
-    fn classes(&self) -> &[Arc<str>];
-
-    /// What its work is called.
-    fn work(&self) -> Work;
-
-    /// The files that [`ByteRange::location`] counts.
-    fn locations(&self) -> &[Arc<str>];
-
-    /// What these files looked like before their units were found; empty where nobody looked.
-    fn stamps(&self) -> &[FileStamp] {
-        &[]
-    }
-
-    /// The bytes of those locations that lie in memory and not in a file; empty where all are files.
-    fn contents(&self) -> &[Option<Bytes>] {
-        &[]
-    }
-
-    /// How rows of its units are found.
-    fn access(&self) -> Access {
-        Access::Sequence
-    }
-
     /// Whether units can be read in any order, and not only from the first to the last.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`] if they can't, with what to do instead.
     fn check_random(&self) -> Result<(), Error> {
         Ok(())
-    }
-
-    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files,
-    /// or make their rows.
-    fn fetches(&self) -> usize {
-        0
     }
 
     /// Whether a unit is the rest of the one in front of it, and fetched only when that is: of one call the next.

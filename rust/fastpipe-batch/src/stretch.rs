@@ -3,14 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
 use crate::Result;
 use crate::buffers::BufferPool;
 use crate::error::Error;
 use crate::sink::Sink;
-use crate::source::{Access, Fetched, FileStamp, Pass, Row, Source, Unit, UnitInfo, Unpicked, Work};
-use crate::spec::ColumnSpec;
+use crate::source::{Fetched, Pass, Row, Source, SourceFacts, Unit, UnitInfo, Unpicked};
 
 /// Consecutive units of a source. They are numbered from 0; what is drawn for them, and what errors say of them, stays
 /// what it is in the whole.
@@ -63,8 +60,8 @@ pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
 }
 
 impl Source for Stretch {
-    fn columns(&self) -> &[ColumnSpec] {
-        self.source.columns()
+    fn facts(&self) -> &SourceFacts {
+        self.source.facts()
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
@@ -80,36 +77,8 @@ impl Source for Stretch {
         self.source.describe(self.units.start + unit)
     }
 
-    fn classes(&self) -> &[Arc<str>] {
-        self.source.classes()
-    }
-
-    fn work(&self) -> Work {
-        self.source.work()
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        self.source.locations()
-    }
-
-    fn stamps(&self) -> &[FileStamp] {
-        self.source.stamps()
-    }
-
-    fn contents(&self) -> &[Option<Bytes>] {
-        self.source.contents()
-    }
-
-    fn access(&self) -> Access {
-        self.source.access()
-    }
-
     fn check_random(&self) -> Result<()> {
         self.source.check_random()
-    }
-
-    fn fetches(&self) -> usize {
-        self.source.fetches()
     }
 
     fn follows(&self, unit: u64) -> bool {

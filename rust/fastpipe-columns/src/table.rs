@@ -8,7 +8,7 @@ use arrow_array::RecordBatch;
 use arrow_schema::SchemaRef;
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Fragment, Mark, Pass, Pick, Result, Row, Rows,
-    Sink, SlabPool, Source, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_with_capacity,
+    Sink, SlabPool, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_with_capacity,
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
@@ -21,6 +21,12 @@ pub const UNIT_ROWS: u64 = 1 << 15;
 
 /// Rows that are looked at for a digest of a table's contents.
 const DIGESTED: u64 = 256;
+
+/// What the work of finished columns is called.
+pub(crate) const GATHERING: Work = Work {
+    open: "opening",
+    place: "gathering",
+};
 
 /// Rows of bound record batches, as a unit.
 pub(crate) struct OpenRows {
@@ -145,7 +151,7 @@ pub(crate) fn pick(
 pub struct TableSource {
     columns: Arc<Columns>,
     chunks: Arc<Chunks>,
-    classes: [Arc<str>; 1],
+    facts: SourceFacts,
 }
 
 impl TableSource {
@@ -155,11 +161,18 @@ impl TableSource {
         columns.check(batches)?;
         let columns = columns.with_unified(batches)?;
         let chunks = columns.bind(batches)?;
-        Ok(TableSource {
+        Ok(TableSource::of(columns, Arc::new(chunks)))
+    }
+
+    fn of(columns: Columns, chunks: Arc<Chunks>) -> TableSource {
+        TableSource {
+            facts: SourceFacts {
+                access: Access::Random,
+                ..SourceFacts::new(columns.specs(), "table", GATHERING)
+            },
             columns: Arc::new(columns),
-            chunks: Arc::new(chunks),
-            classes: ["table".into()],
-        })
+            chunks,
+        }
     }
 
     /// For each feature that is codes of a dictionary, what they stand for: the values of the dictionaries of all
@@ -217,19 +230,13 @@ impl TableSource {
 }
 
 impl Source for TableSource {
-    fn columns(&self) -> &[ColumnSpec] {
-        self.columns.specs()
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
-        let Some(columns) = self.columns.in_csr()? else {
-            return Ok(None);
-        };
-        Ok(Some(Arc::new(TableSource {
-            columns: Arc::new(columns),
-            chunks: self.chunks.clone(),
-            classes: self.classes.clone(),
-        })))
+        let table = |columns| Arc::new(TableSource::of(columns, self.chunks.clone())) as Arc<dyn Source>;
+        Ok(self.columns.in_csr()?.map(table))
     }
 
     fn units(&self) -> u64 {
@@ -246,25 +253,6 @@ impl Source for TableSource {
             // The table is there anyway.
             held: Some(0),
         }
-    }
-
-    fn access(&self) -> Access {
-        Access::Random
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "opening",
-            place: "gathering",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &[]
     }
 
     fn open(&self, unit: u64, _pass: Pass, _fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::{DataType, SchemaRef};
 use fastpipe_batch::{
-    Access, BufferPool, ColumnSpec, Error, ErrorKind, Feature, Fetched, Pass, Result, Row, Sink, Source, Unit,
-    UnitInfo, Unpicked, Work, try_with_capacity,
+    Access, BufferPool, Error, ErrorKind, Feature, Fetched, Pass, Result, Row, Sink, Source, SourceFacts, Unit,
+    UnitInfo, Unpicked, try_with_capacity,
 };
 
 use crate::columns::Columns;
 use crate::layout::Column;
 use crate::slices::{Slice, Slices};
-use crate::table::{OpenRows, pick};
+use crate::table::{GATHERING, OpenRows, pick};
 
 /// Bytes that are taken for a value of no fixed size, before any was seen.
 const VALUE: u64 = 16;
@@ -45,14 +45,22 @@ struct Known {
     bytes: Option<Vec<u64>>,
     /// Bytes that a row is taken to have: at first by its types, then what rows of units had that were fetched.
     row_bytes: AtomicU64,
-    classes: [Arc<str>; 1],
 }
 
 /// Units of finished columns, fetched by calls.
 pub struct UnitsSource<R> {
     known: Arc<Known>,
     columns: Arc<Columns>,
+    facts: SourceFacts,
     read: Arc<R>,
+}
+
+fn facts<R: ReadUnit>(columns: &Columns, read: &R) -> SourceFacts {
+    SourceFacts {
+        access: Access::Random,
+        fetches: read.at_once().max(1),
+        ..SourceFacts::new(columns.specs(), "units", GATHERING)
+    }
 }
 
 impl<R: ReadUnit> UnitsSource<R> {
@@ -86,11 +94,12 @@ impl<R: ReadUnit> UnitsSource<R> {
             slices,
             bytes,
             row_bytes: AtomicU64::new(row_bytes),
-            classes: ["units".into()],
         };
+        let columns = Columns::new(used, features)?.with_dictionaries(dictionaries)?;
         Ok(UnitsSource {
             known: Arc::new(known),
-            columns: Arc::new(Columns::new(used, features)?.with_dictionaries(dictionaries)?),
+            facts: facts(&columns, &read),
+            columns: Arc::new(columns),
             read: Arc::new(read),
         })
     }
@@ -99,6 +108,7 @@ impl<R: ReadUnit> UnitsSource<R> {
     pub fn with_reader<S: ReadUnit>(&self, read: S) -> UnitsSource<S> {
         UnitsSource {
             known: self.known.clone(),
+            facts: facts(&self.columns, &read),
             columns: self.columns.clone(),
             read: Arc::new(read),
         }
@@ -199,8 +209,8 @@ fn bytes_of(batches: &[RecordBatch]) -> usize {
 }
 
 impl<R: ReadUnit> Source for UnitsSource<R> {
-    fn columns(&self) -> &[ColumnSpec] {
-        self.columns.specs()
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
@@ -209,6 +219,7 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         };
         Ok(Some(Arc::new(UnitsSource {
             known: self.known.clone(),
+            facts: facts(&columns, &*self.read),
             columns: Arc::new(columns),
             read: self.read.clone(),
         })))
@@ -233,29 +244,6 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
             apart: false,
             held: Some(u64::try_from(share).unwrap_or(u64::MAX)),
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.known.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "opening",
-            place: "gathering",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &[]
-    }
-
-    fn access(&self) -> Access {
-        Access::Random
-    }
-
-    fn fetches(&self) -> usize {
-        self.read.at_once().max(1)
     }
 
     fn follows(&self, unit: u64) -> bool {
@@ -418,13 +406,18 @@ mod tests {
     fn rows_are_gathered_whatever_the_order_of_columns() {
         let unit = batch(&[("text", texts(&["a", "b", "c"])), ("x", numbers(&[1, 2, 3]))]);
         let source = source(vec![unit], &[3]);
-        assert_eq!((source.fetches(), source.access()), (3, Access::Random));
+        assert_eq!((source.facts().fetches, source.facts().access), (3, Access::Random));
         assert_eq!(source.used().collect::<Vec<_>>(), ["x", "text"]);
         let fetched = fetch(&source, 0).unwrap();
         let open = source
             .open(0, Pass::default(), fetched, &BufferPool::default())
             .unwrap();
-        let parts = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+        let parts = source
+            .facts()
+            .columns
+            .iter()
+            .flat_map(|column| column.parts())
+            .collect();
         let rows = Rows::new(parts, 2, &SlabPool::new(1)).unwrap();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         let picks = [2, 0].map(|record| Pick {
@@ -512,7 +505,12 @@ mod tests {
         let place = |unit: u64, record: u32| {
             let fetched = fetch(&source, unit).unwrap();
             let open = source.open(unit, Pass::default(), fetched, &BufferPool::default());
-            let parts = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+            let parts = source
+                .facts()
+                .columns
+                .iter()
+                .flat_map(|column| column.parts())
+                .collect();
             let rows = Rows::new(parts, 1, &SlabPool::new(1)).unwrap();
             let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
             let pick = Pick { record, slot: 0 };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source,
+    BufferPool, ByteRange, Error, ErrorKind, Feature, Fetched, FileStamp, Pass, Result, Row, Sink, Source, SourceFacts,
     Starts, Unit, UnitInfo, Unpicked, Work, own_units, try_reserve,
 };
 
@@ -32,10 +32,7 @@ pub struct CsvSource {
     stretches: Vec<Stretch>,
     /// For each stretch the rows in front of it, in all files.
     rows_before: Vec<u64>,
-    locations: Vec<Arc<str>>,
-    stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
-    classes: [Arc<str>; 1],
+    facts: SourceFacts,
 }
 
 impl CsvSource {
@@ -53,15 +50,19 @@ impl CsvSource {
             numeric_nulls: dialect.has_numeric_nulls(),
             lossless: dialect.lossless,
         };
+        let work = Work {
+            open: "opening",
+            place: "parsing",
+        };
         let mut source = CsvSource {
+            facts: SourceFacts {
+                locations: files.iter().map(|file| file.path.clone()).collect(),
+                ..SourceFacts::new(&*reading.layout.specs, "csv", work)
+            },
             reading: Arc::new(reading),
             files: Vec::with_capacity(files.len()),
             stretches: Vec::new(),
             rows_before: Vec::new(),
-            locations: files.iter().map(|file| file.path.clone()).collect(),
-            stamps: Vec::new(),
-            contents: Vec::new(),
-            classes: ["csv".into()],
         };
         let mut rows = 0;
         let mut programs: Vec<Arc<Program>> = Vec::new();
@@ -100,14 +101,16 @@ impl CsvSource {
 
     /// The same, with what each file looked like before its rows were found.
     #[must_use]
-    pub fn with_stamps(self, stamps: Vec<FileStamp>) -> CsvSource {
-        CsvSource { stamps, ..self }
+    pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> CsvSource {
+        self.facts.stamps = stamps;
+        self
     }
 
     /// The same, with the bytes of those files that lie in memory.
     #[must_use]
-    pub fn with_contents(self, contents: Vec<Option<Bytes>>) -> CsvSource {
-        CsvSource { contents, ..self }
+    pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> CsvSource {
+        self.facts.contents = contents;
+        self
     }
 
     /// The same, with where the rows of each file were that are picked out of another.
@@ -146,8 +149,8 @@ impl CsvSource {
 }
 
 impl Source for CsvSource {
-    fn columns(&self) -> &[ColumnSpec] {
-        &self.reading.layout.specs
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn units(&self) -> u64 {
@@ -169,29 +172,6 @@ impl Source for CsvSource {
             apart: false,
             held: None,
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "opening",
-            place: "parsing",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &self.locations
-    }
-
-    fn stamps(&self) -> &[FileStamp] {
-        &self.stamps
-    }
-
-    fn contents(&self) -> &[Option<Bytes>] {
-        &self.contents
     }
 
     fn open(&self, unit: u64, _pass: Pass, fetched: Fetched, _pool: &BufferPool) -> Result<Box<dyn Unit>> {

@@ -1,6 +1,6 @@
 //! What work costs, learned as it is done.
 //!
-//! Units of a class cost alike (see [`Source::classes`](fastpipe_batch::Source::classes)). For each class three things
+//! Units of a class cost alike (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For each class three things
 //! are learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to decode, and
 //! what a byte takes to pass over. Besides, how much memory opened units and rows of no fixed size take. Every task is
 //! estimated before it is given out; what it took then corrects the model, and the difference is kept for whoever asks

@@ -138,7 +138,7 @@ impl Fetches {
         let inner = Inner {
             source: source.clone(),
             queue: Mutex::default(),
-            most: source.fetches(),
+            most: source.facts().fetches,
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
@@ -303,13 +303,13 @@ mod tests {
     use std::sync::mpsc::{Sender, channel};
     use std::time::Duration;
 
-    use fastpipe_batch::{Access, BufferPool, ColumnSpec, Pass, Row, Sink, Unit, UnitInfo, Unpicked, Work};
+    use fastpipe_batch::{BufferPool, Pass, Row, Sink, SourceFacts, Unit, UnitInfo, Unpicked, Work};
 
     use super::*;
 
     /// Tells which units are fetched, and takes its time.
     struct Slow {
-        most: usize,
+        facts: SourceFacts,
         /// Whether all units are rests of the first.
         chained: bool,
         told: Mutex<Sender<u64>>,
@@ -317,8 +317,8 @@ mod tests {
     }
 
     impl Source for Slow {
-        fn columns(&self) -> &[ColumnSpec] {
-            &[]
+        fn facts(&self) -> &SourceFacts {
+            &self.facts
         }
 
         fn units(&self) -> u64 {
@@ -327,26 +327,6 @@ mod tests {
 
         fn describe(&self, _unit: u64) -> UnitInfo {
             unreachable!("nobody asks")
-        }
-
-        fn classes(&self) -> &[Arc<str>] {
-            &[]
-        }
-
-        fn work(&self) -> Work {
-            Work { open: "", place: "" }
-        }
-
-        fn locations(&self) -> &[Arc<str>] {
-            &[]
-        }
-
-        fn access(&self) -> Access {
-            Access::Random
-        }
-
-        fn fetches(&self) -> usize {
-            self.most
         }
 
         fn follows(&self, unit: u64) -> bool {
@@ -388,8 +368,9 @@ mod tests {
 
     fn fetches_of(most: usize, millis: u64, chained: bool) -> (Fetches, std::sync::mpsc::Receiver<u64>) {
         let (told, heard) = channel();
+        let facts = SourceFacts::new([], "slow", Work::default());
         let source: Arc<dyn Source> = Arc::new(Slow {
-            most,
+            facts: SourceFacts { fetches: most, ..facts },
             chained,
             told: Mutex::new(told),
             time: Duration::from_millis(millis),

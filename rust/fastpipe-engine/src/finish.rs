@@ -45,7 +45,7 @@ impl Shared {
                 "a batch was handed over while it was written",
             ));
         };
-        let columns = self.given.source().columns();
+        let columns = &self.given.source().facts().columns;
         let bytes = left.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
         self.costs.appended(class, about.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {

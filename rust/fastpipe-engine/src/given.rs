@@ -21,7 +21,7 @@ impl Given {
         let share = || default_threads() / options.sharers.max(1);
         Given {
             threads: options.num_threads.unwrap_or_else(share).max(1),
-            random: source.access() == Access::Random,
+            random: source.facts().access == Access::Random,
             source,
             options,
             seed,

@@ -29,7 +29,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
     let (given, costs, room) = (&shared.given, &shared.costs, &shared.room);
     let units = given.source().units();
     let sums = Sums::of(given, costs, units);
-    let classes = 0..given.source().classes().len() as u32;
+    let classes = 0..given.source().facts().classes.len() as u32;
     let rows = u64::from(settings.batch_size).min(sums.rows as u64);
     // One that each thread makes, and one that waits for the consumer; or all, if they are fewer.
     let batches = (given.threads() as u64 + 1).min(given.options().limit.unwrap_or(u64::MAX).max(1));
@@ -96,7 +96,7 @@ fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
         // They take what their source guesses.
         return Ok(());
     }
-    let mut looked_at = vec![0; shared.given.source().classes().len().max(1)];
+    let mut looked_at = vec![0; shared.given.source().facts().classes.len().max(1)];
     for unit in spread(shared.given.source().units()) {
         let class = shared.given.describe(unit).class;
         let Some(count) = looked_at.get_mut(class as usize) else {

@@ -53,9 +53,9 @@ impl Shared {
         memory: Arc<Memory>,
         limit: Option<u64>,
     ) -> Shared {
-        let parts = source.columns().iter().flat_map(|c| c.parts()).collect();
-        let (files, fetches) = (Files::of(&*source), Fetches::of(&source));
-        let costs = CostModel::new(source.classes().len());
+        let parts = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
+        let (files, fetches) = (Files::of(source.facts()), Fetches::of(&source));
+        let costs = CostModel::new(source.facts().classes.len());
         let given = Given::new(source, options, cursor.order().settings().seed);
         let threads = given.threads();
         Shared {

@@ -66,7 +66,7 @@ impl Stats {
         let (telemetry, memory, budget) = (&shared.telemetry, shared.room.memory(), shared.room.budget());
         let seconds = |nanos: u64| nanos as f64 * 1e-9;
         let (source, counts) = (shared.given.source(), telemetry.counts());
-        let work = source.work();
+        let work = source.facts().work;
         let spent = Activity::ALL.map(|activity| (activity.name(work), seconds(telemetry.nanos(activity))));
         Stats {
             batches: counts.batches,
@@ -93,7 +93,7 @@ impl Stats {
             slab_bytes: memory.slabs().used_bytes() as u64,
             reserved: budget.reserved(),
             most_reserved: budget.most(),
-            learned: shared.costs.learned(source.classes()),
+            learned: shared.costs.learned(&source.facts().classes),
         }
     }
 }

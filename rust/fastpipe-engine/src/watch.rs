@@ -31,6 +31,6 @@ impl Watch {
 
     /// What the source calls its work.
     pub fn work(&self) -> Work {
-        self.shared.given.source().work()
+        self.shared.given.source().facts().work
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use fastpipe_batch::{
     Access, BufferPool, ColumnSpec, DType, Error, ErrorKind, Fetched, Form, Leaf, Mark, NestedForm, Pass, Pick, Result,
-    Row, Sink, Source, Starts, Unit, UnitInfo, Unpicked, Work,
+    Row, Sink, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
@@ -43,8 +43,7 @@ struct Behaviour {
 /// Units of records; each record takes 4 bytes, and holds its unit and its number in a placed and in a ragged column.
 struct Made {
     units: Vec<u32>,
-    columns: Vec<ColumnSpec>,
-    classes: Vec<Arc<str>>,
+    facts: SourceFacts,
     behaviour: Behaviour,
     passed: Arc<(Mutex<bool>, Condvar)>,
     opened: AtomicU64,
@@ -62,13 +61,24 @@ impl Made {
             ..NestedForm::dense(&[], Leaf::Fixed(DType::I64))
         };
         let masks = vec![false; ragged.ragged.max(1)];
+        let columns = [
+            column("placed", NestedForm::dense(&[], Leaf::Fixed(DType::I64))),
+            column("ragged", NestedForm { masks, ..ragged }),
+        ];
+        let work = Work {
+            open: "opening",
+            place: "placing",
+        };
         Arc::new(Made {
             units: units.to_vec(),
-            columns: vec![
-                column("placed", NestedForm::dense(&[], Leaf::Fixed(DType::I64))),
-                column("ragged", NestedForm { masks, ..ragged }),
-            ],
-            classes: vec!["made".into()],
+            facts: SourceFacts {
+                access: match behaviour.random {
+                    true => Access::Random,
+                    false => Access::Sequence,
+                },
+                fetches: behaviour.fetches,
+                ..SourceFacts::new(columns, "made", work)
+            },
             behaviour,
             passed: Arc::default(),
             opened: AtomicU64::new(0),
@@ -83,8 +93,8 @@ fn value(unit: u64, record: u32) -> i64 {
 }
 
 impl Source for Made {
-    fn columns(&self) -> &[ColumnSpec] {
-        &self.columns
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn units(&self) -> u64 {
@@ -99,32 +109,6 @@ impl Source for Made {
             apart: false,
             held: None,
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "opening",
-            place: "placing",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &[]
-    }
-
-    fn access(&self) -> Access {
-        match self.behaviour.random {
-            true => Access::Random,
-            false => Access::Sequence,
-        }
-    }
-
-    fn fetches(&self) -> usize {
-        self.behaviour.fetches
     }
 
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
@@ -302,7 +286,7 @@ fn options(threads: usize, prefetch: Option<usize>) -> Options {
 
 /// The values of each batch, and the error that ended the pass, if one did. Each batch is checked within itself.
 fn read(source: &Arc<Made>, order: &Arc<Order>, options: Options) -> (Vec<Vec<i64>>, Option<Error>) {
-    let memory = Memory::new(source.columns());
+    let memory = Memory::new(&source.facts().columns);
     let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options, memory).unwrap();
     let mut batches = Vec::new();
     loop {
@@ -456,7 +440,7 @@ fn a_failed_pass_keeps_its_error_alone() {
                 ..Behaviour::default()
             },
         );
-        let memory = Memory::new(source.columns());
+        let memory = Memory::new(&source.facts().columns);
         let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, Some(4)), memory).unwrap();
         let next = || loop {
             match stream.poll(Duration::from_secs(1)) {
@@ -486,7 +470,7 @@ fn a_batch_that_is_lost_ends_the_pass() {
     let units = [50; 8];
     let source = Made::new(&units, Behaviour::default());
     let order = order(&units, Kind::Sequential, 10);
-    let memory = Memory::new(source.columns());
+    let memory = Memory::new(&source.facts().columns);
     let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
     assert!(matches!(stream.poll(Duration::from_secs(60)), Ok(Poll::Ready(0, _))));
     stream.fail(Error::new(ErrorKind::OutOfMemory, "no room for it"));
@@ -574,7 +558,7 @@ fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
             ..Behaviour::default()
         };
         let source = Made::new(&[100; 40], behaviour);
-        let memory = Memory::new(source.columns());
+        let memory = Memory::new(&source.facts().columns);
         let begun = Instant::now();
         let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
         assert!(matches!(stream.poll(Duration::from_millis(50)), Ok(Poll::Pending)));

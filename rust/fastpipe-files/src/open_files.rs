@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
-use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, Source};
+use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp, ReadAt, Result, SourceFacts};
 
 use crate::storage::LocalFile;
 
@@ -58,12 +58,12 @@ impl std::ops::Deref for Reading {
 }
 
 impl Files {
-    /// The files of a source.
-    pub fn of(source: &dyn Source) -> Self {
+    /// The files of the source with these facts.
+    pub fn of(source: &SourceFacts) -> Self {
         Files {
-            paths: source.locations().to_vec(),
-            stamps: source.stamps().to_vec(),
-            contents: source.contents().to_vec(),
+            paths: source.locations.clone(),
+            stamps: source.stamps.clone(),
+            contents: source.contents.clone(),
             ..Files::default()
         }
     }

@@ -47,7 +47,7 @@ pub fn survey<E>(
     let whole = stored <= LOOKED_AT_WHOLE;
     let samples = if whole { units } else { units.min(SAMPLED_UNITS) };
     let records = if whole { u32::MAX } else { SAMPLED_RECORDS };
-    let files = Files::of(source);
+    let files = Files::of(source.facts());
     let pool = BufferPool::default();
     let mut damaged = Vec::new();
     for i in 0..samples {
@@ -80,7 +80,7 @@ fn look_at(
     let Some(range) = source.describe(unit).range else {
         return Ok(());
     };
-    let fetched = match source.fetches() {
+    let fetched = match source.facts().fetches {
         0 => files.read(range, pool)?.into(),
         _ => source.fetch(unit, &|| false)?,
     };
@@ -116,9 +116,7 @@ mod tests {
     use std::ops::Range;
     use std::sync::Arc;
 
-    use fastpipe_batch::{
-        ByteRange, ColumnSpec, Fetched, FileStamp, Mark, Pick, Row, Sink, Starts, UnitInfo, Unpicked, Work,
-    };
+    use fastpipe_batch::{ByteRange, Fetched, Mark, Pick, Row, Sink, SourceFacts, Starts, UnitInfo, Unpicked, Work};
 
     use super::*;
     use crate::note::Level;
@@ -126,8 +124,7 @@ mod tests {
 
     /// Units of one file, each as long: the first byte of each is its rows, and 0 is damage.
     struct Bytes {
-        path: [Arc<str>; 1],
-        stamp: [FileStamp; 1],
+        facts: SourceFacts,
         units: u64,
         /// Bytes that each unit has, and that it says it has: with large ones there is a sample without large files.
         len: u64,
@@ -137,8 +134,8 @@ mod tests {
     struct Open(u32);
 
     impl Source for Bytes {
-        fn columns(&self) -> &[ColumnSpec] {
-            &[]
+        fn facts(&self) -> &SourceFacts {
+            &self.facts
         }
 
         fn units(&self) -> u64 {
@@ -160,22 +157,6 @@ mod tests {
             }
         }
 
-        fn classes(&self) -> &[Arc<str>] {
-            &self.path
-        }
-
-        fn work(&self) -> Work {
-            Work { open: "", place: "" }
-        }
-
-        fn locations(&self) -> &[Arc<str>] {
-            &self.path
-        }
-
-        fn stamps(&self) -> &[FileStamp] {
-            &self.stamp
-        }
-
         fn open(&self, _: u64, _: Pass, fetched: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
             match fetched.into_bytes()[0] {
                 0 => Err(Error::new(ErrorKind::Malformed, "a nought")),
@@ -189,7 +170,7 @@ mod tests {
         }
 
         fn locate(&self, unit: u64, error: Error) -> Error {
-            error.at_block(unit, unit * self.len).at_path(&self.path[0])
+            error.at_block(unit, unit * self.len).at_path(&self.facts.locations[0])
         }
     }
 
@@ -248,8 +229,11 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let path: Arc<str> = path.to_str().unwrap().into();
         Bytes {
-            stamp: [LocalFile::open(&path).unwrap().stamp().unwrap()],
-            path: [path],
+            facts: SourceFacts {
+                stamps: vec![LocalFile::open(&path).unwrap().stamp().unwrap()],
+                locations: vec![path],
+                ..SourceFacts::new([], "bytes", Work::default())
+            },
             units: first.len() as u64,
             len,
             said: len,
@@ -321,7 +305,10 @@ mod tests {
         );
         // A unit that is damaged since the file changed.
         let damaged = source(&folder, &[5, 6, 0], 3);
-        let file = std::fs::File::options().write(true).open(&*damaged.path[0]).unwrap();
+        let file = std::fs::File::options()
+            .write(true)
+            .open(&*damaged.facts.locations[0])
+            .unwrap();
         file.set_modified(std::time::UNIX_EPOCH).unwrap();
         let error = failure(&damaged);
         assert!(error.reason().contains("changed while it was read"), "{error}");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::{
     BufferPool, ColumnSpec, DType, Error, ErrorKind, Fetched, Form, Leaf, NestedForm, Pass, Result, Row, Sink, Source,
-    Unit, UnitInfo, Unpicked, Work,
+    SourceFacts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_random::{Key, Purpose};
 
@@ -87,8 +87,7 @@ pub struct InteractionsSource {
     sampler: Sampler,
     settings: Settings,
     shards: Vec<Shard>,
-    columns: Vec<ColumnSpec>,
-    classes: [Arc<str>; 1],
+    facts: SourceFacts,
     layout: Layout,
 }
 
@@ -134,13 +133,17 @@ impl InteractionsSource {
         }
         let column =
             |name: &str, dtype| ColumnSpec::new(name, Form::Nested(NestedForm::dense(&[], Leaf::Fixed(dtype))));
+        let columns = [
+            column("user", DType::I32),
+            column("item", settings.item_dtype),
+            column("label", settings.label_dtype),
+        ];
+        let work = Work {
+            open: "sampling",
+            place: "gathering",
+        };
         Ok(InteractionsSource {
-            columns: vec![
-                column("user", DType::I32),
-                column("item", settings.item_dtype),
-                column("label", settings.label_dtype),
-            ],
-            classes: ["interactions".into()],
+            facts: SourceFacts::new(columns, "interactions", work),
             layout,
             positives,
             sampler,
@@ -233,8 +236,8 @@ fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
 }
 
 impl Source for InteractionsSource {
-    fn columns(&self) -> &[ColumnSpec] {
-        &self.columns
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn units(&self) -> u64 {
@@ -251,21 +254,6 @@ impl Source for InteractionsSource {
             apart: false,
             held: Some(shard.positives * self.layout.stride() as u64),
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "sampling",
-            place: "gathering",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &[]
     }
 
     fn open(&self, unit: u64, pass: Pass, _fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>> {

@@ -58,7 +58,7 @@ fn open(source: &InteractionsSource, unit: u64, pool: &BufferPool) -> Box<dyn Un
 
 /// Lets something write to a batch of `n` rows, and reads it.
 fn batch(source: &InteractionsSource, n: usize, write: impl FnOnce(&mut Sink<'_>)) -> Vec<Point> {
-    let parts = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+    let parts = source.facts().columns.iter().flat_map(ColumnSpec::parts).collect();
     let rows = Rows::new(parts, n, &SlabPool::new(0)).unwrap();
     let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
     write(&mut sink);
@@ -240,7 +240,7 @@ fn rows_that_are_not_there_are_an_error() {
     let pool = BufferPool::default();
     let open = [open(&source, 0, &pool), open(&source, 1, &pool)];
     let units = [&*open[0], &*open[1]];
-    let parts: Arc<[_]> = source.columns().iter().flat_map(ColumnSpec::parts).collect();
+    let parts: Arc<[_]> = source.facts().columns.iter().flat_map(ColumnSpec::parts).collect();
     let rows = Rows::new(parts, 4, &SlabPool::new(0)).unwrap();
     for record in [15, 16, u32::MAX] {
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();

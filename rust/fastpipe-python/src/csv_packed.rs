@@ -4,10 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use fastpipe_batch::{
-    BufferPool, ColumnSpec, Error, ErrorKind, Fetched, FileStamp, Pass, Result, Row, Sink, Source, Unit, UnitInfo,
-    Unpicked, Work,
+    BufferPool, Error, ErrorKind, Fetched, Pass, Result, Row, Sink, Source, SourceFacts, Unit, UnitInfo, Unpicked,
 };
 use fastpipe_csv::{CsvSource, STRETCH_BYTES, Stretch};
 use fastpipe_engine::default_threads;
@@ -24,15 +22,23 @@ pub(crate) struct PackedCsv {
     source: Arc<CsvSource>,
     packed: Arc<[Option<Packed>]>,
     texts: TextFiles,
+    facts: SourceFacts,
 }
 
 impl PackedCsv {
     pub(crate) fn new(source: Arc<CsvSource>, packed: Arc<[Option<Packed>]>) -> PackedCsv {
-        PackedCsv {
-            texts: TextFiles::of(&*source, packed.clone()),
+        let mut made = PackedCsv {
+            texts: TextFiles::of(source.facts(), packed.clone()),
+            facts: source.facts().clone(),
             source,
             packed,
-        }
+        };
+        // A file in one piece is read in the order of need: two calls at once would each decompress the text before.
+        made.facts.fetches = match made.in_one_piece() {
+            Some(_) => 1,
+            None => default_threads().max(1),
+        };
+        made
     }
 
     /// The same files, with decoders of its own.
@@ -48,7 +54,7 @@ impl PackedCsv {
 
     /// A file that can only be read in sequence.
     fn in_one_piece(&self) -> Option<(&Arc<str>, &Packed)> {
-        let files = self.source.locations().iter().zip(&*self.packed);
+        let files = self.facts.locations.iter().zip(&*self.packed);
         let mut packed = files.filter_map(|(path, packed)| Some((path, packed.as_ref()?)));
         packed.find(|(_, packed)| !packed.layout.is_framed())
     }
@@ -99,8 +105,8 @@ pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
 }
 
 impl Source for PackedCsv {
-    fn columns(&self) -> &[ColumnSpec] {
-        self.source.columns()
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn units(&self) -> u64 {
@@ -109,26 +115,6 @@ impl Source for PackedCsv {
 
     fn describe(&self, unit: u64) -> UnitInfo {
         self.source.describe(unit)
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        self.source.classes()
-    }
-
-    fn work(&self) -> Work {
-        self.source.work()
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        self.source.locations()
-    }
-
-    fn stamps(&self) -> &[FileStamp] {
-        self.source.stamps()
-    }
-
-    fn contents(&self) -> &[Option<Bytes>] {
-        self.source.contents()
     }
 
     fn check_random(&self) -> Result<()> {
@@ -143,15 +129,6 @@ impl Source for PackedCsv {
             packed.layout.widest_gap()
         );
         Err(Error::new(ErrorKind::Unsupported, reason).at_path(path))
-    }
-
-    /// A file in one piece is read in the order of need: two calls at once would each decompress what is in front.
-    fn fetches(&self) -> usize {
-        if self.in_one_piece().is_some() {
-            1
-        } else {
-            default_threads().max(1)
-        }
     }
 
     fn follows(&self, unit: u64) -> bool {

@@ -119,7 +119,7 @@ impl Data {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
             Some(memory) if memory.is_ours() => memory.clone(),
-            _ => kept.insert(Memory::new(self.source.columns())).clone(),
+            _ => kept.insert(Memory::new(&self.source.facts().columns)).clone(),
         }
     }
 
@@ -144,7 +144,7 @@ impl Data {
         padded: bool,
         metadata: HashMap<String, String>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        arrow_schema(py, self.source.columns(), padded, metadata)
+        arrow_schema(py, &self.source.facts().columns, padded, metadata)
     }
 
     /// Its columns as text, for others; with `csr` sparse columns in that layout, None if there are none or the source
@@ -152,10 +152,10 @@ impl Data {
     #[pyo3(signature = (*, csr=false))]
     fn columns_text(&self, csr: bool) -> Option<String> {
         if !csr {
-            return Some(write_columns(self.source.columns()));
+            return Some(write_columns(&self.source.facts().columns));
         }
         let source = self.source.in_csr().ok().flatten()?;
-        Some(write_columns(source.columns()))
+        Some(write_columns(&source.facts().columns))
     }
 
     /// Why its units can't be read in any order; None if they can.

@@ -219,7 +219,7 @@ impl AvroDataset {
             let range = source.describe(unit).range;
             let bytes = range.map_or_else(
                 || Ok(Buffer::default()),
-                |range| Files::of(&**source).read(range, &BufferPool::default()),
+                |range| Files::of(source.facts()).read(range, &BufferPool::default()),
             )?;
             column_times(source, unit, bytes).map_err(|e| source.locate(unit, e))
         });

@@ -121,7 +121,7 @@ impl Order {
                 units.len()
             )));
         }
-        if settings.uneven == Uneven::Pad && data.get().source().columns().iter().any(|c| &*c.name == VALID) {
+        if settings.uneven == Uneven::Pad && data.get().source().facts().columns.iter().any(|c| &*c.name == VALID) {
             return Err(PyValueError::new_err(format!(
                 "uneven=\"pad\" marks rows in a column {VALID:?}, and that is the name of a feature"
             )));

@@ -167,7 +167,7 @@ impl Running {
 
     /// The columns of its batches.
     pub(crate) fn columns(&self) -> &[ColumnSpec] {
-        self.source.columns()
+        &self.source.facts().columns
     }
 
     /// Notes that the consumer has got a batch of an epoch, and what is left after it.

@@ -53,7 +53,7 @@ impl PassMemory {
     fn with(data: &Bound<'_, Data>, allocator: Arc<dyn SlabAllocator>, held: usize) -> Self {
         let source = data.get().source().clone();
         PassMemory {
-            memory: Memory::with_allocator(source.columns(), Some(allocator), held),
+            memory: Memory::with_allocator(&source.facts().columns, Some(allocator), held),
             source,
         }
     }

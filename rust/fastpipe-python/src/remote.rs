@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, Pass as Reading, Row, Sink, SlabPool, Source, Unit,
-    UnitInfo, Unpicked, Work,
+    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, Pass as Reading, Row, Sink, SlabPool, Source,
+    SourceFacts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Batch, Memory, Options};
 use fastpipe_order::{Kind, Settings, ShardBy, Uneven};
@@ -27,13 +27,12 @@ const KEPT: u64 = 8;
 
 /// The units of a data set that others have: their numbers of rows, which is all that orders are made of.
 struct Remote {
-    columns: Arc<[ColumnSpec]>,
-    /// With sparse columns in the layout of Arrow.
+    facts: SourceFacts,
+    /// Columns with sparse ones in the layout of Arrow.
     csr: Option<Arc<[ColumnSpec]>>,
     rows: Arc<[u32]>,
     /// Why units can't be read in any order, if they can't.
     in_sequence: Option<Arc<str>>,
-    classes: [Arc<str>; 1],
 }
 
 fn elsewhere() -> Error {
@@ -41,12 +40,12 @@ fn elsewhere() -> Error {
 }
 
 impl Source for Remote {
-    fn columns(&self) -> &[ColumnSpec] {
-        &self.columns
+    fn facts(&self) -> &SourceFacts {
+        &self.facts
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>, Error> {
-        if !self.columns.iter().any(ColumnSpec::is_coo) {
+        if !self.facts.columns.iter().any(ColumnSpec::is_coo) {
             return Ok(None);
         }
         let Some(columns) = self.csr.clone() else {
@@ -54,11 +53,13 @@ impl Source for Remote {
             return Err(Error::new(ErrorKind::Unsupported, reason));
         };
         Ok(Some(Arc::new(Remote {
-            columns,
+            facts: SourceFacts {
+                columns,
+                ..self.facts.clone()
+            },
             csr: None,
             rows: self.rows.clone(),
             in_sequence: self.in_sequence.clone(),
-            classes: self.classes.clone(),
         })))
     }
 
@@ -75,21 +76,6 @@ impl Source for Remote {
             apart: false,
             held: None,
         }
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.classes
-    }
-
-    fn work(&self) -> Work {
-        Work {
-            open: "receiving",
-            place: "checking",
-        }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &[]
     }
 
     fn check_random(&self) -> Result<(), Error> {
@@ -135,13 +121,16 @@ impl RemoteDataset {
         in_sequence: Option<&str>,
         start: Py<PyAny>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let read = |text: &str| read_columns(text).map(Arc::from).py(py);
+        let read = |text: &str| read_columns(text).map(Arc::<[_]>::from).py(py);
+        let work = Work {
+            open: "receiving",
+            place: "checking",
+        };
         let source = Remote {
-            columns: read(columns)?,
+            facts: SourceFacts::new(read(columns)?, "received", work),
             csr: csr.map(read).transpose()?,
             rows: rows.as_array().to_vec().into(),
             in_sequence: in_sequence.map(Arc::from),
-            classes: [Arc::from("received")],
         };
         let data = Data::remote(Arc::new(source), uncut, start);
         Ok(PyClassInitializer::from(data).add_subclass(RemoteDataset))
@@ -249,7 +238,7 @@ impl IncomingBatches {
 
     /// Hands over a batch that is whole.
     fn put(&self, number: u64, batch: Batch) -> Result<(), Error> {
-        check(self.source.columns(), &batch, self.most_rows)?;
+        check(&self.source.facts().columns, &batch, self.most_rows)?;
         self.feed.put(number, Box::new(batch));
         Ok(())
     }

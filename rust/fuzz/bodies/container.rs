@@ -48,7 +48,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
         return Ok(());
     }
     let source = AvroSource::new(&features, &[(info, blocks.clone())])?;
-    let parts: Arc<[_]> = source.columns().iter().flat_map(|c| c.parts()).collect();
+    let parts: Arc<[_]> = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
     let (buffers, slabs) = (BufferPool::default(), SlabPool::new(1));
     plan(&source)?;
     for (unit, block) in (0..).zip(&blocks) {

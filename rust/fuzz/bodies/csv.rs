@@ -117,7 +117,12 @@ fn unit(source: &CsvSource, file: &CsvFile, number: u64, bytes: &[u8]) -> Box<dy
 type Outcome = std::result::Result<(Vec<u8>, Vec<Vec<u8>>), (ErrorKind, Option<u64>)>;
 
 fn outcome(source: &CsvSource, rows: usize, fill: impl FnOnce(&mut Sink<'_>) -> Result<()>) -> Outcome {
-    let parts: Arc<[_]> = source.columns().iter().flat_map(|column| column.parts()).collect();
+    let parts: Arc<[_]> = source
+        .facts()
+        .columns
+        .iter()
+        .flat_map(|column| column.parts())
+        .collect();
     let batch = Rows::new(parts.clone(), rows, &SlabPool::new(1)).unwrap();
     let mut sink = Sink::new(&batch, Fragment::default()).unwrap();
     let told = |error: Error| {

@@ -90,7 +90,7 @@ fn read(schema: &Arc<Schema>, features: &[Feature], rows: u32, data: &[u8], want
     let source = AvroSource::new(features, &[(info, vec![block])])?;
     let pool = BufferPool::default();
     let unit = source.open(0, Pass::default(), pool.copy(&stored)?.into(), &pool)?;
-    let parts: Arc<[_]> = source.columns().iter().flat_map(|c| c.parts()).collect();
+    let parts: Arc<[_]> = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
     let batch = Rows::new(parts, wanted.len(), &SlabPool::new(1))?;
     let mut sink = Sink::new(&batch, Fragment::default())?;
     let picks: Vec<_> = (0..).zip(wanted).map(|(slot, &record)| Pick { record, slot }).collect();

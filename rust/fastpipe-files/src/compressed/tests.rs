@@ -1,12 +1,8 @@
 use std::io::Write;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use fastpipe_batch::{
-    BufferPool, ByteRange, ColumnSpec, Error, ErrorKind, Fetched, FileStamp, Pass, ReadAt, Result, Row, Sink, Source,
-    Unit, UnitInfo, Unpicked, Work,
-};
+use fastpipe_batch::{ByteRange, Error, ErrorKind, ReadAt, Result, SourceFacts, Work};
 use proptest::prelude::*;
 
 use super::*;
@@ -43,54 +39,6 @@ impl ReadAt for Counted {
         out[..n].copy_from_slice(&found[..n]);
         self.read.fetch_add(n as u64, Ordering::Relaxed);
         Ok(n)
-    }
-}
-
-/// A source of one file.
-struct OneFile {
-    path: [Arc<str>; 1],
-    stamp: [FileStamp; 1],
-}
-
-impl Source for OneFile {
-    fn columns(&self) -> &[ColumnSpec] {
-        &[]
-    }
-
-    fn units(&self) -> u64 {
-        0
-    }
-
-    fn describe(&self, _: u64) -> UnitInfo {
-        unreachable!("nobody asks")
-    }
-
-    fn classes(&self) -> &[Arc<str>] {
-        &self.path
-    }
-
-    fn work(&self) -> Work {
-        Work { open: "", place: "" }
-    }
-
-    fn locations(&self) -> &[Arc<str>] {
-        &self.path
-    }
-
-    fn stamps(&self) -> &[FileStamp] {
-        &self.stamp
-    }
-
-    fn open(&self, _: u64, _: Pass, _: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
-        unreachable!("nobody asks")
-    }
-
-    fn pick(&self, _: &[&dyn Unit], _: &[Row], _: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
-        unreachable!("nobody asks")
-    }
-
-    fn locate(&self, _: u64, error: Error) -> Error {
-        error
     }
 }
 
@@ -215,7 +163,8 @@ proptest! {
         let path = folder.path().join("x");
         std::fs::write(&path, &packed).unwrap();
         let path: Arc<str> = path.to_str().unwrap().into();
-        let source = OneFile { stamp: [LocalFile::open(&path).unwrap().stamp().unwrap()], path: [path] };
+        let stamps = vec![LocalFile::open(&path).unwrap().stamp().unwrap()];
+        let source = SourceFacts { stamps, locations: vec![path], ..SourceFacts::new([], "one file", Work::default()) };
         let files = TextFiles::of(&source, [Some(Packed { compression, layout: layout.into() })].into());
         for (offset, len) in reads {
             let (offset, end) = (offset.min(text.len()), (offset + len).min(text.len()));

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, Result, Source, try_filled};
+use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, Result, SourceFacts, try_filled};
 
 use super::compression::Compression;
 use super::decoder::{Decoder, SCRATCH};
@@ -36,8 +36,8 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// The files of a source, of each of which it is said whether it is compressed.
-    pub fn of(source: &dyn Source, packed: Arc<[Option<Packed>]>) -> TextFiles {
+    /// The files of the source with these facts, and for each file how it is compressed, if it is.
+    pub fn of(source: &SourceFacts, packed: Arc<[Option<Packed>]>) -> TextFiles {
         TextFiles {
             files: Files::of(source),
             packed,
