@@ -22,6 +22,7 @@ from scipy import stats
 
 import wire
 from fastpipe import DenseSpec, _fastpipe
+from fastpipe._reader.ordering import Ordering
 
 ALPHA = 1e-4
 
@@ -59,18 +60,19 @@ def order(
     uneven: str = "drop",
 ) -> _fastpipe.Order:
     """An order; ranks share what they share by default."""
-    return _fastpipe.Order(
-        data,
+    ordering = Ordering(
         shuffle=shuffle,
         shuffle_buffer=None if shuffle == "sequential" else shuffle_buffer,
         batch_size=batch_size,
         drop_last=drop_last,
         seed=seed,
+        seed_given=True,
         rank=rank,
         world_size=world_size,
         shard_by="block" if shuffle in ("block", "buffer") else "window",
         uneven=uneven,
     )
+    return ordering.of(data)
 
 
 class Fastpipe:

@@ -12,7 +12,7 @@ from fastpipe.service._wire import as_error
 
 flight = pytest.importorskip("pyarrow.flight")
 
-__all__ = ["answer", "client_of", "entries", "identity", "ticket"]
+__all__ = ["answer", "changed", "client_of", "entries", "identity", "ticket"]
 
 
 def client_of(url: str) -> Any:
@@ -37,6 +37,11 @@ def entries(client: Any, options: Any = None, reader: str = "default") -> dict[s
     return said | {"epoch": 0, "progress": None, "start": 0, "stop": 1, "until": 1, "csr": False}
 
 
+def changed(order: str, **entries: Any) -> str:
+    """The order of a ticket, but for these entries."""
+    return json.dumps(json.loads(order) | entries)
+
+
 def ticket(
     client: Any,
     start: int = 0,
@@ -49,7 +54,7 @@ def ticket(
 ) -> Any:
     """For some batches of the first epoch, in the served order but for these entries; so many bytes at least."""
     said = entries(client, reader=reader)
-    said |= {"start": start, "stop": stop, "until": max(stop, until), "order": said["order"] | order}
+    said |= {"start": start, "stop": stop, "until": max(stop, until), "order": changed(said["order"], **order)}
     return flight.Ticket(json.dumps(said).encode().ljust(padding))
 
 

@@ -16,7 +16,7 @@ import pytest
 import fastpipe
 from apart import wait_until
 from service_faults import ServerProcess, serving
-from service_tickets import identity
+from service_tickets import changed, identity
 
 flight = pytest.importorskip("pyarrow.flight")
 
@@ -51,7 +51,7 @@ def ticket(client: Any, seed: int) -> Any:
     answer = next(iter(client.do_action(flight.Action("describe", b'{"reader": "default"}'))))
     about = json.loads(answer.body.to_pybytes())
     said = {"version": about["version"], "reader": "default", "data": identity(about), "epoch": 0, "progress": None}
-    said |= {"order": about["order"] | {"seed": seed}, "start": 0, "stop": BATCHES, "until": BATCHES, "csr": False}
+    said |= {"order": changed(about["order"], seed=seed), "start": 0, "stop": BATCHES, "until": BATCHES, "csr": False}
     return flight.Ticket(json.dumps(said).encode())
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import re
 import resource
 import socket
 import threading
@@ -23,9 +24,10 @@ import fastpipe
 import fastpipe.service
 from apart import wait_until
 from fastpipe import _fastpipe
+from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderPasses
-from fastpipe.service._wire import Ticket, as_error, messages, ordering_of, sealed
+from fastpipe.service._wire import Ticket, as_error, messages, sealed
 from processes import outputs, run
 from service_tickets import entries
 
@@ -86,13 +88,16 @@ def mutated(ticket: dict[str, Any], draw: random.Random) -> bytes:
     if kind == 2:
         return b"[" * draw.randrange(1, 100_000)
     changed = json.loads(text)
-    of = draw.choice([changed, changed, changed["order"]])
+    order = json.loads(changed["order"])
+    of = draw.choice([changed, changed, order])
     for _ in range(draw.randrange(1, 3)):
         name = draw.choice([*of, "more"])
         if draw.random() < 0.2:
             of.pop(name, None)
         else:
             of[name] = draw.choice(VALUES)
+    if of is order:
+        changed["order"] = json.dumps(order)
     if draw.random() < 0.2:
         progress = {"epoch": 0, "world_size": 1, "step": 3, "taken": 3, "next": 0, "open": [], "late": [], "places": []}
         progress[draw.choice(list(progress))] = draw.choice(VALUES)
@@ -198,6 +203,59 @@ def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
     assert len({action.type for action in client.list_actions()}) == 4
 
 
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            '"skipped": 0',
+            '"skipped": 9223372036854775808',
+            "'skipped' of an order must be between 0 and 9223",
+        ),
+        ('"skipped": 0', '"skipped": 18446744073709551615', "'skipped' of an order must be between"),
+        ('"skipped": 0', '"skipped": 0, "more": 1', "unknown field `more`"),
+        (', "skipped": 0', "", "missing field `skipped`"),
+        ('"skipped": 0', '"skipped": 0, "seed": 7', "duplicate field `seed`"),
+        ('"seed": 7', '"seed": -1', "'seed' of an order: invalid value: integer `-1`, expected u64"),
+        ('"seed": 7', '"seed": 18446744073709551616', "'seed' of an order"),
+        ('"batch_size": 64', '"batch_size": 0', "'batch_size' of an order must be between 1 and 2147483647; got 0"),
+        ('"batch_size": 64', '"batch_size": 2147483648', "'batch_size' of an order must be between 1 and 2147483647"),
+        ('"batch_size": 64', '"batch_size": true', "'batch_size' of an order: invalid type: boolean"),
+        ('"world_size": 1', '"world_size": 1048577', "'world_size' of an order must be between 1 and 1048576"),
+        ('"rank": 0', '"rank": 1', "'rank' of an order must be between 0 and 0; got 1"),
+        (
+            '"shuffle_buffer": BUFFER',
+            '"shuffle_buffer": 0',
+            "'shuffle_buffer' of an order must be between 1 and 4294967296",
+        ),
+        ('"shuffle_buffer": BUFFER', '"shuffle_buffer": 4294967297', "'shuffle_buffer' of an order must be between"),
+        ('"shuffle_buffer": BUFFER', '"shuffle_buffer": null', "'shuffle_buffer' of an order: invalid type: null"),
+        ('"shard_by": "window"', f'"shard_by": {DEEP}', "'shard_by' of an order"),
+        ('"shuffle": "window"', '"shuffle": "taken"', "'shuffle' of an order: unknown variant `taken`"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_orders_that_are_refused(
+    server: fastpipe.service.Server, ticket: dict[str, Any], old: str, new: str, said: str
+) -> None:
+    order = ticket["order"]
+    old = old.replace("BUFFER", str(json.loads(order)["shuffle_buffer"]))
+    assert old in order
+    changed = order.replace(old, new)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        Ordering.read(changed)
+    (refused,) = answer(flight.FlightClient(server.url), json.dumps(ticket | {"order": changed}).encode())
+    assert said in str(as_error(refused, "a server"))
+
+
+def test_an_order_that_is_no_text_is_refused(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
+    for order in (json.loads(ticket["order"]), None, 1):
+        (refused,) = answer(flight.FlightClient(server.url), json.dumps(ticket | {"order": order}).encode())
+        assert "the order of a ticket is a text" in str(as_error(refused, "a server"))
+
+
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_ticket(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"ticket|order|between|integer"):
@@ -206,15 +264,14 @@ def test_bytes_that_are_no_ticket(data: bytes) -> None:
 
 @given(st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=5) | st.none()))
 def test_dicts_that_are_no_order(order: dict[str, Any]) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        ordering_of(order)
+    with pytest.raises(ValueError, match="order"):
+        Ordering.read(json.dumps(order))
 
 
-ORDER = {
+ORDER: dict[str, Any] = {
     "shuffle": "sequential",
     "shuffle_buffer": 5,
     "seed": 1,
-    "seed_given": True,
     "batch_size": 5,
     "drop_last": False,
     "rank": 0,
@@ -237,7 +294,7 @@ def feed() -> Any:
     dataset = _fastpipe.RemoteDataset(
         columns, None, rows, uncut=None, in_sequence=None, start=lambda feed, request: feeds.append(feed)
     )
-    found = ordering_of(ORDER).of(dataset)
+    found = Ordering.read(json.dumps(ORDER)).of(dataset)
     started = found.batches(0, 0, 2, num_threads=None, sharers=1, prefetch=None, memory_limit=None)
     return feeds[0], started
 

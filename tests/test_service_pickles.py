@@ -99,18 +99,13 @@ def tickets(ticket: dict[str, Any], evil: Watched) -> Iterator[bytes]:
     yield evil.pickle
     yield b"fps1" + evil.pickle
     yield b"fps1" + zlib.crc32(evil.pickle).to_bytes(4, "little") + evil.pickle
-    for of in ([], ["order"], ["data"]):
-        place = ticket
-        for name in of:
-            place = place[name]
-        for name in [*place, "more"]:
-            changed = json.loads(json.dumps(ticket))
-            inner = changed
-            for outer in of:
-                inner = inner[outer]
-            inner[name] = evil.text
-            yield sealed(changed)
-            yield json.dumps(changed).encode()
+    order, data = json.loads(ticket["order"]), ticket["data"]
+    changes: list[dict[str, Any]] = [{name: evil.text} for name in [*ticket, "more"]]
+    changes += [{"order": json.dumps(order | {name: evil.text})} for name in [*order, "more"]]
+    changes += [{"data": data | {name: evil.text}} for name in [*data, "more"]]
+    for change in changes:
+        yield sealed(ticket | change)
+        yield json.dumps(ticket | change).encode()
     progress = {"epoch": 0, "world_size": 1, "step": 3, "taken": 3, "next": 0, "open": [], "late": [], "places": []}
     for name in [*progress, "more"]:
         yield sealed(ticket | {"progress": progress | {name: evil.text}})

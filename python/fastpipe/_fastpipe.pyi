@@ -50,6 +50,7 @@ __all__ = [
     "Vocabulary",
     "__version__",
     "available_memory",
+    "check_settings",
     "compress_interactions",
     "core_of",
     "drawn_within",
@@ -72,6 +73,7 @@ _InMemory: TypeAlias = tuple[bytes, int, int] | None
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
 def available_memory() -> int | None: ...
+def check_settings(settings: str) -> None: ...
 def compress_interactions(
     users: npt.NDArray[np.uint32],
     items: npt.NDArray[np.uint32],
@@ -188,6 +190,7 @@ class Data:
     def unit_rows(self) -> npt.NDArray[np.uint32]: ...
     def columns_text(self, *, csr: bool = False) -> str | None: ...
     def in_sequence(self) -> str | None: ...
+    def default_buffer(self, batch_size: int) -> int: ...
     @property
     def uncut(self) -> int | None: ...
 
@@ -586,18 +589,7 @@ class Order:
     def __new__(
         cls,
         data: Data,
-        *,
-        shuffle: str,
-        shuffle_buffer: int | None,
-        batch_size: int,
-        drop_last: bool,
-        seed: int,
-        rank: int,
-        world_size: int,
-        shard_by: str,
-        uneven: str,
-        in_step: int | None = None,
-        skipped: int = 0,
+        settings: str,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> Order: ...
     @property

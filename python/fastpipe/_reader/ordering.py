@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import operator
 import secrets
 from dataclasses import dataclass
@@ -154,6 +155,10 @@ class Ordering:
         """Whether it is of some rows only."""
         return self.shuffle in ("sample", "bootstrap", "taken")
 
+    def with_buffer(self, shuffle_buffer: int) -> Self:
+        """The same with a window, pool or buffer of this many rows."""
+        return replaced(self, shuffle_buffer=shuffle_buffer)
+
     def with_seed(self, seed: int) -> Self:
         """The same with another seed that the user didn't choose."""
         return replaced(self, seed=seed, seed_given=False)
@@ -181,21 +186,26 @@ class Ordering:
 
     def of(self, data: _fastpipe.Data) -> _fastpipe.Order:
         """The order of a data set."""
-        return _fastpipe.Order(
-            data,
-            shuffle=self.shuffle,
-            shuffle_buffer=self.shuffle_buffer,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            seed=self.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-            shard_by=self.shard_by,
-            uneven=self.uneven,
-            in_step=self.in_step,
-            skipped=self.skipped,
-            rows=None if self.rows is None else self.rows.numbers,
-        )
+        buffer = data.default_buffer(self.batch_size) if self.shuffle_buffer is None else self.shuffle_buffer
+        rows = None if self.rows is None else self.rows.numbers
+        return _fastpipe.Order(data, self.with_buffer(buffer).text(), rows)
+
+    def text(self) -> str:
+        """The settings of the order as JSON, as Rust's `fastpipe_order::Settings` has them."""
+        settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("seed_given", "rows")}
+        if self.rows is not None:
+            settings["shuffle"] = "bootstrap"
+        return json.dumps(settings)
+
+    @classmethod
+    def read(cls, text: str, *, seed_given: bool = True) -> Self:
+        """An ordering from its settings as `text` writes them.
+
+        Raises:
+            ValueError: if they are something else; it says which entry is wrong.
+        """
+        _fastpipe.check_settings(text)
+        return cls(**json.loads(text), seed_given=seed_given)
 
 
 def _kind(shuffle: Any) -> str:

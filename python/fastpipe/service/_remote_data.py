@@ -23,7 +23,7 @@ from fastpipe.service._directory import Servers
 from fastpipe.service._request import Request
 from fastpipe.service._specs import identity, specs_digest
 from fastpipe.service._transfer import Transfer
-from fastpipe.service._wire import VERSION, Ticket, ordering_of
+from fastpipe.service._wire import VERSION, Ticket
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
@@ -69,11 +69,12 @@ class Description:
             )
             self.uncut = None if found["uncut"] is None else int(found["uncut"])
             self.in_sequence = None if found["in_sequence"] is None else str(found["in_sequence"])
-            self.ordering: Ordering = ordering_of(found["order"])
+            self.ordering: Ordering = Ordering.read(str(found["order"]), seed_given=found["seed_given"])
             self.epochs = None if found["epochs"] is None else int(found["epochs"])
             self.text = str(found["text"])
             whole = STATES in self.fingerprints and re.fullmatch("[0-9a-f]{32}", self.specs) is not None
-            if not whole or not isinstance(self.csr, (str, type(None))):
+            known = isinstance(self.csr, (str, type(None))) and isinstance(self.ordering.seed_given, bool)
+            if not whole or not known:
                 raise ValueError("entries are missing")
         except FastpipeError:
             raise
@@ -224,15 +225,14 @@ class _Bringing:
         wanted = Request(**request)
         if wanted.total == 0:
             return
-        order = dict(wanted.order)
-        ordering = ordering_of(order)
+        ordering = Ordering.read(wanted.order)
         if ordering.shuffle == "sequential":
             group = 1
         else:
-            group = max(1, int(order["shuffle_buffer"]) // ordering.batch_size // ordering.world_size)
+            group = max(1, (ordering.shuffle_buffer or 0) // ordering.batch_size // ordering.world_size)
 
         def ticket(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, until: int, csr: bool) -> Ticket:
-            return Ticket(self._name, self._data, order, epoch, progress, start, stop, until, csr)
+            return Ticket(self._name, self._data, ordering, epoch, progress, start, stop, until, csr)
 
         here = self._fallback
 

@@ -13,7 +13,7 @@ class Request:
     """The batches of a pass: what the extension module asks for.
 
     Attributes:
-        order: the arguments of the order, as `order_of` has them.
+        order: its settings, as `Ordering.text` writes them.
         epoch: of the first one.
         step: the number of the first one, counted as tickets do.
         left: batches of that epoch.
@@ -25,7 +25,7 @@ class Request:
         memory_limit: bytes for those.
     """
 
-    order: dict[str, Any]
+    order: str
     epoch: int
     step: int
     left: int

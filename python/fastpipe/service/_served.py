@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from fastpipe import _fastpipe
 from fastpipe._arrow.schema import encoded_features
+from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
@@ -23,7 +23,7 @@ from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._bounds import Shares
 from fastpipe.service._specs import identity, specs_digest
-from fastpipe.service._wire import VERSION, Ticket, order_of, ordering_of
+from fastpipe.service._wire import VERSION, Ticket
 
 __all__ = ["Served"]
 
@@ -69,7 +69,7 @@ class Served:
         self.name = name
         self._parts = parts
         self._data = parts.data
-        self._orders: OrderedDict[str, _fastpipe.Order] = OrderedDict()
+        self._orders: OrderedDict[Ordering, _fastpipe.Order] = OrderedDict()
         self._lock = threading.Lock()
         self._specs = specs_digest(self._data)
         self._identity = identity(self._data.fingerprint(), self._specs)
@@ -120,7 +120,8 @@ class Served:
             },
             "uncut": data.handle.uncut,
             "in_sequence": data.handle.in_sequence(),
-            "order": order_of(parts.ordering, parts.order.shuffle_buffer),
+            "order": parts.ordering.with_buffer(parts.order.shuffle_buffer).text(),
+            "seed_given": parts.ordering.seed_given,
             "epochs": parts.epochs,
             "text": _without_folders(str(data), data.files),
         }
@@ -175,11 +176,11 @@ class Served:
             ValueError: if there is none such.
             FastpipeError: if it can't be made.
         """
-        key = json.dumps(ticket.order, sort_keys=True)
+        key = ticket.order
         with self._lock:
             found = self._orders.get(key)
             if found is None:
-                found = self._orders[key] = ordering_of(ticket.order).of(self._data.handle)
+                found = self._orders[key] = key.of(self._data.handle)
                 if len(self._orders) > _MOST_ORDERS:
                     self._orders.popitem(last=False)
             self._orders.move_to_end(key)
@@ -211,7 +212,6 @@ class Served:
 
     def _asks_more(self, ticket: Ticket) -> bool:
         """Whether an order may take more than the reader's own, which whoever serves it has chosen."""
-        own, order = order_of(self._parts.ordering, self._parts.order.shuffle_buffer), ticket.order
-        return order["shuffle"] != own["shuffle"] or any(
-            order[name] > own[name] for name in ("batch_size", "shuffle_buffer")
-        )
+        own, order = self._parts.ordering, ticket.order
+        more = order.batch_size > own.batch_size or (order.shuffle_buffer or 0) > self._parts.order.shuffle_buffer
+        return more or order.shuffle != own.shuffle

@@ -363,10 +363,10 @@ class Server:
         served.check(ticket.data)
         order = served.order(ticket)
         # Its digest, since there may be long lists in it.
-        of = json.dumps([ticket.order, ticket.progress], sort_keys=True).encode()
+        of = json.dumps([ticket.order.text(), ticket.progress], sort_keys=True).encode()
         key = (ticket.reader, ticket.epoch, ticket.csr, hashlib.blake2b(of).digest())
 
-        need = Need(ticket.reader, ticket.order["batch_size"], served.limit or 0)
+        need = Need(ticket.reader, ticket.order.batch_size, served.limit or 0)
 
         def wanted() -> bool:
             return not (self._ending.is_set() or context.is_cancelled())

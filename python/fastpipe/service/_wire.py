@@ -13,13 +13,13 @@ import json
 import operator
 import zlib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from fastpipe import errors
-from fastpipe._reader.ordering import LARGEST_BATCH, LARGEST_WORLD, Ordering, within
+from fastpipe._reader.ordering import Ordering, within
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 
@@ -36,15 +36,13 @@ __all__ = [
     "intact",
     "message",
     "messages",
-    "order_of",
-    "ordering_of",
     "schema",
     "sealed",
     "summed",
     "unsealed",
 ]
 
-VERSION = 2
+VERSION = 3
 LARGEST_TICKET = 1 << 20
 """Bytes: the places of an epoch that many ranks have shared."""
 
@@ -69,45 +67,6 @@ _OF_DATA = (
 # Other servers may be able to read the same file.
 FILE_ERRORS = (MissingFileError, StorageError)
 _LOCATION = ("path", "unit", "block", "offset", "record", "feature", "reason")
-
-
-def order_of(ordering: Ordering, shuffle_buffer: int) -> dict[str, Any]:
-    """An ordering as JSON, its buffer as the order has found it."""
-    order = {name: value for name, value in asdict(ordering).items() if name != "rows"}
-    return order | {"shuffle_buffer": shuffle_buffer}
-
-
-def ordering_of(order: Any) -> Ordering:
-    """An ordering from what `order_of` has made of one.
-
-    Raises:
-        ValueError: if it is something else.
-        TypeError: the same.
-    """
-    if not isinstance(order, dict) or set(order) != _ORDER:
-        raise ValueError(f"an order has the entries {', '.join(sorted(_ORDER))}")
-    if order["shuffle"] not in ("sequential", "window", "block", "buffer", "sample", "bootstrap"):
-        raise ValueError(f"there is no order {order['shuffle']!r:.100}")
-    if order["shard_by"] not in ("window", "block", "batch") or order["uneven"] not in ("drop", "pad", "allow"):
-        raise ValueError("shard_by or uneven is none that there is")
-    if not isinstance(order["drop_last"], bool) or not isinstance(order["seed_given"], bool):
-        raise ValueError("drop_last and seed_given are true or false")
-    world = within("world_size", order["world_size"], 1, LARGEST_WORLD)
-    in_step = order["in_step"]
-    return Ordering(
-        shuffle=order["shuffle"],
-        shuffle_buffer=within("shuffle_buffer", order["shuffle_buffer"], 1, 2**32),
-        seed=within("seed", order["seed"], 0, 2**64 - 1),
-        seed_given=order["seed_given"],
-        batch_size=within("batch_size", order["batch_size"], 1, LARGEST_BATCH),
-        drop_last=order["drop_last"],
-        rank=within("rank", order["rank"], 0, world - 1),
-        world_size=world,
-        shard_by=order["shard_by"],
-        uneven=order["uneven"],
-        in_step=None if in_step is None else within("in_step", in_step, 1, LARGEST_WORLD),
-        skipped=within("skipped", order["skipped"], 0, _LARGEST_NUMBER),
-    )
 
 
 _SEAL = b"fps1"
@@ -169,22 +128,6 @@ def _checksum(parts: list[bytes]) -> bytes:
     return checksum.to_bytes(4, "little")
 
 
-_ORDER = {
-    "shuffle",
-    "shuffle_buffer",
-    "seed",
-    "seed_given",
-    "batch_size",
-    "drop_last",
-    "rank",
-    "world_size",
-    "shard_by",
-    "uneven",
-    "in_step",
-    "skipped",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Ticket:
     """Batches that a client asks for.
@@ -192,7 +135,7 @@ class Ticket:
     Attributes:
         reader: the name under which the server has it.
         data: what tells the data set, and the specs that it is read with, from others.
-        order: as `order_of` makes it.
+        order: of the batches. As JSON it is a text, `Ordering.text`.
         epoch: of the batches.
         progress: from where they are counted; None for the start of the epoch.
         start: the first of them.
@@ -203,7 +146,7 @@ class Ticket:
 
     reader: str
     data: dict[str, Any]
-    order: dict[str, Any]
+    order: Ordering
     epoch: int
     progress: dict[str, Any] | None
     start: int
@@ -213,7 +156,8 @@ class Ticket:
 
     def write(self) -> bytes:
         """The ticket as bytes."""
-        return sealed({"version": VERSION} | asdict(self))
+        entries = {name: getattr(self, name) for name in self.__slots__}
+        return sealed(entries | {"version": VERSION, "order": self.order.text()})
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -232,6 +176,8 @@ class Ticket:
             raise ValueError(f"a ticket has the entries {', '.join(cls.__slots__)}")
         if not isinstance(found["reader"], str) or not isinstance(found["data"], dict):
             raise ValueError("the reader of a ticket is a name, its data a dict")
+        if not isinstance(found["order"], str):
+            raise ValueError("the order of a ticket is a text of JSON")
         if not (found["progress"] is None or isinstance(found["progress"], dict)):
             raise ValueError("the progress of a ticket is a dict, or null")
         if not isinstance(found["csr"], bool):
@@ -241,7 +187,7 @@ class Ticket:
             within("start", found["start"], 0, stop - 1)
             within("until", found["until"], stop, _LARGEST_NUMBER)
             within("epoch", found["epoch"], 0, LARGEST_EPOCH)
-            ordering_of(found["order"])
+            found["order"] = Ordering.read(found["order"])
         except TypeError as error:
             raise ValueError(str(error)) from None
         return cls(**found)

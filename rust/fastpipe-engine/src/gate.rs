@@ -85,7 +85,8 @@ mod tests {
             seed: 0,
             rank: 0,
             ranks: 1,
-            in_step: 1,
+            in_step: Some(1),
+            skipped: 0,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Drop,
         };

@@ -41,7 +41,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
             Kind::Block | Kind::Buffer => sums.drained(rows, units),
             Kind::Sequential | Kind::Window => sums.units(rows, units),
             // Those that batches under way lie in: the more, the fewer rows are drawn.
-            Kind::Sample { .. } => {
+            Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
                 let among = sums.rows * (batches * u64::from(settings.batch_size)) as f64 / drawn;
                 sums.units((among as u64).min(sums.rows as u64), units)

@@ -266,7 +266,8 @@ fn order(units: &[u32], kind: Kind, batch_size: u32) -> Arc<Order> {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
-        in_step: 1,
+        in_step: Some(1),
+        skipped: 0,
     };
     let units = Units::new(units.iter().copied()).unwrap();
     Arc::new(Order::new(&Arc::new(units), settings).unwrap())

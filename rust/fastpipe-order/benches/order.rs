@@ -57,7 +57,8 @@ fn settings(kind: Kind) -> Settings {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
-        in_step: 1,
+        in_step: Some(1),
+        skipped: 0,
     }
 }
 

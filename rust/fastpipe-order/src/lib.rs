@@ -90,7 +90,7 @@ pub use plan::{Content, Picks, Row, Run};
 pub use reservoir::Reservoir;
 pub use rest::Rest;
 pub use sample::{Drawing, Drawn, Part, drawn_within};
-pub use settings::{Kind, Settings, ShardBy, Uneven};
+pub use settings::{Kind, Settings, SettingsError, ShardBy, Uneven};
 pub use state::{State, StateError};
 pub use units::{Units, UnitsError};
 pub use window::Place;

@@ -48,10 +48,7 @@ impl Order {
     /// [`PlanError`](crate::PlanError) as [`Order::new`].
     pub fn of_rows(units: &Arc<Units>, settings: Settings, rows: Vec<u64>) -> Result<Order> {
         let settings = Settings {
-            kind: Kind::Sample {
-                skipped: 0,
-                replace: true,
-            },
+            kind: Kind::Bootstrap,
             shuffle_buffer: rows.len() as u64,
             ..settings
         };
@@ -79,8 +76,8 @@ impl Order {
             let batches = collected(totals.iter().map(|&rows| order.batches_of(rows)))?;
             let all = || batches.iter().copied();
             let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
-            order.fair = each || settings.in_step < settings.ranks;
-            let steps = own_steps(&batches, settings.in_step.max(1) as usize, settings.uneven)?;
+            order.fair = each || settings.in_step() < settings.ranks;
+            let steps = own_steps(&batches, settings.in_step().max(1) as usize, settings.uneven)?;
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
             order.own_rows = totals.iter().copied().min();
             // Steps beyond a rank's own batches repeat rows.
@@ -90,7 +87,7 @@ impl Order {
                 .sum();
             order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
         } else {
-            let (all, in_step) = (order.batches_of(order.epoch_rows()), settings.in_step.max(1));
+            let (all, in_step) = (order.batches_of(order.epoch_rows()), settings.in_step().max(1));
             // What is dropped are the batches of the last round that not all ranks in step have.
             let dealt = match settings.uneven {
                 Uneven::Drop => all / in_step * in_step,
@@ -105,9 +102,15 @@ impl Order {
     /// Rows of an epoch, with those of a last batch that is left out; where ranks have units of their own, this rank's.
     pub fn epoch_rows(&self) -> u64 {
         let total = self.units.total();
-        match self.settings.kind {
-            Kind::Sample { replace: true, .. } if total > 0 => self.settings.shuffle_buffer,
-            Kind::Sample { skipped, .. } => self.settings.shuffle_buffer.min(total.saturating_sub(skipped)),
+        let Settings {
+            kind,
+            shuffle_buffer,
+            skipped,
+            ..
+        } = self.settings;
+        match kind {
+            Kind::Bootstrap if total > 0 => shuffle_buffer,
+            Kind::Sample | Kind::Bootstrap => shuffle_buffer.min(total.saturating_sub(skipped)),
             _ => total,
         }
     }
@@ -118,15 +121,23 @@ impl Order {
     ///
     /// [`PlanError`](crate::PlanError) if there is no memory for them.
     pub fn sample(&self, epoch: u64) -> Result<Option<Vec<u64>>> {
-        let Kind::Sample { skipped, replace } = self.settings.kind else {
+        if !matches!(self.settings.kind, Kind::Sample | Kind::Bootstrap) {
             return Ok(None);
-        };
-        let (rows, seed) = (self.epoch_rows(), self.settings.seed);
+        }
         if let Some(given) = &self.given {
             return copied(given).map(Some);
         }
-        let sample = Sample { rows, skipped, replace };
-        sample.draw(self.units.total(), Key { seed, epoch }).map(Some)
+        let seed = self.settings.seed;
+        self.drawn().draw(self.units.total(), Key { seed, epoch }).map(Some)
+    }
+
+    /// The rows of a sample.
+    pub(crate) fn drawn(&self) -> Sample {
+        Sample {
+            rows: self.epoch_rows(),
+            skipped: self.settings.skipped,
+            replace: self.settings.kind == Kind::Bootstrap,
+        }
     }
 
     /// Of this many rows those that stand in none of this many batches.
@@ -176,15 +187,14 @@ impl Order {
         }
         let (even, odd) = deal.steps();
         let more = |rank: u64| even + u64::from(rank < odd);
-        let Settings {
-            rank, in_step, uneven, ..
-        } = self.settings;
+        let Settings { rank, uneven, .. } = self.settings;
+        let in_step = self.settings.in_step().max(1);
         // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or
         // any.
-        let first = rank - rank % in_step.max(1);
-        let last = first + in_step.max(1) - 1;
+        let first = rank - rank % in_step;
+        let last = first + in_step - 1;
         match uneven {
-            Uneven::Drop => (more(last), more(in_step.max(1) - 1)),
+            Uneven::Drop => (more(last), more(in_step - 1)),
             Uneven::Pad => (more(first), more(0)),
             Uneven::Allow => (more(rank), more(0)),
         }
@@ -250,7 +260,8 @@ mod tests {
                 ranks,
                 shard_by,
                 uneven,
-                in_step,
+                in_step: Some(in_step),
+                skipped: 0,
             };
             let order = Arc::new(Order::new(&units, settings).unwrap());
             assert_eq!(order.epoch(0).unwrap().count() as u64, order.steps());

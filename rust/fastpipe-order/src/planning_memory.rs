@@ -18,7 +18,7 @@ impl Order {
             Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
             Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
             Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
-            Kind::Sample { .. } => Sample::list_bytes(self.units.total(), shuffle_buffer),
+            Kind::Sample | Kind::Bootstrap => Sample::list_bytes(self.units.total(), shuffle_buffer),
         }
     }
 
@@ -35,7 +35,7 @@ impl Order {
             sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
         };
         let besides = match self.settings.kind {
-            Kind::Sequential | Kind::Sample { .. } => 0,
+            Kind::Sequential | Kind::Sample | Kind::Bootstrap => 0,
             Kind::Window => Windows::unit_bytes(units, shuffle_buffer),
             Kind::Block => streamed(Grain::Unit),
             Kind::Buffer => streamed(Grain::Row),
@@ -81,7 +81,7 @@ impl Order {
         match kind {
             // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
             Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
-            Kind::Window | Kind::Sample { .. } => picks,
+            Kind::Window | Kind::Sample | Kind::Bootstrap => picks,
             // Its rows enter before it is drawn.
             Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
         }
@@ -107,7 +107,8 @@ mod tests {
             ranks: 1,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Allow,
-            in_step: 1,
+            in_step: Some(1),
+            skipped: 0,
         };
         let units = Units::new(units.iter().copied()).unwrap();
         Order::new(&Arc::new(units), settings).unwrap().memory(shuffle_buffer)

@@ -305,7 +305,8 @@ mod tests {
             seed: 3,
             rank: 0,
             ranks: 1,
-            in_step: 1,
+            in_step: Some(1),
+            skipped: 0,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Drop,
         };

@@ -251,7 +251,7 @@ mod tests {
 
     fn order(units: &[u32], rows: u64, skipped: u64, replace: bool, seed: u64) -> Arc<Order> {
         let settings = Settings {
-            kind: Kind::Sample { skipped, replace },
+            kind: if replace { Kind::Bootstrap } else { Kind::Sample },
             batch_size: 7,
             drop_last: false,
             shuffle_buffer: rows,
@@ -260,7 +260,8 @@ mod tests {
             ranks: 1,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Drop,
-            in_step: 1,
+            in_step: None,
+            skipped,
         };
         let units = Arc::new(Units::new(units.iter().copied()).unwrap());
         Arc::new(Order::new(&units, settings).unwrap())

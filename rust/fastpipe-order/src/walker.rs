@@ -7,7 +7,7 @@ use fastpipe_random::Key;
 use crate::failure::{Patience, Result};
 use crate::order::Order;
 use crate::plan::Content;
-use crate::sample::{Sample, SampleWalker};
+use crate::sample::SampleWalker;
 use crate::sequential::SequentialWalker;
 use crate::settings::{Kind, Settings};
 use crate::sliding::{Grain, Sliding, SlidingWalker};
@@ -52,12 +52,8 @@ impl Walker {
             }
             Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
             Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
-            Kind::Sample { skipped, replace } => {
-                let sample = Sample {
-                    rows: order.epoch_rows(),
-                    skipped,
-                    replace,
-                };
+            Kind::Sample | Kind::Bootstrap => {
+                let sample = order.drawn();
                 Walker::Sample(SampleWalker::new(units, sample, key, batch_size, order.given.clone()))
             }
         })

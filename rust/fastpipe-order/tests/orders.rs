@@ -73,7 +73,7 @@ prop_compose! {
     ) -> Settings {
         let streamed = matches!(kind, Kind::Block | Kind::Buffer);
         Settings {
-            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven, in_step: ranks,
+            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven, in_step: Some(ranks), skipped: 0,
             shuffle_buffer: windows * u64::from(batch_size) + if streamed { odd } else { 0 },
             shard_by: match (by_batch, streamed) {
                 (true, _) => ShardBy::Batch,
@@ -95,7 +95,7 @@ fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl F
     let total = rows.len();
     match settings.kind {
         Kind::Sequential => {}
-        Kind::Sample { .. } => unreachable!("some of the rows, with tests of their own"),
+        Kind::Sample | Kind::Bootstrap => unreachable!("some of the rows, with tests of their own"),
         Kind::Window => {
             rows = units_in_order()
                 .into_iter()
@@ -244,7 +244,8 @@ proptest! {
         let settings = Settings {
             shard_by: if settings.shard_by == ShardBy::Unit { ShardBy::Batch } else { settings.shard_by },
             uneven: Uneven::Allow,
-            in_step: 1,
+            in_step: Some(1),
+            skipped: 0,
             ..settings
         };
         let whole = order(&counts, settings);
@@ -287,13 +288,15 @@ fn ranks_with_units_of_their_own_stay_as_many() {
         ranks: 2,
         shard_by: ShardBy::Unit,
         uneven: Uneven::Drop,
-        in_step: 2,
+        in_step: Some(2),
+        skipped: 0,
     };
     let two = order(&[4; 8], settings);
     let state = epoch_of(&two, 0).next().unwrap().after;
     let of_three = Settings {
         ranks: 3,
-        in_step: 3,
+        in_step: Some(3),
+        skipped: 0,
         ..settings
     };
     let three = order(&[4; 8], of_three);
@@ -313,7 +316,8 @@ fn states_of_other_data_are_refused() {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
-        in_step: 1,
+        in_step: Some(1),
+        skipped: 0,
     };
     let long = order(&[100; 8], settings);
     let state = epoch_of(&long, 0).nth(300).unwrap().after;
@@ -335,7 +339,8 @@ fn a_state_of_the_last_number_of_epochs_is_refused() {
         ranks: 1,
         shard_by: ShardBy::Window,
         uneven: Uneven::Drop,
-        in_step: 1,
+        in_step: Some(1),
+        skipped: 0,
     };
     let order = order(&[4; 8], settings);
     assert_eq!(

@@ -17,6 +17,9 @@ use crate::arrays::array;
 use crate::arrow_schema::arrow_schema;
 use crate::errors::IntoPy;
 
+/// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
+pub(crate) const LARGEST_BUFFER: u64 = 1 << 31;
+
 /// A data set: units of rows. Its subclasses know what they are units of.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
 pub(crate) struct Data {
@@ -108,12 +111,6 @@ impl Data {
         Ok(self.rows.get_or_init(|| Arc::new(units)).clone())
     }
 
-    /// Rows of a unit, one with another. How large ones are cut doesn't count: orders don't depend on it.
-    pub(crate) fn average_rows(&self, units: &Units) -> u64 {
-        let number = self.uncut.unwrap_or(units.len() as u64);
-        units.total().div_ceil(number.max(1))
-    }
-
     /// The memory of passes before, if this process made it.
     pub(crate) fn memory(&self) -> Arc<Memory> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
@@ -131,6 +128,15 @@ impl Data {
 
 #[pymethods]
 impl Data {
+    /// Rows of a window, a pool or a buffer of no given size: 16 batches or 64 average units, whichever is more. How
+    /// large units are cut doesn't count: orders don't depend on it.
+    fn default_buffer(&self, py: Python<'_>, batch_size: u64) -> PyResult<u64> {
+        let units = self.units().py(py)?;
+        let average = units.total().div_ceil(self.uncut.unwrap_or(units.len() as u64).max(1));
+        let rows = batch_size.saturating_mul(16).max(average.saturating_mul(64));
+        Ok(rows.clamp(1, LARGEST_BUFFER))
+    }
+
     /// Rows of all units.
     #[getter]
     fn num_rows(&self) -> u64 {

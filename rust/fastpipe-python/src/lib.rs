@@ -96,7 +96,7 @@ mod _fastpipe {
     #[pymodule_export]
     use super::messages::{MessageDecoder, Messages};
     #[pymodule_export]
-    use super::order::Order;
+    use super::order::{Order, check_settings};
     #[pymodule_export]
     use super::pass::{Pass, Position};
     #[pymodule_export]

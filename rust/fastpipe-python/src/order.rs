@@ -5,26 +5,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
-use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, ShardBy, State, StateError, Uneven};
+use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::{VALID, array};
-use crate::data::Data;
+use crate::data::{Data, LARGEST_BUFFER};
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
 use crate::progress::Progress;
 use crate::remote::{BatchFeed, request};
 use crate::supply::Supply;
-
-/// A window, a pool or a buffer of no given size has this many batches, or the rows of this many average units.
-const DEFAULT_BATCHES: u64 = 16;
-const DEFAULT_UNITS: u64 = 64;
-
-/// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
-const LARGEST_BUFFER: u64 = 1 << 31;
 
 /// An order of the rows of a data set.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -37,69 +30,17 @@ pub(crate) struct Order {
 
 #[pymethods]
 impl Order {
+    /// The order of these settings, which are JSON; `rows` are the numbers of a sample's rows, if it isn't drawn.
     #[new]
-    #[pyo3(signature = (
-        data, *, shuffle, shuffle_buffer, batch_size, drop_last, seed, rank, world_size, shard_by, uneven, in_step=None,
-        skipped=0, rows=None
-    ))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    fn new(
-        py: Python<'_>,
-        data: Py<Data>,
-        shuffle: &str,
-        shuffle_buffer: Option<u64>,
-        batch_size: u32,
-        drop_last: bool,
-        seed: u64,
-        rank: u64,
-        world_size: u64,
-        shard_by: &str,
-        uneven: &str,
-        in_step: Option<u64>,
-        skipped: u64,
-        rows: Option<PyReadonlyArray1<'_, i64>>,
-    ) -> PyResult<Self> {
+    #[pyo3(signature = (data, settings, rows=None))]
+    fn new(py: Python<'_>, data: Py<Data>, settings: &str, rows: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
-        let unknown = |name: &str, value: &str| PyValueError::new_err(format!("{name} can't be {value:?}"));
-        let kind = match shuffle {
-            "sequential" => Kind::Sequential,
-            "window" => Kind::Window,
-            "block" => Kind::Block,
-            "buffer" => Kind::Buffer,
-            "sample" => Kind::Sample {
-                skipped,
-                replace: false,
-            },
-            // Given rows may come several times.
-            "bootstrap" | "taken" => Kind::Sample { skipped, replace: true },
-            _ => return Err(unknown("shuffle", shuffle)),
-        };
+        let mut settings = read(settings)?;
+        settings.shuffle_buffer = buffer(&settings);
         // Samples are read as they stand.
-        if !matches!(kind, Kind::Sequential | Kind::Buffer | Kind::Sample { .. }) {
+        if matches!(settings.kind, Kind::Window | Kind::Block) {
             data.get().source().check_random().py(py)?;
         }
-        let settings = Settings {
-            kind,
-            batch_size: batch_size.max(1),
-            drop_last,
-            shuffle_buffer: buffer(kind, shuffle_buffer, batch_size.max(1), data.get().average_rows(&units)),
-            seed,
-            rank,
-            ranks: world_size.max(1),
-            shard_by: match shard_by {
-                "window" => ShardBy::Window,
-                "block" => ShardBy::Unit,
-                "batch" => ShardBy::Batch,
-                _ => return Err(unknown("shard_by", shard_by)),
-            },
-            uneven: match uneven {
-                "drop" => Uneven::Drop,
-                "pad" => Uneven::Pad,
-                "allow" => Uneven::Allow,
-                _ => return Err(unknown("uneven", uneven)),
-            },
-            in_step: in_step.unwrap_or(world_size).max(1),
-        };
         if rows.is_some() && data.get().bringer().is_some() {
             let reason = "rows can't be had from servers by their numbers; take them where the data is, and serve that";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
@@ -116,8 +57,9 @@ impl Order {
             .py(py)?;
         if !order.is_fair() && settings.uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
-                "some of the {world_size} ranks have no batch of their own, since there are only {} units; \
+                "some of the {} ranks have no batch of their own, since there are only {} units; \
                  shard_by=\"batch\" shares the batches out instead, uneven=\"allow\" lets ranks have none",
+                settings.ranks,
                 units.len()
             )));
         }
@@ -433,13 +375,21 @@ fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
 }
 
 /// Rows of a window, pool or buffer.
-fn buffer(kind: Kind, wanted: Option<u64>, batch_size: u32, average: u64) -> u64 {
-    let size = u64::from(batch_size);
-    let default = || (DEFAULT_BATCHES * size).max(DEFAULT_UNITS.saturating_mul(average));
-    let rows = wanted.unwrap_or_else(default).clamp(1, LARGEST_BUFFER);
-    match kind {
+fn buffer(settings: &Settings) -> u64 {
+    let rows = settings.shuffle_buffer.min(LARGEST_BUFFER);
+    match settings.kind {
         // Windows hold whole batches.
-        Kind::Sequential | Kind::Window => rows.next_multiple_of(size),
-        Kind::Block | Kind::Buffer | Kind::Sample { .. } => rows,
+        Kind::Sequential | Kind::Window => rows.next_multiple_of(settings.batch_size.into()),
+        Kind::Block | Kind::Buffer | Kind::Sample | Kind::Bootstrap => rows,
     }
+}
+
+fn read(settings: &str) -> PyResult<Settings> {
+    Settings::from_json(settings).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Whether these are the settings of an order, as JSON; an exception says what is wrong.
+#[pyfunction]
+pub(crate) fn check_settings(settings: &str) -> PyResult<()> {
+    read(settings).map(drop)
 }

@@ -9,7 +9,7 @@ use fastpipe_batch::{
     SourceFacts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Batch, Memory, Options};
-use fastpipe_order::{Kind, Settings, ShardBy, Uneven};
+use fastpipe_order::Settings;
 use fastpipe_wire::{Arrivals, Feed, Wanted, check, read_columns};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
@@ -292,41 +292,6 @@ impl IncomingBatches {
     }
 }
 
-/// The arguments of an order, by their names in Python.
-fn order<'py>(py: Python<'py>, settings: &Settings) -> PyResult<Bound<'py, PyDict>> {
-    let (kind, skipped) = match settings.kind {
-        Kind::Sequential => ("sequential", 0),
-        Kind::Window => ("window", 0),
-        Kind::Block => ("block", 0),
-        Kind::Buffer => ("buffer", 0),
-        Kind::Sample { skipped, replace } => (if replace { "bootstrap" } else { "sample" }, skipped),
-    };
-    let order = PyDict::new(py);
-    order.set_item("shuffle", kind)?;
-    order.set_item("shuffle_buffer", settings.shuffle_buffer)?;
-    order.set_item("seed", settings.seed)?;
-    order.set_item("seed_given", true)?;
-    order.set_item("batch_size", settings.batch_size)?;
-    order.set_item("drop_last", settings.drop_last)?;
-    order.set_item("rank", settings.rank)?;
-    order.set_item("world_size", settings.ranks)?;
-    let shard_by = match settings.shard_by {
-        ShardBy::Window => "window",
-        ShardBy::Unit => "block",
-        ShardBy::Batch => "batch",
-    };
-    order.set_item("shard_by", shard_by)?;
-    let uneven = match settings.uneven {
-        Uneven::Drop => "drop",
-        Uneven::Pad => "pad",
-        Uneven::Allow => "allow",
-    };
-    order.set_item("uneven", uneven)?;
-    order.set_item("in_step", settings.in_step)?;
-    order.set_item("skipped", skipped)?;
-    Ok(order)
-}
-
 /// What those who bring the batches of a pass are told of it.
 pub(crate) fn request<'py>(
     py: Python<'py>,
@@ -338,7 +303,7 @@ pub(crate) fn request<'py>(
     settings: &Settings,
 ) -> PyResult<Bound<'py, PyDict>> {
     let request = PyDict::new(py);
-    request.set_item("order", order(py, settings)?)?;
+    request.set_item("order", settings.to_json())?;
     request.set_item("epoch", epoch)?;
     request.set_item("step", step)?;
     request.set_item("left", left)?;

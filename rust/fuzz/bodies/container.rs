@@ -78,7 +78,8 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
             seed: 1,
             rank: 0,
             ranks: 1,
-            in_step: 1,
+            in_step: Some(1),
+            skipped: 0,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Allow,
         };

@@ -50,7 +50,8 @@ fn settings(input: &Input) -> Settings {
         rank: u64::from(*rank) % ranks,
         ranks,
         // A divisor of them.
-        in_step: if choices[3].is_multiple_of(2) { ranks } else { 1 },
+        in_step: choices[3].is_multiple_of(2).then_some(1),
+        skipped: 0,
         shard_by: match (choices[2].is_multiple_of(2), streamed) {
             (true, _) => ShardBy::Batch,
             (false, true) => ShardBy::Unit,
