@@ -80,21 +80,21 @@ def test_circles_of_files_are_found(line: str, tmp_path: Path) -> None:
 
 # The parts that a pass of the engine is made of, by their files.
 PARTS = {
-    "given": "Given",
-    "room": "Room",
+    "pass_config": "PassConfig",
+    "working_memory": "WorkingMemory",
     "memory": "Memory",
     "budget": "Budget",
     "cost": "CostModel",
     "telemetry": "Telemetry",
-    "gate": "Gate",
+    "admission_gate": "AdmissionGate",
     "fetch": "Fetches",
     "schedule": "Schedule<P>",
     "workers": "Workers",
-    "hand_over": "HandOver",
+    "delivery": "DeliveryQueue",
 }
 # Those that do something with several of them.
 TOGETHER = {
-    *("shared", "stream", "watch", "stats", "runners", "finish", "opening", "least"),
+    *("pass", "stream", "observer", "stats", "runners", "finish", "opening", "minimum_memory"),
     *("admission", "sequence", "scatter"),
 }
 

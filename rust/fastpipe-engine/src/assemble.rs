@@ -7,14 +7,14 @@ use fastpipe_batch::{
     SparseForm, SparseLayout, try_filled, try_with_capacity,
 };
 
-use crate::batch::{About, Batch, Stretch};
+use crate::batch::{Batch, BatchInfo, BufferRange};
 
 /// Bytes of arenas from which on it pays to give a slab to each of them, rather than to copy all to one.
 const WORTH_TAKING: usize = 256 << 10;
 
 /// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
 pub fn assemble(
-    about: About,
+    info: BatchInfo,
     columns: &[ColumnSpec],
     rows: Rows,
     fragments: &mut [Fragment],
@@ -26,13 +26,13 @@ pub fn assemble(
     fragments.sort_by_key(|f| f.slots().first().copied());
     let order = Order::new(fragments, count)?;
 
-    let mut stretches = try_with_capacity(parts.len(), "the parts of a batch")?;
+    let mut ranges = try_with_capacity(parts.len(), "the parts of a batch")?;
     for (i, part) in parts.iter().enumerate() {
         let place = filled.place(i).unwrap_or(0..0);
         if part.kind == PartKind::Lengths {
             filled.accumulate(i);
         }
-        stretches.push(Stretch {
+        ranges.push(BufferRange {
             slab: 0,
             offset: place.start,
             len: place.len(),
@@ -41,9 +41,9 @@ pub fn assemble(
     let mut slabs = vec![filled.into_slab()];
     match (&order, &mut fragments[..]) {
         (Order::Whole, [only]) if only.held_bytes() >= WORTH_TAKING => {
-            take_over(only, &parts, &mut stretches, &mut slabs);
+            take_over(only, &parts, &mut ranges, &mut slabs);
         }
-        _ => join(&order, fragments, &parts, &mut stretches, &mut slabs, pool)?,
+        _ => join(&order, fragments, &parts, &mut ranges, &mut slabs, pool)?,
     }
 
     let mut dense_shapes = Vec::new();
@@ -51,24 +51,24 @@ pub fn assemble(
     for column in columns {
         if let Form::Sparse(form) = &column.form {
             let coordinates = first + usize::from(form.mask) + usize::from(form.layout == SparseLayout::Csr);
-            let stretch = &stretches[coordinates];
-            let bytes = &slabs[stretch.slab].bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+            let range = &ranges[coordinates];
+            let bytes = &slabs[range.slab].bytes_mut()[range.offset..range.offset + range.len];
             dense_shapes.push(dense_shape(form, count, bytes));
         }
         first += column.parts().len();
     }
     Ok(Batch {
-        about,
+        info,
         slabs,
-        parts: stretches,
+        parts: ranges,
         dense_shapes,
     })
 }
 
 /// The arenas of a batch that one task filled, in the order of slots, are what joining them would make: they become the
 /// batch's memory as they are.
-fn take_over(fragment: &mut Fragment, parts: &[Part], stretches: &mut [Stretch], slabs: &mut Vec<Slab>) {
-    for (i, (part, stretch)) in parts.iter().zip(stretches).enumerate() {
+fn take_over(fragment: &mut Fragment, parts: &[Part], ranges: &mut [BufferRange], slabs: &mut Vec<Slab>) {
+    for (i, (part, range)) in parts.iter().zip(ranges).enumerate() {
         if part.per_row().is_some() {
             continue;
         }
@@ -76,7 +76,7 @@ fn take_over(fragment: &mut Fragment, parts: &[Part], stretches: &mut [Stretch],
             if part.kind == PartKind::Lengths {
                 accumulate(&mut slab.bytes_mut()[part.size()..]);
             }
-            *stretch = Stretch {
+            *range = BufferRange {
                 slab: slabs.len(),
                 offset: 0,
                 len: slab.len(),
@@ -91,7 +91,7 @@ fn join(
     order: &Order,
     fragments: &[Fragment],
     parts: &[Part],
-    stretches: &mut [Stretch],
+    ranges: &mut [BufferRange],
     slabs: &mut Vec<Slab>,
     pool: &Arc<SlabPool>,
 ) -> Result<()> {
@@ -101,7 +101,7 @@ fn join(
     for (i, part) in arenas() {
         let len = lead(part) + fragments.iter().map(|f| f.arena(i).0.len()).sum::<usize>();
         let offset = end.next_multiple_of(ALIGNMENT);
-        stretches[i] = Stretch {
+        ranges[i] = BufferRange {
             slab: slabs.len(),
             offset,
             len,
@@ -110,8 +110,8 @@ fn join(
     }
     let mut joined = pool.take(end)?;
     for (i, part) in arenas() {
-        let stretch = stretches[i];
-        let out = &mut joined.bytes_mut()[stretch.offset..stretch.offset + stretch.len];
+        let range = ranges[i];
+        let out = &mut joined.bytes_mut()[range.offset..range.offset + range.len];
         let (first, values) = out.split_at_mut(lead(part));
         first.fill(0);
         order.copy(fragments, i, values);
@@ -284,7 +284,7 @@ mod tests {
         for division in divisions {
             let rows = Rows::new(parts.clone(), 10, &pool).unwrap();
             let mut fragments: Vec<_> = division.into_iter().map(|slots| fill(&rows, slots)).collect();
-            let mut batch = assemble(About::default(), &columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(BatchInfo::default(), &columns, rows, &mut fragments, &pool).unwrap();
             assert_eq!(batch.dense_shapes, [[10, 82]]);
             assert!(batch.parts.iter().all(|s| s.offset % ALIGNMENT == 0));
             results.push((0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>());
@@ -313,6 +313,6 @@ mod tests {
         let pool = SlabPool::new(4);
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
-        assert!(assemble(About::default(), &columns, rows, &mut fragments, &pool).is_err());
+        assert!(assemble(BatchInfo::default(), &columns, rows, &mut fragments, &pool).is_err());
     }
 }

@@ -5,7 +5,7 @@ use fastpipe_order::State;
 
 /// Where a part of a batch lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretch {
+pub struct BufferRange {
     /// Which of [`Batch::slabs`].
     pub slab: usize,
     /// First byte.
@@ -16,7 +16,7 @@ pub struct Stretch {
 
 /// Which batch it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct About {
+pub struct BatchInfo {
     /// The epoch.
     pub epoch: u64,
     /// The rank's step within the epoch.
@@ -32,11 +32,11 @@ pub struct About {
 /// A batch: its memory, and where each part of each column lies in it. Lengths have become offsets.
 pub struct Batch {
     /// Which one.
-    pub about: About,
+    pub info: BatchInfo,
     /// The memory: first that of placed parts, then that of all others.
     pub slabs: Vec<Slab>,
     /// Where each part lies, in the order of the columns and of their parts.
-    pub parts: Vec<Stretch>,
+    pub parts: Vec<BufferRange>,
     /// For each sparse column, in order, its dense shape with the rows first.
     pub dense_shapes: Vec<Vec<i64>>,
 }

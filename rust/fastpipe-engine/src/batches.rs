@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fastpipe_batch::Result;
 
-use crate::batch::About;
+use crate::batch::BatchInfo;
 use crate::budget::Reserved;
 
 /// What a batch will take.
@@ -42,7 +42,7 @@ pub(crate) trait Batches<C> {
         self: &Arc<Self>,
         kept: &mut Self::Kept,
         number: u64,
-        about: About,
+        info: BatchInfo,
         content: C,
         reserved: Reserved,
     ) -> Result<Cost>;

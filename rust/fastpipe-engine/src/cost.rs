@@ -1,10 +1,10 @@
 //! What work costs, learned as it is done.
 //!
-//! Units of a class cost alike (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For each class three things
-//! are learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to decode, and
-//! what a byte takes to pass over. Besides, how much memory opened units and rows of no fixed size take. Every task is
-//! estimated before it is given out; what it took then corrects the model, and the difference is kept for whoever asks
-//! how good the model is.
+//! Units of a class cost alike (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For each class
+//! three things are learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to
+//! decode, and what a byte takes to skip. Besides, how much memory opened units and rows of no fixed size take. Every
+//! task is estimated before it is given out; what it took then corrects the model, and the difference is kept for
+//! whoever asks how good the model is.
 //!
 //! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which older observations count less
 //! and less. On data whose rows are all of one size `a` and `b` can't be told apart, and needn't be: the fit falls back
@@ -128,7 +128,7 @@ pub struct Learned {
     pub open_byte: Option<f64>,
     /// Nanoseconds to decode: a row, and a byte.
     pub decode: Option<(f64, f64)>,
-    /// Nanoseconds to pass over a byte.
+    /// Nanoseconds to skip a byte.
     pub pass_byte: Option<f64>,
     /// Bytes of an open unit for each stored one.
     pub expansion: Option<f64>,
@@ -172,7 +172,7 @@ impl CostModel {
         })
     }
 
-    /// Nanoseconds to pass over a unit of this many stored bytes.
+    /// Nanoseconds to skip a unit of this many stored bytes.
     pub(crate) fn pass(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| {
             let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
@@ -241,7 +241,7 @@ impl CostModel {
         });
     }
 
-    pub(crate) fn passed(&self, class: u32, opened: u64, nanos: u64) {
+    pub(crate) fn skipped(&self, class: u32, opened: u64, nanos: u64) {
         self.with(class, |c| c.pass.observe(opened as f64, nanos as f64));
     }
 
@@ -323,7 +323,7 @@ mod tests {
             model.opened(0, 1000, 1000, 300);
         }
         assert!(model.open(0, 1000) >= 299);
-        model.passed(1, 100, 20);
+        model.skipped(1, 100, 20);
         assert_eq!(model.learned(&["a".into(), "b".into()])[1].pass_byte, Some(0.2));
         model.appended(0, 10, 1000);
         assert_eq!(model.arena_bytes(0, 3), 300);

@@ -7,52 +7,60 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::assemble::assemble;
 use crate::batch::Batch;
-use crate::job::{Job, Left};
+use crate::in_flight::{InFlightBatch, TaskOutputs};
 use crate::panicked::panicked;
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::telemetry::Activity;
 
-impl Shared {
+impl PassContext {
     /// Ends a task of a batch; the last one hands it over.
-    pub(crate) fn end_task(&self, job: &Job) -> Result<()> {
-        let Some(left) = job.end_task() else { return Ok(()) };
+    pub(crate) fn end_task(&self, in_flight: &InFlightBatch) -> Result<()> {
+        let Some(outputs) = in_flight.end_task() else {
+            return Ok(());
+        };
         let start = self.telemetry.now();
-        let done = left.and_then(|mut left| {
-            if left.rows.is_none() {
+        let done = outputs.and_then(|mut outputs| {
+            if outputs.rows.is_none() {
                 // Nothing had to be read for it.
-                left.rows = self.room.rows(job.size).map(Arc::new).map(Some)?;
+                outputs.rows = self.working_memory.rows(in_flight.size).map(Arc::new).map(Some)?;
             }
-            let reserved = left.reserved.take();
-            Ok((self.join(left, job.class)?, reserved))
+            let reserved = outputs.reserved.take();
+            Ok((self.join(outputs, in_flight.class)?, reserved))
         });
         self.telemetry.took(Activity::Assemble, self.telemetry.now() - start);
-        self.telemetry.note((0, Activity::Assemble), job.number, start);
+        self.telemetry.note((0, Activity::Assemble), in_flight.number, start);
         if let Ok((batch, _)) = &done {
             let bytes = batch.slabs.iter().map(|slab| slab.len() as u64).sum();
-            self.telemetry.made(batch.about.rows as u64, bytes);
+            self.telemetry.made(batch.info.rows as u64, bytes);
             self.gate.made(bytes);
         }
-        self.hand_over.put(job.number, done);
+        self.delivery.put(in_flight.number, done);
         Ok(())
     }
 
     /// Joins a batch whose tasks are done and lays it out for the consumer.
-    fn join(&self, mut left: Left, class: u32) -> Result<Box<Batch>> {
-        let rows = left.rows.take().and_then(|rows| Arc::try_unwrap(rows).ok());
-        let (Some(rows), Some(about)) = (rows, left.about.take()) else {
+    fn join(&self, mut outputs: TaskOutputs, class: u32) -> Result<Box<Batch>> {
+        let rows = outputs.rows.take().and_then(|rows| Arc::try_unwrap(rows).ok());
+        let (Some(rows), Some(info)) = (rows, outputs.info.take()) else {
             return Err(Error::new(
                 ErrorKind::Internal,
                 "a batch was handed over while it was written",
             ));
         };
-        let columns = &self.given.source().facts().columns;
-        let bytes = left.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
-        self.costs.appended(class, about.rows as u64, bytes);
+        let columns = &self.config.source().facts().columns;
+        let bytes = outputs.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
+        self.costs.appended(class, info.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {
-            assemble(about, columns, rows, &mut left.fragments, self.room.memory().slabs())
+            assemble(
+                info,
+                columns,
+                rows,
+                &mut outputs.fragments,
+                self.working_memory.memory().slabs(),
+            )
         }));
         let batch = batch.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        self.room.take_back(left.fragments, self.given.threads());
+        self.working_memory.take_back(outputs.fragments, self.config.threads());
         batch.map(Box::new)
     }
 }

@@ -1,6 +1,6 @@
 //! How a pass runs: its threads, how far ahead it decodes, and its memory.
 
-use crate::job::SMALLEST_TASK;
+use crate::in_flight::SMALLEST_TASK;
 
 /// How a pass runs. Nothing here changes what it yields.
 #[derive(Clone, Copy, Debug)]
@@ -14,7 +14,7 @@ pub struct Options {
     pub prefetch: Option<usize>,
     /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
     pub memory_limit: Option<u64>,
-    /// Whether to keep a record of every task, for [`Watch::spans`](crate::Watch::spans).
+    /// Whether to keep a record of every task, for [`PassObserver::spans`](crate::PassObserver::spans).
     pub record_tasks: bool,
     /// The epoch behind the last one; `None` for no end.
     pub end_epoch: Option<u64>,

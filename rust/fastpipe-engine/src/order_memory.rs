@@ -7,7 +7,7 @@
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};
 
-use crate::sizes::{at_least, at_most};
+use crate::human_bytes::{rounded_down, rounded_up};
 use fastpipe_memory::machine_memory;
 
 /// Without a limit, the order may take one part in this many of the memory that the process may have.
@@ -38,10 +38,10 @@ pub fn check_state(order: &Order, state: &State, memory_limit: Option<u64>) -> R
     if most.is_none_or(|most| needed <= most) {
         return Ok(());
     }
-    let allowed = at_most(most.unwrap_or(0));
+    let allowed = rounded_down(most.unwrap_or(0));
     let reason = format!(
         "to resume from this state takes {}, and {allowed} are allowed",
-        at_least(needed)
+        rounded_up(needed)
     );
     Err(Error::new(ErrorKind::Limit, reason))
 }
@@ -57,13 +57,13 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
         return Ok(());
     }
     let limit = match memory_limit {
-        Some(limit) => format!("memory_limit is {}", at_most(limit)),
+        Some(limit) => format!("memory_limit is {}", rounded_down(limit)),
         None => format!(
             "{} are allowed, half of the memory of this machine or container",
-            at_most(most)
+            rounded_down(most)
         ),
     };
-    let mut reason = format!("{limit}, and to plan batches takes at least {}", at_least(needed));
+    let mut reason = format!("{limit}, and to plan batches takes at least {}", rounded_up(needed));
     if settings.kind == Kind::Sequential {
         reason.push_str(". A smaller batch_size needs less");
     } else {

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use fastpipe_batch::Result;
 
 use crate::panicked::panicked;
+use crate::pass::{PassContext, Task};
 use crate::schedule::{End, Urgency};
-use crate::shared::{Part, Shared};
 
-impl Shared {
+impl PassContext {
     /// Runs a part of the engine so that a panic in it becomes an error.
     pub(crate) fn guarded(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()>) {
         let result = catch_unwind(AssertUnwindSafe(|| part(self)));
@@ -36,7 +36,7 @@ impl Shared {
         self.put(urgency, rayon::current_thread_index(), Box::new(part));
     }
 
-    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: Part) {
+    fn put(self: &Arc<Self>, urgency: Urgency, thread: Option<usize>, part: Task) {
         if self.schedule.put(urgency, thread, part) {
             self.run_on_another();
         }
@@ -51,8 +51,8 @@ impl Shared {
 
     /// Starts a runner that the schedule counts already.
     fn run_on_another(self: &Arc<Self>) {
-        let shared = self.clone();
-        let run = move || shared.run_all();
+        let context = self.clone();
+        let run = move || context.run_all();
         if rayon::current_thread_index().is_some() {
             return rayon::spawn_fifo(run);
         }
@@ -63,7 +63,7 @@ impl Shared {
     /// Looks whether more can be begun, or made ready, on a thread of the pass.
     pub(crate) fn look_again(self: &Arc<Self>) {
         if !self.is_closed() && self.gate.ask() {
-            self.spawn(Urgency::FIRST, Shared::admit);
+            self.spawn(Urgency::FIRST, PassContext::admit);
         }
     }
 
@@ -74,23 +74,23 @@ impl Shared {
             while let Some(part) = self.schedule.take(thread) {
                 self.guarded(part);
                 if self.gate.waited_for_memory() {
-                    self.guarded(Shared::admit);
+                    self.guarded(PassContext::admit);
                 }
             }
             let mut found = false;
-            self.guarded(|shared| {
-                found = shared.find_start();
+            self.guarded(|context| {
+                found = context.find_start();
                 Ok(())
             });
             if found {
                 continue;
             }
-            self.hand_over.wake_idle();
+            self.delivery.wake_idle();
             match self.schedule.end() {
                 End::NotYet => {}
                 // A batch waits for memory that others were to give back, and none are left.
                 End::Last if self.gate.waited_for_memory() && !self.is_closed() => {
-                    if !self.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
+                    if !self.schedule.put(Urgency::FIRST, None, Box::new(PassContext::admit)) {
                         return;
                     }
                 }

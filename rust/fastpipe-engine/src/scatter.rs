@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fastpipe_batch::{Error, Result, Row, try_reserve};
 
 use crate::budget::Reserved;
-use crate::job::Job;
+use crate::in_flight::InFlightBatch;
 use crate::unit::OpenUnit;
 
 /// Units of which records are picked.
@@ -80,15 +80,15 @@ impl Scatter {
                 }
             }
         }
-        let room = self.units.try_reserve(new.len());
-        room.map_err(|_| Error::out_of_memory(new.len() * size_of::<(u64, Arc<RandomCell>)>(), UNITS))?;
+        let working_memory = self.units.try_reserve(new.len());
+        working_memory.map_err(|_| Error::out_of_memory(new.len() * size_of::<(u64, Arc<RandomCell>)>(), UNITS))?;
         Ok(new)
     }
 }
 
 /// A batch whose units are being opened.
 pub(crate) struct Waiting {
-    pub(super) job: Arc<Job>,
+    pub(super) in_flight: Arc<InFlightBatch>,
     pub(super) units: Vec<Arc<RandomCell>>,
     pub(super) rows: Vec<Row>,
     /// The slots of each task.

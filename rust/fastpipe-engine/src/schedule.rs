@@ -4,8 +4,8 @@
 //! cost model expects it, so that the threads end together. A thread goes on where it just ended, though, if it can:
 //! what it reads there is in the cache of its processor. *Runners* take from it, at most as many at once as are allowed
 //! just now. A runner that finds the queue empty looks for work that waits for other work but could be started by
-//! passing over some records (see `sequence/idle.rs`); if there is none it ends, and its thread sleeps until something
-//! is put in the queue.
+//! skipping some records (see `sequence/skip_ahead.rs`); if there is none it ends, and its thread sleeps until
+//! something is put in the queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

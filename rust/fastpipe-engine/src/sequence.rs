@@ -1,12 +1,12 @@
 //! Units that are read from front to back, each once, and what batches of runs keep of them.
 //!
 //! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when
-//! somebody has passed over its records without decoding them. A task whose start isn't known is parked, until somebody
+//! somebody has skipped its records without decoding them. A task whose start isn't known is parked, until somebody
 //! comes there, or a thread that has nothing else to do finds it (`idle.rs`). Of units whose records can be read at
 //! random every start is known.
 
-mod idle;
 mod reading;
+mod skip_ahead;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use fastpipe_order::Run;
 
 use crate::budget::Reserved;
 use crate::fetch::Fetch;
-use crate::job::Job;
+use crate::in_flight::InFlightBatch;
 use crate::schedule::Urgency;
 use crate::unit::OpenUnit;
 
@@ -167,7 +167,7 @@ pub(crate) struct SequenceState {
     pub(crate) starts: Vec<Mark>,
     /// A piece that ends a task, its batch and its rows, until somebody begins it: others wait for it, and whoever has
     /// nothing else to do may do it for them.
-    pub(crate) tail: Option<(u32, Arc<Job>, Run, u64)>,
+    pub(crate) tail: Option<(u32, Arc<InFlightBatch>, Run, u64)>,
     /// The piece that was done so, if its task hasn't come to it yet.
     pub(crate) taken: Option<u32>,
     /// The piece that was begun last, and when.
@@ -176,10 +176,10 @@ pub(crate) struct SequenceState {
     pub(crate) done: u32,
     /// How many there are, once all are given out.
     pub(crate) pieces: Option<u32>,
-    /// Whether somebody is passing over records.
-    pub(crate) passing: bool,
-    /// Whether passing over records has failed.
-    pub(crate) impassable: bool,
+    /// Whether somebody is skipping records.
+    pub(crate) skipping: bool,
+    /// Whether skipping records has failed.
+    pub(crate) unskippable: bool,
     /// What went wrong, in which piece: every later one fails alike.
     pub(crate) error: Option<(u32, Error)>,
     /// Why it couldn't be opened, if its pieces don't depend on each other: all fail alike.
@@ -231,13 +231,13 @@ impl SequenceState {
         self.random || (piece as usize) < self.starts.len()
     }
 
-    /// Whether records can be passed over to find where a piece starts.
-    pub(crate) fn can_be_passed_over(&self, piece: u32) -> bool {
+    /// Whether records can be skipped to find where a piece starts.
+    pub(crate) fn can_be_skipped(&self, piece: u32) -> bool {
         piece > 0
             && !self.random
             && self.starts.len() == piece as usize
             && self.error.is_none()
-            && !(self.opening || self.passing || self.impassable)
+            && !(self.opening || self.skipping || self.unskippable)
     }
 }
 
@@ -254,8 +254,8 @@ impl SequenceCell {
             begun: None,
             done: 0,
             pieces: None,
-            passing: false,
-            impassable: false,
+            skipping: false,
+            unskippable: false,
             error: None,
             lost: None,
             random,
@@ -292,7 +292,7 @@ pub(crate) struct Piece {
 
 /// Some runs of a batch, done one after the other by one thread at a time.
 pub(crate) struct Task {
-    pub(crate) job: Arc<Job>,
+    pub(crate) in_flight: Arc<InFlightBatch>,
     pub(crate) pieces: Vec<Piece>,
     /// Pieces that are done.
     pub(crate) done: usize,
@@ -303,7 +303,7 @@ pub(crate) struct Task {
 impl Task {
     pub(crate) fn urgency(&self) -> Urgency {
         Urgency {
-            batch: self.job.number,
+            batch: self.in_flight.number,
             cost: self.cost,
         }
     }

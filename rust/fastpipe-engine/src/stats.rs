@@ -3,7 +3,7 @@
 use fastpipe_batch::Reuse;
 
 use crate::cost::Learned;
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::telemetry::Activity;
 
 /// What a pass has done so far, and where its time went. Batches that are done and not handed over count.
@@ -25,7 +25,7 @@ pub struct Stats {
     pub rows_opened: u64,
     /// Rows of units that were opened again soon after they had been closed: the edges of windows cut them.
     pub rows_reopened: u64,
-    /// Rows that were passed over to let several threads work on one unit.
+    /// Rows that were skipped to let several threads work on one unit.
     pub rows_skipped: u64,
     /// Batches that wait for the consumer.
     pub ready: usize,
@@ -62,10 +62,14 @@ pub struct Stats {
 }
 
 impl Stats {
-    pub(crate) fn of(shared: &Shared) -> Stats {
-        let (telemetry, memory, budget) = (&shared.telemetry, shared.room.memory(), shared.room.budget());
+    pub(crate) fn of(context: &PassContext) -> Stats {
+        let (telemetry, memory, budget) = (
+            &context.telemetry,
+            context.working_memory.memory(),
+            context.working_memory.budget(),
+        );
         let seconds = |nanos: u64| nanos as f64 * 1e-9;
-        let (source, counts) = (shared.given.source(), telemetry.counts());
+        let (source, counts) = (context.config.source(), telemetry.counts());
         let work = source.facts().work;
         let spent = Activity::ALL.map(|activity| (activity.name(work), seconds(telemetry.nanos(activity))));
         Stats {
@@ -73,27 +77,27 @@ impl Stats {
             rows: counts.rows_delivered,
             bytes_delivered: counts.bytes_delivered,
             bytes_read: counts.bytes_read,
-            fetching: seconds(shared.fetches.nanos()),
+            fetching: seconds(context.fetches.nanos()),
             bytes_opened: counts.bytes_opened,
             units_opened: counts.units_opened,
             rows_opened: counts.rows_opened,
             rows_reopened: counts.rows_reopened,
             rows_skipped: counts.rows_skipped,
-            ready: shared.hand_over.ready(),
+            ready: context.delivery.ready(),
             elapsed: seconds(telemetry.elapsed()),
             seconds: spent.into(),
             consumer_waited: seconds(counts.consumer_waited),
             consumer_away: seconds(counts.consumer_away),
-            threads: shared.schedule.allowed(),
-            most_threads: shared.given.threads(),
-            start_delay: seconds(shared.schedule.delay()),
+            threads: context.schedule.allowed(),
+            most_threads: context.config.threads(),
+            start_delay: seconds(context.schedule.delay()),
             slabs: memory.slabs().reuse(),
             buffers: memory.buffers().reuse(),
             free_bytes: (memory.slabs().free_bytes() + memory.buffers().free_bytes()) as u64,
             slab_bytes: memory.slabs().used_bytes() as u64,
             reserved: budget.reserved(),
             most_reserved: budget.most(),
-            learned: shared.costs.learned(&source.facts().classes),
+            learned: context.costs.learned(&source.facts().classes),
         }
     }
 }

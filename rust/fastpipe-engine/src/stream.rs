@@ -7,15 +7,15 @@ use fastpipe_batch::{Error, ErrorKind, Result, Source, give_back, put_spare_by};
 use fastpipe_order::Cursor;
 
 use crate::batch::Batch;
-use crate::hand_over::Next;
-use crate::least;
+use crate::delivery::Next;
 use crate::lock::lock;
 use crate::memory::Memory;
+use crate::minimum_memory;
+use crate::observer::PassObserver;
 use crate::options::Options;
 use crate::order_memory::check_order;
+use crate::pass::PassContext;
 use crate::schedule::Urgency;
-use crate::shared::Shared;
-use crate::watch::Watch;
 use crate::workers::Workers;
 
 /// What [`Stream::poll`] found.
@@ -30,7 +30,7 @@ pub enum Poll {
 
 /// A running pass.
 pub struct Stream {
-    shared: Arc<Shared>,
+    context: Arc<PassContext>,
     workers: Mutex<Option<Workers>>,
     process: u32,
 }
@@ -47,30 +47,30 @@ impl Stream {
         // The order takes what it takes all the while.
         let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
         let limit = options.memory_limit.map(left);
-        let shared = Arc::new(Shared::new(source, cursor, options, memory, limit));
+        let context = Arc::new(PassContext::new(source, cursor, options, memory, limit));
         // For whoever tells of it when memory runs out.
         put_spare_by();
-        shared.room.memory().keep_batches(shared.ahead());
-        shared.room.begin(options.memory_limit);
+        context.working_memory.memory().keep_batches(context.ahead());
+        context.working_memory.begin(options.memory_limit);
         if let Some(limit) = options.memory_limit {
             give_back();
-            least::check(&shared, &order, limit)?;
+            minimum_memory::check(&context, &order, limit)?;
             if seeks {
                 // Before anything else is held, which is when the first batch is sought.
                 check_order(&order, Some(limit), seeks)?;
             }
         }
-        let threads = shared.given.threads();
+        let threads = context.config.threads();
         let workers = Workers::new(threads).or_else(|error| match error.kind() {
             ErrorKind::OutOfMemory => {
-                shared.room.memory().release();
+                context.working_memory.memory().release();
                 Workers::new(threads)
             }
             _ => Err(error),
         })?;
-        shared.pool.set(&workers);
+        context.pool.set(&workers);
         let stream = Stream {
-            shared,
+            context,
             workers: Mutex::new(Some(workers)),
             process: std::process::id(),
         };
@@ -88,7 +88,7 @@ impl Stream {
             return Err(Error::new(ErrorKind::Closed, reason));
         }
         // Whoever keeps the pass by its error, in a traceback say, keeps nothing else.
-        match self.shared.next(wait).inspect_err(|_| self.end())? {
+        match self.context.next(wait).inspect_err(|_| self.end())? {
             Next::Pending => Ok(Poll::Pending),
             Next::End => Ok(Poll::End),
             Next::Batch(number, batch, start) => {
@@ -105,15 +105,15 @@ impl Stream {
     /// are no substitute.
     pub fn fail(&self, error: Error) {
         if self.process == std::process::id() {
-            self.shared.fail(error);
+            self.context.fail(error);
             self.end();
         }
     }
 
     /// A look at the pass, which may outlast it.
-    pub fn watch(&self) -> Watch {
-        Watch {
-            shared: self.shared.clone(),
+    pub fn observer(&self) -> PassObserver {
+        PassObserver {
+            context: self.context.clone(),
             process: self.process,
         }
     }
@@ -121,29 +121,29 @@ impl Stream {
     /// Ends the pass and waits for its threads. Batches that were handed over stay as they are.
     pub fn close(&self) {
         if self.process == std::process::id() {
-            self.shared.hand_over.close();
+            self.context.delivery.close();
             self.end();
         }
     }
 
     /// Waits for the threads and lets go of all that batches under way hold; the error stays, if there is one.
     fn end(&self) {
-        self.shared.telemetry.end();
-        self.shared.hand_over.end();
-        self.shared.fetches.close();
+        self.context.telemetry.end();
+        self.context.delivery.end();
+        self.context.fetches.close();
         // What is in the queue is taken from it all the same, and lets go of what it holds.
         let workers = lock(&self.workers).take();
         drop(workers);
         // Nobody goes on with what was begun.
-        self.shared.schedule.clear();
-        lock(&self.shared.parked).clear();
-        self.shared.gate.clear();
-        self.shared.hand_over.clear();
+        self.context.schedule.clear();
+        lock(&self.context.parked).clear();
+        self.context.gate.clear();
+        self.context.delivery.clear();
     }
 
     fn start_admitting(&self) {
-        let shared = &self.shared;
-        if shared.gate.ask() && shared.schedule.put(Urgency::FIRST, None, Box::new(Shared::admit)) {
+        let context = &self.context;
+        if context.gate.ask() && context.schedule.put(Urgency::FIRST, None, Box::new(PassContext::admit)) {
             self.start_runner();
         }
     }
@@ -151,8 +151,8 @@ impl Stream {
     /// Starts a runner that the schedule counts already.
     fn start_runner(&self) {
         if let Some(workers) = &*lock(&self.workers) {
-            let shared = self.shared.clone();
-            workers.spawn(move || shared.run_all());
+            let context = self.context.clone();
+            workers.spawn(move || context.run_all());
         }
     }
 }

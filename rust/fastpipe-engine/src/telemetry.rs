@@ -16,7 +16,7 @@ pub enum Activity {
     Open,
     /// Finding where records start, so that any of them can be picked.
     Index,
-    /// Passing over records, so that another thread can go on behind them.
+    /// Skipping records, so that another thread can go on behind them.
     Advance,
     /// Bringing records to where they belong: decoding, say.
     Decode,
@@ -183,7 +183,7 @@ impl Telemetry {
         add(&self.rows_reopened, rows);
     }
 
-    /// So many rows were passed over.
+    /// So many rows were skipped.
     pub(crate) fn skipped(&self, rows: u64) {
         add(&self.rows_skipped, rows);
     }

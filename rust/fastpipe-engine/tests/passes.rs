@@ -23,7 +23,7 @@ struct Behaviour {
     /// This unit can't be opened.
     shut: Option<u64>,
     /// Passing over records fails.
-    impassable: bool,
+    unskippable: bool,
     /// Passing over records ends one byte too far.
     astray: bool,
     /// Decoding the first record waits until somebody passes over some.
@@ -239,7 +239,7 @@ impl Unit for MadeUnit {
         let (passed, changed) = &*self.passed;
         *passed.lock().unwrap() = true;
         changed.notify_all();
-        if self.behaviour.impassable {
+        if self.behaviour.unskippable {
             return Err(Error::new(ErrorKind::Malformed, "these can't be passed over"));
         }
         let astray = u64::from(self.behaviour.astray);
@@ -335,13 +335,13 @@ proptest! {
         kind in prop_oneof![Just(Kind::Sequential), Just(Kind::Window), Just(Kind::Block), Just(Kind::Buffer)],
         threads in 1usize..6,
         prefetch in prop_oneof![Just(None), (1usize..12).prop_map(Some)],
-        impassable in any::<bool>(),
+        unskippable in any::<bool>(),
         limited in any::<bool>(),
         fetches in prop_oneof![Just(0usize), 1usize..9],
         random in any::<bool>(),
     ) {
         let order = order(&units, kind, batch_size);
-        let source = Made::new(&units, Behaviour { impassable, fetches, random, ..Behaviour::default() });
+        let source = Made::new(&units, Behaviour { unskippable, fetches, random, ..Behaviour::default() });
         let mut options = options(threads, prefetch);
         // Enough for anything here, yet little enough to be held against.
         options.memory_limit = limited.then_some(1 << 20);
@@ -454,7 +454,7 @@ fn a_failed_pass_keeps_its_error_alone() {
         let error = next().to_string();
         assert!(error.contains("record 7 of unit 5 is bad"), "{error}");
         assert_eq!(Arc::strong_count(&source.alive), 1, "threads, or open units");
-        let stats = stream.watch().stats().unwrap();
+        let stats = stream.observer().stats().unwrap();
         assert_eq!((stats.reserved, stats.ready), (0, 0));
         for other in std::thread::scope(|scope| [(); 3].map(|()| scope.spawn(next)).map(|t| t.join().unwrap())) {
             assert_eq!(other.to_string(), error);

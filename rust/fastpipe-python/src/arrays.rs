@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, SparseForm, SparseLayout, TimeUnit};
-use fastpipe_engine::{About, Batch, Stretch, panicked};
+use fastpipe_engine::{Batch, BatchInfo, BufferRange, panicked};
 use fastpipe_rebatch::Byte;
 use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
 use numpy::datetime::{Datetime, Timedelta};
@@ -81,7 +81,7 @@ pub(crate) fn to_dict<'py>(
     batch: Batch,
     padded: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let About { rows, valid, .. } = batch.about;
+    let BatchInfo { rows, valid, .. } = batch.info;
     let memory = Bound::new(py, Memory::of_all(batch.slabs))?;
     let mut builder = Builder {
         py,
@@ -113,23 +113,23 @@ struct Builder<'py, 'b> {
     forms: &'b Forms,
     memory: Bound<'py, Memory>,
     rows: usize,
-    parts: Iter<'b, Stretch>,
+    parts: Iter<'b, BufferRange>,
     dense_shapes: Iter<'b, Vec<i64>>,
 }
 
 type Object<'py> = Bound<'py, PyAny>;
 
 impl<'py> Builder<'py, '_> {
-    fn next(&mut self) -> Stretch {
+    fn next(&mut self) -> BufferRange {
         // There is a stretch for each part; an empty one makes an empty array.
-        self.parts.next().copied().unwrap_or(Stretch {
+        self.parts.next().copied().unwrap_or(BufferRange {
             slab: 0,
             offset: 0,
             len: 0,
         })
     }
 
-    fn array_of<T: Element>(&self, part: Stretch, shape: &[usize]) -> PyResult<Object<'py>> {
+    fn array_of<T: Element>(&self, part: BufferRange, shape: &[usize]) -> PyResult<Object<'py>> {
         let bytes = shape.iter().try_fold(size_of::<T>(), |n, &size| n.checked_mul(size));
         // Never beyond the part, whatever the shape says.
         let fits = bytes.is_some_and(|n| n <= part.len);
@@ -146,7 +146,7 @@ impl<'py> Builder<'py, '_> {
         Ok(array.into_any())
     }
 
-    fn array(&self, dtype: DType, part: Stretch, shape: &[usize]) -> PyResult<Object<'py>> {
+    fn array(&self, dtype: DType, part: BufferRange, shape: &[usize]) -> PyResult<Object<'py>> {
         match dtype {
             DType::Bool => self.array_of::<bool>(part, shape),
             DType::I8 => self.array_of::<i8>(part, shape),
@@ -173,7 +173,7 @@ impl<'py> Builder<'py, '_> {
         }
     }
 
-    fn offsets(&self, part: Stretch) -> PyResult<Object<'py>> {
+    fn offsets(&self, part: BufferRange) -> PyResult<Object<'py>> {
         self.array_of::<i64>(part, &[part.len / 8])
     }
 

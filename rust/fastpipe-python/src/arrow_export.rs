@@ -56,7 +56,7 @@ impl ArrowBatches {
             0 => Buffer::default(),
             len => slabs[part.slab].slice_with_length(part.offset, len),
         });
-        let (rows, valid) = (batch.about.rows, batch.about.valid);
+        let (rows, valid) = (batch.info.rows, batch.info.valid);
         to_record_batch(&self.schema, columns, parts, rows, valid, &self.nan_is_null)
     }
 }

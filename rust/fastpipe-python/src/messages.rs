@@ -9,7 +9,7 @@ use fastpipe_avro::{
     Framing, InferredColumns, Message, MessageSchemas, Schema, canonical_form, infer_message_columns, rabin, with_form,
 };
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, Feature, Fragment, Rows, Sink, SlabPool, try_with_capacity};
-use fastpipe_engine::{About, Batch, assemble, default_threads};
+use fastpipe_engine::{Batch, BatchInfo, assemble, default_threads};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -399,10 +399,10 @@ fn decode<E>(
     if let Some((_, error)) = failed {
         return Err(error.into());
     }
-    let about = About {
+    let info = BatchInfo {
         rows: messages.len(),
         valid: messages.len(),
-        ..About::default()
+        ..BatchInfo::default()
     };
-    Ok(assemble(about, schemas.specs(), rows, &mut fragments, &pool)?)
+    Ok(assemble(info, schemas.specs(), rows, &mut fragments, &pool)?)
 }

@@ -318,7 +318,7 @@ impl Pass {
         py: Python<'_>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
-        self.drawn(py, |batch| std::mem::take(&mut batch.about.after), make)
+        self.drawn(py, |batch| std::mem::take(&mut batch.info.after), make)
     }
 
     /// The next batch with what is left behind it, for whoever hands it over elsewhere.
@@ -327,7 +327,7 @@ impl Pass {
         py: Python<'_>,
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
-        self.drawn(py, |batch| batch.about.after.clone(), make)
+        self.drawn(py, |batch| batch.info.after.clone(), make)
     }
 
     fn drawn<T>(
@@ -341,7 +341,7 @@ impl Pass {
             let polled = py.detach(|| running.poll());
             match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
-                    let (epoch, after) = (batch.about.epoch, after(&mut batch));
+                    let (epoch, after) = (batch.info.epoch, after(&mut batch));
                     let made = guarded(py, || make(running.columns(), *batch));
                     // The batch is lost, so those behind it aren't handed out.
                     let made = made.inspect_err(|error| {
@@ -377,7 +377,7 @@ impl Pass {
             while held <= most / 2 {
                 match running.poll_for(until.saturating_duration_since(Instant::now())) {
                     Ok(Poll::Ready(number, batch)) => {
-                        running.delivered(number, batch.about.epoch, batch.about.after.clone());
+                        running.delivered(number, batch.info.epoch, batch.info.after.clone());
                         held += nbytes(&batch);
                         batches.push(*batch);
                     }

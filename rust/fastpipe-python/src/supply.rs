@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastpipe_batch::Error;
-use fastpipe_engine::{Poll, Stats, Stream, Watch};
+use fastpipe_engine::{PassObserver, Poll, Stats, Stream};
 use fastpipe_wire::Feed;
 
 /// Yields the batches of a pass, one after the other.
@@ -46,7 +46,7 @@ impl Supply {
     /// A look at the pass, which may outlast it.
     pub(crate) fn look(&self) -> Look {
         match self {
-            Supply::Engine(stream) => Look::Engine(stream.watch()),
+            Supply::Engine(stream) => Look::Engine(stream.observer()),
             Supply::Remote(feed) => Look::Remote(feed.clone()),
         }
     }
@@ -67,7 +67,7 @@ pub(crate) type Task = (&'static str, u64, u32, u64, u64, u64);
 
 /// A look at a pass.
 pub(crate) enum Look {
-    Engine(Watch),
+    Engine(PassObserver),
     Remote(Arc<Feed>),
 }
 
@@ -75,7 +75,7 @@ impl Look {
     /// What the pass has done, and where its time went. `None` in a forked child, where it isn't the child's.
     pub(crate) fn stats(&self) -> Option<Stats> {
         let feed = match self {
-            Look::Engine(watch) => return watch.stats(),
+            Look::Engine(observer) => return observer.stats(),
             Look::Remote(feed) => feed,
         };
         if !feed.is_ours() {
@@ -97,8 +97,10 @@ impl Look {
 
     /// Every task that was done, if they were recorded.
     pub(crate) fn tasks(&self) -> Vec<Task> {
-        let Look::Engine(watch) = self else { return Vec::new() };
-        let (spans, work) = (watch.spans().into_iter(), watch.work());
+        let Look::Engine(observer) = self else {
+            return Vec::new();
+        };
+        let (spans, work) = (observer.spans().into_iter(), observer.work());
         spans
             .map(|s| (s.activity.name(work), s.batch, s.thread, s.start, s.end, s.expected))
             .collect()

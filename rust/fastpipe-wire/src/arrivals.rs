@@ -67,11 +67,11 @@ impl Arrivals {
             return Err(wrong("it sent a batch before another was whole"));
         }
         for (number, header) in (self.wanted.next..).zip(&headers) {
-            let about = &header.about;
+            let info = &header.info;
             let step = self.wanted.step.map(|step| step + (number - self.wanted.next));
-            let asked_for = about.epoch == self.wanted.epoch && step.is_none_or(|step| step == about.step);
+            let asked_for = info.epoch == self.wanted.epoch && step.is_none_or(|step| step == info.step);
             if number >= self.wanted.stop || !asked_for {
-                let (step, epoch) = (about.step, about.epoch);
+                let (step, epoch) = (info.step, info.epoch);
                 return Err(wrong(&format!(
                     "it sent batch {step} of epoch {epoch}, which it wasn't asked for"
                 )));
@@ -144,7 +144,7 @@ fn wrong(why: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_engine::About;
+    use fastpipe_engine::BatchInfo;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -161,10 +161,10 @@ mod tests {
 
     fn batch(step: u64, bytes: &[u8]) -> Batch {
         Batch {
-            about: About {
+            info: BatchInfo {
                 epoch: EPOCH,
                 step,
-                ..About::default()
+                ..BatchInfo::default()
             },
             slabs: vec![slab(bytes), slab(&[])],
             parts: Vec::new(),
@@ -199,7 +199,7 @@ mod tests {
             let mut found = Vec::new();
             let mut cuts = cuts.iter().cycle();
             let mut put = |number, batch: Batch| {
-                assert_eq!(batch.about.step, number + 10);
+                assert_eq!(batch.info.step, number + 10);
                 found.push((number, batch.slabs[0].bytes().to_vec()));
                 Ok(())
             };
@@ -236,7 +236,7 @@ mod tests {
             ErrorKind::Malformed
         );
         let mut other = batch(10, b"");
-        other.about.epoch += 1;
+        other.info.epoch += 1;
         assert_eq!(refused(&said(&[other], true)), ErrorKind::Malformed);
         // One behind the other.
         let mut arrivals = arrivals(0, 2);

@@ -8,18 +8,18 @@ use std::slice::Iter;
 use fastpipe_batch::{
     ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Part, PartKind, Result, SparseForm, SparseLayout,
 };
-use fastpipe_engine::{Batch, Stretch};
+use fastpipe_engine::{Batch, BufferRange};
 
 /// Checks a batch of these columns, of at most this many rows.
 ///
 /// # Errors
 /// [`ErrorKind::Malformed`], with the feature, if it isn't one.
 pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<()> {
-    let about = &batch.about;
-    if about.rows > most_rows || about.valid > about.rows {
+    let info = &batch.info;
+    if info.rows > most_rows || info.valid > info.rows {
         return Err(malformed(&format!(
             "it has {} rows, {} of them valid, where there are at most {most_rows}",
-            about.rows, about.valid
+            info.rows, info.valid
         )));
     }
     let mut checker = Checker {
@@ -32,7 +32,7 @@ pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<
             checker.column(column)?;
             match &column.form {
                 Form::Nested(_) => Ok(()),
-                Form::Sparse(form) => check_shape(form, dense_shapes.next(), about.rows),
+                Form::Sparse(form) => check_shape(form, dense_shapes.next(), info.rows),
             }
         };
         check().map_err(|error| error.at_feature(&column.name))?;
@@ -63,7 +63,7 @@ fn check_shape(form: &SparseForm, shape: Option<&Vec<i64>>, rows: usize) -> Resu
 
 struct Checker<'b> {
     batch: &'b Batch,
-    parts: Iter<'b, Stretch>,
+    parts: Iter<'b, BufferRange>,
 }
 
 impl<'b> Checker<'b> {
@@ -76,7 +76,7 @@ impl<'b> Checker<'b> {
             Form::Nested(form) => (false, form.leaf == Leaf::Bytes { utf8: true }),
         };
         // Items at each depth, as far as lengths have said it.
-        let mut items = vec![self.batch.about.rows];
+        let mut items = vec![self.batch.info.rows];
         let mut coordinates = coo;
         let mut text: Option<&[[u8; 8]]> = None;
         for part in column.parts() {
@@ -136,7 +136,7 @@ impl<'b> Checker<'b> {
         };
         let within = rows()
             .next_back()
-            .is_none_or(|last| usize::try_from(last).is_ok_and(|last| last < self.batch.about.rows));
+            .is_none_or(|last| usize::try_from(last).is_ok_and(|last| last < self.batch.info.rows));
         if rest > 0 || !rows().is_sorted() || !within || rows().next().is_some_and(|first| first < 0) {
             return Err(malformed("the rows of its coordinates are out of order"));
         }
@@ -171,7 +171,7 @@ fn check_text(bytes: &[u8], offsets: &[[u8; 8]]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use fastpipe_batch::{NestedForm, SlabPool};
-    use fastpipe_engine::About;
+    use fastpipe_engine::BatchInfo;
 
     use super::*;
 
@@ -182,7 +182,7 @@ mod tests {
         let mut bytes: Vec<u8> = Vec::new();
         for part in parts {
             bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
-            stretches.push(Stretch {
+            stretches.push(BufferRange {
                 slab: 0,
                 offset: bytes.len(),
                 len: part.len(),
@@ -192,10 +192,10 @@ mod tests {
         let mut slab = SlabPool::new(1).take(bytes.len()).unwrap();
         slab.bytes_mut().copy_from_slice(&bytes);
         let batch = Batch {
-            about: About {
+            info: BatchInfo {
                 rows: 2,
                 valid: 2,
-                ..About::default()
+                ..BatchInfo::default()
             },
             slabs: vec![slab],
             parts: stretches,

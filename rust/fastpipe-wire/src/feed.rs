@@ -123,7 +123,7 @@ impl Feed {
         }
         let bytes = bytes(&batch);
         state.seen.batches += 1;
-        state.seen.rows += batch.about.rows as u64;
+        state.seen.rows += batch.info.rows as u64;
         state.seen.bytes += bytes;
         state.seen.ready_bytes += bytes;
         state.ready.insert(number, batch);
@@ -260,7 +260,7 @@ mod tests {
     use std::sync::Arc;
 
     use fastpipe_batch::SlabPool;
-    use fastpipe_engine::About;
+    use fastpipe_engine::BatchInfo;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -268,10 +268,10 @@ mod tests {
 
     fn batch(number: u64) -> Box<Batch> {
         Box::new(Batch {
-            about: About {
+            info: BatchInfo {
                 step: number,
                 rows: 3,
-                ..About::default()
+                ..BatchInfo::default()
             },
             slabs: vec![SlabPool::new(0).take(10).unwrap()],
             parts: Vec::new(),
@@ -285,7 +285,7 @@ mod tests {
     fn next(feed: &Feed) -> Option<u64> {
         match feed.poll(NOW).unwrap() {
             Poll::Ready(number, batch) => {
-                assert_eq!(batch.about.step, number);
+                assert_eq!(batch.info.step, number);
                 Some(number)
             }
             Poll::End => None,

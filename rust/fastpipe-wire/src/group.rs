@@ -54,7 +54,7 @@ pub fn read_group(bytes: &[u8]) -> Result<Vec<Header>> {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_engine::About;
+    use fastpipe_engine::BatchInfo;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -62,9 +62,9 @@ mod tests {
 
     fn headers(steps: &[u64]) -> Vec<Header> {
         let header = |&step: &u64| Header {
-            about: About {
+            info: BatchInfo {
                 step,
-                ..About::default()
+                ..BatchInfo::default()
             },
             lens: vec![3],
             sums: vec![step],

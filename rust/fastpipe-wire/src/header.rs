@@ -4,7 +4,7 @@
 //! all that follows: a header that was damaged on its way says anything.
 
 use fastpipe_batch::{Error, ErrorKind, Result, Slab};
-use fastpipe_engine::{About, Batch, Stretch};
+use fastpipe_engine::{Batch, BatchInfo, BufferRange};
 use fastpipe_order::{Left, Open, Place, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
@@ -21,13 +21,13 @@ const MOST_SLABS: usize = 1 << 16;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
     /// Which one it is.
-    pub about: About,
+    pub info: BatchInfo,
     /// Bytes of each slab.
     pub lens: Vec<usize>,
     /// A checksum of each slab; empty where they lie in memory in common.
     pub sums: Vec<u64>,
     /// Where each part lies.
-    pub parts: Vec<Stretch>,
+    pub parts: Vec<BufferRange>,
     /// The dense shapes of sparse columns.
     pub dense_shapes: Vec<Vec<i64>>,
 }
@@ -108,7 +108,7 @@ impl Header {
     /// Of a batch; with a checksum of each of its slabs, if they are to be sent.
     pub fn of(batch: &Batch, sums: bool) -> Header {
         Header {
-            about: batch.about.clone(),
+            info: batch.info.clone(),
             lens: batch.slabs.iter().map(Slab::len).collect(),
             sums: if sums {
                 batch.slabs.iter().map(|slab| sum(slab.bytes())).collect()
@@ -122,13 +122,13 @@ impl Header {
 
     /// As bytes.
     pub fn write(&self) -> Vec<u8> {
-        let About {
+        let BatchInfo {
             epoch,
             step,
             rows,
             valid,
             after,
-        } = &self.about;
+        } = &self.info;
         let written = Written {
             epoch: *epoch,
             step: *step,
@@ -181,7 +181,7 @@ impl Header {
             return Err(malformed("its slabs and their checksums differ in number"));
         }
         let part = |&(slab, offset, len): &(u32, u64, u64)| {
-            let stretch = Stretch {
+            let stretch = BufferRange {
                 slab: slab as usize,
                 offset: number(offset)?,
                 len: number(len)?,
@@ -198,7 +198,7 @@ impl Header {
         };
         Ok(Header {
             parts: written.parts.iter().map(part).collect::<Result<_>>()?,
-            about: About {
+            info: BatchInfo {
                 epoch: written.epoch,
                 step: written.step,
                 rows: number(written.rows)?,
@@ -219,7 +219,7 @@ impl Header {
     /// The batch, over slabs that hold what it says.
     pub(crate) fn batch(self, slabs: Vec<Slab>) -> Batch {
         Batch {
-            about: self.about,
+            info: self.info,
             slabs,
             parts: self.parts,
             dense_shapes: self.dense_shapes,
@@ -263,10 +263,10 @@ mod tests {
             let part = |(slab, offset, len): (usize, usize, usize)| {
                 let slab = slab % lens.len();
                 let offset = offset % (lens[slab] + 1);
-                Stretch { slab, offset, len: len % (lens[slab] - offset + 1) }
+                BufferRange { slab, offset, len: len % (lens[slab] - offset + 1) }
             };
             Header {
-                about: About {
+                info: BatchInfo {
                     epoch: places[0], step: places[1], rows: numbers[0] as usize, valid: numbers[1] as usize, after,
                 },
                 parts: if lens.is_empty() { Vec::new() } else { parts.into_iter().map(part).collect() },
@@ -298,7 +298,7 @@ mod tests {
         fn what_no_header_is_is_refused(body in vec(any::<u8>(), 0..200)) {
             let bytes = [&MARK[..], &sum(&body).to_le_bytes(), &body].concat();
             if let Ok(header) = Header::read(&bytes) {
-                let inside = |part: &Stretch| part.offset + part.len <= header.lens[part.slab];
+                let inside = |part: &BufferRange| part.offset + part.len <= header.lens[part.slab];
                 prop_assert!(header.parts.iter().all(inside));
             }
         }

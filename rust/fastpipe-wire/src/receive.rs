@@ -125,7 +125,7 @@ fn damaged(why: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_engine::About;
+    use fastpipe_engine::BatchInfo;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -138,7 +138,7 @@ mod tests {
             slab
         };
         Batch {
-            about: About::default(),
+            info: BatchInfo::default(),
             slabs: slabs.iter().map(slab).collect(),
             parts: Vec::new(),
             dense_shapes: Vec::new(),

@@ -10,13 +10,13 @@ use fastpipe_batch::Result;
 use fastpipe_order::{BatchPlan, Content};
 
 use super::{Admission, Begun};
-use crate::batch::About;
+use crate::batch::BatchInfo;
 use crate::batches::{Batches, Cost, Need};
-use crate::room::Held;
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::telemetry::Activity;
+use crate::working_memory::Held;
 
-impl Shared {
+impl PassContext {
     /// Begins as many batches as may be under way.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
         let mut admission = self.gate.enter();
@@ -27,7 +27,7 @@ impl Shared {
     fn admit_all(self: &Arc<Self>, admission: &mut Admission) -> Result<()> {
         while !self.is_closed() {
             let number = admission.next;
-            let Some(handed_over) = self.hand_over.begins(number) else {
+            let Some(handed_over) = self.delivery.begins(number) else {
                 return Ok(());
             };
             admission.forget(handed_over);
@@ -36,20 +36,22 @@ impl Shared {
                 break;
             }
             if admission.planned.is_empty() {
-                admission.plan(self.given.options(), &|| self.is_closed());
+                admission.plan(self.config.options(), &|| self.is_closed());
             }
             if admission.planned.is_empty() {
-                self.hand_over.end_at(number, admission.unplanned.take());
+                self.delivery.end_at(number, admission.unplanned.take());
                 return Ok(());
             }
             admission.let_go(number);
             let Some(plan) = admission.planned.front() else { break };
             let Need { class, more, units } = self.need(admission, plan);
             let rows = u64::from(plan.rows);
-            let rows = self.room.rows_bytes(rows, self.costs.arena_bytes(class, rows));
+            let rows = self
+                .working_memory
+                .rows_bytes(rows, self.costs.arena_bytes(class, rows));
             let need = rows + more;
             (admission.rows_need, admission.need) = (rows, need);
-            let budget = self.room.budget();
+            let budget = self.working_memory.budget();
             if !budget.fits(need + units) {
                 if under_way > 0 {
                     break;
@@ -69,10 +71,10 @@ impl Shared {
             }
             if under_way >= admission.most_under_way {
                 admission.most_under_way = under_way + 1;
-                self.room.memory().keep_batches(admission.most_under_way);
+                self.working_memory.memory().keep_batches(admission.most_under_way);
             }
             if let Err(error) = self.begin(admission, number, plan, need) {
-                self.hand_over.end_at(number, Some(error));
+                self.delivery.end_at(number, Some(error));
                 return Ok(());
             }
         }
@@ -84,7 +86,7 @@ impl Shared {
 
     /// Whether one more batch may be under way, as far as their number goes.
     fn has_room(&self, admission: &Admission, under_way: u64) -> bool {
-        let (options, threads) = (self.given.options(), self.schedule.allowed());
+        let (options, threads) = (self.config.options(), self.schedule.allowed());
         under_way < options.ahead(threads)
             || options.prefetch.is_none()
                 && admission.has_use_for_more(under_way, threads as u64, self.gate.batch_bytes())
@@ -100,8 +102,8 @@ impl Shared {
 
     fn begin(self: &Arc<Self>, admission: &mut Admission, number: u64, plan: BatchPlan, need: u64) -> Result<()> {
         self.trim(admission);
-        let reserved = self.room.reserve(need);
-        let about = About {
+        let reserved = self.working_memory.reserve(need);
+        let info = BatchInfo {
             epoch: plan.epoch,
             step: plan.step,
             rows: plan.rows as usize,
@@ -109,8 +111,8 @@ impl Shared {
             after: plan.after,
         };
         let started = match plan.content {
-            Content::Runs(runs) => self.start(&mut admission.sequence, number, about, runs, reserved),
-            Content::Picks(picks) => self.start(&mut admission.scatter, number, about, picks, reserved),
+            Content::Runs(runs) => self.start(&mut admission.sequence, number, info, runs, reserved),
+            Content::Picks(picks) => self.start(&mut admission.scatter, number, info, picks, reserved),
         };
         let Cost { cost, longest } = started?;
         admission.begun.push_back(Begun {
@@ -129,7 +131,7 @@ impl Shared {
             let i = admission.prepared;
             let could_fetch = || self.fetches.are_needed() && self.fetches.have_room();
             if i == admission.planned.len() && admission.should_plan(self.ahead(), could_fetch()) {
-                admission.plan(self.given.options(), &|| self.is_closed());
+                admission.plan(self.config.options(), &|| self.is_closed());
             }
             let Some(plan) = admission.planned.get(i) else { break };
             let (epoch, number) = (plan.epoch, admission.next + i as u64);
@@ -146,11 +148,11 @@ impl Shared {
 
     /// Lets go of free memory that the pass may not keep.
     fn trim(&self, admission: &Admission) {
-        if self.room.budget().limit().is_some() {
-            self.room.trim(Held {
+        if self.working_memory.budget().limit().is_some() {
+            self.working_memory.trim(Held {
                 batches: admission.begun.len() as u64 * admission.rows_need,
                 units: admission.reserved(),
-                least_for_units: (self.given.threads() as u64 + 1) * (admission.need - admission.rows_need),
+                least_for_units: (self.config.threads() as u64 + 1) * (admission.need - admission.rows_need),
                 one_batch: admission.need,
             });
         }

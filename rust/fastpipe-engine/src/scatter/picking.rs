@@ -10,14 +10,14 @@ use fastpipe_batch::{Error, ErrorKind, Result, Row, Sink, Unit, Unpicked, try_co
 use fastpipe_order::Picks;
 
 use super::{Opened, RandomCell, Scatter, UNITS, Waiting};
-use crate::batch::About;
+use crate::batch::BatchInfo;
 use crate::batches::{Batches, Cost, Need};
 use crate::budget::Reserved;
 use crate::fetch::Fetch;
-use crate::job::{Job, RECORDS_AT_ONCE};
+use crate::in_flight::{InFlightBatch, RECORDS_AT_ONCE};
 use crate::panicked::panicked;
+use crate::pass::PassContext;
 use crate::schedule::Urgency;
-use crate::shared::Shared;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
@@ -26,7 +26,7 @@ const ROWS_A_UNIT: usize = 16;
 
 /// A batch whose units are open.
 struct Ready {
-    job: Arc<Job>,
+    in_flight: Arc<InFlightBatch>,
     units: Vec<(u64, Opened)>,
     batch: Arc<Waiting>,
 }
@@ -53,26 +53,27 @@ impl Ready {
     }
 }
 
-impl Batches<Picks> for Shared {
+impl Batches<Picks> for PassContext {
     type Kept = Scatter;
 
     fn needed(&self, kept: &Scatter, epoch: u64, picks: &Picks) -> Need {
         let first = picks.units.first().copied();
         let new = picks.units.iter().filter(|&&unit| !kept.has(epoch, unit));
         Need {
-            class: first.map_or(0, |unit| self.given.describe(unit).class),
+            class: first.map_or(0, |unit| self.config.describe(unit).class),
             more: first.map_or(0, |unit| self.fetched_bytes(unit)),
             units: new.map(|&unit| self.unit_bytes(unit)).sum(),
         }
     }
 
     fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
-        let room = self.gate.batch_bytes();
+        let working_memory = self.gate.batch_bytes();
         // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be
         // fetched.
         let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
         wanted.into_iter().all(|unit| {
-            self.room.fits_ahead(self.unit_bytes(unit), room) && self.open_ahead(kept, epoch, number, unit).is_ok()
+            self.working_memory.fits_ahead(self.unit_bytes(unit), working_memory)
+                && self.open_ahead(kept, epoch, number, unit).is_ok()
         })
     }
 
@@ -80,27 +81,27 @@ impl Batches<Picks> for Shared {
         self: &Arc<Self>,
         scatter: &mut Scatter,
         number: u64,
-        about: About,
+        info: BatchInfo,
         picks: Picks,
         reserved: Reserved,
     ) -> Result<Cost> {
-        for unit in scatter.want(about.epoch, number, &picks.units)? {
-            self.open_ahead(scatter, about.epoch, number, unit)?;
+        for unit in scatter.want(info.epoch, number, &picks.units)? {
+            self.open_ahead(scatter, info.epoch, number, unit)?;
         }
         let slots = picks.rows.len();
         let cost = self.picks_cost(&picks);
         let tasks = self.tasks_of(cost).min(slots.max(1) as u64) as usize;
         let tasks: Vec<_> = (0..tasks).map(|i| slots * i / tasks..slots * (i + 1) / tasks).collect();
-        let class = picks.units.first().map_or(0, |&unit| self.given.describe(unit).class);
+        let class = picks.units.first().map_or(0, |&unit| self.config.describe(unit).class);
         let units = picks.units.iter();
-        let units = units.filter_map(|&unit| Some(scatter.units.get(&(about.epoch, unit))?.0.clone()));
+        let units = units.filter_map(|&unit| Some(scatter.units.get(&(info.epoch, unit))?.0.clone()));
         let units = try_collect(units, UNITS)?;
         let picked = picks.rows.into_iter().map(|row| Row {
             unit: row.unit,
             record: row.record,
         });
         let batch = Arc::new(Waiting {
-            job: Arc::new(Job::new(number, about, tasks.len(), class, reserved)),
+            in_flight: Arc::new(InFlightBatch::new(number, info, tasks.len(), class, reserved)),
             units,
             rows: try_collect(picked, "where a batch's rows are; a smaller batch_size needs less")?,
             cost: cost / tasks.len() as u64,
@@ -119,32 +120,32 @@ impl Batches<Picks> for Shared {
     }
 }
 
-impl Shared {
+impl PassContext {
     /// Opens a unit that batch `number` needs.
     fn open_ahead(self: &Arc<Self>, scatter: &mut Scatter, epoch: u64, number: u64, unit: u64) -> Result<()> {
         let needed = self.fetches.are_needed();
         let fetch = needed.then(|| self.fetches.start(unit, number)).transpose()?;
-        let reserved = self.room.reserve(self.unit_bytes(unit));
+        let reserved = self.working_memory.reserve(self.unit_bytes(unit));
         let cell = Arc::new(RandomCell::new(unit, epoch, reserved));
         scatter.units.insert((epoch, unit), (cell.clone(), number));
-        let info = self.given.describe(unit);
+        let info = self.config.describe(unit);
         if scatter.released.contains(&(epoch, unit)) {
             self.telemetry.reopens(u64::from(info.rows));
         }
         let stored = info.range.map_or(0, |range| range.len);
         let pass = || self.costs.pass(info.class, stored);
-        let is_indexed = self.given.is_random() || self.room.memory().knows_starts(unit);
+        let is_indexed = self.config.is_random() || self.working_memory.memory().knows_starts(unit);
         let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
         let urgency = Urgency { batch: number, cost };
         let Some(fetch) = fetch else {
-            self.spawn(urgency, move |shared| shared.open_cell(&cell, None, number, cost));
+            self.spawn(urgency, move |context| context.open_cell(&cell, None, number, cost));
             return Ok(());
         };
-        let (shared, fetched) = (self.clone(), fetch.clone());
+        let (context, fetched) = (self.clone(), fetch.clone());
         fetch.then(Box::new(move || {
-            shared.look_again();
-            shared.spawn(urgency, move |shared| {
-                shared.open_cell(&cell, Some(&fetched), number, cost)
+            context.look_again();
+            context.spawn(urgency, move |context| {
+                context.open_cell(&cell, Some(&fetched), number, cost)
             });
         }));
         Ok(())
@@ -155,14 +156,14 @@ impl Shared {
         let Some(&unit) = picks.units.first() else {
             return 0;
         };
-        let infos = picks.units.iter().map(|&unit| self.given.describe(unit));
+        let infos = picks.units.iter().map(|&unit| self.config.describe(unit));
         let (bytes, records) = infos.fold((0, 0), |(bytes, records), info| {
             let stored = info.range.map_or(0, |range| range.len);
             (bytes + stored, records + u64::from(info.rows))
         });
         let rows = picks.rows.len() as u64;
         let stored = (u128::from(bytes) * u128::from(rows) / u128::from(records.max(1))) as u64;
-        self.costs.decode(self.given.describe(unit).class, rows, stored)
+        self.costs.decode(self.config.describe(unit).class, rows, stored)
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
@@ -175,7 +176,7 @@ impl Shared {
         let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
-            if !self.given.is_random() {
+            if !self.config.is_random() {
                 self.index(cell.unit, &mut unit)?;
             }
             cell.reserved.set(unit.get().held_bytes() as u64);
@@ -185,7 +186,7 @@ impl Shared {
             self.telemetry.note((expected, Activity::Open), number, start);
         }
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
-        let opened = opened.map_err(|error| self.given.locate(cell.unit, error));
+        let opened = opened.map_err(|error| self.config.locate(cell.unit, error));
         let mut result = Ok(());
         for batch in cell.open(opened) {
             result = result.and(self.arrived(&batch));
@@ -195,17 +196,17 @@ impl Shared {
 
     /// Finds where the records of a unit start.
     fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
-        let known = self.room.memory().starts(number);
+        let known = self.working_memory.memory().starts(number);
         let is_new = known.is_none();
         let (starts, nanos) = self.telemetry.time(Activity::Index, || unit.get_mut().index(known));
         let starts = starts?;
         if is_new {
-            let class = self.given.describe(number).class;
+            let class = self.config.describe(number).class;
             self.costs
-                .passed(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
-            self.room
+                .skipped(class, u64::from(starts.last().copied().unwrap_or(0)), nanos);
+            self.working_memory
                 .memory()
-                .keep_starts(number, &starts, self.room.budget().limit());
+                .keep_starts(number, &starts, self.working_memory.budget().limit());
         }
         Ok(())
     }
@@ -221,43 +222,43 @@ impl Shared {
             .iter()
             .map(|cell| (cell.unit, cell.opened().unwrap_or_else(lost)));
         let ready = Arc::new(Ready {
-            job: batch.job.clone(),
+            in_flight: batch.in_flight.clone(),
             units: try_collect(units, UNITS)?,
             batch: batch.clone(),
         });
         let urgency = Urgency {
-            batch: batch.job.number,
+            batch: batch.in_flight.number,
             cost: batch.cost,
         };
         for slots in batch.tasks.clone() {
             let ready = ready.clone();
-            self.spawn(urgency, move |shared| shared.pick(&ready, slots));
+            self.spawn(urgency, move |context| context.pick(&ready, slots));
         }
         Ok(())
     }
 
     /// Fills slots of a batch.
     fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
-        let job = &ready.job;
+        let in_flight = &ready.in_flight;
         let start = self.telemetry.now();
         let count = slots.len() as u64;
-        if let Ok(rows) = self.room.rows_of(job) {
-            let mut sink = Sink::new(&rows, self.room.memory().take_fragment())?;
+        if let Ok(rows) = self.working_memory.rows_of(in_flight) {
+            let mut sink = Sink::new(&rows, self.working_memory.memory().take_fragment())?;
             let lost = ready.first_lost(slots.clone());
             let picked = self.pick_open(ready, slots.start..lost.unwrap_or(slots.end), &mut sink);
             let failed = match (picked, lost) {
                 (Ok(Ended::Closed), _) => return Ok(()),
                 (Ok(Ended::Done), None) => None,
                 (Ok(Ended::Done), Some(slot)) => ready.unit(slot).1.as_ref().err().map(|error| (slot, error.clone())),
-                (Err(Unpicked { slot, error }), _) => Some((slot, self.given.locate(ready.unit(slot).0, error))),
+                (Err(Unpicked { slot, error }), _) => Some((slot, self.config.locate(ready.unit(slot).0, error))),
             };
             if let Some((slot, error)) = failed {
-                job.fail(slot as u32, error);
+                in_flight.fail(slot as u32, error);
             }
-            job.leave(sink.finish());
+            in_flight.leave(sink.finish());
             self.picked(ready, count, start);
         }
-        self.end_task(job)
+        self.end_task(in_flight)
     }
 
     /// Fills slots of units that are open.
@@ -280,7 +281,7 @@ impl Shared {
             }
             let some = start..(start + at_once).min(slots.end);
             catch_unwind(AssertUnwindSafe(|| {
-                self.given.source().pick(&units, &ready.batch.rows, some, sink)
+                self.config.source().pick(&units, &ready.batch.rows, some, sink)
             }))
             .unwrap_or_else(|panic| {
                 Err(Unpicked {
@@ -297,8 +298,8 @@ impl Shared {
         let nanos = self.telemetry.now() - start;
         self.telemetry.took(Activity::Decode, nanos);
         self.telemetry
-            .note((ready.batch.cost, Activity::Decode), ready.job.number, start);
-        let infos = ready.batch.units.iter().map(|cell| self.given.describe(cell.unit));
+            .note((ready.batch.cost, Activity::Decode), ready.in_flight.number, start);
+        let infos = ready.batch.units.iter().map(|cell| self.config.describe(cell.unit));
         let mut class = None;
         let (mut bytes, mut records) = (0, 0);
         for (info, (_, unit)) in infos.zip(&ready.units) {

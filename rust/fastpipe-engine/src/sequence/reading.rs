@@ -9,13 +9,13 @@ use fastpipe_batch::{Error, ErrorKind, Mark, Pick, Result, Sink, try_collect, tr
 use fastpipe_order::Run;
 
 use super::{Ahead, Piece, Sequence, SequenceCell, SequenceState, Task};
-use crate::batch::About;
+use crate::batch::BatchInfo;
 use crate::batches::{Batches, Cost, Need};
 use crate::budget::Reserved;
-use crate::job::{Job, RECORDS_AT_ONCE, SMALLEST_TASK};
+use crate::in_flight::{InFlightBatch, RECORDS_AT_ONCE, SMALLEST_TASK};
 use crate::lock::lock;
 use crate::panicked::panicked;
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
@@ -28,11 +28,11 @@ const READ_AHEAD: u64 = 16 << 20;
 /// What memory is for that says which stretches of units a batch is made of.
 const RUNS: &str = "the list of a batch's units; a smaller batch_size needs less";
 
-impl Batches<Vec<Run>> for Shared {
+impl Batches<Vec<Run>> for PassContext {
     type Kept = Sequence;
 
     fn needed(&self, kept: &Sequence, epoch: u64, runs: &Vec<Run>) -> Need {
-        let first = runs.first().map(|run| self.given.describe(run.unit).class);
+        let first = runs.first().map(|run| self.config.describe(run.unit).class);
         let class = first.unwrap_or(0);
         let bytes = |run: &&Run| self.unit_bytes(run.unit);
         if self.fetches.are_needed() {
@@ -41,7 +41,7 @@ impl Batches<Vec<Run>> for Shared {
             let (more, units) = (0, new.map(|run| bytes(&run)).sum());
             return Need { class, more, units };
         }
-        let ends = |run: &Run| run.record + run.rows >= self.given.describe(run.unit).rows;
+        let ends = |run: &Run| run.record + run.rows >= self.config.describe(run.unit).rows;
         let new = runs.iter().filter(|run| !kept.has(run.unit));
         let fetched = runs.iter().map(|run| self.fetched_bytes(run.unit)).max().unwrap_or(0);
         let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
@@ -65,7 +65,7 @@ impl Batches<Vec<Run>> for Shared {
         self: &Arc<Self>,
         kept: &mut Sequence,
         number: u64,
-        about: About,
+        info: BatchInfo,
         runs: Vec<Run>,
         reserved: Reserved,
     ) -> Result<Cost> {
@@ -74,22 +74,24 @@ impl Batches<Vec<Run>> for Shared {
             cost: runs.iter().map(|run| self.run_cost(run)).sum(),
             longest: longest.unwrap_or(0),
         };
-        self.start_runs(kept, number, about, &runs, reserved)?;
+        self.start_runs(kept, number, info, &runs, reserved)?;
         Ok(cost)
     }
 }
 
-impl Shared {
+impl PassContext {
     /// Fetches the units of a batch that isn't begun. False if no more may be fetched by now.
     fn fetch_batch(&self, kept: &mut Sequence, epoch: u64, number: u64, runs: &[Run]) -> bool {
         if kept.ahead() >= FETCHED_AHEAD * self.fetches.most() {
             return false;
         }
-        let room = self.gate.batch_bytes();
+        let working_memory = self.gate.batch_bytes();
         runs.iter().all(|run| {
             // Without memory or a thread for it, the batch itself says so when it is begun.
             kept.is_fetched(epoch, run.unit)
-                || self.room.fits_ahead(self.unit_bytes(run.unit), room)
+                || self
+                    .working_memory
+                    .fits_ahead(self.unit_bytes(run.unit), working_memory)
                     && self.fetch_ahead(kept, epoch, number, run.unit).is_ok()
         })
     }
@@ -106,7 +108,7 @@ impl Shared {
         let read = self.telemetry.bytes_read();
         if read < self.telemetry.nanos(Activity::Read) / 2 {
             for run in runs.iter().filter(|run| run.record == 0) {
-                if let Some(range) = self.given.describe(run.unit).range {
+                if let Some(range) = self.config.describe(run.unit).range {
                     self.files.will_need(range);
                 }
             }
@@ -122,7 +124,7 @@ impl Shared {
     /// Bytes that units have in their files, of which a batch is the first.
     fn stored_bytes(&self, runs: &[Run]) -> u64 {
         let begun = runs.iter().filter(|run| run.record == 0);
-        let ranges = begun.filter_map(|run| self.given.describe(run.unit).range);
+        let ranges = begun.filter_map(|run| self.config.describe(run.unit).range);
         ranges.map(|range| range.len).sum()
     }
 
@@ -131,7 +133,7 @@ impl Shared {
         self: &Arc<Self>,
         units: &mut Sequence,
         number: u64,
-        about: About,
+        info: BatchInfo,
         runs: &[Run],
         reserved: Reserved,
     ) -> Result<()> {
@@ -143,9 +145,9 @@ impl Shared {
         let mut filled = 0;
         for (run, cost) in runs.iter().zip(costs) {
             if self.fetches.are_needed() {
-                self.fetch_ahead(units, about.epoch, number, run.unit)?;
+                self.fetch_ahead(units, info.epoch, number, run.unit)?;
             }
-            let rows = self.given.describe(run.unit).rows;
+            let rows = self.config.describe(run.unit).rows;
             let mut left = *run;
             let mut cost_left = cost;
             while left.rows > 0 {
@@ -168,7 +170,7 @@ impl Shared {
                 let last = taken.record + taken.rows >= rows;
                 if let Some(group) = groups.last_mut() {
                     try_reserve(group, 1, RUNS)?;
-                    group.push(units.piece(taken, about.epoch, last, taken_cost, self.given.is_random()));
+                    group.push(units.piece(taken, info.epoch, last, taken_cost, self.config.is_random()));
                 }
                 filled += taken_cost;
                 left.rows -= taken.rows;
@@ -183,22 +185,22 @@ impl Shared {
         {
             let mut state = open.cell.lock();
             if state.reserved.is_none() {
-                state.reserved = Some(self.room.reserve(self.unit_bytes(run.unit)));
+                state.reserved = Some(self.working_memory.reserve(self.unit_bytes(run.unit)));
             }
         }
-        let class = runs.first().map_or(0, |run| self.given.describe(run.unit).class);
-        let job = Arc::new(Job::new(number, about, groups.len(), class, reserved));
+        let class = runs.first().map_or(0, |run| self.config.describe(run.unit).class);
+        let in_flight = Arc::new(InFlightBatch::new(number, info, groups.len(), class, reserved));
         for pieces in groups {
             // Of a unit of which no more is to come nobody waits for the end.
             if let [_, .., tail] = &pieces[..]
                 && units.has(tail.run.unit)
             {
-                tail.cell.lock().tail = Some((tail.number, job.clone(), tail.run, tail.expected));
+                tail.cell.lock().tail = Some((tail.number, in_flight.clone(), tail.run, tail.expected));
             }
             let cost = pieces.iter().map(|piece| piece.expected).sum();
-            let job = job.clone();
+            let in_flight = in_flight.clone();
             self.start_task(Task {
-                job,
+                in_flight,
                 pieces,
                 done: 0,
                 cost,
@@ -212,10 +214,10 @@ impl Shared {
         if units.is_fetched(epoch, unit) {
             return Ok(());
         }
-        let room = units.ahead.try_reserve(1);
-        room.map_err(|_| Error::out_of_memory(size_of::<Ahead>(), RUNS))?;
+        let working_memory = units.ahead.try_reserve(1);
+        working_memory.map_err(|_| Error::out_of_memory(size_of::<Ahead>(), RUNS))?;
         let fetch = self.fetches.start(unit, number)?;
-        let reserved = self.room.reserve(self.unit_bytes(unit));
+        let reserved = self.working_memory.reserve(self.unit_bytes(unit));
         units.ahead.insert((epoch, unit), Ahead { fetch, reserved });
         Ok(())
     }
@@ -229,13 +231,13 @@ impl Shared {
         }
         let left = Arc::new((AtomicUsize::new(missing.len()), Mutex::new(Some(task))));
         for fetch in missing {
-            let (shared, left) = (self.clone(), left.clone());
+            let (context, left) = (self.clone(), left.clone());
             fetch.then(Box::new(move || {
-                shared.look_again();
+                context.look_again();
                 if left.0.fetch_sub(1, Ordering::AcqRel) == 1
                     && let Some(task) = lock(&left.1).take()
                 {
-                    shared.spawn_task(task);
+                    context.spawn_task(task);
                 }
             }));
         }
@@ -243,13 +245,13 @@ impl Shared {
 
     /// Nanoseconds that a run and all behind it in its unit are expected to take.
     fn rest_cost(&self, run: &Run) -> u64 {
-        let rows = self.given.describe(run.unit).rows.saturating_sub(run.record);
+        let rows = self.config.describe(run.unit).rows.saturating_sub(run.record);
         self.run_cost(&Run { rows, ..*run })
     }
 
     /// Nanoseconds that a run is expected to take.
     fn run_cost(&self, run: &Run) -> u64 {
-        let info = self.given.describe(run.unit);
+        let info = self.config.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
         let open = if run.record == 0 {
             self.costs.open(info.class, stored)
@@ -261,23 +263,23 @@ impl Shared {
 
     /// Bytes that a run is expected to have in its file.
     pub(super) fn stored(&self, run: &Run) -> u64 {
-        let info = self.given.describe(run.unit);
+        let info = self.config.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
         (u128::from(stored) * u128::from(run.rows) / u128::from(info.rows.max(1))) as u64
     }
 
     fn spawn_task(self: &Arc<Self>, task: Task) {
-        self.spawn(task.urgency(), move |shared| shared.run(task));
+        self.spawn(task.urgency(), move |context| context.run(task));
     }
 
     /// Starts a task that goes on where this thread ends.
     pub(super) fn go_on_with(self: &Arc<Self>, task: Task) {
-        self.spawn_next(task.urgency(), move |shared| shared.run(task));
+        self.spawn_next(task.urgency(), move |context| context.run(task));
     }
 
     /// Goes on with a task until it is done or must wait.
     fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
-        let job = task.job.clone();
+        let in_flight = task.in_flight.clone();
         let (rows, mut sink) = (OnceCell::new(), None::<Result<Sink<'_>>>);
         while task.done < task.pieces.len() {
             if self.is_closed() {
@@ -295,7 +297,7 @@ impl Shared {
             if state.must_wait(piece.number) {
                 let number = piece.number;
                 if let Some(Ok(sink)) = sink {
-                    self.room.leave(&job, sink.finish());
+                    self.working_memory.leave(&in_flight, sink.finish());
                 }
                 drop(rows);
                 // Whoever finds the start takes the task from here, so nothing of it may be used below.
@@ -312,28 +314,31 @@ impl Shared {
             drop(state);
             let start = self.telemetry.now();
             // Without memory pieces fail one by one, like damaged ones: others wait for them.
-            let sink = sink.get_or_insert_with(|| self.room.sink(rows.get_or_init(|| self.room.rows_of(&job))));
+            let sink = sink.get_or_insert_with(|| {
+                self.working_memory
+                    .sink(rows.get_or_init(|| self.working_memory.rows_of(&in_flight)))
+            });
             let read = match (error, sink) {
                 (Some(error), _) => Err(error),
                 (None, Err(error)) => Err(error.clone()),
                 (None, Ok(sink)) => self.read(piece, open, mark, sink),
             };
             self.costs
-                .judge(job.class, piece.expected, self.telemetry.now() - start);
+                .judge(in_flight.class, piece.expected, self.telemetry.now() - start);
             self.telemetry
-                .note((piece.expected, Activity::Decode), job.number, start);
-            self.end_piece(&job, piece, read);
+                .note((piece.expected, Activity::Decode), in_flight.number, start);
+            self.end_piece(&in_flight, piece, read);
             task.done += 1;
         }
         if let Some(Ok(sink)) = sink {
-            self.room.leave(&job, sink.finish());
+            self.working_memory.leave(&in_flight, sink.finish());
         }
         drop((rows, task));
-        self.end_task(&job)
+        self.end_task(&in_flight)
     }
 
     /// A piece is done: the next one of its unit can start.
-    pub(super) fn end_piece(self: &Arc<Self>, job: &Job, piece: &Piece, read: Result<Mark>) {
+    pub(super) fn end_piece(self: &Arc<Self>, in_flight: &InFlightBatch, piece: &Piece, read: Result<Mark>) {
         let mut state = piece.cell.lock();
         let behind = piece.number + 1;
         let mut waiting = Vec::new();
@@ -341,7 +346,7 @@ impl Shared {
             Some(found) if *found != mark => Err(Error::new(
                 ErrorKind::Malformed,
                 format!(
-                    "record {} was expected at byte {} of the unit, where passing over those in front ends; decoding them \
+                    "record {} was expected at byte {} of the unit, where skipping those in front ends; decoding them \
                      ends at byte {}",
                     mark.record, found.byte, mark.byte
                 ),
@@ -352,8 +357,8 @@ impl Shared {
             Ok(mark) if state.starts.len() == behind as usize => state.starts.push(mark),
             Ok(_) => {}
             Err(error) => {
-                let error = self.given.locate(piece.run.unit, error);
-                job.fail(piece.run.slot, error.clone());
+                let error = self.config.locate(piece.run.unit, error);
+                in_flight.fail(piece.run.slot, error.clone());
                 state.fail(piece.number, error);
                 state.opening = false;
                 // Whoever waited for the unit, in front of this piece as well, need not any more.
@@ -387,9 +392,9 @@ impl Shared {
                 .telemetry
                 .time(Activity::Decode, || self.place(&unit, start, piece, sink));
             let end = end?;
-            // A pass that begins within a unit has passed over what lies in front, too.
+            // A pass that begins within a unit has skipped what lies in front, too.
             if start.record == piece.run.record {
-                let class = self.given.describe(piece.cell.unit).class;
+                let class = self.config.describe(piece.cell.unit).class;
                 let bytes = end.byte.saturating_sub(start.byte);
                 self.costs.decoded(class, u64::from(piece.run.rows), bytes, nanos);
             }
@@ -411,10 +416,10 @@ impl Shared {
         }
         // Who came meanwhile, and knows where to start.
         let waiting = self.unpark(cell, &state);
-        let behind = !state.passing && lock(&self.parked).contains_key(&(cell.id, state.starts.len() as u32));
+        let behind = !state.skipping && lock(&self.parked).contains_key(&(cell.id, state.starts.len() as u32));
         drop(state);
         waiting.into_iter().for_each(|task| self.spawn_task(task));
-        // Who came meanwhile, and could have passed over records.
+        // Who came meanwhile, and could have skipped records.
         if behind {
             self.wake_one();
         }

@@ -155,7 +155,7 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             loop {
                 match running.poll() {
                     Ok(Poll::Ready(number, mut batch)) => {
-                        let (epoch, after) = (batch.about.epoch, std::mem::take(&mut batch.about.after));
+                        let (epoch, after) = (batch.info.epoch, std::mem::take(&mut batch.info.after));
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
                         running.delivered(number, epoch, after);
                         return Ok(());

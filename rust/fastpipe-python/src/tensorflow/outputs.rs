@@ -5,7 +5,7 @@ use std::slice;
 use std::sync::Arc;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, try_collect};
-use fastpipe_engine::{Batch, Stretch};
+use fastpipe_engine::{Batch, BufferRange};
 
 use super::api::handle::{Context, Tensor};
 use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
@@ -101,7 +101,7 @@ impl<'a> Outputs<'a> {
     /// The batch's columns, in the order of the nodes of `fastpipe.tf._forms`.
     pub(crate) fn batch(mut self, specs: &[ColumnSpec], columns: &[Column], batch: Batch) -> Result<(), Failure> {
         let Batch {
-            about,
+            info,
             slabs,
             parts,
             dense_shapes,
@@ -116,17 +116,17 @@ impl<'a> Outputs<'a> {
             } = column
             else {
                 let valid = try_collect(
-                    (0..about.rows).map(|row| u8::from(row < about.valid)),
+                    (0..info.rows).map(|row| u8::from(row < info.valid)),
                     "which rows are valid",
                 );
                 let valid = valid.map_err(|e| Failure::new(Code::Unknown, e.to_string()))?;
-                self.copy(TF_BOOL, &[about.rows], &valid)?;
+                self.copy(TF_BOOL, &[info.rows], &valid)?;
                 continue;
             };
             let parts = &mut parts[*part..].iter().copied();
             match (&specs[*column].form, coordinates) {
-                (Form::Nested(form), None) => self.nested(form, parts, about.rows)?,
-                (Form::Nested(form), Some(shape)) => self.coordinates(form, parts, about.rows, shape)?,
+                (Form::Nested(form), None) => self.nested(form, parts, info.rows)?,
+                (Form::Nested(form), Some(shape)) => self.coordinates(form, parts, info.rows, shape)?,
                 (Form::Sparse(form), _) => {
                     let shape = dense_shapes.get(*sparse).ok_or_else(fault)?;
                     self.sparse(form, parts, shape)?;
@@ -139,7 +139,7 @@ impl<'a> Outputs<'a> {
     fn nested(
         &mut self,
         form: &NestedForm,
-        parts: &mut dyn Iterator<Item = Stretch>,
+        parts: &mut dyn Iterator<Item = BufferRange>,
         rows: usize,
     ) -> Result<(), Failure> {
         for level in 0..form.ragged {
@@ -167,7 +167,7 @@ impl<'a> Outputs<'a> {
     fn sparse(
         &mut self,
         form: &SparseForm,
-        parts: &mut dyn Iterator<Item = Stretch>,
+        parts: &mut dyn Iterator<Item = BufferRange>,
         dense_shape: &[i64],
     ) -> Result<(), Failure> {
         if form.mask {
@@ -186,14 +186,14 @@ impl<'a> Outputs<'a> {
     fn coordinates(
         &mut self,
         form: &NestedForm,
-        parts: &mut dyn Iterator<Item = Stretch>,
+        parts: &mut dyn Iterator<Item = BufferRange>,
         rows: usize,
         shape: &[i64],
     ) -> Result<(), Failure> {
         if form.leaf_mask.is_some() || form.masks.contains(&true) {
             return Err(fault());
         }
-        let levels: Vec<Stretch> = (0..form.ragged).map(|_| next(parts)).collect::<Result<_, _>>()?;
+        let levels: Vec<BufferRange> = (0..form.ragged).map(|_| next(parts)).collect::<Result<_, _>>()?;
         let slabs = self.slabs.clone();
         let offsets: Vec<&[i64]> = levels.iter().map(|&part| numbers(&slabs, part)).collect();
         let items = match offsets.last() {
@@ -222,8 +222,8 @@ impl<'a> Outputs<'a> {
     fn leaf(
         &mut self,
         leaf: Leaf,
-        first: Stretch,
-        parts: &mut dyn Iterator<Item = Stretch>,
+        first: BufferRange,
+        parts: &mut dyn Iterator<Item = BufferRange>,
         shape: &[usize],
     ) -> Result<(), Failure> {
         match leaf {
@@ -236,7 +236,7 @@ impl<'a> Outputs<'a> {
     }
 
     /// A tensor over a part.
-    fn share(&mut self, dtype: DType, part: Stretch, shape: &[usize]) -> Result<(), Failure> {
+    fn share(&mut self, dtype: DType, part: BufferRange, shape: &[usize]) -> Result<(), Failure> {
         let size = product(shape)?.checked_mul(dtype.size()).ok_or_else(fault)?;
         let slab = self.slabs.get(part.slab).ok_or_else(fault)?;
         if size > part.len || part.offset.checked_add(part.len).is_none_or(|end| end > slab.len()) {
@@ -300,7 +300,7 @@ impl<'a> Outputs<'a> {
         Ok(())
     }
 
-    fn strings(&mut self, offsets: Stretch, bytes: Stretch, shape: &[usize]) -> Result<(), Failure> {
+    fn strings(&mut self, offsets: BufferRange, bytes: BufferRange, shape: &[usize]) -> Result<(), Failure> {
         let elements = product(shape)?;
         let slabs = self.slabs.clone();
         let (offsets, bytes) = (numbers(&slabs, offsets), content(&slabs, bytes));
@@ -422,12 +422,12 @@ unsafe extern "C" fn give_back(_data: *mut c_void, _size: usize, memory: *mut c_
     drop(unsafe { Arc::from_raw(memory.cast_const().cast::<Vec<Slab>>()) });
 }
 
-fn next(parts: &mut dyn Iterator<Item = Stretch>) -> Result<Stretch, Failure> {
+fn next(parts: &mut dyn Iterator<Item = BufferRange>) -> Result<BufferRange, Failure> {
     parts.next().ok_or_else(fault)
 }
 
 /// Values of a leaf, given its first part.
-fn count(leaf: Leaf, first: Stretch) -> usize {
+fn count(leaf: Leaf, first: BufferRange) -> usize {
     match leaf {
         Leaf::Fixed(dtype) => first.len / dtype.size(),
         Leaf::Bytes { .. } => (first.len / size_of::<i64>()).saturating_sub(1),
@@ -435,7 +435,7 @@ fn count(leaf: Leaf, first: Stretch) -> usize {
 }
 
 /// The bytes of a part.
-fn content(slabs: &[Slab], part: Stretch) -> &[u8] {
+fn content(slabs: &[Slab], part: BufferRange) -> &[u8] {
     let slab = slabs.get(part.slab);
     let Some(slab) = slab.filter(|slab| part.offset.checked_add(part.len).is_some_and(|end| end <= slab.len())) else {
         return &[];
@@ -449,7 +449,7 @@ fn content(slabs: &[Slab], part: Stretch) -> &[u8] {
 }
 
 /// The numbers of a part that holds i64.
-fn numbers(slabs: &[Slab], part: Stretch) -> &[i64] {
+fn numbers(slabs: &[Slab], part: BufferRange) -> &[i64] {
     // SAFETY: any bits are an i64. The part begins at a multiple of 64 bytes, and what doesn't is left out.
     unsafe { content(slabs, part).align_to().1 }
 }

@@ -8,7 +8,7 @@ use crate::options::Options;
 use crate::workers::default_threads;
 
 /// What a pass was started with.
-pub(crate) struct Given {
+pub(crate) struct PassConfig {
     source: Arc<dyn Source>,
     options: Options,
     threads: usize,
@@ -16,10 +16,10 @@ pub(crate) struct Given {
     random: bool,
 }
 
-impl Given {
-    pub(crate) fn new(source: Arc<dyn Source>, options: Options, seed: u64) -> Given {
+impl PassConfig {
+    pub(crate) fn new(source: Arc<dyn Source>, options: Options, seed: u64) -> PassConfig {
         let share = || default_threads() / options.sharers.max(1);
-        Given {
+        PassConfig {
             threads: options.num_threads.unwrap_or_else(share).max(1),
             random: source.facts().access == Access::Random,
             source,

@@ -20,12 +20,12 @@ fn in_tenths(bytes: u64, round: impl Fn(u64, u64) -> u64) -> String {
 }
 
 /// Bytes that are needed: what is named is enough.
-pub(crate) fn at_least(bytes: u64) -> String {
+pub(crate) fn rounded_up(bytes: u64) -> String {
     in_tenths(bytes, u64::div_ceil)
 }
 
 /// Bytes that are allowed: what is named is no more than that.
-pub(crate) fn at_most(bytes: u64) -> String {
+pub(crate) fn rounded_down(bytes: u64) -> String {
     in_tenths(bytes, |bytes, tenth| bytes / tenth)
 }
 
@@ -56,15 +56,18 @@ mod tests {
             (8_589_934_592, "8.6 GB", "8.5 GB"),
             (5_000_000_000_000_000, "5000.0 TB", "5000.0 TB"),
         ] {
-            assert_eq!((at_least(bytes).as_str(), at_most(bytes).as_str()), (least, most));
+            assert_eq!(
+                (rounded_up(bytes).as_str(), rounded_down(bytes).as_str()),
+                (least, most)
+            );
         }
     }
 
     proptest! {
         #[test]
         fn what_is_named_is_enough_and_what_is_allowed_is_not_exceeded(bytes in prop_oneof![0..10_000_000u64, any::<u64>()]) {
-            prop_assert!(parsed(&at_least(bytes)) >= bytes.into());
-            prop_assert!(parsed(&at_most(bytes)) <= bytes.into());
+            prop_assert!(parsed(&rounded_up(bytes)) >= bytes.into());
+            prop_assert!(parsed(&rounded_down(bytes)) <= bytes.into());
         }
     }
 }

@@ -6,11 +6,11 @@ use fastpipe_batch::{Error, Fragment, Mark, Pass, Pick, Result, Rows, Sink, Slab
 use fastpipe_order::{Kind, Order};
 
 use crate::cost::CostModel;
-use crate::given::Given;
+use crate::human_bytes::{rounded_down, rounded_up};
 use crate::order_memory::{largest, would_fit};
-use crate::room::Room;
-use crate::shared::Shared;
-use crate::sizes::{at_least, at_most};
+use crate::pass::PassContext;
+use crate::pass_config::PassConfig;
+use crate::working_memory::WorkingMemory;
 
 /// Units that are looked at, of each class.
 const LOOKED_AT: usize = 8;
@@ -23,35 +23,35 @@ const LOOK_BYTES: u64 = 16 << 20;
 
 /// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open,
 /// some are looked at.
-pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<()> {
-    look_at_some(shared, limit)?;
+pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Result<()> {
+    probe_units(context, limit)?;
     let settings = order.settings();
-    let (given, costs, room) = (&shared.given, &shared.costs, &shared.room);
-    let units = given.source().units();
-    let sums = Sums::of(given, costs, units);
-    let classes = 0..given.source().facts().classes.len() as u32;
-    let rows = u64::from(settings.batch_size).min(sums.rows as u64);
+    let (config, costs, working_memory) = (&context.config, &context.costs, &context.working_memory);
+    let units = config.source().units();
+    let statistics = UnitStatistics::of(config, costs, units);
+    let classes = 0..config.source().facts().classes.len() as u32;
+    let rows = u64::from(settings.batch_size).min(statistics.rows as u64);
     // One that each thread makes, and one that waits for the consumer; or all, if they are fewer.
-    let batches = (given.threads() as u64 + 1).min(given.options().limit.unwrap_or(u64::MAX).max(1));
-    let rows_bytes = classes.map(|class| room.rows_bytes(rows, costs.arena_bytes(class, rows)));
+    let batches = (config.threads() as u64 + 1).min(config.options().limit.unwrap_or(u64::MAX).max(1));
+    let rows_bytes = classes.map(|class| working_memory.rows_bytes(rows, costs.arena_bytes(class, rows)));
     let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
     // The units of this many rows, and the list of these.
     let units_of = |rows: u64| {
         let units = match settings.kind {
-            Kind::Block | Kind::Buffer => sums.drained(rows, units),
-            Kind::Sequential | Kind::Window => sums.units(rows, units),
+            Kind::Block | Kind::Buffer => statistics.drained(rows, units),
+            Kind::Sequential | Kind::Window => statistics.units(rows, units),
             // Those that batches under way lie in: the more, the fewer rows are drawn.
             Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
-                let among = sums.rows * (batches * u64::from(settings.batch_size)) as f64 / drawn;
-                sums.units((among as u64).min(sums.rows as u64), units)
+                let among = statistics.rows * (batches * u64::from(settings.batch_size)) as f64 / drawn;
+                statistics.units((among as u64).min(statistics.rows as u64), units)
             }
         };
         units.saturating_add(order.memory(rows))
     };
-    let fetched = batches.saturating_mul(sums.fetched);
+    let fetched = batches.saturating_mul(statistics.fetched);
     let needed = match settings.kind {
-        Kind::Sequential => batches.saturating_mul(sums.largest.saturating_add(sums.fetched)),
+        Kind::Sequential => batches.saturating_mul(statistics.largest.saturating_add(statistics.fetched)),
         _ => units_of(settings.shuffle_buffer).saturating_add(fetched),
     };
     let least = batch.saturating_add(needed);
@@ -67,10 +67,10 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
     };
     let mut reason = format!(
         "memory_limit is {}, and this takes at least {}: {} for {made} and {} for ",
-        at_most(limit),
-        at_least(least),
-        at_least(batch),
-        at_least(needed)
+        rounded_down(limit),
+        rounded_up(least),
+        rounded_up(batch),
+        rounded_up(needed)
     );
     match settings.kind {
         Kind::Sequential => reason.push_str("units"),
@@ -83,7 +83,7 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
             reason += &would_fit(fits);
         }
     }
-    reason.push_str(match batches.min(given.threads() as u64) {
+    reason.push_str(match batches.min(config.threads() as u64) {
         1 => ". A smaller batch_size needs less",
         _ => ". A smaller batch_size or fewer threads (num_threads) need less",
     });
@@ -91,27 +91,27 @@ pub(crate) fn check(shared: &Arc<Shared>, order: &Order, limit: u64) -> Result<(
 }
 
 /// Looks at some units of every class.
-fn look_at_some(shared: &Arc<Shared>, limit: u64) -> Result<()> {
-    if shared.fetches.are_needed() {
+fn probe_units(context: &Arc<PassContext>, limit: u64) -> Result<()> {
+    if context.fetches.are_needed() {
         // They take what their source guesses.
         return Ok(());
     }
-    let mut looked_at = vec![0; shared.given.source().facts().classes.len().max(1)];
-    for unit in spread(shared.given.source().units()) {
-        let class = shared.given.describe(unit).class;
+    let mut looked_at = vec![0; context.config.source().facts().classes.len().max(1)];
+    for unit in spread(context.config.source().units()) {
+        let class = context.config.describe(unit).class;
         let Some(count) = looked_at.get_mut(class as usize) else {
             continue;
         };
         if *count < LOOKED_AT {
             *count += 1;
-            look_at(shared, unit, limit)?;
+            probe_unit(context, unit, limit)?;
         }
     }
     Ok(())
 }
 
 #[derive(Default)]
-struct Sums {
+struct UnitStatistics {
     rows: f64,
     bytes: f64,
     squares: f64,
@@ -120,23 +120,23 @@ struct Sums {
     fetched: u64,
 }
 
-impl Sums {
+impl UnitStatistics {
     /// Of all units, as far as they are known.
-    fn of(given: &Given, costs: &CostModel, units: u64) -> Sums {
-        let mut sums = Sums::default();
+    fn of(config: &PassConfig, costs: &CostModel, units: u64) -> UnitStatistics {
+        let mut statistics = UnitStatistics::default();
         for unit in 0..units {
-            let info = given.describe(unit);
+            let info = config.describe(unit);
             let rows = f64::from(info.rows);
             let bytes = costs.unit_bytes(&info);
             // Others may expand a little more than those that were looked at.
             let bytes = bytes + bytes / 20;
-            sums.rows += rows;
-            sums.bytes += bytes as f64;
-            sums.squares += (bytes as f64) * (bytes as f64);
-            sums.largest = sums.largest.max(bytes);
-            sums.fetched = sums.fetched.max(costs.fetched_bytes(&info));
+            statistics.rows += rows;
+            statistics.bytes += bytes as f64;
+            statistics.squares += (bytes as f64) * (bytes as f64);
+            statistics.largest = statistics.largest.max(bytes);
+            statistics.fetched = statistics.fetched.max(costs.fetched_bytes(&info));
         }
-        sums
+        statistics
     }
 
     /// Bytes of the units of which a pool or buffer of this many rows holds some: all but certainly no more.
@@ -176,28 +176,28 @@ fn spread(units: u64) -> impl Iterator<Item = u64> {
 
 /// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as
 /// stored. One that can't be read says nothing: its batch will say what is wrong.
-fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
-    let info = shared.given.describe(unit);
+fn probe_unit(context: &Arc<PassContext>, unit: u64, limit: u64) -> Result<()> {
+    let info = context.config.describe(unit);
     let most = limit.max(LOOK_BYTES);
     if info.range.is_some_and(|range| range.len > most) {
         // Known without a look: what units take includes it.
         return Ok(());
     }
-    let open = match shared.open_within(unit, Pass::default().epoch, None, Some(most)) {
+    let open = match context.open_within(unit, Pass::default().epoch, None, Some(most)) {
         Ok(open) => open,
-        Err(error) if error.is_over_memory_limit() => return Err(shared.given.locate(unit, refused(&error, limit))),
+        Err(error) if error.is_over_memory_limit() => return Err(context.config.locate(unit, refused(&error, limit))),
         Err(_) => return Ok(()),
     };
     let scratch = SlabPool::bounded(usize::try_from(most).unwrap_or(usize::MAX));
     let mut rows = info.rows.min(DECODED);
     // Fewer where a row takes much.
     while rows > 0 {
-        if let Some(bytes) = decode(&shared.room, open.get(), rows, &scratch) {
-            shared.costs.appended(info.class, u64::from(rows), bytes as u64);
+        if let Some(bytes) = decode(&context.working_memory, open.get(), rows, &scratch) {
+            context.costs.appended(info.class, u64::from(rows), bytes as u64);
             return Ok(());
         }
         match scratch.take_failure() {
-            Some(error) if rows == 1 => return Err(shared.given.locate(unit, refused(&error, limit))),
+            Some(error) if rows == 1 => return Err(context.config.locate(unit, refused(&error, limit))),
             Some(_) => rows /= 2,
             None => return Ok(()),
         }
@@ -206,8 +206,8 @@ fn look_at(shared: &Arc<Shared>, unit: u64, limit: u64) -> Result<()> {
 }
 
 /// Decodes the first rows of a unit. Says what their parts of no fixed size take.
-fn decode(room: &Room, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
-    let batch = Rows::new(room.parts().clone(), rows as usize, scratch).ok()?;
+fn decode(working_memory: &WorkingMemory, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
+    let batch = Rows::new(working_memory.parts().clone(), rows as usize, scratch).ok()?;
     let mut sink = Sink::new(&batch, Fragment::default()).ok()?;
     let picks: Vec<_> = (0..rows).map(|record| Pick { record, slot: record }).collect();
     open.place(Mark::START, &picks, &mut sink).ok()?;
@@ -215,7 +215,11 @@ fn decode(room: &Room, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> O
 }
 
 fn refused(error: &Error, limit: u64) -> Error {
-    Error::over_memory_limit(format!("memory_limit is {}, and {}", at_most(limit), error.reason()))
+    Error::over_memory_limit(format!(
+        "memory_limit is {}, and {}",
+        rounded_down(limit),
+        error.reason()
+    ))
 }
 
 #[cfg(test)]
@@ -224,7 +228,7 @@ mod tests {
 
     #[test]
     fn equal_units_take_what_their_rows_take() {
-        let sums = Sums {
+        let statistics = UnitStatistics {
             rows: 1000.0,
             bytes: 100_000.0,
             squares: 10.0 * 1e8,
@@ -232,7 +236,7 @@ mod tests {
             fetched: 0,
         };
         // 3 units and two at the edges; never more than all.
-        assert_eq!(sums.units(300, 10), 50_000);
-        assert_eq!(sums.units(5000, 10), 100_000);
+        assert_eq!(statistics.units(300, 10), 50_000);
+        assert_eq!(statistics.units(5000, 10), 100_000);
     }
 }

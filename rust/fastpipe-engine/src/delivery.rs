@@ -15,9 +15,9 @@ use fastpipe_files::Files;
 use crate::batch::Batch;
 use crate::budget::Reserved;
 use crate::failure::explained;
-use crate::room::Room;
 use crate::telemetry::Telemetry;
 use crate::threads::Chooser;
+use crate::working_memory::WorkingMemory;
 
 /// How long a consumer sleeps until it is woken for a single batch.
 const GATHERING: Duration = Duration::from_micros(500);
@@ -39,7 +39,7 @@ pub(crate) enum Next {
 }
 
 /// Where tasks leave batches, and consumers find them; and how a pass ends.
-pub(crate) struct HandOver {
+pub(crate) struct DeliveryQueue {
     state: Mutex<State>,
     changed: Condvar,
     /// Whether the consumer has gone, or has the error that ended the pass.
@@ -69,9 +69,9 @@ struct State {
     fast: bool,
 }
 
-impl HandOver {
+impl DeliveryQueue {
     pub(crate) fn new(chooser: Option<Chooser>) -> Self {
-        HandOver {
+        DeliveryQueue {
             state: Mutex::new(State {
                 chooser,
                 ..State::default()
@@ -173,7 +173,7 @@ impl HandOver {
     pub(crate) fn next(
         &self,
         wait: Duration,
-        (telemetry, room, files): (&Telemetry, &Room, &Files),
+        (telemetry, working_memory, files): (&Telemetry, &WorkingMemory, &Files),
         choose: impl FnOnce(&mut Chooser, u64) -> usize,
     ) -> Result<Next> {
         let mut state = self.wait(wait, telemetry);
@@ -193,14 +193,14 @@ impl HandOver {
         match state.ready.remove(&number) {
             None => Ok(Next::Pending),
             Some(Err(error)) => {
-                let error = explained(error, room, files);
+                let error = explained(error, working_memory, files);
                 state.failed = Some(error.clone());
                 // They will never be handed over.
                 let lost = std::mem::take(&mut state.ready);
                 drop(state);
                 self.changed.notify_all();
                 drop(lost);
-                room.release_after(&error);
+                working_memory.release_after(&error);
                 Err(error)
             }
             Some(Ok((mut batch, reserved))) => {
@@ -352,30 +352,30 @@ mod tests {
     #[test]
     fn the_first_error_counts_until_the_consumer_goes() {
         let error = |reason| Error::new(ErrorKind::Storage, reason);
-        let reason = |hand_over: &HandOver| hand_over.lock().failed.as_ref().map(|e| e.reason().to_owned());
-        let hand_over = HandOver::new(None);
-        hand_over.fail(&error("first"));
-        hand_over.fail(&error("second"));
-        hand_over.end();
-        assert!(hand_over.is_closed());
-        assert_eq!(reason(&hand_over).as_deref(), Some("first"), "it outlasts the end");
-        hand_over.close();
-        hand_over.fail(&error("late"));
-        assert_eq!(reason(&hand_over), None);
+        let reason = |delivery: &DeliveryQueue| delivery.lock().failed.as_ref().map(|e| e.reason().to_owned());
+        let delivery = DeliveryQueue::new(None);
+        delivery.fail(&error("first"));
+        delivery.fail(&error("second"));
+        delivery.end();
+        assert!(delivery.is_closed());
+        assert_eq!(reason(&delivery).as_deref(), Some("first"), "it outlasts the end");
+        delivery.close();
+        delivery.fail(&error("late"));
+        assert_eq!(reason(&delivery), None);
     }
 
     #[test]
     fn an_error_that_ends_the_batches_is_one_of_them() {
-        let hand_over = HandOver::new(None);
-        assert_eq!(hand_over.begins(3), Some(0));
-        hand_over.end_at(3, Some(Error::new(ErrorKind::Limit, "too much")));
-        assert_eq!((hand_over.begins(3), hand_over.ready()), (None, 1));
-        assert_eq!(hand_over.lock().end, Some(4));
-        hand_over.clear();
-        assert_eq!(hand_over.ready(), 0);
-        hand_over.end_at(3, None);
-        assert_eq!(hand_over.lock().end, Some(3));
-        assert_eq!(hand_over.ready(), 0);
+        let delivery = DeliveryQueue::new(None);
+        assert_eq!(delivery.begins(3), Some(0));
+        delivery.end_at(3, Some(Error::new(ErrorKind::Limit, "too much")));
+        assert_eq!((delivery.begins(3), delivery.ready()), (None, 1));
+        assert_eq!(delivery.lock().end, Some(4));
+        delivery.clear();
+        assert_eq!(delivery.ready(), 0);
+        delivery.end_at(3, None);
+        assert_eq!(delivery.lock().end, Some(3));
+        assert_eq!(delivery.ready(), 0);
     }
 
     #[test]

@@ -4,26 +4,26 @@ use std::sync::Arc;
 
 use fastpipe_batch::Work;
 
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::stats::Stats;
 use crate::telemetry::Span;
 
 /// A look at a pass.
-pub struct Watch {
-    pub(crate) shared: Arc<Shared>,
+pub struct PassObserver {
+    pub(crate) context: Arc<PassContext>,
     pub(crate) process: u32,
 }
 
-impl Watch {
+impl PassObserver {
     /// What the pass has done, and where its time went. `None` in a forked child, where it isn't the child's.
     pub fn stats(&self) -> Option<Stats> {
-        (self.process == std::process::id()).then(|| Stats::of(&self.shared))
+        (self.process == std::process::id()).then(|| Stats::of(&self.context))
     }
 
     /// Every task that was done, if [`Options::record_tasks`](crate::Options::record_tasks) asked for them.
     pub fn spans(&self) -> Vec<Span> {
         if self.process == std::process::id() {
-            self.shared.telemetry.spans()
+            self.context.telemetry.spans()
         } else {
             Vec::new()
         }
@@ -31,6 +31,6 @@ impl Watch {
 
     /// What the source calls its work.
     pub fn work(&self) -> Work {
-        self.shared.given.source().facts().work
+        self.context.config.source().facts().work
     }
 }

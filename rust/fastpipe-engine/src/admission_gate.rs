@@ -7,7 +7,7 @@ use crate::admission::Admission;
 use crate::lock::lock;
 
 /// The one place where batches are admitted.
-pub(crate) struct Gate {
+pub(crate) struct AdmissionGate {
     admission: Mutex<Admission>,
     /// Whether somebody is about to look whether batches can be begun.
     asked: AtomicBool,
@@ -17,9 +17,9 @@ pub(crate) struct Gate {
     batch_bytes: OnceLock<u64>,
 }
 
-impl Gate {
-    pub(crate) fn new(admission: Admission) -> Gate {
-        Gate {
+impl AdmissionGate {
+    pub(crate) fn new(admission: Admission) -> AdmissionGate {
+        AdmissionGate {
             admission: Mutex::new(admission),
             asked: AtomicBool::new(false),
             short_of_memory: AtomicBool::new(false),
@@ -91,7 +91,7 @@ mod tests {
             uneven: Uneven::Drop,
         };
         let order = Arc::new(Order::new(&Arc::new(Units::new([1]).unwrap()), settings).unwrap());
-        let gate = Gate::new(Admission::new(order.epoch(0).unwrap()));
+        let gate = AdmissionGate::new(Admission::new(order.epoch(0).unwrap()));
         assert!(gate.ask() && !gate.ask() && !gate.ask());
         let inside = gate.enter();
         assert!(gate.ask() && !gate.ask(), "who is inside may have looked already");

@@ -1,6 +1,6 @@
 //! What a thread does that finds nothing in the queue: it finds out where tasks start that are parked.
 //!
-//! It does the end of the task in front, if nobody has begun it, which must be done anyway; or it passes over the
+//! It does the end of the task in front, if nobody has begun it, which must be done anyway; or it skips the
 //! records in front of the earliest parked task without decoding them, which takes a fraction of that.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,16 +10,16 @@ use fastpipe_batch::{Error, Mark};
 use fastpipe_order::Run;
 
 use super::{Piece, SequenceCell};
-use crate::job::Job;
+use crate::in_flight::InFlightBatch;
 use crate::lock::lock;
-use crate::shared::Shared;
+use crate::pass::PassContext;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
 /// How fast rows of several tasks are joined.
 const JOINED_BYTES_A_NANO: u64 = 4;
 
-/// Nobody passes over records while this many batches are ready, nor looks for anything while a consumer that is busy
+/// Nobody skips records while this many batches are ready, nor looks for anything while a consumer that is busy
 /// lets them wait.
 const ENOUGH_READY: usize = 2;
 
@@ -32,8 +32,8 @@ struct Awaited {
     record: u32,
 }
 
-/// Records to be passed over.
-struct Stretch {
+/// Records to be skipped.
+struct Skip {
     /// `None` if the unit isn't open.
     unit: Option<Arc<OpenUnit>>,
     class: u32,
@@ -41,16 +41,16 @@ struct Stretch {
     rows: u64,
 }
 
-impl Shared {
+impl PassContext {
     /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
     pub(crate) fn find_start(self: &Arc<Self>) -> bool {
-        let (lags, enough) = self.hand_over.has_enough(ENOUGH_READY);
+        let (lags, enough) = self.delivery.has_enough(ENOUGH_READY);
         if self.is_closed() || lags {
             return false;
         }
         let awaited = self.awaited();
-        if let Some((job, piece)) = awaited.iter().find_map(|awaited| self.take_tail(awaited)) {
-            self.do_tail(&job, &piece);
+        if let Some((in_flight, piece)) = awaited.iter().find_map(|awaited| self.take_tail(awaited)) {
+            self.do_tail(&in_flight, &piece);
             return true;
         }
         if enough {
@@ -58,9 +58,9 @@ impl Shared {
         }
         let found = awaited
             .into_iter()
-            .find_map(|awaited| Some((self.take_stretch(&awaited)?, awaited)));
-        let Some((stretch, awaited)) = found else { return false };
-        self.pass_over(stretch, &awaited);
+            .find_map(|awaited| Some((self.take_skip(&awaited)?, awaited)));
+        let Some((skip, awaited)) = found else { return false };
+        self.skip(skip, &awaited);
         true
     }
 
@@ -70,7 +70,7 @@ impl Shared {
         let awaited = parked.values().filter_map(|task| {
             let piece = task.pieces.get(task.done)?;
             Some(Awaited {
-                batch: task.job.number,
+                batch: task.in_flight.number,
                 cell: piece.cell.clone(),
                 number: piece.number,
                 record: piece.run.record,
@@ -83,23 +83,23 @@ impl Shared {
     }
 
     /// Takes the piece in front, if it ends a task that somebody is still at the beginning of, and if doing it costs
-    /// less than passing over it.
-    fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<Job>, Piece)> {
+    /// less than skipping it.
+    fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<InFlightBatch>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
-        if !state.can_be_passed_over(awaited.number) || !cell.is_there() {
+        if !state.can_be_skipped(awaited.number) || !cell.is_there() {
             return None;
         }
         let number = awaited.number - 1;
-        let (_, job, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
+        let (_, in_flight, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
         // Its rows must be joined with those of the rest of the task.
-        let info = self.given.describe(cell.unit);
-        let join = self.costs.arena_bytes(info.class, job.size as u64) / JOINED_BYTES_A_NANO;
+        let info = self.config.describe(cell.unit);
+        let join = self.costs.arena_bytes(info.class, in_flight.size as u64) / JOINED_BYTES_A_NANO;
         if join >= self.costs.pass(info.class, self.stored(&run)) {
-            state.tail = Some((number, job, run, expected));
+            state.tail = Some((number, in_flight, run, expected));
             return None;
         }
-        job.split_task();
+        in_flight.split_task();
         state.taken = Some(number);
         state.begin(number);
         state.opening = state.open.is_none();
@@ -109,42 +109,42 @@ impl Shared {
             number,
             expected,
         };
-        Some((job, piece))
+        Some((in_flight, piece))
     }
 
     /// Does the end of a task, as a task of its own.
-    fn do_tail(self: &Arc<Self>, job: &Arc<Job>, piece: &Piece) {
-        self.guarded(|shared| {
-            let rows = shared.room.rows_of(job);
-            match shared.room.sink(&rows) {
-                Err(error) => shared.end_piece(job, piece, Err(error)),
+    fn do_tail(self: &Arc<Self>, in_flight: &Arc<InFlightBatch>, piece: &Piece) {
+        self.guarded(|context| {
+            let rows = context.working_memory.rows_of(in_flight);
+            match context.working_memory.sink(&rows) {
+                Err(error) => context.end_piece(in_flight, piece, Err(error)),
                 Ok(mut sink) => {
                     let state = piece.cell.lock();
                     let (start, open) = (state.start(piece.number, piece.run.record), state.open.clone());
                     drop(state);
-                    let began = shared.telemetry.now();
-                    let read = shared.read(piece, open, start, &mut sink);
-                    shared
+                    let began = context.telemetry.now();
+                    let read = context.read(piece, open, start, &mut sink);
+                    context
                         .costs
-                        .judge(job.class, piece.expected, shared.telemetry.now() - began);
-                    shared
+                        .judge(in_flight.class, piece.expected, context.telemetry.now() - began);
+                    context
                         .telemetry
-                        .note((piece.expected, Activity::Decode), job.number, began);
-                    shared.end_piece(job, piece, read);
-                    shared.room.leave(job, sink.finish());
+                        .note((piece.expected, Activity::Decode), in_flight.number, began);
+                    context.end_piece(in_flight, piece, read);
+                    context.working_memory.leave(in_flight, sink.finish());
                 }
             }
             drop(rows);
-            shared.end_task(job)
+            context.end_task(in_flight)
         });
     }
 
-    /// Takes the records in front of a piece, if nobody passes over them and it pays. The caller must do it.
-    fn take_stretch(&self, awaited: &Awaited) -> Option<Stretch> {
+    /// Takes the records in front of a piece, if nobody skips them and it pays. The caller must do it.
+    fn take_skip(&self, awaited: &Awaited) -> Option<Skip> {
         let cell = &awaited.cell;
-        let class = self.given.describe(cell.unit).class;
+        let class = self.config.describe(cell.unit).class;
         let mut state = cell.lock();
-        if !state.can_be_passed_over(awaited.number) || !cell.is_there() {
+        if !state.can_be_skipped(awaited.number) || !cell.is_there() {
             return None;
         }
         let from = state.start(awaited.number - 1, 0);
@@ -168,9 +168,9 @@ impl Shared {
             return None;
         }
         let unit = state.open.clone();
-        state.passing = true;
+        state.skipping = true;
         state.opening |= unit.is_none();
-        Some(Stretch {
+        Some(Skip {
             unit,
             class,
             from,
@@ -178,14 +178,14 @@ impl Shared {
         })
     }
 
-    /// Passes over records, and starts the task behind them.
-    fn pass_over(self: &Arc<Self>, stretch: Stretch, awaited: &Awaited) {
-        let Stretch {
+    /// Skips records, and starts the task behind them.
+    fn skip(self: &Arc<Self>, skip: Skip, awaited: &Awaited) {
+        let Skip {
             unit,
             class,
             from,
             rows,
-        } = stretch;
+        } = skip;
         let Awaited {
             batch,
             cell,
@@ -198,7 +198,7 @@ impl Shared {
             let advance = || unit.get().advance(from, *record);
             let (mark, nanos) = self.telemetry.time(Activity::Advance, advance);
             let mark = mark?;
-            self.costs.passed(class, mark.byte.saturating_sub(from.byte), nanos);
+            self.costs.skipped(class, mark.byte.saturating_sub(from.byte), nanos);
             self.telemetry.skipped(rows);
             Ok::<_, Error>(mark)
         }));
@@ -206,12 +206,12 @@ impl Shared {
             self.telemetry.note((0, Activity::Advance), *batch, start);
         }
         let mut state = cell.lock();
-        state.passing = false;
+        state.skipping = false;
         match found {
             Ok(Ok(mark)) if state.starts.len() == *number as usize => state.starts.push(mark),
             Ok(Ok(_)) => {}
             // Whoever decodes these records meets the fault where it lies, and says what it is.
-            Ok(Err(_)) | Err(_) => (state.impassable, state.opening) = (true, false),
+            Ok(Err(_)) | Err(_) => (state.unskippable, state.opening) = (true, false),
         }
         // Whoever can start now: the one that was parked, or those who waited while the unit was being opened.
         let ready = self.unpark(cell, &state);

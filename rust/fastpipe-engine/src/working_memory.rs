@@ -5,21 +5,21 @@ use std::sync::Arc;
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Part, Result, Rows, Sink, SlabPool};
 
 use crate::budget::{Budget, Reserved};
-use crate::job::Job;
+use crate::in_flight::InFlightBatch;
 use crate::memory::Memory;
 
 /// Memory and budget of a pass.
-pub(crate) struct Room {
+pub(crate) struct WorkingMemory {
     memory: Arc<Memory>,
     budget: Arc<Budget>,
     /// What each batch is made of.
     parts: Arc<[Part]>,
 }
 
-impl Room {
+impl WorkingMemory {
     /// Memory for batches of these parts, of which this many bytes may be used for what the budget counts.
-    pub(crate) fn new(memory: Arc<Memory>, parts: Arc<[Part]>, limit: Option<u64>) -> Room {
-        Room {
+    pub(crate) fn new(memory: Arc<Memory>, parts: Arc<[Part]>, limit: Option<u64>) -> WorkingMemory {
+        WorkingMemory {
             memory,
             budget: Budget::new(limit),
             parts,
@@ -66,8 +66,8 @@ impl Room {
 
     /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the
     /// thread that will write most of it: until then it serves others.
-    pub(crate) fn rows_of(&self, job: &Job) -> Result<Arc<Rows>> {
-        job.rows(|| self.rows(job.size))
+    pub(crate) fn rows_of(&self, in_flight: &InFlightBatch) -> Result<Arc<Rows>> {
+        in_flight.rows(|| self.rows(in_flight.size))
     }
 
     /// What a task writes to.
@@ -78,11 +78,11 @@ impl Room {
 
     /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken
     /// over.
-    pub(crate) fn leave(&self, job: &Job, fragment: Fragment) {
+    pub(crate) fn leave(&self, in_flight: &InFlightBatch, fragment: Fragment) {
         if fragment.slots().is_empty() {
             self.memory.keep_fragment(fragment);
         } else {
-            job.leave(fragment);
+            in_flight.leave(fragment);
         }
     }
 
@@ -142,10 +142,10 @@ mod tests {
     use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm};
 
     use super::*;
-    use crate::batch::About;
+    use crate::batch::BatchInfo;
 
-    /// Room for batches of a ragged column.
-    fn room(limit: Option<u64>) -> Room {
+    /// Working memory for batches of a ragged column.
+    fn working_memory(limit: Option<u64>) -> WorkingMemory {
         let form = NestedForm {
             ragged: 1,
             masks: vec![false],
@@ -153,13 +153,13 @@ mod tests {
         };
         let columns = [ColumnSpec::new("x", Form::Nested(form))];
         let parts = columns[0].parts().into_iter().collect();
-        Room::new(Memory::new(&columns), parts, limit)
+        WorkingMemory::new(Memory::new(&columns), parts, limit)
     }
 
     /// What a task leaves that has written a row, with its bytes in an arena.
-    fn left(room: &Room) -> Fragment {
-        let rows = room.rows(1).map(Arc::new);
-        let mut sink = room.sink(&rows).unwrap();
+    fn left(working_memory: &WorkingMemory) -> Fragment {
+        let rows = working_memory.rows(1).map(Arc::new);
+        let mut sink = working_memory.sink(&rows).unwrap();
         sink.begin_row(0).unwrap();
         sink.writer(0).push(1i64).unwrap();
         sink.writer(1).push(5i64).unwrap();
@@ -169,24 +169,27 @@ mod tests {
 
     #[test]
     fn a_batch_that_is_expected_fits_its_memory() {
-        let room = room(None);
-        let expected = room.rows_bytes(1000, 8000);
-        let rows = room.rows(1000).unwrap();
-        assert!(expected >= (room.memory().slabs().used_bytes() + 8000) as u64);
+        let working_memory = working_memory(None);
+        let expected = working_memory.rows_bytes(1000, 8000);
+        let rows = working_memory.rows(1000).unwrap();
+        assert!(expected >= (working_memory.memory().slabs().used_bytes() + 8000) as u64);
         drop(rows);
     }
 
     #[test]
     fn what_is_taken_back_is_empty_and_keeps_arenas_only_without_a_limit() {
         for (limit, kept) in [(None, true), (Some(1 << 20), false)] {
-            let room = room(limit);
-            let fragments = (0..5).map(|_| left(&room)).collect();
-            room.take_back(fragments, 1);
-            let (first, second) = (room.memory().take_fragment(), room.memory().take_fragment());
+            let working_memory = working_memory(limit);
+            let fragments = (0..5).map(|_| left(&working_memory)).collect();
+            working_memory.take_back(fragments, 1);
+            let (first, second) = (
+                working_memory.memory().take_fragment(),
+                working_memory.memory().take_fragment(),
+            );
             assert!(first.slots().is_empty() && second.slots().is_empty());
             assert_eq!(first.held_bytes() > 0 && second.held_bytes() > 0, kept);
             assert_eq!(
-                room.memory().take_fragment().held_bytes(),
+                working_memory.memory().take_fragment().held_bytes(),
                 0,
                 "no more than two for a thread"
             );
@@ -195,14 +198,14 @@ mod tests {
 
     #[test]
     fn a_task_that_wrote_nothing_leaves_nothing() {
-        let room = room(None);
-        let job = Job::new(0, About::default(), 1, 0, room.reserve(10));
-        room.leave(&job, Fragment::default());
-        room.leave(&job, left(&room));
-        let left = job.end_task().unwrap().unwrap();
+        let working_memory = working_memory(None);
+        let in_flight = InFlightBatch::new(0, BatchInfo::default(), 1, 0, working_memory.reserve(10));
+        working_memory.leave(&in_flight, Fragment::default());
+        working_memory.leave(&in_flight, left(&working_memory));
+        let left = in_flight.end_task().unwrap().unwrap();
         assert_eq!(left.fragments.len(), 1);
-        assert_eq!(room.budget().reserved(), 10);
+        assert_eq!(working_memory.budget().reserved(), 10);
         drop(left);
-        assert_eq!(room.budget().reserved(), 0);
+        assert_eq!(working_memory.budget().reserved(), 0);
     }
 }
