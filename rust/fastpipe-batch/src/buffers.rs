@@ -3,7 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use fastpipe_memory::{Carver, OwnedMemory};
+use fastpipe_memory::{HugePageArena, OwnedMemory};
 
 use crate::error::Error;
 
@@ -66,7 +66,7 @@ struct State {
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
-    carver: Carver,
+    huge_pages: HugePageArena,
 }
 
 /// How often a pool had what was asked for.
@@ -130,7 +130,7 @@ impl BufferPool {
                 state.make_room(size(len));
             }
             let (held, limited) = (state.taken_bytes + state.free_bytes, state.keep.is_some());
-            let found = found.or_else(|| state.carver.carve(size(len), held, limited));
+            let found = found.or_else(|| state.huge_pages.carve(size(len), held, limited));
             (found, limited)
         };
         let fresh = || OwnedMemory::new(size(len), limited);

@@ -46,8 +46,8 @@ pub use dtype::{DType, Leaf, TimeUnit};
 pub use error::{Error, ErrorKind, Lengths, Location};
 pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
 pub use fastpipe_memory::{
-    ALIGNMENT, LINE, LINES, Region, give_back, give_up_spare, hint, prefetch_of, put_spare_by, reserve_large, room_for,
-    run_out, try_reserve_large,
+    ALIGNMENT, LINE, LINES, Region, hint, on_allocation_failure, prefetch_of, release_address_space, release_all,
+    reserve_address_space, reserve_large, room_for, try_reserve_large,
 };
 pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nulls, Request, Scalar, spec_code};
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};

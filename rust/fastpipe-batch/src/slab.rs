@@ -12,7 +12,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use fastpipe_memory::{ALIGNMENT, Borrowed, Carver, OwnedMemory, Region};
+use fastpipe_memory::{ALIGNMENT, Borrowed, HugePageArena, OwnedMemory, Region};
 
 use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
@@ -162,7 +162,7 @@ struct State {
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
-    carver: Carver,
+    huge_pages: HugePageArena,
     /// What the allocator last said when it had no memory.
     failure: Option<Error>,
 }
@@ -295,7 +295,7 @@ impl SlabPool {
                 let mut state = self.lock();
                 let (held, limited) = (state.free_bytes + state.used_bytes, state.keep.is_some());
                 let carved = (held >= CARVED)
-                    .then(|| state.carver.carve(bytes, held, limited))
+                    .then(|| state.huge_pages.carve(bytes, held, limited))
                     .flatten();
                 (carved, limited)
             };

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts, run_out};
+use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, Starts, on_allocation_failure};
 
 use crate::lock::lock;
 
@@ -123,7 +123,7 @@ impl Memory {
 
     /// Gives all back that nobody uses just now, since memory has run out.
     pub(crate) fn release(&self) {
-        run_out();
+        on_allocation_failure();
         let fragments = std::mem::take(&mut *lock(&self.fragments));
         drop(fragments);
         self.slabs.release();

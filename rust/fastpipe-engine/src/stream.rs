@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use fastpipe_batch::{Error, ErrorKind, Result, Source, give_back, put_spare_by};
+use fastpipe_batch::{Error, ErrorKind, Result, Source, release_all, reserve_address_space};
 use fastpipe_order::Cursor;
 
 use crate::batch::Batch;
@@ -49,11 +49,11 @@ impl Stream {
         let limit = options.memory_limit.map(left);
         let context = Arc::new(PassContext::new(source, cursor, options, memory, limit));
         // For whoever tells of it when memory runs out.
-        put_spare_by();
+        reserve_address_space();
         context.working_memory.memory().keep_batches(context.ahead());
         context.working_memory.begin(options.memory_limit);
         if let Some(limit) = options.memory_limit {
-            give_back();
+            release_all();
             minimum_memory::check(&context, &order, limit)?;
             if seeks {
                 // Before anything else is held, which is when the first batch is sought.

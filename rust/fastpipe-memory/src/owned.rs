@@ -2,16 +2,16 @@
 //!
 //! Large pieces are mapped, not allocated: an allocator keeps what is freed, in pieces that may fit nothing that is
 //! asked for later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator
-//! must do. What has no limit leaves its pieces to [those who come next](crate::left).
+//! must do. What has no limit leaves its pieces to [those who come next](crate::retained_pages).
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::NonNull;
 
-use crate::left;
+use crate::page_runs::{HugePageArena, PageRun};
 use crate::pages::LARGE_PAGE;
-use crate::pieces::{Carver, Piece};
 use crate::region::Region;
+use crate::retained_pages;
 
 /// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
 pub const ALIGNMENT: usize = 64;
@@ -33,7 +33,7 @@ enum Origin {
     Allocated,
     /// `None` only while it is dropped.
     Mapped {
-        piece: Option<Piece>,
+        run: Option<PageRun>,
         limited: bool,
     },
     /// An allocator that isn't ours. Dropping the region gives it back.
@@ -53,16 +53,16 @@ impl OwnedMemory {
         // What no process could have says nothing of what is left.
         OwnedMemory::layout(capacity)?;
         OwnedMemory::of_system(capacity, limited).or_else(|| {
-            left::run_out();
+            retained_pages::on_allocation_failure();
             OwnedMemory::of_system(capacity, limited)
         })
     }
 
     fn of_system(capacity: usize, limited: bool) -> Option<Self> {
         if capacity >= MAPPED
-            && let Some(piece) = left::take(capacity, false).or_else(|| Piece::map(capacity))
+            && let Some(run) = retained_pages::take(capacity, false).or_else(|| PageRun::map(capacity))
         {
-            return Some(OwnedMemory::mapped(piece, limited));
+            return Some(OwnedMemory::mapped(run, limited));
         }
         let layout = OwnedMemory::layout(capacity)?;
         // By itself, since a program's allocator may have a reserve, which isn't for batches.
@@ -75,12 +75,12 @@ impl OwnedMemory {
         })
     }
 
-    fn mapped(piece: Piece, limited: bool) -> Self {
+    fn mapped(run: PageRun, limited: bool) -> Self {
         OwnedMemory {
-            start: piece.start,
-            capacity: piece.size(),
+            start: run.start,
+            capacity: run.size(),
             origin: Origin::Mapped {
-                piece: Some(piece),
+                run: Some(run),
                 limited,
             },
         }
@@ -121,7 +121,7 @@ impl OwnedMemory {
 
     /// Whether it is part of large pages.
     pub fn is_carved(&self) -> bool {
-        matches!(&self.origin, Origin::Mapped { piece: Some(piece), .. } if piece.is_carved())
+        matches!(&self.origin, Origin::Mapped { run: Some(run), .. } if run.is_carved())
     }
 
     /// All its bytes.
@@ -141,7 +141,7 @@ impl OwnedMemory {
 impl Drop for OwnedMemory {
     fn drop(&mut self) {
         match &mut self.origin {
-            Origin::Mapped { piece, limited: false } => piece.take().into_iter().for_each(left::put),
+            Origin::Mapped { run, limited: false } => run.take().into_iter().for_each(retained_pages::put),
             Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
                 if let Some(layout) = OwnedMemory::layout(self.capacity) {
@@ -155,8 +155,8 @@ impl Drop for OwnedMemory {
     }
 }
 
-impl Carver {
-    /// A piece of at least this many bytes, which are whole pages, new or left by another reader, for a pool that holds
+impl HugePageArena {
+    /// A run of at least this many bytes, which are whole pages, new or left by another reader, for a pool that holds
     /// so many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be
     /// nobody's, or if the system has no such memory; and for pools that hold little, or whose memory is limited: of a
     /// large page there is all as soon as a part is used, and what is given back of it the system may fill up again.
@@ -167,8 +167,8 @@ impl Carver {
         if held < LARGE_PAGE || limited {
             return None;
         }
-        let piece = left::take(size, true).or_else(|| self.cut(size))?;
-        Some(OwnedMemory::mapped(piece, false))
+        let run = retained_pages::take(size, true).or_else(|| self.cut(size))?;
+        Some(OwnedMemory::mapped(run, false))
     }
 }
 
@@ -203,24 +203,24 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn carved_pieces_are_apart_and_outlive_what_they_are_carved_from() {
-        let mut carver = Carver::default();
+        let mut huge_pages = HugePageArena::default();
         let sizes = [4096, 1 << 20, 20 << 10, LARGE_PAGE].into_iter().cycle().take(40);
         let mut pieces: Vec<OwnedMemory> = sizes
-            .map(|size| OwnedMemory::mapped(carver.cut(size).unwrap(), false))
+            .map(|size| OwnedMemory::mapped(huge_pages.cut(size).unwrap(), false))
             .collect();
-        for (number, piece) in (1u8..).zip(&mut pieces) {
-            assert!(piece.bytes().iter().all(|&byte| byte == 0));
-            piece.bytes_mut().fill(number);
+        for (number, run) in (1u8..).zip(&mut pieces) {
+            assert!(run.bytes().iter().all(|&byte| byte == 0));
+            run.bytes_mut().fill(number);
         }
         // Pieces that go leave their neighbours alone.
         let left: Vec<_> = (1u8..).zip(pieces).filter(|(number, _)| number % 3 == 0).collect();
-        drop(carver);
-        for (number, piece) in &left {
-            assert!(piece.bytes().iter().all(|byte| byte == number));
+        drop(huge_pages);
+        for (number, run) in &left {
+            assert!(run.bytes().iter().all(|byte| byte == number));
         }
         let mut ranges: Vec<_> = left
             .iter()
-            .map(|(_, piece)| (piece.as_ptr().addr(), piece.capacity()))
+            .map(|(_, run)| (run.as_ptr().addr(), run.capacity()))
             .collect();
         ranges.sort_unstable();
         assert!(ranges.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0));
@@ -231,7 +231,7 @@ mod tests {
     fn a_pool_gets_what_was_carved_for_another() {
         // A size of its own, since other tests leave memory as well. They may be at it just now; then it goes back.
         let size = 3 * LARGE_PAGE / 4 + page_size();
-        let carve = || Carver::default().carve(size, LARGE_PAGE, false).unwrap();
+        let carve = || HugePageArena::default().carve(size, LARGE_PAGE, false).unwrap();
         let found = (0..1000).any(|_| {
             carve().bytes_mut().fill(7);
             carve().bytes().iter().all(|&byte| byte == 7)
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn what_is_no_whole_pages_or_larger_than_a_large_one_is_not_carved() {
         for page in [4096, 16 << 10, 64 << 10] {
-            let carve = |size| Carver::with_pages(page).carve(size, LARGE_PAGE, false);
+            let carve = |size| HugePageArena::with_pages(page).carve(size, LARGE_PAGE, false);
             for size in [0, 100, page / 4, page / 2, page + 4097, LARGE_PAGE + page] {
                 assert!(carve(size).is_none(), "{size} of {page}");
             }
@@ -255,18 +255,18 @@ mod tests {
         for page in [4096, 16 << 10, 64 << 10] {
             // Each begins and ends within a page of the larger ones.
             for size in [4096, 20 << 10, 68 << 10, 100 << 10] {
-                let mut carver = Carver::with_pages(page);
+                let mut huge_pages = HugePageArena::with_pages(page);
                 let cut = |number| {
-                    let mut piece = OwnedMemory::mapped(carver.cut(size).unwrap(), true);
-                    piece.bytes_mut().fill(number);
-                    piece
+                    let mut run = OwnedMemory::mapped(huge_pages.cut(size).unwrap(), true);
+                    run.bytes_mut().fill(number);
+                    run
                 };
                 let mut pieces: Vec<_> = (1..8).map(cut).collect();
                 for gone in [3, 1] {
                     drop(pieces.remove(gone));
                 }
-                for (number, piece) in [1, 3, 5, 6, 7].into_iter().zip(&pieces) {
-                    assert!(piece.bytes().iter().all(|&byte| byte == number), "{size} of {page}");
+                for (number, run) in [1, 3, 5, 6, 7].into_iter().zip(&pieces) {
+                    assert!(run.bytes().iter().all(|&byte| byte == number), "{size} of {page}");
                 }
             }
         }
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_pool_that_holds_little_or_is_limited_gets_no_large_pages() {
-        let carves = |held, limited| Carver::default().carve(page_size(), held, limited).is_some();
+        let carves = |held, limited| HugePageArena::default().carve(page_size(), held, limited).is_some();
         assert!(carves(LARGE_PAGE, false));
         assert!(!carves(LARGE_PAGE - 1, false) && !carves(LARGE_PAGE, true));
     }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, give_up_spare, text_path};
+use fastpipe_batch::{Error, ErrorKind, release_address_space, text_path};
 use fastpipe_engine::panicked;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -118,7 +118,7 @@ pub(crate) fn raised_of(error: &Error) -> Option<&Raised> {
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     if error.kind() == ErrorKind::OutOfMemory {
         // For the exception, and for whoever handles it.
-        give_up_spare();
+        release_address_space();
     }
     let made = catch_unwind(AssertUnwindSafe(|| make(py, error)));
     made.unwrap_or_else(|_| PyMemoryError::new_err(()))

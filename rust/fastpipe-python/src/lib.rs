@@ -46,12 +46,12 @@ mod tables;
 mod tensorflow;
 mod units;
 
-use fastpipe_memory::Reserving;
+use fastpipe_memory::ReserveAllocator;
 use pyo3::prelude::*;
 
 /// The system's allocator, with a reserve: when memory runs out, errors can be told of.
 #[global_allocator]
-static ALLOCATOR: Reserving = Reserving;
+static ALLOCATOR: ReserveAllocator = ReserveAllocator;
 
 /// The extension module. Classes are frozen and lock inside, so it runs without the GIL.
 #[pymodule(gil_used = false)]
@@ -126,7 +126,7 @@ mod _fastpipe {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         arrays::load_numpy(module.py())?;
-        fastpipe_memory::put_spare_by();
+        fastpipe_memory::reserve_address_space();
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

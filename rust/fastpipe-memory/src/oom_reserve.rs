@@ -4,10 +4,10 @@
 //! the process where it gets none, and Python and the C library fail in places that nobody expects. To tell of an
 //! error, to let go of batches and to end threads takes some of them. So two things are put by:
 //!
-//! - [`Reserving`] serves small allocations from memory of its own when the system refuses them. What is taken is given
+//! - [`ReserveAllocator`] serves small allocations from memory of its own when the system refuses them. What is taken is given
 //!   back with the last of them.
-//! - A spare ([`put_spare_by`]) is address space that is given up when memory has run out, so that others can have it:
-//!   Python, which makes an exception.
+//! - A spare ([`reserve_address_space`]) is address space that is given up when memory has run out, so that others can
+//!   have it: Python, which makes an exception.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -23,7 +23,7 @@ const SMALL: usize = 16 << 10;
 
 /// The system's allocator, with a reserve for small allocations that it refuses.
 #[derive(Debug, Default)]
-pub struct Reserving;
+pub struct ReserveAllocator;
 
 #[repr(align(4096))]
 struct Bytes(UnsafeCell<[u8; RESERVE]>);
@@ -79,7 +79,7 @@ fn is_reserve(pointer: *mut u8) -> bool {
 
 // SAFETY: what `System` returns is given back to `System`. What comes from the reserve has the size and the alignment
 // of its layout, and is nobody else's until it is given back (`Taken`). Nothing here panics: sizes are at most `SMALL`.
-unsafe impl GlobalAlloc for Reserving {
+unsafe impl GlobalAlloc for ReserveAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
@@ -136,7 +136,7 @@ unsafe impl GlobalAlloc for Reserving {
     }
 }
 
-pub use spare::{give_up_spare, put_spare_by, room_for};
+pub use spare::{release_address_space, reserve_address_space, room_for};
 
 #[cfg(all(target_os = "linux", not(miri)))]
 mod spare {
@@ -165,7 +165,7 @@ mod spare {
     }
 
     /// Puts address space by for when there is no more, unless some is put by. False where there is none left.
-    pub fn put_spare_by() -> bool {
+    pub fn reserve_address_space() -> bool {
         if !KEPT.load(Ordering::Relaxed).is_null() {
             return true;
         }
@@ -178,7 +178,7 @@ mod spare {
     }
 
     /// Lets others have the address space that was put by.
-    pub fn give_up_spare() {
+    pub fn release_address_space() {
         let kept = KEPT.swap(null_mut(), Ordering::AcqRel);
         if !kept.is_null() {
             unmap(kept, SPARE);
@@ -194,12 +194,12 @@ mod spare {
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod spare {
     /// Nothing is put by: other systems don't limit address space.
-    pub fn put_spare_by() -> bool {
+    pub fn reserve_address_space() -> bool {
         true
     }
 
     /// Nothing was put by.
-    pub fn give_up_spare() {}
+    pub fn release_address_space() {}
 
     /// Not known here: there may be.
     pub fn room_for(_bytes: usize) -> bool {
@@ -248,18 +248,18 @@ mod tests {
         // SAFETY: it has a hundred bytes; it is grown, and given back, with its layout.
         unsafe {
             start.write_bytes(7, 100);
-            let grown = Reserving.realloc(start, layout, 5000);
+            let grown = ReserveAllocator.realloc(start, layout, 5000);
             assert!(!is_reserve(grown) && (0..100).all(|i| *grown.add(i) == 7));
-            Reserving.dealloc(grown, Layout::array::<u8>(5000).unwrap());
+            ReserveAllocator.dealloc(grown, Layout::array::<u8>(5000).unwrap());
         }
     }
 
     #[test]
     fn what_is_put_by_is_given_up_once() {
-        assert!(put_spare_by() && put_spare_by());
-        give_up_spare();
-        give_up_spare();
-        assert!(put_spare_by() && room_for(1 << 20));
+        assert!(reserve_address_space() && reserve_address_space());
+        release_address_space();
+        release_address_space();
+        assert!(reserve_address_space() && room_for(1 << 20));
         assert_eq!(room_for(usize::MAX / 4), cfg!(not(all(target_os = "linux", not(miri)))));
     }
 }

@@ -1,4 +1,4 @@
-//! Pages that are got from the system and given back to it, and pieces of them.
+//! Pages that are got from the system and given back to it, and runs of them.
 //!
 //! On other systems than Linux nothing is mapped.
 #![allow(unsafe_code)]
@@ -10,34 +10,34 @@ use crate::pages::{LARGE_PAGE, page_size};
 
 /// A part of pages, or all of them, that is nobody else's. Given back to the system when dropped.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct PageRun {
     pub(crate) start: NonNull<u8>,
     size: usize,
-    pages: Of,
+    pages: PageOwner,
 }
 
-/// What a piece is of.
+/// What a run is of.
 #[derive(Debug)]
-enum Of {
+enum PageOwner {
     /// All of them.
-    Own(#[allow(dead_code)] Pages),
+    Run(#[allow(dead_code)] Pages),
     /// Some of them, from anywhere to anywhere.
     Shared(#[allow(dead_code)] Arc<Pages>),
 }
 
 // SAFETY: it owns its bytes, and gives access to none of them by itself.
-unsafe impl Send for Piece {}
+unsafe impl Send for PageRun {}
 // SAFETY: as above.
-unsafe impl Sync for Piece {}
+unsafe impl Sync for PageRun {}
 
-impl Piece {
+impl PageRun {
     /// `None` where the system has no such memory, or doesn't map any.
     pub(crate) fn map(size: usize) -> Option<Self> {
         let pages = Pages::map(size, page_size())?;
-        Some(Piece {
+        Some(PageRun {
             start: pages.start,
             size,
-            pages: Of::Own(pages),
+            pages: PageOwner::Run(pages),
         })
     }
 
@@ -47,13 +47,13 @@ impl Piece {
 
     /// Whether it is part of large pages, with others.
     pub(crate) fn is_carved(&self) -> bool {
-        matches!(self.pages, Of::Shared(_))
+        matches!(self.pages, PageOwner::Shared(_))
     }
 }
 
-impl Drop for Piece {
+impl Drop for PageRun {
     fn drop(&mut self) {
-        if let Of::Shared(pages) = &self.pages {
+        if let PageOwner::Shared(pages) = &self.pages {
             // SAFETY: a part of what is shared, which is kept alive until behind this, and which nobody else uses.
             unsafe { mapping::forget(self.start, self.size, pages.page) };
         }
@@ -88,43 +88,43 @@ impl Drop for Pages {
     }
 }
 
-/// Large pages that pieces are carved from, one behind the other. What is read in random order from many pieces of less
+/// Large pages that runs are carved from, one behind the other. What is read in random order from many runs of less
 /// than a large page would lie on more pages than the processor remembers the places of.
 #[derive(Debug)]
-pub struct Carver {
+pub struct HugePageArena {
     /// A chunk, and how much of it is given out.
     current: Option<(Arc<Pages>, usize)>,
     /// Bytes of a page.
     pub(crate) page: usize,
 }
 
-impl Default for Carver {
+impl Default for HugePageArena {
     fn default() -> Self {
-        Carver::with_pages(page_size())
+        HugePageArena::with_pages(page_size())
     }
 }
 
 /// Bytes of a chunk, of which pages are taken as they are written.
 const CHUNK: usize = 8 * LARGE_PAGE;
 
-impl Carver {
+impl HugePageArena {
     /// Carves from pages of this many bytes.
     pub(crate) fn with_pages(page: usize) -> Self {
-        Carver { current: None, page }
+        HugePageArena { current: None, page }
     }
 
-    /// A new piece of this many bytes, zero until it is written.
-    pub(crate) fn cut(&mut self, size: usize) -> Option<Piece> {
+    /// A new run of this many bytes, zero until it is written.
+    pub(crate) fn cut(&mut self, size: usize) -> Option<PageRun> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
             _ => (Arc::new(Pages::map(CHUNK, self.page)?), 0),
         };
         self.current = Some((chunk.clone(), used + size));
-        Some(Piece {
+        Some(PageRun {
             // SAFETY: `used + size` bytes are within the chunk.
             start: unsafe { chunk.start.add(used) },
             size,
-            pages: Of::Shared(chunk),
+            pages: PageOwner::Shared(chunk),
         })
     }
 }
