@@ -18,6 +18,8 @@
 mod allocator;
 mod buffers;
 mod cells;
+mod columnar;
+mod did_you_mean;
 mod dtype;
 mod error;
 mod fallible;
@@ -25,23 +27,23 @@ mod feature;
 mod gather;
 mod key;
 mod lookup;
+mod partition;
 mod parts;
 mod paths;
 mod rows;
-mod rows_by_part;
-mod similar;
 mod sink;
 mod slab;
 mod source;
 mod sparse;
 mod spec;
-mod stretch;
 mod vocabulary;
 mod writer;
 
 pub use allocator::{SharedSlabs, SlabAllocator};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
+pub use columnar::{ArenaRows, ColumnarRows};
+pub use did_you_mean::nearest;
 pub use dtype::{DType, Leaf, TimeUnit};
 pub use error::{Error, ErrorKind, Lengths, Location};
 pub use fallible::{try_collect, try_filled, try_reserve, try_with_capacity};
@@ -53,11 +55,10 @@ pub use feature::{Feature, LengthRule, MAX_DIMENSIONS, MAX_FIXED_DIMENSIONS, Nul
 pub use gather::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, move_rows, scatter};
 pub use key::{Key, MOST_KEYS, UNKNOWN};
 pub use lookup::{Indices, Lookup, Unknown};
+pub use partition::{UnitRange, partitions};
 pub use parts::{Absent, Part, PartId, PartIds, PartKind, TextParts, ValueParts};
 pub use paths::{path_text, shown_path, text_path};
 pub use rows::{Filled, Rows};
-pub use rows_by_part::{ArenaRows, RowsByPart};
-pub use similar::nearest;
 pub use sink::{Fragment, Sink};
 pub use slab::{Slab, SlabPool, borrowed};
 pub use source::{
@@ -66,7 +67,6 @@ pub use source::{
 };
 pub use sparse::{SparseForm, SparseLayout};
 pub use spec::{ColumnSpec, Form, NestedForm};
-pub use stretch::{Stretch, stretches};
 pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};
 

@@ -25,11 +25,11 @@ pub struct Slab {
     pool: Weak<SlabPool>,
     process: u32,
     /// Whether it is counted as the engine's no longer.
-    lent: bool,
+    handed_off: bool,
     /// The thread that took it.
     taker: u32,
     /// Whether others have it from now on: its memory goes back to its allocator, not to the pool.
-    away: AtomicBool,
+    detached: AtomicBool,
 }
 
 impl Slab {
@@ -42,23 +42,23 @@ impl Slab {
             len,
             pool: Weak::new(),
             process: std::process::id(),
-            lent: true,
+            handed_off: true,
             taker: this_thread(),
-            away: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
         })
     }
 
     /// Says that a consumer has it from now on: it no longer counts as used by the engine.
-    pub fn lend(&mut self) {
-        if let (false, Some(memory), Some(pool)) = (self.lent, &self.memory, self.pool.upgrade()) {
+    pub fn hand_off(&mut self) {
+        if let (false, Some(memory), Some(pool)) = (self.handed_off, &self.memory, self.pool.upgrade()) {
             pool.lock().used_bytes -= memory.capacity();
-            self.lent = true;
+            self.handed_off = true;
         }
     }
 
     /// Says that it was lent to others: when it is dropped its memory goes back to its allocator, which knows of them.
-    pub fn give_away(&self) {
-        self.away.store(true, Ordering::Relaxed);
+    pub fn detach(&self) {
+        self.detached.store(true, Ordering::Relaxed);
     }
 
     /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
@@ -119,9 +119,9 @@ impl Drop for Slab {
         if self.process == std::process::id()
             && let Some(pool) = self.pool.upgrade()
         {
-            match *self.away.get_mut() {
-                true => pool.lose(&memory, self.lent),
-                false => pool.put(memory, self.taker, self.lent),
+            match *self.detached.get_mut() {
+                true => pool.lose(&memory, self.handed_off),
+                false => pool.put(memory, self.taker, self.handed_off),
             }
         }
     }
@@ -156,7 +156,7 @@ struct State {
     free_bytes: usize,
     /// Free slabs that may be kept.
     kept: usize,
-    /// Bytes of slabs in use that aren't lent.
+    /// Bytes of slabs in use that weren't handed off.
     used_bytes: usize,
     /// Bytes of slabs in use and free ones together beyond which no free ones are kept, if that is limited.
     keep: Option<usize>,
@@ -281,9 +281,9 @@ impl SlabPool {
             len,
             pool: Arc::downgrade(self),
             process: std::process::id(),
-            lent: false,
+            handed_off: false,
             taker,
-            away: AtomicBool::new(false),
+            detached: AtomicBool::new(false),
         })
     }
 
@@ -336,8 +336,8 @@ impl SlabPool {
         ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
     }
 
-    /// Keeps free slabs only while they and those in use that aren't lent have at most this many bytes; without a limit
-    /// if it is `None`.
+    /// Keeps free slabs only while they and those in use that weren't handed off have at most this many bytes; without
+    /// a limit if it is `None`.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
@@ -375,7 +375,7 @@ impl SlabPool {
         self.lock().free_bytes
     }
 
-    /// Bytes of slabs in use that aren't [lent](Slab::lend).
+    /// Bytes of slabs in use that aren't [handed off](Slab::hand_off).
     pub fn used_bytes(&self) -> usize {
         self.lock().used_bytes
     }
@@ -390,15 +390,15 @@ impl SlabPool {
     }
 
     /// A slab's memory doesn't come back.
-    fn lose(&self, memory: &OwnedMemory, lent: bool) {
-        if !lent {
+    fn lose(&self, memory: &OwnedMemory, handed_off: bool) {
+        if !handed_off {
             self.lock().used_bytes -= memory.capacity();
         }
     }
 
-    fn put(&self, memory: OwnedMemory, user: u32, lent: bool) {
+    fn put(&self, memory: OwnedMemory, user: u32, handed_off: bool) {
         let mut state = self.lock();
-        if !lent {
+        if !handed_off {
             state.used_bytes -= memory.capacity();
         }
         state.free_bytes += memory.capacity();
@@ -536,9 +536,9 @@ mod tests {
         };
         let pool = boxes.pool(3);
         let (slab, mut other) = (pool.take(5000).unwrap(), pool.take(5000).unwrap());
-        slab.give_away();
-        other.lend();
-        other.give_away();
+        slab.detach();
+        other.hand_off();
+        other.detach();
         drop(slab);
         drop(other);
         assert_eq!((out.load(Ordering::Relaxed), pool.free(), pool.used_bytes()), (0, 0, 0));

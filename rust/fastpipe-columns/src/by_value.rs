@@ -2,7 +2,7 @@
 //! there.
 
 use fastpipe_batch::{
-    DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, RowsByPart, SparseForm,
+    ColumnarRows, DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, SparseForm,
     TextParts, ValueParts,
 };
 
@@ -15,14 +15,14 @@ const QUOTED: usize = 80;
 
 impl Gather<'_> {
     /// Writes whatever there is, value by value.
-    pub(crate) fn value_by_value(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
+    pub(crate) fn value_by_value(&self, columnar: &mut ColumnarRows<'_, '_>) -> Result<(), Fault> {
         let parts = self.column.spec.parts();
         let mut written = Written::new(self.column.first_part, parts.len());
         for (at, row) in self.rows.iter().enumerate() {
             written.begin_row();
             let done = self.chunk(*row).and_then(|chunk| match &self.column.spec.form {
                 Form::Nested(_) => self.item(0, chunk, row.row, &mut written),
-                Form::Sparse(form) => self.sparse(form, chunk, row.row, by_part.first_slot() + at, &mut written),
+                Form::Sparse(form) => self.sparse(form, chunk, row.row, columnar.first_slot() + at, &mut written),
             });
             done.and_then(|()| written.check())
                 .map_err(|error| Fault { at, error })?;
@@ -35,11 +35,11 @@ impl Gather<'_> {
                         return Err(lost());
                     }
                     // There are more rows where one of them can't be written, of another column.
-                    let out = by_part.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
+                    let out = columnar.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
                     out.ok_or_else(lost)?.copy_from_slice(&written.bytes[i]);
                 }
                 None => {
-                    let mut arena = by_part.arena(part)?;
+                    let mut arena = columnar.arena(part)?;
                     let starts = &written.starts[i];
                     // There are no rows where the first one can't be written, of another column.
                     let ends = starts.iter().skip(1).copied().chain([written.bytes[i].len()]);

@@ -157,7 +157,7 @@ impl Columns {
         out: &mut Sink<'_>,
     ) -> Result<(), Fault> {
         let at_start = |error| Fault { at: 0, error };
-        let mut by_part = out.begin_by_part(slots).map_err(at_start)?;
+        let mut columnar = out.begin_columnar(slots).map_err(at_start)?;
         let mut first: Option<Fault> = None;
         for (i, column) in self.columns.iter().enumerate() {
             let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
@@ -172,17 +172,17 @@ impl Columns {
                 rows,
                 stretches,
             };
-            if let Err(mut fault) = gather.write(&mut by_part)
+            if let Err(mut fault) = gather.write(&mut columnar)
                 && first.as_ref().is_none_or(|first| fault.at < first.at)
             {
                 fault.error = fault.error.at_feature(&column.feature.name);
                 first = Some(fault);
-                by_part.fail();
+                columnar.fail();
             }
         }
         match first {
             Some(fault) => Err(fault),
-            None => by_part.end().map_err(at_start),
+            None => columnar.end().map_err(at_start),
         }
     }
 }

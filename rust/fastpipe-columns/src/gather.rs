@@ -7,7 +7,7 @@
 
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{
-    Error, ErrorKind, Form, LengthRule, Lengths, NestedForm, Overflow, RowsByPart, TextParts, ValueParts, hint,
+    ColumnarRows, Error, ErrorKind, Form, LengthRule, Lengths, NestedForm, Overflow, TextParts, ValueParts, hint,
     try_collect,
 };
 
@@ -72,29 +72,29 @@ pub(crate) struct Gather<'a> {
 
 impl Gather<'_> {
     /// Writes the parts of the column.
-    pub(crate) fn write(&self, by_part: &mut RowsByPart<'_, '_>) -> Result<(), Fault> {
+    pub(crate) fn write(&self, columnar: &mut ColumnarRows<'_, '_>) -> Result<(), Fault> {
         let done = match &self.column.spec.form {
-            Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, by_part),
+            Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, columnar),
             Form::Nested(_) | Form::Sparse(_) => Ok(false),
         };
         match done {
             Ok(true) => Ok(()),
-            Ok(false) => self.value_by_value(by_part),
+            Ok(false) => self.value_by_value(columnar),
             Err(error) => Err(Fault { at: 0, error }),
         }
     }
 
     /// Copies what can be copied. Says whether it has.
-    fn copy(&self, form: &NestedForm, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+    fn copy(&self, form: &NestedForm, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         match (form.ragged, self.column.parts.values) {
             (0, ValueParts::Elements(dtype, part)) if self.is_plain(form) => {
-                self.plain((form.width(), dtype.size()), part as usize, by_part)
+                self.plain((form.width(), dtype.size()), part as usize, columnar)
             }
-            (0, ValueParts::Text { to, .. }) if form.shape.is_empty() => self.texts(to, by_part),
+            (0, ValueParts::Text { to, .. }) if form.shape.is_empty() => self.texts(to, columnar),
             (1, ValueParts::Elements(dtype, part))
                 if form.shape.is_empty() && self.column.length_rule(0) == LengthRule::Free =>
             {
-                self.lists(dtype.size(), part as usize, by_part)
+                self.lists(dtype.size(), part as usize, columnar)
             }
             _ => Ok(false),
         }
@@ -114,15 +114,15 @@ impl Gather<'_> {
     }
 
     /// Copies rows of `width` elements, of `size` bytes each.
-    fn plain(&self, (width, size): (usize, usize), part: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+    fn plain(&self, (width, size): (usize, usize), part: usize, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
         let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
             return Ok(false);
         };
         if let Some(part) = leaf_mask {
-            mask(by_part.placed(part as usize)?, &nulls);
+            mask(columnar.placed(part as usize)?, &nulls);
         }
-        let out = by_part.placed::<u8>(part)?;
+        let out = columnar.placed::<u8>(part)?;
         if !self.chunks.iter().all(|chunk| is_elements(chunk)) {
             match size {
                 1 => self.one_by_one::<1>(width, out)?,
@@ -250,17 +250,17 @@ impl Gather<'_> {
     }
 
     /// Copies strings. Says whether it has.
-    fn texts(&self, to: TextParts, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+    fn texts(&self, to: TextParts, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
         let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
             return Ok(false);
         };
         if let Some(part) = leaf_mask {
-            mask(by_part.placed(part as usize)?, &nulls);
+            mask(columnar.placed(part as usize)?, &nulls);
         }
         let fill = &self.column.fill[..];
         let mut next_null = nulls.iter().copied().peekable();
-        let lens = by_part.placed::<i64>(to.lengths as usize)?;
+        let lens = columnar.placed::<i64>(to.lengths as usize)?;
         for (at, (out, row)) in lens.iter_mut().zip(self.rows).enumerate() {
             let text = match next_null.next_if_eq(&at) {
                 Some(_) => fill,
@@ -270,7 +270,7 @@ impl Gather<'_> {
             text.first().into_iter().for_each(|byte| hint(byte));
             *out = text.len() as i64;
         }
-        let mut arena = by_part.arena(to.bytes as usize)?;
+        let mut arena = columnar.arena(to.bytes as usize)?;
         if nulls.is_empty() && !self.stretches.is_empty() {
             for stretch in self.stretches {
                 let chunk = self.chunks.get(stretch.chunk).ok_or_else(lost)?;
@@ -301,7 +301,7 @@ impl Gather<'_> {
     }
 
     /// Copies lists of elements of `size` bytes. Says whether it has.
-    fn lists(&self, size: usize, values: usize, by_part: &mut RowsByPart<'_, '_>) -> Result<bool> {
+    fn lists(&self, size: usize, values: usize, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let parts = &self.column.parts;
         if !self
             .chunks
@@ -318,15 +318,15 @@ impl Gather<'_> {
             return Ok(false);
         }
         if let Some(part) = parts.mask_at(0) {
-            mask(by_part.placed(part as usize)?, &nulls);
+            mask(columnar.placed(part as usize)?, &nulls);
         }
         let ranges = self.ranges(&nulls)?;
         let lengths = *parts.lengths.first().ok_or_else(lost)?;
-        for (out, (_, start, end)) in by_part.placed::<i64>(lengths as usize)?.iter_mut().zip(&ranges.rows) {
+        for (out, (_, start, end)) in columnar.placed::<i64>(lengths as usize)?.iter_mut().zip(&ranges.rows) {
             *out = (end - start) as i64;
         }
         if let Some(part) = parts.leaf_mask() {
-            let mut arena = by_part.arena(part as usize)?;
+            let mut arena = columnar.arena(part as usize)?;
             for (chunk, items, lens) in ranges.runs() {
                 let out = arena.take_rows(lens)?;
                 out.fill(1);
@@ -337,7 +337,7 @@ impl Gather<'_> {
                 }
             }
         }
-        let mut arena = by_part.arena(values)?;
+        let mut arena = columnar.arena(values)?;
         for (chunk, items, lens) in ranges.runs() {
             let from = self.bytes_of(chunk)?.get(items.start * size..items.end * size);
             let out = arena.take_rows(lens.map(|len| len * size))?;

@@ -217,7 +217,7 @@ impl DeliveryQueue {
                 if awaited {
                     self.changed.notify_all();
                 }
-                batch.slabs.iter_mut().for_each(Slab::lend);
+                batch.slabs.iter_mut().for_each(Slab::hand_off);
                 drop(reserved);
                 Ok(Next::Batch(number, batch, start))
             }

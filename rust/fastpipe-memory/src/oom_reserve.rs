@@ -4,8 +4,8 @@
 //! the process where it gets none, and Python and the C library fail in places that nobody expects. To tell of an
 //! error, to let go of batches and to end threads takes some of them. So two things are put by:
 //!
-//! - [`ReserveAllocator`] serves small allocations from memory of its own when the system refuses them. What is taken is given
-//!   back with the last of them.
+//! - [`ReserveAllocator`] serves small allocations from memory of its own when the system refuses them. What is taken
+//!   is given back with the last of them.
 //! - A spare ([`reserve_address_space`]) is address space that is given up when memory has run out, so that others can
 //!   have it: Python, which makes an exception.
 #![allow(unsafe_code)]

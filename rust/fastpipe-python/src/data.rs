@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use fastpipe_batch::{Error, ErrorKind, Source, Stretch, stretches, try_collect};
+use fastpipe_batch::{Error, ErrorKind, Source, UnitRange, partitions, try_collect};
 use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use fastpipe_wire::write_columns;
@@ -184,7 +184,7 @@ impl Data {
                     .map(|unit| u64::from(self.source.describe(unit).rows))
                     .sum()
             };
-            let found = stretches(&*self.source, count.max(1));
+            let found = partitions(&*self.source, count.max(1));
             found
                 .iter()
                 .map(|range| (range.start, range.end, rows(range)))
@@ -199,7 +199,7 @@ impl Data {
             let reason = "batches that others make can't be had of a part of their data; let them serve a reader of it";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
-        let source: Arc<dyn Source> = Arc::new(Stretch::new(whole.source.clone(), start..end));
+        let source: Arc<dyn Source> = Arc::new(UnitRange::new(whole.source.clone(), start..end));
         let (units, all) = (source.units(), whole.source.units().max(1));
         let mut data = Data::new(source);
         data.uncut = whole.uncut.map(|uncut| (uncut * units).div_ceil(all));
@@ -208,7 +208,7 @@ impl Data {
             data.begin = Some(Box::new(move |py| {
                 let begun = whole.get().begin(py, false)?;
                 Ok(Begun {
-                    source: Arc::new(Stretch::new(begun.source, start..end)),
+                    source: Arc::new(UnitRange::new(begun.source, start..end)),
                     lease: begun.lease,
                 })
             }));

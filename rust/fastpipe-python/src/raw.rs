@@ -51,7 +51,7 @@ impl Memory {
         }
         let lend = |slab: &Slab| {
             let offset = slabs.lender().lend(NonNull::new(slab.as_ptr())?)?;
-            slab.give_away();
+            slab.detach();
             Some((slab.as_ptr().addr(), slab.len(), offset))
         };
         filled().map(lend).collect()

@@ -162,7 +162,7 @@ fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize, Error> {
     let nothing = || Error::new(ErrorKind::Internal, "a piece of memory can't be lent");
     if all.contains(&slab.as_ptr().addr()) {
         let offset = NonNull::new(slab.as_ptr()).and_then(|start| lender.lend(start));
-        slab.give_away();
+        slab.detach();
         return offset.ok_or_else(nothing);
     }
     let mut copy =

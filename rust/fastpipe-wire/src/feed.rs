@@ -214,7 +214,7 @@ impl Feed {
             drop(state);
             self.changed.notify_all();
             let mut batch = batch;
-            batch.slabs.iter_mut().for_each(Slab::lend);
+            batch.slabs.iter_mut().for_each(Slab::hand_off);
             return Ok(Poll::Ready(number, batch));
         }
         state.ended.get_or_insert(now);

@@ -11,25 +11,26 @@ use crate::source::{Fetched, Pass, Row, Source, SourceFacts, Unit, UnitInfo, Unp
 
 /// Consecutive units of a source. They are numbered from 0; what is drawn for them, and what errors say of them, stays
 /// what it is in the whole.
-pub struct Stretch {
+pub struct UnitRange {
     source: Arc<dyn Source>,
     units: Range<u64>,
 }
 
-impl Stretch {
+impl UnitRange {
     /// Those of `units` that there are.
-    pub fn new(source: Arc<dyn Source>, units: Range<u64>) -> Stretch {
+    pub fn new(source: Arc<dyn Source>, units: Range<u64>) -> UnitRange {
         let end = units.end.min(source.units());
-        Stretch {
+        UnitRange {
             source,
             units: units.start.min(end)..end,
         }
     }
 }
 
-/// Divides a source into stretches that cost about the same, one behind the other: at most `count`, none of them empty.
-/// A unit costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with it.
-pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
+/// Divides a source into partitions that cost about the same, one behind the other: at most `count`, none of them
+/// empty. A unit costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with
+/// it.
+pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let cost = |unit| {
         let info = source.describe(unit);
         u128::from(
@@ -45,7 +46,7 @@ pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let (mut found, mut start, mut sum) = (Vec::new(), 0, 0);
     for unit in 0..source.units() {
         let middle = 2 * sum + cost(unit);
-        // The unit in whose middle a stretch should end belongs to the one behind it.
+        // The unit in whose middle a partition should end belongs to the one behind it.
         let end = u128::from(found.len() as u64 + 1) * total * 2;
         if unit > start && middle * u128::from(count) >= end && !source.follows(unit) {
             found.push(start..unit);
@@ -59,14 +60,14 @@ pub fn stretches(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     found
 }
 
-impl Source for Stretch {
+impl Source for UnitRange {
     fn facts(&self) -> &SourceFacts {
         self.source.facts()
     }
 
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>> {
-        let stretch = |source| Arc::new(Stretch::new(source, self.units.clone())) as Arc<dyn Source>;
-        Ok(self.source.in_csr()?.map(stretch))
+        let partition = |source| Arc::new(UnitRange::new(source, self.units.clone())) as Arc<dyn Source>;
+        Ok(self.source.in_csr()?.map(partition))
     }
 
     fn units(&self) -> u64 {

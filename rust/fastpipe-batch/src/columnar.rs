@@ -11,7 +11,7 @@ use crate::sink::Sink;
 use crate::writer::{Element, Overflow, Writer};
 
 /// Rows that were begun in consecutive slots. Each part is asked for once, and all of it written.
-pub struct RowsByPart<'s, 'a> {
+pub struct ColumnarRows<'s, 'a> {
     sink: &'s mut Sink<'a>,
     slots: Range<usize>,
     /// Which parts were asked for.
@@ -24,10 +24,10 @@ pub struct RowsByPart<'s, 'a> {
 
 impl<'a> Sink<'a> {
     /// Starts rows in consecutive slots, to be written part by part.
-    pub fn begin_by_part(&mut self, slots: Range<u32>) -> Result<RowsByPart<'_, 'a>, Error> {
+    pub fn begin_columnar(&mut self, slots: Range<u32>) -> Result<ColumnarRows<'_, 'a>, Error> {
         self.begin_parts(slots.clone())?;
         let asked = try_filled(false, self.parts().len(), "what is noted of a batch's parts")?;
-        Ok(RowsByPart {
+        Ok(ColumnarRows {
             sink: self,
             slots: slots.start as usize..slots.end as usize,
             asked,
@@ -37,7 +37,7 @@ impl<'a> Sink<'a> {
     }
 }
 
-impl RowsByPart<'_, '_> {
+impl ColumnarRows<'_, '_> {
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.slots.len()
@@ -140,19 +140,19 @@ mod tests {
 
     fn fill(sink: &mut Sink<'_>, slots: std::ops::Range<u32>) -> Result<(), Error> {
         let texts: Vec<String> = slots.clone().map(|slot| "x".repeat(slot as usize)).collect();
-        let mut by_part = sink.begin_by_part(slots.clone())?;
-        for (out, slot) in by_part.placed::<i32>(0)?.chunks_exact_mut(2).zip(slots) {
+        let mut columnar = sink.begin_columnar(slots.clone())?;
+        for (out, slot) in columnar.placed::<i32>(0)?.chunks_exact_mut(2).zip(slots) {
             out.copy_from_slice(&[slot as i32, -(slot as i32)]);
         }
-        for (out, text) in by_part.placed::<i64>(1)?.iter_mut().zip(&texts) {
+        for (out, text) in columnar.placed::<i64>(1)?.iter_mut().zip(&texts) {
             *out = text.len() as i64;
         }
-        let mut arena = by_part.arena(2)?;
+        let mut arena = columnar.arena(2)?;
         for text in &texts {
             arena.begin_row()?;
             arena.writer().extend(text.as_bytes())?;
         }
-        by_part.end()
+        columnar.end()
     }
 
     #[test]
@@ -177,36 +177,36 @@ mod tests {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
         fill(&mut sink, 1..3).unwrap();
-        assert!(sink.begin_by_part(2..4).is_err());
-        assert!(sink.begin_by_part(3..5).is_err());
+        assert!(sink.begin_columnar(2..4).is_err());
+        assert!(sink.begin_columnar(3..5).is_err());
     }
 
     #[test]
     fn parts_are_written_once_and_wholly() {
         let rows = rows();
         let mut sink = Sink::new(&rows, Fragment::default()).unwrap();
-        let mut by_part = sink.begin_by_part(0..2).unwrap();
-        assert_eq!(by_part.placed::<i32>(0).unwrap().len(), 4);
-        assert_eq!(by_part.placed::<i32>(0).unwrap_err(), Overflow::Row);
+        let mut columnar = sink.begin_columnar(0..2).unwrap();
+        assert_eq!(columnar.placed::<i32>(0).unwrap().len(), 4);
+        assert_eq!(columnar.placed::<i32>(0).unwrap_err(), Overflow::Row);
         // A part of no fixed size isn't placed, and the other way round.
-        assert_eq!(by_part.placed::<u8>(2).unwrap_err(), Overflow::Row);
-        assert!(by_part.arena(1).is_err());
+        assert_eq!(columnar.placed::<u8>(2).unwrap_err(), Overflow::Row);
+        assert!(columnar.arena(1).is_err());
         // Not all were asked for.
-        assert!(by_part.end().is_err());
-        let mut by_part = sink.begin_by_part(2..4).unwrap();
-        by_part.placed::<i32>(0).unwrap();
-        by_part.placed::<i64>(1).unwrap();
-        by_part.arena(2).unwrap().begin_row().unwrap();
+        assert!(columnar.end().is_err());
+        let mut columnar = sink.begin_columnar(2..4).unwrap();
+        columnar.placed::<i32>(0).unwrap();
+        columnar.placed::<i64>(1).unwrap();
+        columnar.arena(2).unwrap().begin_row().unwrap();
         // A row is missing.
-        assert!(by_part.end().is_err());
+        assert!(columnar.end().is_err());
         let more = Rows::new(rows.parts().clone(), 4, &SlabPool::new(1)).unwrap();
         let mut other = Sink::new(&more, Fragment::default()).unwrap();
-        let mut by_part = other.begin_by_part(0..2).unwrap();
-        by_part.fail();
-        by_part.arena(2).unwrap().begin_row().unwrap();
-        by_part.placed::<i32>(0).unwrap();
-        by_part.placed::<i64>(1).unwrap();
-        assert!(by_part.end().is_err());
+        let mut columnar = other.begin_columnar(0..2).unwrap();
+        columnar.fail();
+        columnar.arena(2).unwrap().begin_row().unwrap();
+        columnar.placed::<i32>(0).unwrap();
+        columnar.placed::<i64>(1).unwrap();
+        assert!(columnar.end().is_err());
         sink.finish();
         assert!(rows.complete().is_err());
     }
