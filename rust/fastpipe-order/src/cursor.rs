@@ -3,10 +3,10 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::deal::Deal;
 use crate::failure::{Patience, Result, reserve};
 use crate::order::Order;
 use crate::plan::Content;
+use crate::rank_shards::RankShards;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::state::{State, StateError};
 use crate::walker::Walker;
@@ -39,13 +39,13 @@ impl Order {
     ///
     /// [`PlanError`](crate::PlanError) if there is no memory for the order of the units.
     pub fn epoch(self: &Arc<Self>, epoch: u64) -> Result<Cursor> {
-        let deal = self.whole();
+        let shards = self.whole();
         Ok(Cursor {
             walker: Walker::new(self, epoch)?,
-            steps: self.steps_of(&deal, 0),
+            steps: self.steps_of(&shards, 0),
             order: self.clone(),
             epoch,
-            deal,
+            shards,
             taken: 0,
             before: 0,
             part: None,
@@ -75,20 +75,20 @@ impl Order {
             });
         }
         let countable = state.ranks > 0 && state.step < 1 << 62;
-        if !countable || !Deal::is_possible(&state.left, self.per_chunk(), self.batches)? {
+        if !countable || !RankShards::is_possible(&state.remaining, self.per_chunk(), self.batches)? {
             return Err(StateError::Impossible);
         }
         let saved = if self.own_steps.is_some() { 1 } else { state.ranks };
-        let before = Deal::new(saved, self.per_chunk(), self.batches, state.left.copied()?)?;
+        let before = RankShards::new(saved, self.per_chunk(), self.batches, state.remaining.copied()?)?;
         let (even, odd) = before.steps();
         let most = self.own_steps.map_or(even + u64::from(odd > 0), |(_, most)| most);
         if state.taken > most || state.taken > state.step {
             return Err(StateError::Impossible);
         }
-        let (deal, taken) = if state.ranks == ranks {
-            (self.deal(state.left.copied()?)?, state.taken)
+        let (shards, taken) = if state.ranks == ranks {
+            (self.shards(state.remaining.copied()?)?, state.taken)
         } else {
-            (self.deal(before.left(state.taken)?)?, 0)
+            (self.shards(before.remaining(state.taken)?)?, 0)
         };
         let mut walker = Walker::new(self, state.epoch)?;
         if let Walker::Window(walker) = &mut walker {
@@ -101,10 +101,10 @@ impl Order {
         }
         Ok(Cursor {
             walker,
-            steps: self.steps_of(&deal, state.step - taken),
+            steps: self.steps_of(&shards, state.step - taken),
             order: self.clone(),
             epoch: state.epoch,
-            deal,
+            shards,
             taken,
             before: state.step - taken,
             part: None,
@@ -123,12 +123,12 @@ pub(crate) trait PartWalker: Debug + Send + Sync {
 pub struct Cursor {
     order: Arc<Order>,
     epoch: u64,
-    deal: Deal,
-    /// Steps of the deal: of this rank, and of the one that has most.
+    shards: RankShards,
+    /// Steps of the shards: of this rank, and of the one that has most.
     steps: (u64, u64),
-    /// Steps of the deal that are done.
+    /// Steps of the shards that are done.
     taken: u64,
-    /// Steps of the epoch before the deal.
+    /// Steps of the epoch before the shards.
     before: u64,
     walker: Walker,
     /// Goes through a part of the epoch alone, instead of all this.
@@ -158,7 +158,7 @@ impl Cursor {
 
     /// Whether its rank's batches are those of the whole epoch, from the first: [`Cursor::seek`] finds the same ones.
     pub fn is_plain(&self) -> bool {
-        self.before == 0 && self.deal.is_whole()
+        self.before == 0 && self.shards.is_whole()
     }
 
     /// This rank's batches since the state that it goes on from, or since the start of the epoch.
@@ -197,7 +197,7 @@ impl Cursor {
         if self.taken >= self.steps.1 {
             return Ok(State::start(self.epoch + 1, ranks));
         }
-        let (left, taken) = self.deal.at(self.taken)?;
+        let (remaining, taken) = self.shards.at(self.taken)?;
         let mut places = Vec::new();
         if let Walker::Window(walker) = &mut self.walker {
             let Settings {
@@ -208,8 +208,12 @@ impl Cursor {
             let per_window = (shuffle_buffer / u64::from(batch_size.max(1))).max(1);
             let window = |chunk: u64| chunk * self.order.per_chunk() / per_window;
             // Of all that were begun, whoever reads them: states of all ranks are equal.
-            let begun = left.open.iter().chain(&left.late).map(|open| open.chunk);
-            for window in begun.chain([left.next]).map(window) {
+            let begun = remaining
+                .partial
+                .iter()
+                .chain(&remaining.deferred)
+                .map(|open| open.chunk);
+            for window in begun.chain([remaining.next]).map(window) {
                 if !places.iter().any(|(w, _)| *w == window) {
                     reserve(&mut places, 1)?;
                     places.push((window, walker.place(window)?));
@@ -220,7 +224,7 @@ impl Cursor {
             epoch: self.epoch,
             step: self.before + self.taken,
             ranks,
-            left,
+            remaining,
             taken,
             places,
         })
@@ -253,7 +257,7 @@ impl Cursor {
             ..
         } = self.order.settings;
         let rank = if self.order.own_steps.is_some() { 0 } else { rank };
-        let own = self.deal.batch(rank, self.taken);
+        let own = self.shards.batch(rank, self.taken);
         // A rank without a batch repeats the last one of all, of which no row is valid.
         let Some(batch) = own.or(self.order.batches.checked_sub(1)) else {
             return Ok(None);

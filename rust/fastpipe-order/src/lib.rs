@@ -39,7 +39,7 @@
 //!   permuted by a Fisher-Yates shuffle.
 //! - *Buffer* and *block* order look as if they needed what happened before, and don't: a row of the buffer is followed
 //!   back, draw by draw, to where it came from, which takes a few dozen times as many draws as the buffer has rows (see
-//!   `sliding.rs`).
+//!   `shuffle_pool.rs`).
 //!
 //! Draws are counter-based: a function of the seed, the epoch, what they are for and their place ([`fastpipe_random`]).
 //! No stream of random numbers is shared, so nothing depends on who draws first.
@@ -50,8 +50,8 @@
 //! of `N` gets at its step `s` batch `t = ((s / K) * N + r) * K + s % K`. The rest, when there is no window left for
 //! each, is dealt batch by batch, so that all ranks have equally many. Sequential order is dealt alike, in stretches as
 //! long as a window. When the number of ranks changes, what is left of the windows that were begun is dealt first (see
-//! `deal.rs`). Block and buffer order give each rank units of its own instead; there ranks can't change within an
-//! epoch.
+//! `rank_shards.rs`). Block and buffer order give each rank units of its own instead; there ranks can't change within
+//! an epoch.
 //!
 //! ## What a batch is
 //!
@@ -60,37 +60,37 @@
 #![forbid(unsafe_code)]
 
 mod cursor;
-mod deal;
 mod failure;
 mod fisher_yates;
 mod order;
-mod own_steps;
 mod packed;
 mod permutation;
 mod plan;
 mod planning_memory;
+mod rank_shards;
 mod reservoir;
-mod rest;
 mod sample;
 mod sequential;
 mod settings;
-mod sliding;
+mod shuffle_pool;
 mod state;
+mod steps_per_rank;
 mod units;
 mod walker;
 mod window;
+mod without_units;
 
 pub use cursor::{BatchPlan, Cursor};
-pub use deal::{Left, Open};
 pub use failure::PlanError;
 pub use fastpipe_random::Key;
 pub use fisher_yates::FisherYates;
 pub use order::Order;
 pub use plan::{Content, Picks, Row, Run};
+pub use rank_shards::{PartialChunk, Remaining};
 pub use reservoir::Reservoir;
-pub use rest::Rest;
 pub use sample::{Drawing, Drawn, Part, drawn_within};
 pub use settings::{Kind, Settings, SettingsError, ShardBy, Uneven};
 pub use state::{State, StateError};
 pub use units::{Units, UnitsError};
 pub use window::Place;
+pub use without_units::RemainingEpoch;

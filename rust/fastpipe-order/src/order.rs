@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use fastpipe_random::Key;
 
-use crate::deal::{Deal, Left};
 use crate::failure::{Result, collected, copied, filled};
-use crate::own_steps::own_steps;
+use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, ShardBy, Uneven};
+use crate::steps_per_rank::steps_per_rank;
 use crate::units::Units;
 
 /// An order of the rows of a data set.
@@ -77,7 +77,7 @@ impl Order {
             let all = || batches.iter().copied();
             let each = all().all(|batches| batches > 0) || all().all(|batches| batches == 0);
             order.fair = each || settings.in_step() < settings.ranks;
-            let steps = own_steps(&batches, settings.in_step().max(1) as usize, settings.uneven)?;
+            let steps = steps_per_rank(&batches, settings.in_step().max(1) as usize, settings.uneven)?;
             let own = steps.get(settings.rank as usize).copied().unwrap_or(0);
             order.own_rows = totals.iter().copied().min();
             // Steps beyond a rank's own batches repeat rows.
@@ -180,12 +180,12 @@ impl Order {
         self.steps_of(&self.whole(), 0).0
     }
 
-    /// Steps of a deal that begins behind this many of the epoch: of this rank, and of the one that has most.
-    pub(crate) fn steps_of(&self, deal: &Deal, before: u64) -> (u64, u64) {
+    /// Steps of shards that begin after this many of the epoch: of this rank, and of the one that has most.
+    pub(crate) fn steps_of(&self, shards: &RankShards, before: u64) -> (u64, u64) {
         if let Some((own, most)) = self.own_steps {
             return (own.saturating_sub(before), most.saturating_sub(before));
         }
-        let (even, odd) = deal.steps();
+        let (even, odd) = shards.steps();
         let more = |rank: u64| even + u64::from(rank < odd);
         let Settings { rank, uneven, .. } = self.settings;
         let in_step = self.settings.in_step().max(1);
@@ -217,12 +217,12 @@ impl Order {
         }
     }
 
-    pub(crate) fn whole(&self) -> Deal {
-        Deal::whole(self.dealt_to(), self.per_chunk(), self.batches)
+    pub(crate) fn whole(&self) -> RankShards {
+        RankShards::whole(self.dealt_to(), self.per_chunk(), self.batches)
     }
 
-    pub(crate) fn deal(&self, left: Left) -> Result<Deal> {
-        Deal::new(self.dealt_to(), self.per_chunk(), self.batches, left)
+    pub(crate) fn shards(&self, remaining: Remaining) -> Result<RankShards> {
+        RankShards::new(self.dealt_to(), self.per_chunk(), self.batches, remaining)
     }
 
     /// The same order, whose last batch isn't left out where it has fewer rows.

@@ -1,11 +1,11 @@
 //! What planning takes, before any of it is allocated.
 
-use crate::deal::Open;
 use crate::order::Order;
 use crate::plan::{Row, Run};
+use crate::rank_shards::PartialChunk;
 use crate::sample::Sample;
 use crate::settings::{Kind, Settings, Uneven};
-use crate::sliding::{self, Grain};
+use crate::shuffle_pool::{self, Grain};
 use crate::state::State;
 use crate::window::Windows;
 
@@ -16,8 +16,8 @@ impl Order {
         match self.settings.kind {
             Kind::Sequential => 0,
             Kind::Window => Windows::list_bytes(&self.units, shuffle_buffer),
-            Kind::Block => sliding::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
-            Kind::Buffer => sliding::list_bytes(&self.units, Grain::Row, shuffle_buffer),
+            Kind::Block => shuffle_pool::list_bytes(&self.units, Grain::Unit, shuffle_buffer),
+            Kind::Buffer => shuffle_pool::list_bytes(&self.units, Grain::Row, shuffle_buffer),
             Kind::Sample | Kind::Bootstrap => Sample::list_bytes(self.units.total(), shuffle_buffer),
         }
     }
@@ -28,11 +28,11 @@ impl Order {
         let units = &*self.units;
         let streamed = |grain| {
             let seek = if seeks {
-                sliding::seek_bytes(units, grain, shuffle_buffer)
+                shuffle_pool::seek_bytes(units, grain, shuffle_buffer)
             } else {
                 0
             };
-            sliding::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
+            shuffle_pool::unit_bytes(units, grain, shuffle_buffer).saturating_add(seek)
         };
         let besides = match self.settings.kind {
             Kind::Sequential | Kind::Sample | Kind::Bootstrap => 0,
@@ -50,7 +50,11 @@ impl Order {
     /// about.
     pub fn resuming_memory(&self, state: &State) -> u64 {
         let per_chunk = self.per_chunk();
-        let open = state.left.open.len().saturating_add(state.left.late.len()) as u64;
+        let open = state
+            .remaining
+            .partial
+            .len()
+            .saturating_add(state.remaining.deferred.len()) as u64;
         // Where another number of ranks goes on, what each of those before is at is shared out.
         let begun = if state.ranks == self.settings.ranks {
             0
@@ -59,7 +63,7 @@ impl Order {
         };
         let batches = open.saturating_add(begun).saturating_mul(per_chunk).min(self.batches);
         // Each in several lists, which grow to up to twice what they need.
-        let lists = 2 * (size_of::<Open>() + 2 * size_of::<u64>()) as u64;
+        let lists = 2 * (size_of::<PartialChunk>() + 2 * size_of::<u64>()) as u64;
         batches
             .saturating_mul(lists)
             .saturating_add(open.saturating_mul(4 * lists))
@@ -83,7 +87,7 @@ impl Order {
             Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
             Kind::Window | Kind::Sample | Kind::Bootstrap => picks,
             // Its rows enter before it is drawn.
-            Kind::Block | Kind::Buffer => picks + sliding::entering_bytes(rows),
+            Kind::Block | Kind::Buffer => picks + shuffle_pool::entering_bytes(rows),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::deal::Left;
 use crate::failure::PlanError;
+use crate::rank_shards::Remaining;
 use crate::window::Place;
 
 /// How far an epoch has come: all that is needed to go on. It is the same for all ranks.
@@ -16,7 +16,7 @@ pub struct State {
     /// Number of ranks.
     pub ranks: u64,
     /// What was left when these ranks began to share it, less finished rounds.
-    pub left: Left,
+    pub remaining: Remaining,
     /// Batches that each rank has had of that.
     pub taken: u64,
     /// Where windows that come next start: spares looking for them.

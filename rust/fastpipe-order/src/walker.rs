@@ -10,7 +10,7 @@ use crate::plan::Content;
 use crate::sample::SampleWalker;
 use crate::sequential::SequentialWalker;
 use crate::settings::{Kind, Settings};
-use crate::sliding::{Grain, Sliding, SlidingWalker};
+use crate::shuffle_pool::{Grain, ShufflePool, ShufflePoolWalker};
 use crate::window::{WindowWalker, Windows};
 
 /// Goes through the batches of an epoch.
@@ -18,7 +18,7 @@ use crate::window::{WindowWalker, Windows};
 pub(crate) enum Walker {
     Sequential(SequentialWalker),
     Window(WindowWalker),
-    Sliding(SlidingWalker),
+    ShufflePool(ShufflePoolWalker),
     Sample(SampleWalker),
 }
 
@@ -35,7 +35,7 @@ impl Walker {
         let (units, key) = (order.units.clone(), Key { seed, epoch });
         let shard = if order.own_steps.is_some() { rank } else { 0 };
         let sliding = |units, grain| {
-            SlidingWalker::new(Arc::new(Sliding::new(
+            ShufflePoolWalker::new(Arc::new(ShufflePool::new(
                 units,
                 grain,
                 key,
@@ -50,8 +50,8 @@ impl Walker {
                 let windows = Windows::new(units, key, shuffle_buffer, batch_size)?;
                 Walker::Window(WindowWalker::new(Arc::new(windows)))
             }
-            Kind::Block => Walker::Sliding(sliding(units, Grain::Unit)),
-            Kind::Buffer => Walker::Sliding(sliding(units, Grain::Row)),
+            Kind::Block => Walker::ShufflePool(sliding(units, Grain::Unit)),
+            Kind::Buffer => Walker::ShufflePool(sliding(units, Grain::Row)),
             Kind::Sample | Kind::Bootstrap => {
                 let sample = order.drawn();
                 Walker::Sample(SampleWalker::new(units, sample, key, batch_size, order.given.clone()))
@@ -63,7 +63,7 @@ impl Walker {
         match self {
             Walker::Sequential(walker) => walker.batch(batch),
             Walker::Window(walker) => walker.batch(batch, patience),
-            Walker::Sliding(walker) => walker.batch(batch, patience),
+            Walker::ShufflePool(walker) => walker.batch(batch, patience),
             Walker::Sample(walker) => walker.batch(batch),
         }
     }
@@ -73,7 +73,7 @@ impl Walker {
         match self {
             Walker::Sequential(walker) => walker.forget(),
             Walker::Window(walker) => walker.forget(),
-            Walker::Sliding(walker) => walker.forget(),
+            Walker::ShufflePool(walker) => walker.forget(),
             Walker::Sample(walker) => walker.forget(),
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, SlabPool, Source};
 use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
-use fastpipe_order::{Order, Rest, State};
+use fastpipe_order::{Order, RemainingEpoch, State};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -102,7 +102,7 @@ impl Running {
 
     /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a
     /// unit. Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
-    pub(crate) fn without(&self, rest: &Rest, unit: u64) -> Result<(Arc<Running>, Rest), Error> {
+    pub(crate) fn without(&self, rest: &RemainingEpoch, unit: u64) -> Result<(Arc<Running>, RemainingEpoch), Error> {
         let Origin { order, options, memory } = &self.origin;
         if matches!(self.supply, Supply::Remote(_)) {
             let reason = "batches that others make can't be had without one of their units; let the reader that is \
@@ -112,7 +112,7 @@ impl Running {
         // All but the last one are of one size, and nothing fails behind the last.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
         let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
-        let cursor = order.rest(&rest).map_err(unplanned)?;
+        let cursor = order.remaining_epoch(&rest).map_err(unplanned)?;
         let stream = Stream::start(self.source.clone(), cursor, *options, memory.clone())?;
         let origin = Origin {
             order: order.clone(),

@@ -1,6 +1,6 @@
 //! How far an epoch has come, as Python stores it.
 
-use fastpipe_order::{Left, Open, Place, State};
+use fastpipe_order::{PartialChunk, Place, Remaining, State};
 use pyo3::prelude::*;
 
 /// How far an epoch has come, as it is stored: with lists in it, which is what tuples become as JSON.
@@ -19,16 +19,16 @@ pub(crate) struct Progress {
 
 impl From<&State> for Progress {
     fn from(state: &State) -> Self {
-        let pairs = |open: &[Open]| open.iter().map(|open| [open.chunk, open.from]).collect();
+        let pairs = |open: &[PartialChunk]| open.iter().map(|open| [open.chunk, open.from]).collect();
         let place = |(window, place): &(u64, Place)| [*window, place.unit, u64::from(place.record)];
         Progress {
             epoch: state.epoch,
             step: state.step,
             world_size: state.ranks,
             taken: state.taken,
-            next: state.left.next,
-            open: pairs(&state.left.open),
-            late: pairs(&state.left.late),
+            next: state.remaining.next,
+            open: pairs(&state.remaining.partial),
+            late: pairs(&state.remaining.deferred),
             places: state.places.iter().map(place).collect(),
         }
     }
@@ -36,7 +36,12 @@ impl From<&State> for Progress {
 
 impl From<Progress> for State {
     fn from(progress: Progress) -> State {
-        let open = |pairs: Vec<[u64; 2]>| pairs.into_iter().map(|[chunk, from]| Open { chunk, from }).collect();
+        let open = |pairs: Vec<[u64; 2]>| {
+            pairs
+                .into_iter()
+                .map(|[chunk, from]| PartialChunk { chunk, from })
+                .collect()
+        };
         let place = |[window, unit, record]: [u64; 3]| {
             // No unit has this many records, so such a place is refused.
             let record = u32::try_from(record).unwrap_or(u32::MAX);
@@ -47,9 +52,9 @@ impl From<Progress> for State {
             step: progress.step,
             ranks: progress.world_size,
             taken: progress.taken,
-            left: Left {
-                open: open(progress.open),
-                late: open(progress.late),
+            remaining: Remaining {
+                partial: open(progress.open),
+                deferred: open(progress.late),
                 next: progress.next,
             },
             places: progress.places.into_iter().map(place).collect(),

@@ -5,7 +5,7 @@
 
 use fastpipe_batch::{Error, ErrorKind, Result, Slab};
 use fastpipe_engine::{Batch, BatchInfo, BufferRange};
-use fastpipe_order::{Left, Open, Place, State};
+use fastpipe_order::{PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -59,14 +59,14 @@ struct WrittenState {
 
 impl From<&State> for WrittenState {
     fn from(state: &State) -> Self {
-        let pairs = |open: &[Open]| open.iter().map(|open| (open.chunk, open.from)).collect();
+        let pairs = |open: &[PartialChunk]| open.iter().map(|open| (open.chunk, open.from)).collect();
         WrittenState {
             epoch: state.epoch,
             step: state.step,
             ranks: state.ranks,
-            open: pairs(&state.left.open),
-            late: pairs(&state.left.late),
-            next: state.left.next,
+            open: pairs(&state.remaining.partial),
+            late: pairs(&state.remaining.deferred),
+            next: state.remaining.next,
             taken: state.taken,
             places: state
                 .places
@@ -79,14 +79,19 @@ impl From<&State> for WrittenState {
 
 impl From<WrittenState> for State {
     fn from(state: WrittenState) -> Self {
-        let open = |pairs: Vec<(u64, u64)>| pairs.into_iter().map(|(chunk, from)| Open { chunk, from }).collect();
+        let open = |pairs: Vec<(u64, u64)>| {
+            pairs
+                .into_iter()
+                .map(|(chunk, from)| PartialChunk { chunk, from })
+                .collect()
+        };
         State {
             epoch: state.epoch,
             step: state.step,
             ranks: state.ranks,
-            left: Left {
-                open: open(state.open),
-                late: open(state.late),
+            remaining: Remaining {
+                partial: open(state.open),
+                deferred: open(state.late),
                 next: state.next,
             },
             taken: state.taken,

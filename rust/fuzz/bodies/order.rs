@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use fastpipe_order::{Kind, Left, Open, Order, Place, PlanError, Settings, ShardBy, State, Uneven, Units};
+use fastpipe_order::{Kind, Order, PartialChunk, Place, PlanError, Remaining, Settings, ShardBy, State, Uneven, Units};
 
 /// Orders that say they take more are left, as the engine leaves those that take more than it allows.
 const MOST_BYTES: u64 = 8 << 20;
@@ -66,7 +66,7 @@ fn state(input: &Input) -> State {
     let [epoch, step, ranks, taken, next] = *numbers;
     let open = |which: u64| {
         let of = lists.iter().filter(move |list| list[2] % 3 == which);
-        of.map(|&[chunk, from, _]| Open { chunk, from }).collect()
+        of.map(|&[chunk, from, _]| PartialChunk { chunk, from }).collect()
     };
     let places = lists.iter().filter(|list| list[2] % 3 == 2);
     State {
@@ -78,9 +78,9 @@ fn state(input: &Input) -> State {
         } else {
             ranks
         },
-        left: Left {
-            open: open(0),
-            late: open(1),
+        remaining: Remaining {
+            partial: open(0),
+            deferred: open(1),
             next,
         },
         taken,

@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::Error;
-use fastpipe_order::Rest;
+use fastpipe_order::RemainingEpoch;
 
 use super::api::Failure;
 use super::outputs::Column;
@@ -30,7 +30,7 @@ struct Stage {
     /// None: it is over.
     pass: Option<Arc<Running>>,
     /// What the pass goes through, once it isn't the whole epoch.
-    rest: Option<Rest>,
+    rest: Option<RemainingEpoch>,
 }
 
 /// What comes next.
@@ -89,7 +89,7 @@ impl Iteration {
         let Some(unit) = error.unit().filter(|_| self.skips && error.kind().is_damage()) else {
             return Ok(());
         };
-        let rest = stage.rest.take().unwrap_or_else(|| Rest::of(pass.epoch()));
+        let rest = stage.rest.take().unwrap_or_else(|| RemainingEpoch::of(pass.epoch()));
         let (pass, rest) = pass.without(&rest, unit)?;
         (stage.pass, stage.rest) = (Some(pass), Some(rest));
         Ok(())

@@ -15,7 +15,7 @@ use crate::failure::{PlanError, Result, collected, copied, reserve};
 
 /// A chunk of which some batches are not dealt: from `from` to its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Open {
+pub struct PartialChunk {
     /// The chunk.
     pub chunk: u64,
     /// Its next batch.
@@ -24,21 +24,21 @@ pub struct Open {
 
 /// What is not dealt in an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Left {
+pub struct Remaining {
     /// Chunks that were begun and are dealt first.
-    pub open: Vec<Open>,
+    pub partial: Vec<PartialChunk>,
     /// Chunks that were begun and are dealt last.
-    pub late: Vec<Open>,
+    pub deferred: Vec<PartialChunk>,
     /// The first chunk that wasn't begun; none of those behind it was.
     pub next: u64,
 }
 
-impl Left {
+impl Remaining {
     /// The same, in other memory.
-    pub(crate) fn copied(&self) -> Result<Left> {
-        Ok(Left {
-            open: copied(&self.open)?,
-            late: copied(&self.late)?,
+    pub(crate) fn copied(&self) -> Result<Remaining> {
+        Ok(Remaining {
+            partial: copied(&self.partial)?,
+            deferred: copied(&self.deferred)?,
             next: self.next,
         })
     }
@@ -46,70 +46,70 @@ impl Left {
 
 /// The batches of an epoch, or what is left of them, dealt to ranks.
 #[derive(Clone, Debug)]
-pub(crate) struct Deal {
+pub(crate) struct RankShards {
     ranks: u64,
     /// Batches of a chunk; the last chunk may have fewer.
     per_chunk: u64,
     /// Batches of the epoch.
     batches: u64,
-    left: Left,
+    remaining: Remaining,
     /// Batches that are dealt first: a multiple of `ranks`.
     first: Vec<u64>,
     /// Chunks of which every rank gets one.
     rounds: u64,
     /// What is dealt last: these chunks, as batches, and then all batches behind the rounds.
-    late: Vec<Open>,
-    late_batches: Vec<u64>,
+    deferred: Vec<PartialChunk>,
+    deferred_batches: Vec<u64>,
 }
 
-impl Deal {
+impl RankShards {
     /// The batches of a whole epoch.
-    pub(crate) fn whole(ranks: u64, per_chunk: u64, batches: u64) -> Deal {
+    pub(crate) fn whole(ranks: u64, per_chunk: u64, batches: u64) -> RankShards {
         let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
-        Deal {
+        RankShards {
             ranks,
             per_chunk,
             batches,
-            left: Left::default(),
+            remaining: Remaining::default(),
             first: Vec::new(),
             rounds: batches / ranks.saturating_mul(per_chunk),
-            late: Vec::new(),
-            late_batches: Vec::new(),
+            deferred: Vec::new(),
+            deferred_batches: Vec::new(),
         }
     }
 
     /// What is left of an epoch.
-    pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, left: Left) -> Result<Deal> {
+    pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, remaining: Remaining) -> Result<RankShards> {
         let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
-        let mut deal = Deal {
+        let mut shards = RankShards {
             ranks,
             per_chunk,
             batches,
             first: Vec::new(),
-            rounds: batches.saturating_sub(left.next.saturating_mul(per_chunk)) / ranks.saturating_mul(per_chunk),
-            late: copied(&left.late)?,
-            late_batches: Vec::new(),
-            left,
+            rounds: batches.saturating_sub(remaining.next.saturating_mul(per_chunk)) / ranks.saturating_mul(per_chunk),
+            deferred: copied(&remaining.deferred)?,
+            deferred_batches: Vec::new(),
+            remaining,
         };
-        deal.first = deal.interleaved()?;
-        let even = deal.first.len() / ranks as usize * ranks as usize;
-        let mut remaining = deal.remaining(&deal.first[even..])?;
-        deal.first.truncate(even);
-        reserve(&mut deal.late, remaining.len())?;
-        deal.late.append(&mut remaining);
-        deal.late_batches = collected(deal.late.iter().flat_map(|open| deal.batches_of(*open)))?;
-        Ok(deal)
+        shards.first = shards.interleaved()?;
+        let even = shards.first.len() / ranks as usize * ranks as usize;
+        let mut uneven = shards.chunks_of(&shards.first[even..])?;
+        shards.first.truncate(even);
+        reserve(&mut shards.deferred, uneven.len())?;
+        shards.deferred.append(&mut uneven);
+        shards.deferred_batches = collected(shards.deferred.iter().flat_map(|open| shards.batches_of(*open)))?;
+        Ok(shards)
     }
 
     /// The chunks of these batches, in the order in which they come first, each from the first of its batches.
-    fn remaining(&self, batches: &[u64]) -> Result<Vec<Open>> {
-        let mut remaining: Vec<Open> = Vec::new();
+    fn chunks_of(&self, batches: &[u64]) -> Result<Vec<PartialChunk>> {
+        let mut remaining: Vec<PartialChunk> = Vec::new();
         let mut places = HashMap::new();
         let refused = |_| PlanError::OutOfMemory {
             bytes: batches.len() * size_of::<(u64, usize)>(),
         };
         places
-            .try_reserve(batches.len().min(self.left.open.len()))
+            .try_reserve(batches.len().min(self.remaining.partial.len()))
             .map_err(refused)?;
         for batch in batches {
             let (chunk, from) = (batch / self.per_chunk, batch % self.per_chunk);
@@ -118,7 +118,7 @@ impl Deal {
                 open.from = open.from.min(from);
             } else {
                 reserve(&mut remaining, 1)?;
-                remaining.push(Open { chunk, from });
+                remaining.push(PartialChunk { chunk, from });
             }
         }
         Ok(remaining)
@@ -126,11 +126,11 @@ impl Deal {
 
     /// Whether nothing was dealt before.
     pub(crate) fn is_whole(&self) -> bool {
-        self.left == Left::default()
+        self.remaining == Remaining::default()
     }
 
     /// The batches of a chunk from one on.
-    fn batches_of(&self, open: Open) -> std::ops::Range<u64> {
+    fn batches_of(&self, open: PartialChunk) -> std::ops::Range<u64> {
         let start = open.chunk.saturating_mul(self.per_chunk);
         let end = start.saturating_add(self.per_chunk).min(self.batches);
         start.saturating_add(open.from).min(end)..end
@@ -138,7 +138,7 @@ impl Deal {
 
     /// The batches of open chunks: the next of each, then the ones behind those.
     fn interleaved(&self) -> Result<Vec<u64>> {
-        let chunks = collected(self.left.open.iter().map(|open| self.batches_of(*open)))?;
+        let chunks = collected(self.remaining.partial.iter().map(|open| self.batches_of(*open)))?;
         let longest = chunks.iter().map(|c| c.end - c.start).max().unwrap_or(0);
         let nth = |n: u64| chunks.iter().map(move |c| c.start + n).zip(&chunks);
         collected((0..longest).flat_map(|n| {
@@ -150,13 +150,13 @@ impl Deal {
 
     /// The first batch behind the rounds.
     fn rest(&self) -> u64 {
-        let chunks = self.left.next.saturating_add(self.rounds * self.ranks);
+        let chunks = self.remaining.next.saturating_add(self.rounds * self.ranks);
         chunks.saturating_mul(self.per_chunk).min(self.batches)
     }
 
     /// Steps of which every rank has a batch, and how many batches are left then: fewer than there are ranks.
     pub(crate) fn steps(&self) -> (u64, u64) {
-        let last = self.late_batches.len() as u64 + (self.batches - self.rest());
+        let last = self.deferred_batches.len() as u64 + (self.batches - self.rest());
         let even = self.first.len() as u64 / self.ranks + self.rounds * self.per_chunk;
         (even + last / self.ranks, last % self.ranks)
     }
@@ -169,92 +169,101 @@ impl Deal {
         }
         let step = step - first;
         if step < self.rounds * self.per_chunk {
-            let chunk = self.left.next + step / self.per_chunk * self.ranks + rank;
+            let chunk = self.remaining.next + step / self.per_chunk * self.ranks + rank;
             return Some(chunk * self.per_chunk + step % self.per_chunk);
         }
         let place = (step - self.rounds * self.per_chunk)
             .saturating_mul(self.ranks)
             .saturating_add(rank);
-        match self.late_batches.get(usize::try_from(place).unwrap_or(usize::MAX)) {
+        match self.deferred_batches.get(usize::try_from(place).unwrap_or(usize::MAX)) {
             Some(batch) => Some(*batch),
             None => {
-                let batch = self.rest().saturating_add(place - self.late_batches.len() as u64);
+                let batch = self.rest().saturating_add(place - self.deferred_batches.len() as u64);
                 (batch < self.batches).then_some(batch)
             }
         }
     }
 
-    /// Where a step stands: what a deal to as many ranks deals from, and the step there. Small: finished rounds are
+    /// Where a step stands: what is dealt to as many ranks, and the step there. Small: finished rounds are
     /// left out.
-    pub(crate) fn at(&self, step: u64) -> Result<(Left, u64)> {
+    pub(crate) fn at(&self, step: u64) -> Result<(Remaining, u64)> {
         let first = self.first.len() as u64 / self.ranks;
         if step < first {
-            return Ok((self.left.copied()?, step));
+            return Ok((self.remaining.copied()?, step));
         }
         let step = step - first;
         let rounds = (step / self.per_chunk).min(self.rounds);
-        let left = Left {
-            open: Vec::new(),
-            late: copied(&self.late)?,
-            next: self.left.next + rounds * self.ranks,
+        let remaining = Remaining {
+            partial: Vec::new(),
+            deferred: copied(&self.deferred)?,
+            next: self.remaining.next + rounds * self.ranks,
         };
-        Ok((left, step - rounds * self.per_chunk))
+        Ok((remaining, step - rounds * self.per_chunk))
     }
 
     /// What is left when every rank has had `step` batches, for any number of ranks to share.
-    pub(crate) fn left(&self, step: u64) -> Result<Left> {
+    pub(crate) fn remaining(&self, step: u64) -> Result<Remaining> {
         let done = usize::try_from(step.saturating_mul(self.ranks)).unwrap_or(usize::MAX);
         if done < self.first.len() || (step > 0 && done == self.first.len()) {
-            let undone = self.first[done..].iter().chain(&self.late_batches).copied();
-            return self.begun(undone, self.left.next);
+            let undone = self.first[done..].iter().chain(&self.deferred_batches).copied();
+            return self.begun(undone, self.remaining.next);
         }
-        let (left, step) = self.at(step)?;
-        let deal = Deal::new(self.ranks, self.per_chunk, self.batches, left)?;
-        if deal.rounds > 0 {
+        let (remaining, step) = self.at(step)?;
+        let shards = RankShards::new(self.ranks, self.per_chunk, self.batches, remaining)?;
+        if shards.rounds > 0 {
             let started = if step > 0 {
-                deal.left.next..deal.left.next + deal.ranks
+                shards.remaining.next..shards.remaining.next + shards.ranks
             } else {
                 0..0
             };
-            let next = started.end.max(deal.left.next);
-            let begun = started.flat_map(|chunk| deal.batches_of(Open { chunk, from: step }));
-            return deal.begun(deal.late_batches.iter().copied().chain(begun), next);
+            let next = started.end.max(shards.remaining.next);
+            let begun = started.flat_map(|chunk| shards.batches_of(PartialChunk { chunk, from: step }));
+            return shards.begun(shards.deferred_batches.iter().copied().chain(begun), next);
         }
-        let done = step.saturating_mul(deal.ranks);
-        let late = deal
-            .late_batches
+        let done = step.saturating_mul(shards.ranks);
+        let deferred = shards
+            .deferred_batches
             .iter()
             .skip(usize::try_from(done).unwrap_or(usize::MAX))
             .copied();
-        let rest = (deal.rest() + done.saturating_sub(deal.late_batches.len() as u64)).min(deal.batches);
-        let whole = rest.next_multiple_of(deal.per_chunk).min(deal.batches);
-        deal.begun(late.chain(rest..whole), whole.div_ceil(deal.per_chunk))
+        let rest = (shards.rest() + done.saturating_sub(shards.deferred_batches.len() as u64)).min(shards.batches);
+        let whole = rest.next_multiple_of(shards.per_chunk).min(shards.batches);
+        shards.begun(deferred.chain(rest..whole), whole.div_ceil(shards.per_chunk))
     }
 
     /// Chunks of which these batches are left, to their ends.
-    fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Result<Left> {
-        let mut open: Vec<Open> = collected(batches.map(|batch| Open {
+    fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Result<Remaining> {
+        let mut open: Vec<PartialChunk> = collected(batches.map(|batch| PartialChunk {
             chunk: batch / self.per_chunk,
             from: batch % self.per_chunk,
         }))?;
         open.sort_unstable();
         open.dedup_by_key(|open| open.chunk);
-        Ok(Left {
-            open,
-            late: Vec::new(),
+        Ok(Remaining {
+            partial: open,
+            deferred: Vec::new(),
             next,
         })
     }
 
-    /// Whether `left` may be left of an epoch with these chunks.
-    pub(crate) fn is_possible(left: &Left, per_chunk: u64, batches: u64) -> Result<bool> {
+    /// Whether `remaining` may be what is left of an epoch with these chunks.
+    pub(crate) fn is_possible(remaining: &Remaining, per_chunk: u64, batches: u64) -> Result<bool> {
         let chunks = batches.div_ceil(per_chunk.max(1));
-        let mut begun: Vec<u64> = collected(left.open.iter().chain(&left.late).map(|open| open.chunk))?;
+        let mut begun: Vec<u64> = collected(
+            remaining
+                .partial
+                .iter()
+                .chain(&remaining.deferred)
+                .map(|open| open.chunk),
+        )?;
         begun.sort_unstable();
         let once = begun.windows(2).all(|pair| pair[0] < pair[1]);
-        let inside = |open: &Open| open.from < per_chunk.min(batches - (open.chunk * per_chunk).min(batches));
-        let before = begun.last().is_none_or(|&chunk| chunk < left.next);
-        Ok(once && before && left.next <= chunks && left.open.iter().chain(&left.late).all(inside))
+        let inside = |open: &PartialChunk| open.from < per_chunk.min(batches - (open.chunk * per_chunk).min(batches));
+        let before = begun.last().is_none_or(|&chunk| chunk < remaining.next);
+        Ok(once
+            && before
+            && remaining.next <= chunks
+            && remaining.partial.iter().chain(&remaining.deferred).all(inside))
     }
 }
 
@@ -274,36 +283,36 @@ mod tests {
             batches in 0..120u64,
             worlds in proptest::collection::vec((1..10u64, 0..20u64), 1..8),
         ) {
-            let mut left = Left::default();
+            let mut remaining = Remaining::default();
             let mut seen = BTreeSet::new();
             for (i, (ranks, steps)) in worlds.iter().enumerate() {
-                prop_assert_eq!(Deal::is_possible(&left, per_chunk, batches), Ok(true));
-                let deal = Deal::new(*ranks, per_chunk, batches, left).unwrap();
-                let (even, odd) = deal.steps();
+                prop_assert_eq!(RankShards::is_possible(&remaining, per_chunk, batches), Ok(true));
+                let shards = RankShards::new(*ranks, per_chunk, batches, remaining).unwrap();
+                let (even, odd) = shards.steps();
                 let last = i + 1 == worlds.len();
                 let stop = if last { even } else { even.min(*steps) };
-                let mut take = |deal: &Deal, rank, step| {
-                    let batch = deal.batch(rank, step).unwrap();
+                let mut take = |shards: &RankShards, rank, step| {
+                    let batch = shards.batch(rank, step).unwrap();
                     assert!(batch < batches);
                     assert!(seen.insert(batch), "batch {batch} is dealt twice");
                 };
                 for step in 0..stop {
-                    // A deal that starts here goes on alike.
-                    let (from, within) = deal.at(step).unwrap();
-                    let again = Deal::new(*ranks, per_chunk, batches, from).unwrap();
+                    // Shards that start here go on alike.
+                    let (from, within) = shards.at(step).unwrap();
+                    let again = RankShards::new(*ranks, per_chunk, batches, from).unwrap();
                     for rank in 0..*ranks {
-                        prop_assert_eq!(again.batch(rank, within), deal.batch(rank, step));
-                        take(&deal, rank, step);
+                        prop_assert_eq!(again.batch(rank, within), shards.batch(rank, step));
+                        take(&shards, rank, step);
                     }
                 }
                 if last {
-                    (0..odd).for_each(|rank| take(&deal, rank, even));
-                    prop_assert!((odd..*ranks).all(|rank| deal.batch(rank, even).is_none()));
-                    prop_assert!((0..*ranks).all(|rank| deal.batch(rank, even + 1).is_none()));
+                    (0..odd).for_each(|rank| take(&shards, rank, even));
+                    prop_assert!((odd..*ranks).all(|rank| shards.batch(rank, even).is_none()));
+                    prop_assert!((0..*ranks).all(|rank| shards.batch(rank, even + 1).is_none()));
                 }
-                left = deal.left(stop).unwrap();
+                remaining = shards.remaining(stop).unwrap();
                 // What is stored is as small as the number of ranks.
-                prop_assert!(left.open.len() as u64 <= 10 + worlds.len() as u64 * 10);
+                prop_assert!(remaining.partial.len() as u64 <= 10 + worlds.len() as u64 * 10);
             }
             prop_assert_eq!(seen.len() as u64, batches);
         }
@@ -311,14 +320,14 @@ mod tests {
         #[test]
         fn whole_rounds_follow_the_formula(per_chunk in 1..7u64, ranks in 1..6u64, rounds in 1..5u64) {
             let batches = per_chunk * ranks * rounds;
-            let deal = Deal::whole(ranks, per_chunk, batches);
-            let of_all = Deal::new(ranks, per_chunk, batches, Left::default()).unwrap();
-            prop_assert_eq!(of_all.steps(), deal.steps());
-            prop_assert_eq!(deal.steps(), (batches / ranks, 0));
+            let shards = RankShards::whole(ranks, per_chunk, batches);
+            let of_all = RankShards::new(ranks, per_chunk, batches, Remaining::default()).unwrap();
+            prop_assert_eq!(of_all.steps(), shards.steps());
+            prop_assert_eq!(shards.steps(), (batches / ranks, 0));
             for step in 0..batches / ranks {
                 for rank in 0..ranks {
                     let formula = ((step / per_chunk) * ranks + rank) * per_chunk + step % per_chunk;
-                    prop_assert_eq!(deal.batch(rank, step), Some(formula));
+                    prop_assert_eq!(shards.batch(rank, step), Some(formula));
                 }
             }
         }

@@ -14,7 +14,7 @@
 //! `k` put into the position that it met what was at position `k`, and nothing anywhere else. A position is out of
 //! reach of all draws before the one whose buffer first includes it; from there on back it holds the row of the same
 //! number. Each look at as many draws as the buffer is long resolves more than a third of what is left, so a few dozen
-//! times the buffer's length is looked at, wherever in the epoch. See [`SlidingWalker::seek`].
+//! times the buffer's length is looked at, wherever in the epoch. See [`ShufflePoolWalker::seek`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) enum Grain {
 
 /// The draws of an epoch.
 #[derive(Debug)]
-pub(crate) struct Sliding {
+pub(crate) struct ShufflePool {
     units: Arc<Units>,
     grain: Grain,
     /// Rows that the buffer holds; a pool at least.
@@ -45,10 +45,17 @@ pub(crate) struct Sliding {
     draws: Draws,
 }
 
-impl Sliding {
+impl ShufflePool {
     /// The draws of one shard.
-    pub(crate) fn new(units: Arc<Units>, grain: Grain, key: Key, shard: u64, rows: u64, batch_size: u32) -> Sliding {
-        Sliding {
+    pub(crate) fn new(
+        units: Arc<Units>,
+        grain: Grain,
+        key: Key,
+        shard: u64,
+        rows: u64,
+        batch_size: u32,
+    ) -> ShufflePool {
+        ShufflePool {
             units,
             grain,
             rows: rows.max(1),
@@ -136,8 +143,8 @@ pub(crate) fn seek_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
 
 /// Goes from batch to batch; fastest from one to the next.
 #[derive(Debug)]
-pub(crate) struct SlidingWalker {
-    sliding: Arc<Sliding>,
+pub(crate) struct ShufflePoolWalker {
+    sliding: Arc<ShufflePool>,
     /// The next draw.
     at: u64,
     /// The buffer: positions `at..entered`, from `head` on.
@@ -156,9 +163,9 @@ pub(crate) struct SlidingWalker {
     numbering: Numbering,
 }
 
-impl SlidingWalker {
-    pub(crate) fn new(sliding: Arc<Sliding>) -> Self {
-        let mut walker = SlidingWalker {
+impl ShufflePoolWalker {
+    pub(crate) fn new(sliding: Arc<ShufflePool>) -> Self {
+        let mut walker = ShufflePoolWalker {
             sliding,
             at: 0,
             items: Vec::new(),
@@ -188,7 +195,7 @@ impl SlidingWalker {
 
     /// Forgets where it stands, and gives back the memory of the buffer.
     pub(crate) fn forget(&mut self) {
-        *self = SlidingWalker::new(self.sliding.clone());
+        *self = ShufflePoolWalker::new(self.sliding.clone());
     }
 
     /// What stands in a batch that exists, and the units that are no longer used.
@@ -388,7 +395,7 @@ fn remember(found: &mut HashMap<usize, u32>, unit: usize, live: u32) -> Result<(
     Ok(())
 }
 
-impl Sliding {
+impl ShufflePool {
     /// The rows that positions `i..stop` hold in front of draw `i`.
     fn origins(&self, i: u64, stop: u64, patience: &mut Patience<'_>) -> Result<Vec<u64>> {
         let mask = reach(held(&self.units, self.grain, self.rows)) as usize - 1;
@@ -443,14 +450,14 @@ impl Sliding {
 
 /// The ends of the buffer in front of draws, asked for in descending order.
 struct Ends<'a> {
-    sliding: &'a Sliding,
+    sliding: &'a ShufflePool,
     /// A unit and the row with which it starts.
     unit: usize,
     start: u64,
 }
 
 impl Ends<'_> {
-    fn new(sliding: &Sliding, k: u64) -> Ends<'_> {
+    fn new(sliding: &ShufflePool, k: u64) -> Ends<'_> {
         let (unit, _) = sliding
             .units
             .find(k.saturating_add(sliding.rows).min(sliding.units.total()) - 1);

@@ -4,7 +4,7 @@ use crate::failure::{Result, collected, copied, with_room};
 use crate::settings::Uneven;
 
 /// Steps of all ranks that have units of their own, and this many batches of these.
-pub(crate) fn own_steps(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
+pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
     let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
     let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
     let mut steps = copied(batches)?;

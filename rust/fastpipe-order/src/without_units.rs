@@ -14,7 +14,7 @@ use crate::plan::{Content, Picks, Row, Run};
 /// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among
 /// ranks.
 #[derive(Clone, Debug, Default)]
-pub struct Rest {
+pub struct RemainingEpoch {
     /// The epoch.
     pub epoch: u64,
     /// The batch of the whole epoch in which it begins, and how many of its rows lie before.
@@ -23,12 +23,12 @@ pub struct Rest {
     without: Arc<HashSet<u64>>,
 }
 
-impl Rest {
+impl RemainingEpoch {
     /// All of an epoch.
-    pub fn of(epoch: u64) -> Rest {
-        Rest {
+    pub fn of(epoch: u64) -> RemainingEpoch {
+        RemainingEpoch {
             epoch,
-            ..Rest::default()
+            ..RemainingEpoch::default()
         }
     }
 
@@ -37,7 +37,7 @@ impl Rest {
     /// # Errors
     ///
     /// [`PlanError`] if there is no memory to look for that.
-    pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Result<Rest> {
+    pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Result<RemainingEpoch> {
         let patience = &mut Patience(&mut || false);
         let mut pieces = Pieces::new(self, order, patience)?;
         let mut left = rows;
@@ -51,7 +51,7 @@ impl Rest {
         pieces.without = without.clone();
         // What is left out at once needn't be looked at again: there may be thousands of such units.
         pieces.find(patience)?;
-        Ok(Rest {
+        Ok(RemainingEpoch {
             epoch: self.epoch,
             step: pieces.step,
             offset: pieces.offset,
@@ -66,9 +66,9 @@ impl Order {
     /// # Errors
     ///
     /// [`PlanError`] if there is no memory for the order.
-    pub fn rest(self: &Arc<Self>, rest: &Rest) -> Result<Cursor> {
+    pub fn remaining_epoch(self: &Arc<Self>, rest: &RemainingEpoch) -> Result<Cursor> {
         let mut cursor = self.epoch(rest.epoch)?;
-        cursor.part = Some(Box::new(RestWalker {
+        cursor.part = Some(Box::new(RemainingWalker {
             pieces: Pieces::new(rest, self, &mut Patience(&mut || false))?,
             step: 0,
             rows: 0,
@@ -81,7 +81,7 @@ impl Order {
 
 /// Goes through what remains of an epoch, batch by batch.
 #[derive(Debug)]
-struct RestWalker {
+struct RemainingWalker {
     pieces: Pieces,
     /// Batches and rows so far.
     step: u64,
@@ -92,7 +92,7 @@ struct RestWalker {
     failed: Option<PlanError>,
 }
 
-impl PartWalker for RestWalker {
+impl PartWalker for RemainingWalker {
     fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         if let Some(failed) = self.failed {
             return Err(failed);
@@ -102,7 +102,7 @@ impl PartWalker for RestWalker {
     }
 }
 
-impl RestWalker {
+impl RemainingWalker {
     fn plan(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>> {
         let (size, drop_last) = (order.settings().batch_size.max(1), order.settings().drop_last);
         let (mut batch, mut rows) = (Vec::new(), 0);
@@ -167,7 +167,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn new(rest: &Rest, order: &Arc<Order>, patience: &mut Patience<'_>) -> Result<Pieces> {
+    fn new(rest: &RemainingEpoch, order: &Arc<Order>, patience: &mut Patience<'_>) -> Result<Pieces> {
         let mut cursor = order.with_last()?.epoch(rest.epoch)?;
         cursor.seek(rest.step)?;
         let mut pieces = Pieces {
@@ -347,7 +347,7 @@ mod tests {
         ) {
             let order = order(kind, &counts, batch_size, drop_last);
             let all = rows(order.with_last().unwrap().epoch(2).unwrap()).concat();
-            let (mut rest, mut expected) = (Rest::of(2), all);
+            let (mut rest, mut expected) = (RemainingEpoch::of(2), all);
             for (batches, unit) in failures {
                 let unit = unit % counts.len() as u64;
                 let behind = (batches * u64::from(batch_size)).min(expected.len() as u64);
@@ -358,8 +358,8 @@ mod tests {
                 if drop_last && batches.last().is_some_and(|last| last.len() < batch_size as usize) {
                     batches.pop();
                 }
-                prop_assert_eq!(rows(order.rest(&rest).unwrap()), batches);
-                check_released(order.rest(&rest).unwrap());
+                prop_assert_eq!(rows(order.remaining_epoch(&rest).unwrap()), batches);
+                check_released(order.remaining_epoch(&rest).unwrap());
             }
         }
     }
@@ -367,11 +367,11 @@ mod tests {
     #[test]
     fn what_is_left_out_at_once_is_not_looked_at_again() {
         let order = order(Kind::Sequential, &[10; 1000], 10, false);
-        let mut rest = Rest::of(0);
+        let mut rest = RemainingEpoch::of(0);
         for unit in 0..999 {
             rest = rest.behind(&order, 0, unit).unwrap();
             assert_eq!(rest.step, unit + 1 - u64::from(rest.offset == 10));
         }
-        assert_eq!(rows(order.rest(&rest).unwrap()).concat().len(), 10);
+        assert_eq!(rows(order.remaining_epoch(&rest).unwrap()).concat().len(), 10);
     }
 }
