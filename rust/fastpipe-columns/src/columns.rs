@@ -11,7 +11,7 @@ use fastpipe_batch::{
     ColumnSpec, Error, ErrorKind, Feature, Result, Sink, SparseLayout, try_collect, try_with_capacity,
 };
 
-use crate::bound::{Bound, dictionary};
+use crate::binding::{Binding, dictionary};
 use crate::gather::{At, Fault, Gather, Stretch};
 use crate::layout::Column;
 use crate::symbols::Symbols;
@@ -127,14 +127,14 @@ impl Columns {
     pub(crate) fn bind(&self, batches: &[RecordBatch]) -> Result<Chunks> {
         let mut chunks = Chunks::default();
         for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
-            let last = |i: usize| chunks.bound.last().map(|bound: &Vec<Bound>| &bound[i]);
+            let last = |i: usize| chunks.binding.last().map(|binding: &Vec<Binding>| &binding[i]);
             let columns = self.columns.iter().enumerate();
-            let bound = columns.map(|(i, column)| Bound::new(column, batch.columns(), last(i)));
-            let bound: Vec<Bound> = bound.collect::<Result<_>>()?;
-            chunks.bytes += bound.iter().map(|column| column.bytes).sum::<usize>();
+            let binding = columns.map(|(i, column)| Binding::new(column, batch.columns(), last(i)));
+            let binding: Vec<Binding> = binding.collect::<Result<_>>()?;
+            chunks.bytes += binding.iter().map(|column| column.bytes).sum::<usize>();
             chunks.rows += batch.num_rows();
             chunks.ends.push(chunks.rows);
-            chunks.bound.push(bound);
+            chunks.binding.push(binding);
         }
         Ok(chunks)
     }
@@ -151,7 +151,7 @@ impl Columns {
     /// they are read one after the other.
     pub(crate) fn write(
         &self,
-        chunks: &[&[Bound]],
+        chunks: &[&[Binding]],
         (rows, stretches): (&[At], &[Stretch]),
         slots: Range<u32>,
         out: &mut Sink<'_>,
@@ -161,7 +161,7 @@ impl Columns {
         let mut first: Option<Fault> = None;
         for (i, column) in self.columns.iter().enumerate() {
             let in_chunks = chunks.iter().map(|chunk| &chunk[i]);
-            let in_chunks: Vec<&Bound> = try_collect(in_chunks, PICKED).map_err(at_start)?;
+            let in_chunks: Vec<&Binding> = try_collect(in_chunks, PICKED).map_err(at_start)?;
             let (rows, stretches) = match &first {
                 Some(fault) => (&rows[..fault.at], &[][..]),
                 None => (rows, stretches),
@@ -236,10 +236,10 @@ fn is_alike(one: &DataType, other: &DataType) -> bool {
     }
 }
 
-/// Bound record batches, one after the other.
+/// Binding record batches, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
-    pub(crate) bound: Vec<Vec<Bound>>,
+    pub(crate) binding: Vec<Vec<Binding>>,
     /// Where each ends, in rows.
     ends: Vec<usize>,
     pub(crate) rows: usize,

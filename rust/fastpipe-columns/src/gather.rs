@@ -2,7 +2,7 @@
 //!
 //! Columns of one fixed width a row, strings, and lists of such elements are copied by loops of their own, and nulls
 //! are put over what was copied; rows that follow one another in a record batch are copied at once. Whatever is nested
-//! deeper is written value by value (`by_value.rs`), and so is a column with a null that its spec doesn't allow, so
+//! deeper is written value by value (`nested.rs`), and so is a column with a null that its spec doesn't allow, so
 //! that there is one place that says so.
 
 use arrow_buffer::NullBuffer;
@@ -11,7 +11,7 @@ use fastpipe_batch::{
     try_collect,
 };
 
-use crate::bound::{Bound, Level, Lists};
+use crate::binding::{Binding, Level, Lists};
 use crate::layout::Column;
 use crate::values::Values;
 
@@ -64,7 +64,7 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 /// Rows of one column: the column in each of the record batches, and the picked rows.
 pub(crate) struct Gather<'a> {
     pub(crate) column: &'a Column,
-    pub(crate) chunks: &'a [&'a Bound],
+    pub(crate) chunks: &'a [&'a Binding],
     pub(crate) rows: &'a [At],
     /// The same rows, if they are read one after the other; none if they were picked.
     pub(crate) stretches: &'a [Stretch],
@@ -151,7 +151,7 @@ impl Gather<'_> {
     /// The picked rows that are null, by their place among them. None if there are some and the spec doesn't allow it.
     fn null_rows<'c>(
         &'c self,
-        nulls: impl Fn(&'c Bound) -> Option<&'c NullBuffer>,
+        nulls: impl Fn(&'c Binding) -> Option<&'c NullBuffer>,
         shown: bool,
     ) -> Result<Option<Vec<usize>>> {
         let nulls: Vec<Option<&NullBuffer>> = self.chunks.iter().map(|chunk| nulls(chunk)).collect();
@@ -168,7 +168,7 @@ impl Gather<'_> {
         Ok((null.is_empty() || self.check_null(shown).is_ok()).then_some(null))
     }
 
-    pub(crate) fn chunk(&self, row: At) -> Result<&Bound> {
+    pub(crate) fn chunk(&self, row: At) -> Result<&Binding> {
         self.chunks.get(row.chunk as usize).copied().ok_or_else(lost)
     }
 
@@ -407,7 +407,7 @@ impl Ranges {
 }
 
 /// Whether the elements of its rows lie side by side.
-fn is_elements(chunk: &Bound) -> bool {
+fn is_elements(chunk: &Binding) -> bool {
     chunk.is_direct() && matches!(chunk.values, Values::Elements(_))
 }
 

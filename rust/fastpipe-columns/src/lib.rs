@@ -3,28 +3,28 @@
 //! What arrives as Arrow (tables in memory, row groups, query results, batches from elsewhere) is finished: nothing has
 //! to be decoded, and picked rows are gathered from it, a whole column at a time. A feature is traced in the schema
 //! once (`trace.rs`), laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch
-//! (`bound.rs`): to its values (`values.rs`), converted if need be (`wanted.rs`), or through dictionaries and run ends
-//! to values behind them (`through.rs`). Rows are gathered from what is bound (`gather.rs`). Codes of dictionaries mean
-//! the same in all record batches (`symbols.rs`). Tables are sources (`table.rs`), and so are units that are fetched
-//! one by one (`units.rs`), or large ones a slice at a time (`slices.rs`). The other way, batches become Arrow again,
-//! over their own memory (`export.rs`).
+//! (`binding.rs`): to its values (`values.rs`), converted if need be (`wanted.rs`), or through dictionaries and run
+//! ends to values behind them (`indirection.rs`). Rows are gathered from what is bound (`gather.rs`). Codes of
+//! dictionaries mean the same in all record batches (`symbols.rs`). Tables are sources (`table.rs`), and so are units
+//! that are fetched one by one (`units.rs`), or large ones a slice at a time (`slices.rs`). The other way, batches
+//! become Arrow again, over their own memory (`export.rs`).
 //!
 //! No I/O, no threads, no Python.
 
-mod bound;
-mod by_value;
+mod binding;
 mod columns;
 mod export;
 mod gather;
 mod import;
+mod indirection;
 mod infer;
 mod layout;
 mod nearest;
+mod nested;
 mod scaled;
 mod slices;
 mod symbols;
 mod table;
-mod through;
 mod trace;
 mod types;
 mod units;

@@ -12,7 +12,7 @@ use fastpipe_batch::{
 };
 use siphasher::sip128::{Hasher128, SipHasher24};
 
-use crate::bound::Bound;
+use crate::binding::Binding;
 use crate::columns::{Chunks, Columns, PICKED};
 use crate::gather::{At, stretches};
 
@@ -68,7 +68,7 @@ impl Unit for OpenRows {
     }
 
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark> {
-        let chunks: Vec<&[Bound]> = self.chunks.bound.iter().map(|chunk| &chunk[..]).collect();
+        let chunks: Vec<&[Binding]> = self.chunks.binding.iter().map(|chunk| &chunk[..]).collect();
         let mut rest = picks;
         while !rest.is_empty() {
             let (some, behind) = rest.split_at(consecutive(rest));
@@ -110,7 +110,7 @@ pub(crate) fn pick(
     };
     let open = own_units::<OpenRows>(units).map_err(at_start)?;
     // Units that share their record batches follow one another or not: those that do are told of once.
-    let mut chunks: Vec<&[Bound]> = Vec::new();
+    let mut chunks: Vec<&[Binding]> = Vec::new();
     let mut bases: Vec<u32> = try_with_capacity(open.len(), PICKED).map_err(at_start)?;
     let mut last: Option<(&Arc<Chunks>, u32)> = None;
     for unit in &open {
@@ -118,7 +118,7 @@ pub(crate) fn pick(
             Some((same, base)) if Arc::ptr_eq(same, &unit.chunks) => base,
             _ => {
                 let base = chunks.len() as u32;
-                chunks.extend(unit.chunks.bound.iter().map(|chunk| &chunk[..]));
+                chunks.extend(unit.chunks.binding.iter().map(|chunk| &chunk[..]));
                 base
             }
         };

@@ -9,7 +9,7 @@ use arrow_schema::DataType;
 
 /// From rows to values.
 #[derive(Clone, Debug)]
-pub(crate) enum Through {
+pub(crate) enum Indirection {
     I8(ScalarBuffer<i8>),
     I16(ScalarBuffer<i16>),
     I32(ScalarBuffer<i32>),
@@ -23,22 +23,22 @@ pub(crate) enum Through {
     LongRuns(RunEndBuffer<i64>),
 }
 
-impl Through {
+impl Indirection {
     /// What an array of such a layout leads through, and the values behind it.
-    pub(crate) fn of(array: &ArrayRef) -> Option<(Through, ArrayRef)> {
+    pub(crate) fn of(array: &ArrayRef) -> Option<(Indirection, ArrayRef)> {
         match array.data_type() {
             DataType::Dictionary(keys, _) => {
                 let dictionary = array.as_any_dictionary();
                 let of = dictionary.keys();
                 let keys = match **keys {
-                    DataType::Int8 => Through::I8(of.as_primitive::<Int8Type>().values().clone()),
-                    DataType::Int16 => Through::I16(of.as_primitive::<Int16Type>().values().clone()),
-                    DataType::Int32 => Through::I32(of.as_primitive::<Int32Type>().values().clone()),
-                    DataType::Int64 => Through::I64(of.as_primitive::<Int64Type>().values().clone()),
-                    DataType::UInt8 => Through::U8(of.as_primitive::<UInt8Type>().values().clone()),
-                    DataType::UInt16 => Through::U16(of.as_primitive::<UInt16Type>().values().clone()),
-                    DataType::UInt32 => Through::U32(of.as_primitive::<UInt32Type>().values().clone()),
-                    DataType::UInt64 => Through::U64(of.as_primitive::<UInt64Type>().values().clone()),
+                    DataType::Int8 => Indirection::I8(of.as_primitive::<Int8Type>().values().clone()),
+                    DataType::Int16 => Indirection::I16(of.as_primitive::<Int16Type>().values().clone()),
+                    DataType::Int32 => Indirection::I32(of.as_primitive::<Int32Type>().values().clone()),
+                    DataType::Int64 => Indirection::I64(of.as_primitive::<Int64Type>().values().clone()),
+                    DataType::UInt8 => Indirection::U8(of.as_primitive::<UInt8Type>().values().clone()),
+                    DataType::UInt16 => Indirection::U16(of.as_primitive::<UInt16Type>().values().clone()),
+                    DataType::UInt32 => Indirection::U32(of.as_primitive::<UInt32Type>().values().clone()),
+                    DataType::UInt64 => Indirection::U64(of.as_primitive::<UInt64Type>().values().clone()),
                     _ => return None,
                 };
                 Some((keys, dictionary.values().clone()))
@@ -46,15 +46,15 @@ impl Through {
             DataType::RunEndEncoded(ends, _) => match ends.data_type() {
                 DataType::Int16 => {
                     let runs = array.as_run::<Int16Type>();
-                    Some((Through::ShortRuns(runs.run_ends().clone()), runs.values().clone()))
+                    Some((Indirection::ShortRuns(runs.run_ends().clone()), runs.values().clone()))
                 }
                 DataType::Int32 => {
                     let runs = array.as_run::<Int32Type>();
-                    Some((Through::Runs(runs.run_ends().clone()), runs.values().clone()))
+                    Some((Indirection::Runs(runs.run_ends().clone()), runs.values().clone()))
                 }
                 DataType::Int64 => {
                     let runs = array.as_run::<Int64Type>();
-                    Some((Through::LongRuns(runs.run_ends().clone()), runs.values().clone()))
+                    Some((Indirection::LongRuns(runs.run_ends().clone()), runs.values().clone()))
                 }
                 _ => None,
             },
@@ -68,19 +68,19 @@ impl Through {
     pub(crate) fn at(&self, i: usize) -> usize {
         const NOWHERE: usize = usize::MAX;
         match self {
-            Through::I8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::I16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::I32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::I64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::U8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::U16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::U32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            Through::U64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::I8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::I16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::I32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::I64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::U8(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::U16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::U32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
+            Indirection::U64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
             // By bisection: there are far fewer runs than rows, or they would be a waste.
-            Through::ShortRuns(ends) if i < ends.len() => ends.get_physical_index(i),
-            Through::Runs(ends) if i < ends.len() => ends.get_physical_index(i),
-            Through::LongRuns(ends) if i < ends.len() => ends.get_physical_index(i),
-            Through::ShortRuns(_) | Through::Runs(_) | Through::LongRuns(_) => NOWHERE,
+            Indirection::ShortRuns(ends) if i < ends.len() => ends.get_physical_index(i),
+            Indirection::Runs(ends) if i < ends.len() => ends.get_physical_index(i),
+            Indirection::LongRuns(ends) if i < ends.len() => ends.get_physical_index(i),
+            Indirection::ShortRuns(_) | Indirection::Runs(_) | Indirection::LongRuns(_) => NOWHERE,
         }
     }
 }
@@ -99,9 +99,12 @@ mod tests {
         let keys = Int16Array::from(vec![Some(2), None, Some(0)]);
         let values = Arc::new(StringArray::from(vec!["a", "b", "c"]));
         let array: ArrayRef = Arc::new(DictionaryArray::new(keys, values));
-        let (through, values) = Through::of(&array.slice(1, 2)).unwrap();
-        assert_eq!((through.at(1), through.at(2), values.len()), (0, usize::MAX, 3));
-        assert!(Through::of(&values).is_none());
+        let (indirections, values) = Indirection::of(&array.slice(1, 2)).unwrap();
+        assert_eq!(
+            (indirections.at(1), indirections.at(2), values.len()),
+            (0, usize::MAX, 3)
+        );
+        assert!(Indirection::of(&values).is_none());
     }
 
     proptest! {
@@ -115,10 +118,10 @@ mod tests {
             let from = from.min(of.len());
             let len = len.min(of.len() - from);
             let array: ArrayRef = Arc::new(runs.slice(from, len));
-            let (through, _) = Through::of(&array).unwrap();
-            let found: Vec<i64> = (0..len).map(|i| through.at(i) as i64).collect();
+            let (indirections, _) = Indirection::of(&array).unwrap();
+            let found: Vec<i64> = (0..len).map(|i| indirections.at(i) as i64).collect();
             prop_assert_eq!(found, &of[from..from + len]);
-            prop_assert_eq!(through.at(len), usize::MAX);
+            prop_assert_eq!(indirections.at(len), usize::MAX);
         }
     }
 }

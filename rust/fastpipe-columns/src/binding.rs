@@ -18,8 +18,8 @@ use arrow_data::ArrayData;
 use arrow_schema::DataType;
 use fastpipe_batch::{DType, Error, ErrorKind, Leaf, try_collect, try_reserve, try_with_capacity};
 
+use crate::indirection::Indirection;
 use crate::layout::{Column, into_lists};
-use crate::through::Through;
 use crate::trace::{Step, plain};
 use crate::values::{Values, elements, internal};
 use crate::wanted::{Finished, Wanted, finish, pairs, rewritten};
@@ -68,12 +68,12 @@ pub(crate) struct Level {
 
 /// A column of one record batch.
 #[derive(Debug)]
-pub(crate) struct Bound {
+pub(crate) struct Binding {
     pub(crate) levels: Vec<Level>,
     /// Of the rows of the innermost level, wherever their values are.
     pub(crate) nulls: Option<NullBuffer>,
     /// From these rows to their values; empty if they lie side by side.
-    through: Vec<Through>,
+    indirections: Vec<Indirection>,
     pub(crate) values: Values,
     /// Values that don't fit what is wanted: bits are set where they do.
     pub(crate) fitting: Option<BooleanBuffer>,
@@ -82,7 +82,7 @@ pub(crate) struct Bound {
     /// What the values were made of, if they were rewritten: record batches may share a dictionary.
     origin: Option<ArrayData>,
     /// Indices of a sparse column, one for each dimension; its values are the column's own.
-    pub(crate) indices: Vec<Bound>,
+    pub(crate) indices: Vec<Binding>,
     /// Memory that was taken to rewrite it.
     pub(crate) bytes: usize,
 }
@@ -141,13 +141,13 @@ fn reach(columns: &[ArrayRef], steps: &[Step]) -> Result<Reached, Error> {
 }
 
 /// What an array leads through, and the values that it leads to.
-fn peel(array: &ArrayRef) -> (Vec<Through>, ArrayRef) {
-    let (mut through, mut values) = (Vec::new(), array.clone());
-    while let Some((step, below)) = Through::of(&values) {
-        through.push(step);
+fn peel(array: &ArrayRef) -> (Vec<Indirection>, ArrayRef) {
+    let (mut indirections, mut values) = (Vec::new(), array.clone());
+    while let Some((step, below)) = Indirection::of(&values) {
+        indirections.push(step);
         values = below;
     }
-    (through, values)
+    (indirections, values)
 }
 
 /// The dictionary that the values of a column lie in.
@@ -155,9 +155,9 @@ pub(crate) fn dictionary(column: &Column, columns: &[ArrayRef]) -> Result<ArrayR
     Ok(peel(&reach(columns, &column.value_steps())?.array).1)
 }
 
-impl Bound {
+impl Binding {
     /// Binds a column of a record batch, whose columns these are. `last` is the same column of the one before.
-    pub(crate) fn new(column: &Column, columns: &[ArrayRef], last: Option<&Bound>) -> Result<Bound, Error> {
+    pub(crate) fn new(column: &Column, columns: &[ArrayRef], last: Option<&Binding>) -> Result<Binding, Error> {
         let wanted = Wanted {
             leaf: column.feature.request.leaf(),
             scale: column.feature.scale,
@@ -166,28 +166,33 @@ impl Bound {
             lookup: column.feature.lookup.as_deref(),
             counts: column.feature.counts,
         };
-        let bound = Bound::follow(columns, &column.value_steps(), wanted, last);
-        let bound = bound.and_then(|mut bound| {
+        let binding = Binding::follow(columns, &column.value_steps(), wanted, last);
+        let binding = binding.and_then(|mut binding| {
             let fields = column.sparse.iter().flat_map(|(indices, _)| indices);
             for (dim, &field) in fields.enumerate() {
                 let last = last.and_then(|last| last.indices.get(dim));
-                let index = Bound::follow(columns, &into_lists(&column.trace.steps, field), Wanted::INDEX, last)?;
-                bound.bytes += index.bytes;
-                bound.indices.push(index);
+                let index = Binding::follow(columns, &into_lists(&column.trace.steps, field), Wanted::INDEX, last)?;
+                binding.bytes += index.bytes;
+                binding.indices.push(index);
             }
-            Ok(bound)
+            Ok(binding)
         });
-        bound.map_err(|error| error.at_feature(column.feature.name.as_str()))
+        binding.map_err(|error| error.at_feature(column.feature.name.as_str()))
     }
 
-    fn follow(columns: &[ArrayRef], steps: &[Step], wanted: Wanted<'_>, last: Option<&Bound>) -> Result<Bound, Error> {
+    fn follow(
+        columns: &[ArrayRef],
+        steps: &[Step],
+        wanted: Wanted<'_>,
+        last: Option<&Binding>,
+    ) -> Result<Binding, Error> {
         let mut found = reach(columns, steps)?;
         let bytes = match (plain(found.array.data_type()), wanted.leaf) {
             (DataType::FixedSizeBinary(size), Leaf::Fixed(DType::U8)) => Some(usize::try_from(*size).unwrap_or(0)),
             _ => None,
         };
         if !wanted.counts && !wanted.pair && bytes.is_none() {
-            return Bound::at_leaf(found, wanted, last);
+            return Binding::at_leaf(found, wanted, last);
         }
         let (array, taken) = flat(found.array)?;
         let nulls = NullBuffer::union(found.nulls.as_ref(), array.nulls());
@@ -195,74 +200,74 @@ impl Bound {
         if let Some(size) = bytes {
             let lists = Lists::Fixed(size);
             found.levels.push(Level { nulls, lists });
-            return Ok(Bound {
+            return Ok(Binding {
                 bytes: found.taken,
-                ..Bound::of(found.levels, elements(&array, size)?)
+                ..Binding::of(found.levels, elements(&array, size)?)
             });
         }
         if let (true, Some(scale)) = (wanted.pair, wanted.scale) {
             let lists = Lists::Fixed(2);
             found.levels.push(Level { nulls, lists });
             let finished = pairs(&array, scale)?;
-            return Ok(Bound {
+            return Ok(Binding {
                 fitting: finished.fitting,
                 bytes: found.taken + finished.taken,
-                ..Bound::of(found.levels, finished.values)
+                ..Binding::of(found.levels, finished.values)
             });
         }
         let lengths = lengths(&array)?;
-        Ok(Bound {
+        Ok(Binding {
             nulls,
             bytes: found.taken + lengths.len(),
-            ..Bound::of(found.levels, Values::Elements(lengths))
+            ..Binding::of(found.levels, Values::Elements(lengths))
         })
     }
 
     /// Binds the values.
-    fn at_leaf(found: Reached, wanted: Wanted<'_>, last: Option<&Bound>) -> Result<Bound, Error> {
+    fn at_leaf(found: Reached, wanted: Wanted<'_>, last: Option<&Binding>) -> Result<Binding, Error> {
         let array = found.array;
         let items = array.len();
         // Of a type without values all are null.
         let nulls = NullBuffer::union(found.nulls.as_ref(), array.logical_nulls().as_ref());
-        let (mut through, mut values) = peel(&array);
+        let (mut indirections, mut values) = peel(&array);
         let mut taken = found.taken;
         let rewrites = !wanted.is(values.data_type());
-        let origin = (rewrites && !through.is_empty()).then(|| values.to_data());
+        let origin = (rewrites && !indirections.is_empty()).then(|| values.to_data());
         let shared = last.filter(|last| match (&last.origin, &origin) {
             (Some(last), Some(origin)) => last.ptr_eq(origin),
             _ => false,
         });
         let (finished, origin) = if let Some(last) = shared {
             (last.finished(), origin)
-        } else if rewrites && !through.is_empty() && values.len() > array.len() {
+        } else if rewrites && !indirections.is_empty() && values.len() > array.len() {
             // A slice of a column with a large dictionary: there are fewer rows to rewrite.
             let more;
             (values, more) = flat(array)?;
             taken += more;
-            through.clear();
+            indirections.clear();
             (finish(&values, wanted)?, None)
         } else {
             (finish(&values, wanted)?, origin)
         };
-        let bound = Bound {
+        let binding = Binding {
             nulls,
-            through,
+            indirections,
             fitting: finished.fitting,
             texts: finished.texts,
             origin,
             bytes: taken + finished.taken,
-            ..Bound::of(found.levels, finished.values)
+            ..Binding::of(found.levels, finished.values)
         };
         match (wanted.lookup, wanted.leaf) {
-            (Some(lookup), Leaf::Fixed(dtype)) if lookup.drops() && bound.fitting.is_some() => {
-                bound.without_unknown(items, dtype)
+            (Some(lookup), Leaf::Fixed(dtype)) if lookup.drops() && binding.fitting.is_some() => {
+                binding.without_unknown(items, dtype)
             }
-            _ => Ok(bound),
+            _ => Ok(binding),
         }
     }
 
     /// The same without the items of the innermost lists that have no index. `items` is how many there are.
-    fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Bound, Error> {
+    fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Binding, Error> {
         const WHAT: &str = "the indices of a vocabulary";
         let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than it says");
         let Some(level) = self.levels.pop() else {
@@ -302,18 +307,18 @@ impl Bound {
         let lists = Lists::Long(OffsetBuffer::new(offsets.into()));
         let nulls = level.nulls;
         self.levels.push(Level { nulls, lists });
-        Ok(Bound {
+        Ok(Binding {
             nulls: valid.contains(&false).then(|| NullBuffer::from(valid)),
             bytes: self.bytes + values.len(),
-            ..Bound::of(self.levels, Values::Elements(Buffer::from_vec(values)))
+            ..Binding::of(self.levels, Values::Elements(Buffer::from_vec(values)))
         })
     }
 
-    fn of(levels: Vec<Level>, values: Values) -> Bound {
-        Bound {
+    fn of(levels: Vec<Level>, values: Values) -> Binding {
+        Binding {
             levels,
             nulls: None,
-            through: Vec::new(),
+            indirections: Vec::new(),
             values,
             fitting: None,
             texts: None,
@@ -335,13 +340,13 @@ impl Bound {
 
     /// Whether the values of its rows lie side by side.
     pub(crate) fn is_direct(&self) -> bool {
-        self.through.is_empty()
+        self.indirections.is_empty()
     }
 
     /// Where the value of row `i` of the innermost level is.
     #[inline]
     pub(crate) fn at(&self, i: usize) -> usize {
-        self.through.iter().fold(i, |i, through| through.at(i))
+        self.indirections.iter().fold(i, |i, indirections| indirections.at(i))
     }
 
     /// The text of row `i`.
@@ -446,8 +451,8 @@ mod tests {
         Column::new(&schema, &feature, 0).unwrap()
     }
 
-    fn bound(array: &ArrayRef, leaf: Leaf, last: Option<&Bound>) -> Bound {
-        Bound::new(&column(array, leaf), std::slice::from_ref(array), last).unwrap()
+    fn binding(array: &ArrayRef, leaf: Leaf, last: Option<&Binding>) -> Binding {
+        Binding::new(&column(array, leaf), std::slice::from_ref(array), last).unwrap()
     }
 
     /// Texts as an array of some layout.
@@ -475,17 +480,17 @@ mod tests {
         ) {
             let from = from.min(texts.len() - 1);
             let array = laid_out(&texts, layout).slice(from, texts.len() - from);
-            let bound = bound(&array, Leaf::Bytes { utf8: true }, None);
-            prop_assert_eq!(bound.bytes, 0);
-            prop_assert_eq!(bound.is_direct(), layout < 2);
+            let binding = binding(&array, Leaf::Bytes { utf8: true }, None);
+            prop_assert_eq!(binding.bytes, 0);
+            prop_assert_eq!(binding.is_direct(), layout < 2);
             for (i, text) in texts[from..].iter().enumerate() {
-                let is_null = bound.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
+                let is_null = binding.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
                 prop_assert_eq!(is_null, text.is_none());
                 if let Some(text) = text {
-                    prop_assert_eq!(bound.text(i), Some(text.as_bytes()));
+                    prop_assert_eq!(binding.text(i), Some(text.as_bytes()));
                 }
             }
-            prop_assert_eq!(bound.text(array.len()), None);
+            prop_assert_eq!(binding.text(array.len()), None);
         }
     }
 
@@ -495,22 +500,22 @@ mod tests {
         let values: ArrayRef = Arc::new(Int64Array::from_iter_values(0..100));
         let keys = Int8Array::from_iter_values((0..100).cycle().take(200));
         let whole: ArrayRef = Arc::new(DictionaryArray::<Int8Type>::new(keys, values));
-        let first = bound(&whole.slice(0, 100), f32, None);
-        let second = bound(&whole.slice(100, 100), f32, Some(&first));
+        let first = binding(&whole.slice(0, 100), f32, None);
+        let second = binding(&whole.slice(100, 100), f32, Some(&first));
         assert!(
             first.bytes >= 400 && second.bytes == 0,
             "{} {}",
             first.bytes,
             second.bytes
         );
-        for bound in [&first, &second] {
+        for binding in [&first, &second] {
             let mut element = [0; 4];
-            bound.values.element(bound.at(7), &mut element).unwrap();
+            binding.values.element(binding.at(7), &mut element).unwrap();
             assert_eq!(f32::from_le_bytes(element), 7.0);
         }
         // A slice of few rows takes no memory for the values of others.
-        let few = bound(&whole.slice(7, 2), f32, None);
+        let few = binding(&whole.slice(7, 2), f32, None);
         assert!(few.bytes < first.bytes && few.is_direct(), "{}", few.bytes);
-        assert_eq!(bound(&whole, Leaf::Fixed(DType::I64), None).bytes, 0);
+        assert_eq!(binding(&whole, Leaf::Fixed(DType::I64), None).bytes, 0);
     }
 }

@@ -6,7 +6,7 @@ use fastpipe_batch::{
     TextParts, ValueParts,
 };
 
-use crate::bound::Bound;
+use crate::binding::Binding;
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
 use crate::types::scale;
 
@@ -82,7 +82,7 @@ impl Gather<'_> {
     }
 
     /// Writes what is at a level: a list with all that is in it, or a value.
-    fn item(&self, level: usize, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+    fn item(&self, level: usize, chunk: &Binding, i: usize, out: &mut Written) -> Result<()> {
         let nulls = match chunk.levels.get(level) {
             Some(at) => at.nulls.as_ref(),
             None => chunk.nulls.as_ref(),
@@ -118,7 +118,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    fn value(&self, chunk: &Bound, i: usize, out: &mut Written) -> Result<()> {
+    fn value(&self, chunk: &Binding, i: usize, out: &mut Written) -> Result<()> {
         if !chunk.fits(i) {
             return Err(self.unfit(self.column.feature.request.leaf(), chunk, i));
         }
@@ -135,7 +135,7 @@ impl Gather<'_> {
     }
 
     #[cold]
-    fn unfit(&self, leaf: Leaf, chunk: &Bound, i: usize) -> Error {
+    fn unfit(&self, leaf: Leaf, chunk: &Binding, i: usize) -> Error {
         if let (Some(text), Some(_)) = (chunk.coded(i), &self.column.feature.lookup) {
             let text: String = text.chars().take(QUOTED).collect();
             let drop = match self.column.feature.request.rank() {
@@ -173,7 +173,7 @@ impl Gather<'_> {
     }
 
     /// Writes the entries of a row of a sparse column.
-    fn sparse(&self, form: &SparseForm, chunk: &Bound, i: usize, slot: usize, out: &mut Written) -> Result<()> {
+    fn sparse(&self, form: &SparseForm, chunk: &Binding, i: usize, slot: usize, out: &mut Written) -> Result<()> {
         let level = chunk.levels.first().ok_or_else(lost)?;
         let parts = &self.column.parts;
         let is_null = level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i));
@@ -224,7 +224,7 @@ impl Gather<'_> {
     }
 
     /// One index of an entry.
-    fn index_at(&self, form: &SparseForm, dim: usize, index: &Bound, at: usize) -> Result<i64> {
+    fn index_at(&self, form: &SparseForm, dim: usize, index: &Binding, at: usize) -> Result<i64> {
         let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at)) && index.fits(at);
         let mut value = [0; 8];
         if known {
