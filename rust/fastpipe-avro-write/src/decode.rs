@@ -16,12 +16,12 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 
 use self::input::{Input, MOST_EMPTY_ITEMS};
 use self::values::Values;
-use crate::schema::{Schema, Site, Type};
+use crate::schema::{NullableType, Schema, Type};
 
 /// Columns of Avro's records, as Arrow has them.
 #[derive(Clone, Debug)]
 pub struct Columns {
-    sites: Vec<Site>,
+    targets: Vec<NullableType>,
     schema: SchemaRef,
 }
 
@@ -30,20 +30,20 @@ impl Columns {
     /// a record is the column `value`.
     pub fn new(json: &str, names: Option<&[String]>) -> Result<Columns> {
         let root = Schema::parse_any(json)?;
-        let (mut sites, mut fields) = (Vec::new(), Vec::new());
+        let (mut targets, mut fields) = (Vec::new(), Vec::new());
         let all = match &root.ty {
             Type::Record(fields) if root.null.is_none() => fields.iter().map(|(name, _)| name.clone()).collect(),
             _ => vec![ROOT.to_owned()],
         };
         for name in names.unwrap_or(&all) {
-            let (site, nullable) = find(&root, name)?;
-            let field = field(name, site, name)?;
+            let (target, nullable) = find(&root, name)?;
+            let field = field(name, target, name)?;
             let nullable = nullable || field.is_nullable();
             fields.push(field.with_nullable(nullable));
-            sites.push(site.clone());
+            targets.push(target.clone());
         }
         Ok(Columns {
-            sites,
+            targets,
             schema: Arc::new(arrow_schema::Schema::new(fields)),
         })
     }
@@ -55,31 +55,31 @@ impl Columns {
 
     /// Whether values of one are encoded as those of the other, and mean the same.
     pub fn decode_as(&self, other: &Columns) -> bool {
-        self.sites == other.sites
+        self.targets == other.targets
     }
 
     /// The values of columns of large binary: null where a record around them is.
     pub fn decode(&self, encoded: &RecordBatch) -> Result<RecordBatch> {
         let fields = self.schema.fields().iter();
         let columns = fields
-            .zip(&self.sites)
+            .zip(&self.targets)
             .zip(encoded.columns())
-            .map(|((field, site), column)| {
+            .map(|((field, target), column)| {
                 let column = column.as_binary_opt::<i64>();
                 let column =
                     column.ok_or_else(|| Error::new(ErrorKind::Internal, "encoded values are large binary"))?;
-                let mut values = Values::new(&site.ty);
+                let mut values = Values::new(&target.ty);
                 let mut valid = NullBufferBuilder::new(column.len());
                 let mut empty_left = MOST_EMPTY_ITEMS;
                 for row in 0..column.len() {
                     if column.is_null(row) {
                         valid.append_null();
-                        values.absent(&site.ty).map_err(|e| e.at_feature(field.name()))?;
+                        values.absent(&target.ty).map_err(|e| e.at_feature(field.name()))?;
                         continue;
                     }
                     let mut input = Input::new(column.value(row), empty_left);
                     values
-                        .read(site, &mut valid, &mut input)
+                        .read(target, &mut valid, &mut input)
                         .map_err(|e| e.at_feature(field.name()))?;
                     empty_left = input.empty_left();
                 }
@@ -100,34 +100,34 @@ fn internal(error: &ArrowError) -> Error {
 }
 
 /// The type at a path, and whether a record on the way may be null.
-fn find<'s>(root: &'s Site, path: &str) -> Result<(&'s Site, bool)> {
+fn find<'s>(root: &'s NullableType, path: &str) -> Result<(&'s NullableType, bool)> {
     if root.null.is_some() || !matches!(root.ty, Type::Record(_)) {
         let reason = format!("the file's records aren't of a record type: their only column is '{ROOT}'");
         let found = (path == ROOT).then_some((root, false));
         return found.ok_or_else(|| Error::new(ErrorKind::Schema, reason).at_feature(path));
     }
-    let (mut site, mut nullable) = (root, false);
+    let (mut target, mut nullable) = (root, false);
     for name in path.split('.') {
-        nullable |= site.is_nullable();
-        let fields = match &site.ty {
+        nullable |= target.is_nullable();
+        let fields = match &target.ty {
             Type::Record(fields) => fields.as_slice(),
             _ => &[],
         };
         let Some((_, found)) = fields.iter().find(|(field, _)| field == name) else {
             let names: Vec<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
-            let reason = match &site.ty {
+            let reason = match &target.ty {
                 Type::Record(_) => format!("there is no field '{name}', but {}", names.join(", ")),
                 _ => format!("there is no field '{name}' in a value that isn't a record: name the whole column"),
             };
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(path));
         };
-        site = found;
+        target = found;
     }
-    Ok((site, nullable))
+    Ok((target, nullable))
 }
 
-fn field(name: &str, site: &Site, path: &str) -> Result<Field> {
-    Ok(Field::new(name, data_type(&site.ty, path)?, site.is_nullable()))
+fn field(name: &str, target: &NullableType, path: &str) -> Result<Field> {
+    Ok(Field::new(name, data_type(&target.ty, path)?, target.is_nullable()))
 }
 
 /// The Arrow type that keeps what values are. `path` is of the column, or of what is within it.
@@ -162,7 +162,7 @@ fn data_type(ty: &Type, path: &str) -> Result<DataType> {
             DataType::Map(Arc::new(entries), false)
         }
         Type::Record(fields) => {
-            let fields = fields.iter().map(|(name, site)| field(name, site, &below(name)));
+            let fields = fields.iter().map(|(name, target)| field(name, target, &below(name)));
             DataType::Struct(fields.collect::<Result<Vec<_>>>()?.into())
         }
         Type::Refused(reason) => return Err(Error::new(ErrorKind::Unsupported, reason.as_str()).at_feature(path)),

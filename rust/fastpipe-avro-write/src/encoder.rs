@@ -12,8 +12,8 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use serde_json::{Value, json};
 
 use crate::blocks::{Blocks, Settings, Written};
-use crate::fit::columns;
-use crate::schema::{Null, Schema, Site, Type};
+use crate::coerce::columns;
+use crate::schema::{Null, NullableType, Schema, Type};
 
 /// Bytes of rows that are encoded at once.
 const AT_ONCE: usize = 1 << 20;
@@ -123,20 +123,20 @@ fn unencoded(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::ValueRange, format!("a value can't be encoded: {error}"))
 }
 
-/// Fields as `arrow-avro` is told of them: the types that are stored, of arrays that `fit` has made.
-fn record(fields: &[(String, Site)], arrays: &Fields, names: &mut u32) -> Result<Vec<Value>> {
+/// Fields as `arrow-avro` is told of them: the types that are stored, of arrays that `coerce` has made.
+fn record(fields: &[(String, NullableType)], arrays: &Fields, names: &mut u32) -> Result<Vec<Value>> {
     let pairs = fields.iter().zip(arrays);
-    let pairs =
-        pairs.map(|((name, site), field)| Ok(json!({"name": name, "type": stored(site, field.data_type(), names)?})));
+    let pairs = pairs
+        .map(|((name, target), field)| Ok(json!({"name": name, "type": stored(target, field.data_type(), names)?})));
     pairs.collect()
 }
 
-fn stored(site: &Site, array: &DataType, names: &mut u32) -> Result<Value> {
+fn stored(target: &NullableType, array: &DataType, names: &mut u32) -> Result<Value> {
     let mut name = || {
         *names += 1;
         format!("t{names}")
     };
-    let ty = match (&site.ty, array) {
+    let ty = match (&target.ty, array) {
         (_, DataType::Null) => json!("null"),
         (_, DataType::Boolean) => json!("boolean"),
         (_, DataType::Int32) => json!("int"),
@@ -184,7 +184,7 @@ fn stored(site: &Site, array: &DataType, names: &mut u32) -> Result<Value> {
         }
         _ => return Err(unexpected(array)),
     };
-    Ok(match site.null {
+    Ok(match target.null {
         None | Some(Null::Never) => ty,
         Some(Null::First) => json!(["null", ty]),
         Some(Null::Second) => json!([ty, "null"]),

@@ -36,7 +36,7 @@ impl Names {
                 format!("{path}.{name}")
             };
             check_field(name, &path)?;
-            let ty = self.site(field, &path)?;
+            let ty = self.target(field, &path)?;
             Ok(if field.is_nullable() && *field.data_type() != DataType::Null {
                 json!({"name": name, "type": ty, "default": null})
             } else {
@@ -46,7 +46,7 @@ impl Names {
         fields.iter().map(one).collect()
     }
 
-    fn site(&mut self, field: &Field, path: &str) -> Result<Value> {
+    fn target(&mut self, field: &Field, path: &str) -> Result<Value> {
         let ty = self.ty(field.data_type(), path)?;
         Ok(if field.is_nullable() && ty != "null" {
             json!(["null", ty])
@@ -105,16 +105,16 @@ impl Names {
                 json!({"type": "bytes", "logicalType": "decimal", "precision": digits, "scale": (*scale).max(0)})
             }
             D::List(item) | D::LargeList(item) | D::ListView(item) | D::LargeListView(item) => {
-                json!({"type": "array", "items": self.site(item, path)?})
+                json!({"type": "array", "items": self.target(item, path)?})
             }
-            D::FixedSizeList(item, _) => json!({"type": "array", "items": self.site(item, path)?}),
+            D::FixedSizeList(item, _) => json!({"type": "array", "items": self.target(item, path)?}),
             D::Struct(fields) => {
                 let name = self.name(path);
                 json!({"type": "record", "name": name, "fields": self.fields(fields, path)?})
             }
             D::Map(entries, _) => match entries.data_type() {
                 D::Struct(fields) if fields.len() == 2 => {
-                    json!({"type": "map", "values": self.site(&fields[1], &format!("{path}.values"))?})
+                    json!({"type": "map", "values": self.target(&fields[1], &format!("{path}.values"))?})
                 }
                 _ => return Err(refused(ty, path)),
             },

@@ -11,7 +11,7 @@
 //! them.
 //!
 //! Ours is the rest: the [`Schema`] of Avro that follows from an Arrow schema or is given as JSON; what makes arrays
-//! fit it, or says why they don't (`fit`); and the framing of blocks ([`Blocks`]).
+//! fit it, or says why they don't (`coerce`); and the framing of blocks ([`Blocks`]).
 //!
 //! # From record batches to blocks
 //!
@@ -34,11 +34,11 @@
 
 mod blocks;
 mod codec;
+mod coerce;
+mod coerce_value;
 mod decode;
 mod encoder;
-mod fit;
 mod infer;
-mod leaf;
 mod names;
 mod nested;
 mod schema;

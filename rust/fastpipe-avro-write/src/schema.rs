@@ -18,12 +18,12 @@ const MOST_TYPES: usize = 100_000;
 #[derive(Clone, Debug)]
 pub struct Schema {
     json: String,
-    pub(crate) fields: Vec<(String, Site)>,
+    pub(crate) fields: Vec<(String, NullableType)>,
 }
 
-/// Where values are: their type, and where null is in a union with it.
+/// A type, and where null is in a union with it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Site {
+pub(crate) struct NullableType {
     pub(crate) null: Option<Null>,
     pub(crate) ty: Type,
 }
@@ -37,7 +37,7 @@ pub(crate) enum Null {
     Never,
 }
 
-impl Site {
+impl NullableType {
     /// Whether there may be a null.
     pub(crate) fn is_nullable(&self) -> bool {
         self.ty == Type::Null || matches!(self.null, Some(Null::First | Null::Second))
@@ -75,9 +75,9 @@ pub(crate) enum Type {
     /// Months, days and milliseconds.
     Duration,
     Enum(Vec<String>),
-    Array(Box<Site>),
-    Map(Box<Site>),
-    Record(Vec<(String, Site)>),
+    Array(Box<NullableType>),
+    Map(Box<NullableType>),
+    Record(Vec<(String, NullableType)>),
     /// A type without a counterpart in Arrow: why. Of a schema that is written there is none.
     Refused(String),
 }
@@ -88,9 +88,9 @@ impl Schema {
         let value: Value = serde_json::from_str(json)
             .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
         let mut parser = Parser::default();
-        let site = parser.site(&value, "", "")?;
-        match site {
-            Site {
+        let target = parser.target(&value, "", "")?;
+        match target {
+            NullableType {
                 null: None,
                 ty: Type::Record(fields),
             } => Ok(Schema {
@@ -105,14 +105,14 @@ impl Schema {
     }
 
     /// Reads any schema of a file. Types without a counterpart in Arrow are refused where they are used.
-    pub(crate) fn parse_any(json: &str) -> Result<Site> {
+    pub(crate) fn parse_any(json: &str) -> Result<NullableType> {
         let value: Value = serde_json::from_str(json)
             .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
         let mut parser = Parser {
             any: true,
             ..Parser::default()
         };
-        parser.site(&value, "", "")
+        parser.target(&value, "", "")
     }
 
     /// The schema as it was given.
@@ -154,10 +154,10 @@ fn below(path: &str, name: &str) -> String {
 }
 
 impl Parser {
-    fn site(&mut self, value: &Value, path: &str, space: &str) -> Result<Site> {
+    fn target(&mut self, value: &Value, path: &str, space: &str) -> Result<NullableType> {
         let Value::Array(branches) = value else {
             let ty = self.ty(value, path, space)?;
-            return Ok(Site { null: None, ty });
+            return Ok(NullableType { null: None, ty });
         };
         let is_null = |branch: &Value| branch == "null" || branch.get("type").is_some_and(|ty| ty == "null");
         match &branches[..] {
@@ -168,12 +168,12 @@ impl Parser {
                     (Null::Second, first)
                 };
                 let ty = self.ty(value, path, space)?;
-                Ok(Site { null: Some(null), ty })
+                Ok(NullableType { null: Some(null), ty })
             }
             [one] if self.any => {
                 let ty = self.ty(one, path, space)?;
                 let null = Some(Null::Never);
-                Ok(Site { null, ty })
+                Ok(NullableType { null, ty })
             }
             _ if self.any => {
                 // They may name types that others use.
@@ -183,7 +183,7 @@ impl Parser {
                 let reason = "a union of several types has no counterpart: name the other columns with --columns, or \
                               convert to Avro, which keeps it";
                 let ty = Type::Refused(reason.into());
-                Ok(Site { null: None, ty })
+                Ok(NullableType { null: None, ty })
             }
             _ => Err(unsupported(
                 path,
@@ -210,11 +210,11 @@ impl Parser {
                     Some(kind @ ("record" | "error" | "enum" | "fixed")) => self.named(kind, object, path, space),
                     Some("array") => {
                         let items = object.get("items").ok_or_else(|| bad(path, "an array has \"items\""))?;
-                        Ok(Type::Array(Box::new(self.site(items, path, space)?)))
+                        Ok(Type::Array(Box::new(self.target(items, path, space)?)))
                     }
                     Some("map") => {
                         let values = object.get("values").ok_or_else(|| bad(path, "a map has \"values\""))?;
-                        Ok(Type::Map(Box::new(self.site(values, path, space)?)))
+                        Ok(Type::Map(Box::new(self.target(values, path, space)?)))
                     }
                     Some(name) => {
                         let ty = self.of_name(name, path, space)?;
@@ -301,7 +301,7 @@ impl Parser {
                 let space = full.rsplit_once('.').map_or("", |(space, _)| space);
                 let fields = object.get("fields").and_then(Value::as_array);
                 let fields = fields.ok_or_else(|| bad(path, "a record has \"fields\", a list"))?;
-                let mut read: Vec<(String, Site)> = Vec::with_capacity(fields.len());
+                let mut read: Vec<(String, NullableType)> = Vec::with_capacity(fields.len());
                 let mut seen = std::collections::HashSet::new();
                 for field in fields {
                     let name = field.get("name").and_then(Value::as_str);
@@ -314,7 +314,7 @@ impl Parser {
                     if !seen.insert(name) {
                         return Err(bad(&path, "two fields of a record have this name: rename one"));
                     }
-                    read.push((name.to_owned(), self.site(ty, &path, space)?));
+                    read.push((name.to_owned(), self.target(ty, &path, space)?));
                 }
                 Type::Record(read)
             }
@@ -377,8 +377,8 @@ fn full_name(name: &str, space: &str) -> String {
 
 fn count(ty: &Type) -> usize {
     match ty {
-        Type::Record(fields) => 1 + fields.iter().map(|(_, site)| count(&site.ty)).sum::<usize>(),
-        Type::Array(site) | Type::Map(site) => 1 + count(&site.ty),
+        Type::Record(fields) => 1 + fields.iter().map(|(_, target)| count(&target.ty)).sum::<usize>(),
+        Type::Array(target) | Type::Map(target) => 1 + count(&target.ty),
         _ => 1,
     }
 }

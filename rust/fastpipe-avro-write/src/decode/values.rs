@@ -15,7 +15,7 @@ use arrow_schema::{ArrowError, DataType, TimeUnit};
 use fastpipe_batch::{Error, ErrorKind, Result};
 
 use super::input::{DAY_MILLIS, Input, decimal, malformed, time_of_day};
-use crate::schema::{Null, Site, Type};
+use crate::schema::{Null, NullableType, Type};
 
 /// The maximum length of a batch's column of fixed values once it has a null. Arrow stores zeros for each null, as many
 /// as the schema declares, and a file needs only one byte per null to ask for them.
@@ -48,15 +48,15 @@ pub(super) struct Child {
 }
 
 impl Child {
-    fn new(site: &Site) -> Child {
+    fn new(target: &NullableType) -> Child {
         Child {
             valid: NullBufferBuilder::new(0),
-            values: Values::new(&site.ty),
+            values: Values::new(&target.ty),
         }
     }
 
-    fn read(&mut self, site: &Site, input: &mut Input<'_>) -> Result<()> {
-        self.values.read(site, &mut self.valid, input)
+    fn read(&mut self, target: &NullableType, input: &mut Input<'_>) -> Result<()> {
+        self.values.read(target, &mut self.valid, input)
     }
 
     fn finish(mut self, ty: &DataType) -> std::result::Result<ArrayRef, ArrowError> {
@@ -102,13 +102,18 @@ impl Values {
                 let keys = Values::Bytes(offsets(), Vec::new());
                 Values::Maps(offsets(), Box::new((keys, Child::new(value))))
             }
-            Type::Record(fields) => Values::Records(0, fields.iter().map(|(_, site)| Child::new(site)).collect()),
+            Type::Record(fields) => Values::Records(0, fields.iter().map(|(_, target)| Child::new(target)).collect()),
         }
     }
 
     /// Reads a value, or a null.
-    pub(super) fn read(&mut self, site: &Site, valid: &mut NullBufferBuilder, input: &mut Input<'_>) -> Result<()> {
-        let is_null = match site.null {
+    pub(super) fn read(
+        &mut self,
+        target: &NullableType,
+        valid: &mut NullBufferBuilder,
+        input: &mut Input<'_>,
+    ) -> Result<()> {
+        let is_null = match target.null {
             None => false,
             Some(Null::First) => input.index(2, "union branches")? == 0,
             Some(Null::Second) => input.index(2, "union branches")? == 1,
@@ -116,10 +121,10 @@ impl Values {
         };
         if is_null {
             valid.append_null();
-            return self.absent(&site.ty);
+            return self.absent(&target.ty);
         }
         valid.append_non_null();
-        self.value(&site.ty, input)
+        self.value(&target.ty, input)
     }
 
     fn value(&mut self, ty: &Type, input: &mut Input<'_>) -> Result<()> {
@@ -187,8 +192,8 @@ impl Values {
                 offsets.push(input.items(entry)?)?;
             }
             (Values::Records(count, children), Type::Record(fields)) => {
-                for (child, (_, site)) in children.iter_mut().zip(fields) {
-                    child.read(site, input)?;
+                for (child, (_, target)) in children.iter_mut().zip(fields) {
+                    child.read(target, input)?;
                 }
                 *count += 1;
             }
@@ -222,10 +227,10 @@ impl Values {
             (Values::Decimals(values), _) => values.push(i256::ZERO),
             (Values::Durations(values), _) => values.push(IntervalMonthDayNano::default()),
             (Values::Records(count, children), Type::Record(fields)) => {
-                for (child, (_, site)) in children.iter_mut().zip(fields) {
+                for (child, (_, target)) in children.iter_mut().zip(fields) {
                     // Where there is no record, fields that are never null aren't either.
-                    child.valid.append(!site.is_nullable());
-                    child.values.absent(&site.ty)?;
+                    child.valid.append(!target.is_nullable());
+                    child.values.absent(&target.ty)?;
                 }
                 *count += 1;
             }

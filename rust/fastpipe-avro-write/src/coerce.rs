@@ -1,4 +1,4 @@
-//! Arrays as the schema has them: columns by name, lists, maps and records level by level, leaves by `leaf`.
+//! Arrays as the schema has them: columns by name, lists, maps and records level by level, leaves by `coerce_value`.
 //!
 //! Arrow lets values lie where no row is: below a null list or struct, or outside of what offsets name. So each level
 //! knows which of its values are seen, and only nulls and misfits among those are errors.
@@ -14,8 +14,8 @@ use arrow_buffer::{BooleanBuffer, BooleanBufferBuilder, NullBuffer, OffsetBuffer
 use arrow_schema::{DataType, Field, FieldRef, Fields};
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-use crate::leaf::{Leaf, Seen, first_seen, fit_leaf, misfit, unpacked};
-use crate::schema::{Site, Type};
+use crate::coerce_value::{Leaf, Seen, coerce_value, first_seen, misfit, unpacked};
+use crate::schema::{NullableType, Type};
 
 fn malformed(error: &arrow_schema::ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
@@ -31,29 +31,29 @@ fn both(seen: &Seen, nulls: Option<&NullBuffer>) -> Seen {
 }
 
 /// An array as a site has it. `path` is what its field is called in errors.
-pub(crate) fn fit(site: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+pub(crate) fn coerce(target: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
     let array = unpacked(array)?;
-    if *array.data_type() == DataType::Null && site.ty != Type::Null {
-        if site.null.is_none() && first_seen(seen, array.len(), |_| true).is_some() {
+    if *array.data_type() == DataType::Null && target.ty != Type::Null {
+        if target.null.is_none() && first_seen(seen, array.len(), |_| true).is_some() {
             return Err(null_error(path));
         }
-        return Ok(new_null_array(&empty_type(&site.ty), array.len()));
+        return Ok(new_null_array(&empty_type(&target.ty), array.len()));
     }
-    let fitted = match &site.ty {
-        Type::Record(fields) => record(fields, &array, seen, path, site.null.is_some())?,
+    let fitted = match &target.ty {
+        Type::Record(fields) => record(fields, &array, seen, path, target.null.is_some())?,
         Type::Array(item) => list(item, &array, seen, path)?,
         Type::Map(value) => map(value, &array, seen, path)?,
-        _ => fit_leaf(
+        _ => coerce_value(
             &Leaf {
-                ty: &site.ty,
+                ty: &target.ty,
                 path,
                 seen: &both(seen, array.logical_nulls().as_ref()),
             },
             &array,
         )?,
     };
-    if site.null.is_none()
-        && site.ty != Type::Null
+    if target.null.is_none()
+        && target.ty != Type::Null
         && fitted.null_count() > 0
         && first_seen(seen, fitted.len(), |i| fitted.is_null(i)).is_some()
     {
@@ -69,7 +69,13 @@ fn null_error(path: &str) -> Error {
 }
 
 /// Records; columns are found by name. `nullable` is whether the record itself may be null.
-fn record(fields: &[(String, Site)], array: &ArrayRef, seen: &Seen, path: &str, nullable: bool) -> Result<ArrayRef> {
+fn record(
+    fields: &[(String, NullableType)],
+    array: &ArrayRef,
+    seen: &Seen,
+    path: &str,
+    nullable: bool,
+) -> Result<ArrayRef> {
     let Some(found) = array.as_struct_opt() else {
         return Err(misfit(array, "records", path));
     };
@@ -85,10 +91,10 @@ fn record(fields: &[(String, Site)], array: &ArrayRef, seen: &Seen, path: &str, 
 
 /// Where all of a struct's fields are null although one of them mayn't be: so does a nullable record look whose fields
 /// were read as columns of their own.
-fn no_record(fields: &[(String, Site)], found: &StructArray) -> Option<NullBuffer> {
+fn no_record(fields: &[(String, NullableType)], found: &StructArray) -> Option<NullBuffer> {
     if fields
         .iter()
-        .all(|(_, site)| site.null.is_some() || site.ty == Type::Null)
+        .all(|(_, target)| target.null.is_some() || target.ty == Type::Null)
     {
         return None;
     }
@@ -102,7 +108,7 @@ fn no_record(fields: &[(String, Site)], found: &StructArray) -> Option<NullBuffe
 
 /// The fields of a record, in its order.
 pub(crate) fn columns(
-    wanted: &[(String, Site)],
+    wanted: &[(String, NullableType)],
     found: &Fields,
     arrays: &[ArrayRef],
     seen: &Seen,
@@ -124,13 +130,13 @@ pub(crate) fn columns(
     }
     let mut fields = Vec::with_capacity(wanted.len());
     let mut columns = Vec::with_capacity(wanted.len());
-    for (name, site) in wanted {
+    for (name, target) in wanted {
         let path = below(name);
         let Some(place) = places.remove(name.as_str()) else {
             let reason = "the schema has this field, and the data have no such column: add it, or give another schema";
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(&path));
         };
-        let column = fit(site, &arrays[place], seen, &path)?;
+        let column = coerce(target, &arrays[place], seen, &path)?;
         fields.push(field(name, &column));
         columns.push(column);
     }
@@ -147,7 +153,7 @@ pub(crate) fn field(name: &str, column: &ArrayRef) -> Field {
     Field::new(name, column.data_type().clone(), true)
 }
 
-fn list(item: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+fn list(item: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
     match array.data_type() {
         DataType::List(_) => offsets_list::<i32>(item, array.as_list(), seen, path),
         DataType::LargeList(_) => offsets_list::<i64>(item, array.as_list(), seen, path),
@@ -160,7 +166,7 @@ fn list(item: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayR
             let lists = array.as_fixed_size_list();
             let width = usize::try_from(*size).unwrap_or(0);
             let visible = both(seen, lists.nulls()).map(|rows| spread(&rows, width));
-            let values = aligned(fit(item, lists.values(), &visible, path)?);
+            let values = aligned(coerce(item, lists.values(), &visible, path)?);
             let inner = Arc::new(field("item", &values));
             let made =
                 FixedSizeListArray::try_new_with_length(inner, *size, values, lists.nulls().cloned(), lists.len());
@@ -201,7 +207,7 @@ fn trimmed<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, u
 }
 
 fn offsets_list<O: OffsetSizeTrait>(
-    item: &Site,
+    item: &NullableType,
     lists: &GenericListArray<O>,
     seen: &Seen,
     path: &str,
@@ -210,14 +216,14 @@ fn offsets_list<O: OffsetSizeTrait>(
     let (offsets, first, last) = trimmed(lists.offsets());
     let values = lists.values().slice(first, last - first);
     let visible = within(&offsets, &rows, values.len());
-    let values = aligned(fit(item, &values, &visible, path)?);
+    let values = aligned(coerce(item, &values, &visible, path)?);
     let inner = Arc::new(field("item", &values));
     let made = GenericListArray::try_new(inner, offsets, values, lists.nulls().cloned());
     Ok(Arc::new(made.map_err(|error| malformed(&error))?))
 }
 
-fn map(value: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
-    let text = Site {
+fn map(value: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
+    let text = NullableType {
         null: None,
         ty: Type::Text,
     };
@@ -257,8 +263,8 @@ fn map(value: &Site, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayR
     let (offsets, first, last) = trimmed(&offsets);
     let (keys, values) = (keys.slice(first, last - first), values.slice(first, last - first));
     let visible = within(&offsets, &rows, keys.len());
-    let keys = fit(&text, &keys, &visible, &format!("{path}.keys"))?;
-    let values = aligned(fit(value, &values, &visible, &format!("{path}.values"))?);
+    let keys = coerce(&text, &keys, &visible, &format!("{path}.keys"))?;
+    let values = aligned(coerce(value, &values, &visible, &format!("{path}.values"))?);
     // Keys of a map are never null in Arrow, not even where nobody looks.
     let keys = without_nulls(&keys);
     let pair: Fields = vec![
@@ -311,7 +317,7 @@ fn aligned(array: ArrayRef) -> ArrayRef {
 
 /// The type of an array of such values of which all are null.
 fn empty_type(ty: &Type) -> DataType {
-    let inner = |site: &Site| -> FieldRef { Arc::new(Field::new("item", empty_type(&site.ty), true)) };
+    let inner = |target: &NullableType| -> FieldRef { Arc::new(Field::new("item", empty_type(&target.ty), true)) };
     match ty {
         Type::Null | Type::Refused(_) => DataType::Null,
         Type::Boolean => DataType::Boolean,
@@ -340,7 +346,7 @@ fn empty_type(ty: &Type) -> DataType {
         Type::Record(fields) => {
             let fields = fields
                 .iter()
-                .map(|(name, site)| Field::new(name, empty_type(&site.ty), true));
+                .map(|(name, target)| Field::new(name, empty_type(&target.ty), true));
             DataType::Struct(fields.collect())
         }
     }

@@ -58,7 +58,7 @@ pub(crate) fn unpacked(array: &ArrayRef) -> Result<ArrayRef> {
     }
 }
 
-pub(crate) fn fit_leaf(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef> {
+pub(crate) fn coerce_value(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef> {
     use DataType as D;
     let found = array.data_type();
     match leaf.ty {
