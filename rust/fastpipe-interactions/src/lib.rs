@@ -23,31 +23,31 @@
 //! - **No more memory than it takes.** Open shards keep 2 bytes an item while that is enough, and rows get their types
 //!   when they are copied to their batch, some hundred at a time, column by column.
 //!
-//! Before that, [`number`] gives ids dense numbers, [`compress`] brings interactions into rows by user, and [`Rows`]
+//! Before that, [`dense_ids`] gives ids dense numbers, [`to_csr`] brings interactions into rows by user, and [`Rows`]
 //! leaves some out. [`sample_unseen`] draws what held-out items are ranked among, and [`sample_negatives`] an epoch's
 //! negatives as one array.
 #![forbid(unsafe_code)]
 
 mod alias;
-mod attempts;
 mod candidates;
-mod compress;
-mod kept;
-mod number;
+mod csr;
+mod dense_ids;
+mod k_core;
 mod parallel;
 mod positives;
-mod rest;
+mod rejection;
 mod sampler;
 mod sampling;
 mod seen;
 mod shards;
 mod source;
 mod unit;
+mod unseen;
 
 pub use candidates::{Request, sample_negatives, sample_unseen};
-pub use compress::{Compressed, Interactions, Stays, Time, compress};
-pub use kept::Rows;
-pub use number::{Id, Numbered, number};
+pub use csr::{Csr, Interactions, Stays, Time, to_csr};
+pub use dense_ids::{DenseIds, Id, dense_ids};
+pub use k_core::Rows;
 pub use positives::Positives;
 pub use sampler::{DENSE, ROUNDS, Sampler};
 pub use sampling::Sampling;

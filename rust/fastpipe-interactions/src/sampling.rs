@@ -4,10 +4,10 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_random::{Key, Purpose};
 
 use crate::alias::Weights;
-use crate::attempts::{Attempts, Proposal, Uniform};
-use crate::rest::Rest;
+use crate::rejection::{Attempts, Proposal, Uniform};
 use crate::sampler::{ROUNDS, Sampler};
 use crate::seen::Seen;
+use crate::unseen::Unseen;
 
 /// A sampler with what it needs to draw: memory that is used again for each user.
 #[derive(Debug)]
@@ -15,7 +15,7 @@ pub struct Sampling<'s> {
     sampler: &'s Sampler,
     attempts: Attempts,
     seen: Seen,
-    rest: Rest,
+    unseen: Unseen,
     /// Where the first attempt won't do.
     rejected: Vec<u32>,
     /// What is to be undone behind a positive: items that were marked, or steps of a shuffle.
@@ -44,11 +44,11 @@ impl Proposal for Weighted<'_> {
         (round > ROUNDS).then_some(words[0])
     }
 
-    fn last(&self, word: u64, rest: &mut Rest, drawn: impl Fn(u32) -> bool) -> u32 {
-        rest.list(self.seen, self.weights.len() as u32);
+    fn last(&self, word: u64, unseen: &mut Unseen, drawn: impl Fn(u32) -> bool) -> u32 {
+        unseen.list(self.seen, self.weights.len() as u32);
         match self.repeats {
-            true => rest.weigh(self.weights, word),
-            false => rest.weigh_without(self.weights, word, drawn),
+            true => unseen.weigh(self.weights, word),
+            false => unseen.weigh_without(self.weights, word, drawn),
         }
     }
 }
@@ -66,7 +66,7 @@ impl<'s> Sampling<'s> {
             sampler,
             attempts: Attempts::new(key, purpose),
             seen: Seen::default(),
-            rest: Rest::default(),
+            unseen: Unseen::default(),
             rejected: Vec::new(),
             undo: Vec::new(),
         }
@@ -86,7 +86,7 @@ impl<'s> Sampling<'s> {
         if needed == 0 || out.is_empty() {
             return Ok(());
         }
-        self.rest.clear();
+        self.unseen.clear();
         match sampler.weights() {
             Some(weights) => {
                 let repeats = sampler.repeats();
@@ -116,7 +116,7 @@ impl<'s> Sampling<'s> {
         }
         if sampler.repeats() {
             attempts.again(proposal, first, rejected, is_new, |i, found| {
-                out[i as usize] = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.rest, |_| false));
+                out[i as usize] = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.unseen, |_| false));
             });
         } else {
             self.make_distinct(proposal, items, first, out);
@@ -141,7 +141,7 @@ impl<'s> Sampling<'s> {
                 let item = &mut behind[0];
                 if rejected.next_if(|next| **next as usize == i).is_some() || has(*item) {
                     let found = attempts.later(proposal, first + i as u64, 1, &|item| !has(item));
-                    *item = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.rest, has));
+                    *item = found.unwrap_or_else(|spent| proposal.last(spent, &mut self.unseen, has));
                 }
                 if seen.insert(*item) {
                     self.undo.push(*item);
@@ -155,7 +155,7 @@ impl<'s> Sampling<'s> {
     fn by_rank(&mut self, items: &[u32], first: u64, out: &mut [u32]) {
         let sampler = self.sampler;
         let (attempts, rejected) = (&mut self.attempts, &mut self.rejected);
-        let list = self.rest.list(items, sampler.num_items());
+        let list = self.unseen.list(items, sampler.num_items());
         let count = list.len() as u32;
         if sampler.repeats() {
             let any = Uniform::below(count);

@@ -1,7 +1,7 @@
 //! From interactions as they come to positives: what `Interactions` needs that goes through all of them.
 
 use fastpipe_engine::default_threads;
-use fastpipe_interactions::{Compressed, Interactions, Numbered, Rows, Stays, Time, compress, number};
+use fastpipe_interactions::{Csr, DenseIds, Interactions, Rows, Stays, Time, dense_ids, to_csr};
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ type Arrays<'py> = (
     Option<Bound<'py, PyArray1<u32>>>,
 );
 
-fn arrays(py: Python<'_>, rows: Compressed) -> PyResult<Arrays<'_>> {
+fn arrays(py: Python<'_>, rows: Csr) -> PyResult<Arrays<'_>> {
     let sequence = rows.sequence.map(|sequence| array(py, sequence)).transpose()?;
     Ok((array(py, rows.offsets)?, array(py, rows.items)?, sequence))
 }
@@ -38,7 +38,7 @@ pub(crate) fn number_ids<'py>(
         ($($t:ty),*) => {$(
             if let Ok(ids) = ids.extract::<PyReadonlyArray1<'py, $t>>() {
                 let ids = ids.as_slice()?;
-                let Numbered { distinct, codes } = py.detach(|| number(ids, threads)).py(py)?;
+                let DenseIds { distinct, codes } = py.detach(|| dense_ids(ids, threads)).py(py)?;
                 return Ok((array(py, distinct)?, array(py, codes)?));
             }
         )*};
@@ -97,7 +97,7 @@ fn rows<'py, T: Time>(
     (num_users, stays, threads): (usize, Stays, usize),
 ) -> PyResult<Arrays<'py>> {
     let all = Interactions { users, items, times };
-    let rows = py.detach(|| compress(all, num_users, stays, threads));
+    let rows = py.detach(|| to_csr(all, num_users, stays, threads));
     arrays(py, rows.py(py)?)
 }
 

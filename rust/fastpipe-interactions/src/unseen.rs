@@ -4,14 +4,14 @@ use crate::alias::Weights;
 
 /// The items that one user has not seen, and the sums of their weights. Made where they are needed.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct Unseen {
     items: Vec<u32>,
     is_listed: bool,
     /// For each of the items the sum of the weights up to and with it.
     sums: Vec<f64>,
 }
 
-impl Rest {
+impl Unseen {
     /// Begins with another user.
     pub(crate) fn clear(&mut self) {
         self.is_listed = false;

@@ -2,9 +2,9 @@
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
-use crate::compress::Compressed;
+use crate::csr::Csr;
 
-/// Positives in compressed sparse rows: see [`Compressed`].
+/// Positives in compressed sparse rows: see [`Csr`].
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
     offsets: &'a [i64],
@@ -13,7 +13,7 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Takes rows, which must be such as [`Compressed`] has.
+    /// Takes rows, which must be such as [`Csr`] has.
     pub fn new(offsets: &'a [i64], items: &'a [u32], sequence: Option<&'a [u32]>) -> Result<Rows<'a>> {
         let ascend = offsets.windows(2).all(|pair| pair[0] <= pair[1]);
         let ends = (
@@ -76,7 +76,7 @@ impl<'a> Rows<'a> {
     }
 
     /// Those that are marked, of the same users. Places in histories close up.
-    pub fn keep(&self, kept: &[bool]) -> Result<Compressed> {
+    pub fn keep(&self, kept: &[bool]) -> Result<Csr> {
         if kept.len() != self.items.len() {
             return Err(Error::new(ErrorKind::Shape, "expected as many marks as positives"));
         }
@@ -119,7 +119,7 @@ impl<'a> Rows<'a> {
             }
             out.extend(chosen(all).map(|place| places[place as usize]));
         }
-        Ok(Compressed {
+        Ok(Csr {
             offsets,
             items,
             sequence,
@@ -140,9 +140,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::compress::{Interactions, Stays, compress};
+    use crate::csr::{Interactions, Stays, to_csr};
 
-    fn of(rows: &[(u32, u32)]) -> Compressed {
+    fn of(rows: &[(u32, u32)]) -> Csr {
         let users: Vec<_> = rows.iter().map(|row| row.0).collect();
         let items: Vec<_> = rows.iter().map(|row| row.1).collect();
         let times: Vec<i64> = (0..rows.len() as i64).map(|i| i * 7 % 5).collect();
@@ -151,7 +151,7 @@ mod tests {
             items: &items,
             times: Some(&times[..]),
         };
-        compress(all, 8, Stays::First, 1).unwrap()
+        to_csr(all, 8, Stays::First, 1).unwrap()
     }
 
     proptest! {

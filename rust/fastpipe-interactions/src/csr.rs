@@ -14,7 +14,7 @@ const NUMBER: u32 = 33;
 
 /// The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Compressed {
+pub struct Csr {
     /// Where the items of each user start, and where the last one's end.
     pub offsets: Vec<i64>,
     /// Items.
@@ -78,7 +78,7 @@ impl Time for f32 {
 }
 
 /// Sorts interactions by user and item, and leaves one of several of the same user and item.
-pub fn compress<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, threads: usize) -> Result<Compressed> {
+pub fn to_csr<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, threads: usize) -> Result<Csr> {
     check(&all, users)?;
     let threads = threads_for(all.users.len(), threads);
     let offsets = starts(all.users, users, threads)?;
@@ -98,7 +98,7 @@ pub fn compress<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, t
         }
         items.truncate(end);
         items.shrink_to_fit();
-        return Ok(Compressed {
+        return Ok(Csr {
             offsets: summed(offsets, &lengths),
             items,
             sequence: None,
@@ -132,7 +132,7 @@ pub fn compress<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, t
             Ok(())
         },
     )?;
-    Ok(Compressed {
+    Ok(Csr {
         offsets: summed(offsets, &lengths),
         items,
         sequence: Some(sequence),
@@ -307,7 +307,7 @@ mod tests {
 
     use super::*;
 
-    fn naive(users: &[u32], items: &[u32], times: Option<&[f64]>, count: usize, stays: Stays) -> Compressed {
+    fn naive(users: &[u32], items: &[u32], times: Option<&[f64]>, count: usize, stays: Stays) -> Csr {
         let age = |i: usize| (times.map_or(0.0, |times| times[i]), i);
         let mut chosen: BTreeMap<(u32, u32), usize> = BTreeMap::new();
         for i in 0..users.len() {
@@ -326,7 +326,7 @@ mod tests {
                 .filter(|&(&(u, _), &j)| u == user && age(j) < age(i))
                 .count() as u32
         };
-        Compressed {
+        Csr {
             offsets,
             items: chosen.keys().map(|&(_, item)| item).collect(),
             sequence: times.map(|_| chosen.iter().map(|(&(user, _), &i)| before(user, i)).collect()),
@@ -346,7 +346,7 @@ mod tests {
             let stays = if last { Stays::Last } else { Stays::First };
             for times in [None, Some(&times[..])] {
                 let all = Interactions { users: &users, items: &items, times };
-                prop_assert_eq!(compress(all, 7, stays, threads).unwrap(), naive(&users, &items, times, 7, stays));
+                prop_assert_eq!(to_csr(all, 7, stays, threads).unwrap(), naive(&users, &items, times, 7, stays));
             }
         }
 
@@ -374,9 +374,9 @@ mod tests {
                 items: &items,
                 times,
             };
-            let one = compress(all, 2000, Stays::First, 1).unwrap();
+            let one = to_csr(all, 2000, Stays::First, 1).unwrap();
             for threads in [2, 3, 16] {
-                assert!(compress(all, 2000, Stays::First, threads).unwrap() == one);
+                assert!(to_csr(all, 2000, Stays::First, threads).unwrap() == one);
             }
         }
     }
@@ -390,7 +390,7 @@ mod tests {
             of(&[0], &[], None),
             of(&[0], &[0], Some(&[])),
         ] {
-            assert!(compress(wrong, 2, Stays::First, 1).is_err());
+            assert!(to_csr(wrong, 2, Stays::First, 1).is_err());
         }
     }
 }

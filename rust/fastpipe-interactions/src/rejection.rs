@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use fastpipe_random::{AT_ONCE, Blocks, Draws, Key, LANES, Purpose};
 
-use crate::rest::Rest;
+use crate::unseen::Unseen;
 
 /// What bits stand for.
 pub(crate) trait Proposal: Copy {
@@ -17,8 +17,8 @@ pub(crate) trait Proposal: Copy {
     /// Whether no attempt is made with the words of a round.
     fn spent(&self, round: u64, words: &[u64; 4]) -> Option<Self::Spent>;
 
-    /// Draws when attempts have come to an end: one of `rest`, without the items that are `drawn`.
-    fn last(&self, spent: Self::Spent, rest: &mut Rest, drawn: impl Fn(u32) -> bool) -> u32;
+    /// Draws when attempts have come to an end: one of `unseen`, without the items that are `drawn`.
+    fn last(&self, spent: Self::Spent, unseen: &mut Unseen, drawn: impl Fn(u32) -> bool) -> u32;
 
     /// The item that the lower bits of a word stand for, and whether it counts.
     fn item(&self, bits: u64) -> (u32, bool);
@@ -63,7 +63,7 @@ impl Proposal for Uniform {
         None
     }
 
-    fn last(&self, spent: Infallible, _rest: &mut Rest, _drawn: impl Fn(u32) -> bool) -> u32 {
+    fn last(&self, spent: Infallible, _rest: &mut Unseen, _drawn: impl Fn(u32) -> bool) -> u32 {
         match spent {}
     }
 

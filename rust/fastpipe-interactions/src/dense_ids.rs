@@ -48,7 +48,7 @@ ids! {
 
 /// Ids, numbered.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Numbered {
+pub struct DenseIds {
     /// Each id once, in ascending order.
     pub distinct: Vec<u64>,
     /// The place of each id that came.
@@ -56,7 +56,7 @@ pub struct Numbered {
 }
 
 /// Numbers ids, none of which is negative, on up to this many threads.
-pub fn number<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
+pub fn dense_ids<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let mut most = shares(ids.len(), threads).map(|share| (share, 0)).collect::<Vec<_>>();
     let tasks = most.iter_mut().collect();
     let largest = |(): &mut (), _, (share, most): &mut (std::ops::Range<usize>, u64)| {
@@ -73,7 +73,7 @@ pub fn number<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
 }
 
 /// Numbers ids up to `most` by a bitmap.
-fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<Numbered> {
+fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
     let count = (most / 64 + 1) as usize;
     let mut words: Vec<AtomicU64> = try_with_capacity(count, "ids")?;
     words.resize_with(count, AtomicU64::default);
@@ -113,13 +113,13 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<Numbered> {
         let (word, bit) = at(id);
         before[(id / 64) as usize] + (word.load(Relaxed) & (bit - 1)).count_ones()
     })?;
-    Ok(Numbered { distinct, codes })
+    Ok(DenseIds { distinct, codes })
 }
 
 type Table = HashMap<u64, u32, BuildHasherDefault<Mixed>>;
 
 /// Numbers any ids by hash tables.
-fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
+fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let count = threads.clamp(1, 1 + ids.len() / AT_ONCE);
     let share_of = |id: u64| (((mix(id) >> 32) * count as u64) >> 32) as usize;
     let mut tables: Vec<Table> = (0..count).map(|_| Table::default()).collect();
@@ -164,7 +164,7 @@ fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<Numbered> {
         },
     )?;
     let codes = coded(ids, threads, |id| tables[share_of(id)][&id])?;
-    Ok(Numbered { distinct, codes })
+    Ok(DenseIds { distinct, codes })
 }
 
 /// The code of each id.
@@ -228,13 +228,13 @@ mod tests {
 
     use super::*;
 
-    fn naive(ids: &[u64]) -> Numbered {
+    fn naive(ids: &[u64]) -> DenseIds {
         let distinct: Vec<u64> = ids.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
         let codes = ids
             .iter()
             .map(|id| distinct.binary_search(id).unwrap() as u32)
             .collect();
-        Numbered { distinct, codes }
+        DenseIds { distinct, codes }
     }
 
     proptest! {
@@ -249,7 +249,7 @@ mod tests {
             threads in 1..5_usize,
         ) {
             let wanted = naive(&ids);
-            prop_assert_eq!(&number(&ids, threads).unwrap(), &wanted);
+            prop_assert_eq!(&dense_ids(&ids, threads).unwrap(), &wanted);
             prop_assert_eq!(&hashed(&ids, threads).unwrap(), &wanted);
         }
     }
@@ -260,10 +260,10 @@ mod tests {
             let ids: Vec<u64> = (0..5 * AT_ONCE as u64).map(|i| mix(i) % 1000 * scale).collect();
             let wanted = naive(&ids);
             for threads in [1, 3, 8] {
-                assert!(number(&ids, threads).unwrap() == wanted);
+                assert!(dense_ids(&ids, threads).unwrap() == wanted);
                 assert!(hashed(&ids, threads).unwrap() == wanted);
             }
         }
-        assert_eq!(number(&[3_u8, 0, 255], 2).unwrap().codes, [1, 0, 2]);
+        assert_eq!(dense_ids(&[3_u8, 0, 255], 2).unwrap().codes, [1, 0, 2]);
     }
 }
