@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use fastpipe_items::{Board, Claim, RowKind};
+use fastpipe_loader::{Claim, ControlBlock, RowKind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyWeakrefMethods, PyWeakrefReference};
@@ -14,7 +14,7 @@ use super::read::Rows;
 /// A batch whose items are made, for the worker that makes a batch of them.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemBatch {
-    board: Board,
+    block: ControlBlock,
     claim: Claim,
     layout: Option<Py<ItemLayout>>,
     /// Until the batch was made.
@@ -44,9 +44,9 @@ impl ItemBatch {
         let plan = layout.map(|layout| layout.plan(rows)).transpose()?;
         let slab = plan
             .as_ref()
-            .and_then(|plan| self.board.slab(self.claim.slot, self.claim.rows, plan.end));
+            .and_then(|plan| self.block.slab(self.claim.slot, self.claim.rows, plan.end));
         for row in 0..self.claim.rows {
-            let item = match (self.board.row(self.claim.slot, row), layout, &plan, slab) {
+            let item = match (self.block.row(self.claim.slot, row), layout, &plan, slab) {
                 ((RowKind::Odd, (offset, len)), ..) => load.call1((&memory, offset, len))?,
                 ((RowKind::Placed, _), Some(layout), Some(plan), Some(slab)) => {
                     let all = Rows {
@@ -85,21 +85,26 @@ impl ItemBatch {
         drop(memory);
         if let Some(memory) = seen.upgrade() {
             let memory = memory.cast_into::<ItemMemory>()?;
-            memory.get().keep(self.board.detach(self.claim.slot));
+            memory.get().keep(self.block.detach(self.claim.slot));
             return Ok(true);
         }
         if !keep {
-            self.board.clear(self.claim.slot);
+            self.block.clear(self.claim.slot);
         }
         Ok(false)
     }
 }
 
 impl ItemBatch {
-    pub(crate) fn new(py: Python<'_>, board: Board, claim: Claim, layout: Option<Py<ItemLayout>>) -> PyResult<Self> {
-        let memory = Py::new(py, ItemMemory::new(board.clone(), None))?;
+    pub(crate) fn new(
+        py: Python<'_>,
+        block: ControlBlock,
+        claim: Claim,
+        layout: Option<Py<ItemLayout>>,
+    ) -> PyResult<Self> {
+        let memory = Py::new(py, ItemMemory::new(block.clone(), None))?;
         Ok(ItemBatch {
-            board,
+            block,
             claim,
             layout,
             memory: Mutex::new(Some(memory)),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fastpipe_items::{Activity, Board, Consumer, Failure, Indices, Joining, MakerView, Options, Slab, State};
+use fastpipe_loader::{Activity, Consumer, ControlBlock, Failure, Indices, Joining, Options, Slab, State, WorkerView};
 use fastpipe_memory::SharedMemory;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -28,7 +28,8 @@ type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize
 
 #[pymethods]
 impl ItemConsumer {
-    /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if makers make batches, 2 if joiners do.
+    /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if item workers make batches, 2 if batch
+    /// workers do.
     #[new]
     #[pyo3(signature = (*, makers, joiners, slots, joining, whole, turns, ahead, slack, most, shared))]
     #[allow(clippy::too_many_arguments)] // Keywords in Python.
@@ -48,8 +49,8 @@ impl ItemConsumer {
             return Err(PyValueError::new_err("there are no workers, or no batches"));
         }
         let options = Options {
-            makers,
-            joiners,
+            item_workers: makers,
+            batch_workers: joiners,
             slots,
             joining: match joining {
                 0 => Joining::InPlace,
@@ -75,7 +76,7 @@ impl ItemConsumer {
         #[cfg(target_os = "linux")]
         {
             use std::os::fd::AsRawFd;
-            self.board().arena().memory().file().map(|file| file.as_raw_fd())
+            self.block().arena().memory().file().map(|file| file.as_raw_fd())
         }
         #[cfg(not(target_os = "linux"))]
         None
@@ -185,12 +186,12 @@ impl ItemConsumer {
         }
         match self.consumer.take(batch) {
             Ok(taken) => {
-                let memory = Bound::new(py, ItemMemory::new(self.board().clone(), Some(taken.lent)))?;
+                let memory = Bound::new(py, ItemMemory::new(self.block().clone(), Some(taken.lent)))?;
                 let slab = taken.slab.map_or(0, |(offset, _)| offset);
                 Ok(Outcome::Taken((memory, taken.rows, taken.layout, slab, taken.result)))
             }
             Err((Failure::Row { row, offset, len }, lent)) => {
-                let memory = Bound::new(py, ItemMemory::new(self.board().clone(), Some(lent)))?;
+                let memory = Bound::new(py, ItemMemory::new(self.block().clone(), Some(lent)))?;
                 Ok(Outcome::Row(("row", memory, row, offset, len)))
             }
             Err((
@@ -210,7 +211,7 @@ impl ItemConsumer {
         self.consumer.cancel(batches);
     }
 
-    /// Makers that have nothing to do, and wait.
+    /// Item workers that have nothing to do, and wait.
     fn idle(&self) -> usize {
         self.consumer.idle()
     }
@@ -222,39 +223,39 @@ impl ItemConsumer {
 
     /// Whether all workers have begun.
     fn has_begun(&self) -> bool {
-        self.board().has_begun()
+        self.block().has_begun()
     }
 
     /// What the first worker says that couldn't begin: memory, offset, and bytes; None while there is none.
     fn refusal<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, ItemMemory>, usize, usize)>> {
-        let Some((offset, len)) = self.board().refusal() else {
+        let Some((offset, len)) = self.block().refusal() else {
             return Ok(None);
         };
-        let memory = Bound::new(py, ItemMemory::new(self.board().clone(), None))?;
+        let memory = Bound::new(py, ItemMemory::new(self.block().clone(), None))?;
         Ok(Some((memory, offset, len)))
     }
 
     /// Lets all workers end.
     fn stop(&self) {
-        self.board().stop();
+        self.block().stop();
     }
 
     /// The number of the layout that batches begin with, and its description; None if there is none.
     fn layout<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
-        let layout = self.board().layout()?;
+        let layout = self.block().layout()?;
         Some((layout, self.description(py, layout)?))
     }
 
     /// The description of a layout.
     fn description<'py>(&self, py: Python<'py>, layout: u32) -> Option<Bound<'py, PyBytes>> {
-        let (offset, len) = self.board().description(layout)?;
-        let memory = ItemMemory::new(self.board().clone(), None);
+        let (offset, len) = self.block().description(layout)?;
+        let memory = ItemMemory::new(self.block().clone(), None);
         memory.copied(py, offset, len).ok()
     }
 
     /// Tells of a layout that was learned before, if there is none yet.
     fn tell(&self, py: Python<'_>, description: &[u8]) -> PyResult<()> {
-        let told = self.board().tell_of(description);
+        let told = self.block().tell_of(description);
         told.map_err(|refused| no_memory(py, &refused))
     }
 
@@ -266,12 +267,12 @@ impl ItemConsumer {
 
     /// Bytes of memory that batches may take.
     fn set_most(&self, most: u64) {
-        self.board().arena().set_most(most);
+        self.block().arena().set_most(most);
     }
 
-    /// What each worker says of itself: makers first.
+    /// What each worker says of itself: item workers first.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        self.board().views().iter().map(|view| told(py, view)).collect()
+        self.block().views().iter().map(|view| told(py, view)).collect()
     }
 }
 
@@ -303,14 +304,14 @@ enum Outcome<'py> {
 }
 
 impl ItemConsumer {
-    pub(crate) fn board(&self) -> &Board {
-        self.consumer.board()
+    pub(crate) fn block(&self) -> &ControlBlock {
+        self.consumer.block()
     }
 
     /// Bytes of a slab for so many rows, and how many of them are for these.
     fn sizes(&self, layout: &ItemLayout, rows: usize) -> PyResult<(usize, usize)> {
         let end = layout.plan(rows)?.end;
-        Ok((end.saturating_add(rows.saturating_mul(self.board().tail())), end))
+        Ok((end.saturating_add(rows.saturating_mul(self.block().tail())), end))
     }
 }
 
@@ -323,7 +324,7 @@ fn numbers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
     Some(found)
 }
 
-fn told<'py>(py: Python<'py>, view: &MakerView) -> PyResult<Bound<'py, PyDict>> {
+fn told<'py>(py: Python<'py>, view: &WorkerView) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     let activity = match view.activity {
         Activity::Starting => "starting",

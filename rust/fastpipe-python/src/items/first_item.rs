@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, nanos};
+use fastpipe_loader::{Claim, ControlBlock, nanos};
 use pyo3::prelude::*;
 
 /// Bytes of a batch that may be laid out as one item is.
@@ -49,8 +49,8 @@ impl<'py> FirstItem<'py> {
     }
 
     /// The item, once its layout is settled: it is kept no longer.
-    pub(super) fn take_settled(&mut self, board: &Board) -> Option<Kept<'py>> {
-        if self.kept.is_none() || board.layout().is_none() {
+    pub(super) fn take_settled(&mut self, block: &ControlBlock) -> Option<Kept<'py>> {
+        if self.kept.is_none() || block.layout().is_none() {
             return None;
         }
         self.kept.take()
@@ -79,12 +79,12 @@ impl<'py> FirstItem<'py> {
     }
 
     /// Waits for a second item, as long as others make some; else the first one has to do.
-    pub(super) fn wait_for_second(&self, py: Python<'_>, board: &Board, maker: usize) {
+    pub(super) fn wait_for_second(&self, py: Python<'_>, block: &ControlBlock, maker: usize) {
         let waited = self.kept.as_ref().map_or(0, |kept| nanos().saturating_sub(kept.since));
-        if board.others_make(maker) && u128::from(waited) < PATIENCE.as_nanos() {
-            py.detach(|| board.wait_for_work(maker, LOOK));
+        if block.others_make(maker) && u128::from(waited) < PATIENCE.as_nanos() {
+            py.detach(|| block.wait_for_work(maker, LOOK));
         } else {
-            board.settle_first_layout();
+            block.settle_first_layout();
         }
     }
 }

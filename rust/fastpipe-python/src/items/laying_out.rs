@@ -1,7 +1,7 @@
 //! How workers agree on layouts of items.
 #![allow(unsafe_code)]
 
-use fastpipe_items::LastLayout;
+use fastpipe_loader::LastLayout;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -14,35 +14,35 @@ use super::worker::Loop;
 impl<'py> Loop<'_, 'py> {
     /// The layout that batches begin with, of which this item is one of the first.
     pub(super) fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<First> {
-        let board = &self.worker.board;
+        let block = &self.worker.block;
         loop {
-            if let Some(layout) = board.layout() {
+            if let Some(layout) = block.layout() {
                 return Ok(First::Is(layout));
             }
-            let known = board.last_layout();
+            let known = block.last_layout();
             match self.describe(py, item, known)? {
                 Some(LastLayout::Own(layout)) if known == 0 => {
                     if self.layout(py, layout)?.get().plan(rows)?.end > LARGE {
                         return Ok(First::Proposed);
                     }
-                    board.settle_first_layout();
+                    block.settle_first_layout();
                 }
                 // Of two items; or another worker's, which this one is to be held against.
                 Some(_) => {}
                 None if known == 0 => return Ok(First::None),
-                None => board.settle_first_layout(),
+                None => block.settle_first_layout(),
             }
         }
     }
 
     /// Writes the item that was kept, once its layout is settled.
     pub(super) fn place_kept(&mut self, py: Python<'py>) -> PyResult<()> {
-        let board = &self.worker.board;
-        let Some(Kept { claim, row, item, .. }) = self.first.take_settled(board) else {
+        let block = &self.worker.block;
+        let Some(Kept { claim, row, item, .. }) = self.first.take_settled(block) else {
             return Ok(());
         };
         self.room.get().turn_to(&claim);
-        if !board.is_needless(claim.slot, row)
+        if !block.is_needless(claim.slot, row)
             && let Err(error) = self.write(py, &claim, row, &item)
         {
             self.fail(py, &claim, row, error)?;
@@ -52,7 +52,7 @@ impl<'py> Loop<'_, 'py> {
 
     /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
     pub(super) fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
-        if self.worker.board.layout() == Some(known) {
+        if self.worker.block.layout() == Some(known) {
             self.describe(py, item, known)?;
         }
         Ok(())
@@ -61,8 +61,8 @@ impl<'py> Loop<'_, 'py> {
     /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
     /// one.
     fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<LastLayout>> {
-        let board = &self.worker.board;
-        let before = match board.description(known) {
+        let block = &self.worker.block;
+        let before = match block.description(known) {
             Some((offset, len)) => Some(self.bytes(py, offset, len)?),
             None => None,
         };
@@ -76,12 +76,12 @@ impl<'py> Loop<'_, 'py> {
             // SAFETY: there is room for as many bytes as are told.
             unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         };
-        let told = board.tell(self.worker.number, known, bytes.len(), write);
+        let told = block.tell(self.worker.number, known, bytes.len(), write);
         told.map_err(|refused| no_memory(py, &refused))
     }
 
     fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let at = self.worker.board.at(offset, len).ok_or_else(outside)?;
+        let at = self.worker.block.at(offset, len).ok_or_else(outside)?;
         // SAFETY: descriptions are written before they are told of, and never change.
         Ok(PyBytes::new(py, unsafe {
             std::slice::from_raw_parts(at.as_ptr(), len)
@@ -94,7 +94,7 @@ impl<'py> Loop<'_, 'py> {
         if let Some(Some(layout)) = self.layouts.get(at) {
             return Ok(layout.clone_ref(py));
         }
-        let (offset, len) = self.worker.board.description(number).ok_or_else(outside)?;
+        let (offset, len) = self.worker.block.description(number).ok_or_else(outside)?;
         let description = self.bytes(py, offset, len)?;
         let layout = self
             .helper

@@ -1,6 +1,6 @@
 //! Layouts: where in a slab each part of an item goes.
 
-use fastpipe_items::SlabPlan;
+use fastpipe_loader::SlabPlan;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;

@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use fastpipe_items::{Board, Lent};
+use fastpipe_loader::{ControlBlock, Lent};
 use fastpipe_memory::Extent;
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, dtype};
 use pyo3::exceptions::PyValueError;
@@ -15,7 +15,7 @@ use crate::raw::view;
 /// Memory that arrays of a batch lie in: the base of these arrays. When the last of them dies, it is used again.
 #[pyclass(frozen, weakref, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemMemory {
-    board: Board,
+    block: ControlBlock,
     /// What the consumer has.
     _lent: Option<Lent>,
     /// What a worker has kept, since somebody looks at it.
@@ -47,7 +47,7 @@ impl ItemMemory {
     fn pieces(&self) -> Vec<(usize, usize)> {
         let pieces = self._lent.iter().flat_map(Lent::pieces);
         let address = |piece: &Extent| {
-            self.board
+            self.block
                 .at(piece.offset, piece.len)
                 .map(|at| (at.addr().get(), piece.len))
         };
@@ -56,29 +56,29 @@ impl ItemMemory {
 
     /// The offset of bytes of this process's that lie in the memory; None if not all of them do.
     fn offset(&self, address: usize, len: usize) -> Option<usize> {
-        let memory = self.board.arena().memory();
+        let memory = self.block.arena().memory();
         let offset = address.checked_sub(memory.start().addr().get())?;
-        self.board.at(offset, len).map(|_| offset)
+        self.block.at(offset, len).map(|_| offset)
     }
 }
 
 impl ItemMemory {
-    pub(crate) fn new(board: Board, lent: Option<Lent>) -> Self {
+    pub(crate) fn new(block: ControlBlock, lent: Option<Lent>) -> Self {
         ItemMemory {
-            board,
+            block,
             _lent: lent,
             kept: Mutex::default(),
             process: std::process::id(),
         }
     }
 
-    pub(crate) fn board(&self) -> &Board {
-        &self.board
+    pub(crate) fn block(&self) -> &ControlBlock {
+        &self.block
     }
 
     /// A copy of bytes.
     pub(crate) fn copied<'py>(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let start = self.board.at(offset, len).ok_or_else(outside)?;
+        let start = self.block.at(offset, len).ok_or_else(outside)?;
         // SAFETY: the bytes are within the memory, which stays mapped; whoever was told of the offset has been told of
         // bytes that were written before.
         Ok(PyBytes::new(py, unsafe {
@@ -102,7 +102,7 @@ impl ItemMemory {
             .iter()
             .try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
         let start = len
-            .and_then(|len| slf.get().board.at(offset, len))
+            .and_then(|len| slf.get().block.at(offset, len))
             .ok_or_else(outside)?;
         if !start.addr().get().is_multiple_of(dtype.alignment()) {
             return Err(outside());
@@ -118,7 +118,7 @@ impl Drop for ItemMemory {
         let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
         if self.process == std::process::id() {
             for piece in kept {
-                self.board.arena().forget(piece);
+                self.block.arena().forget(piece);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Items made by Python in several workers, written once into their batches: what `fastpipe.torch.DataLoader` is made
 //! of.
 //!
-//! `fastpipe-items` knows who does what, and where; here items become bytes and bytes arrays. What is done once for a
+//! `fastpipe-loader` knows who does what, and where; here items become bytes and bytes arrays. What is done once for a
 //! data set, or seldom (to describe an item, to pickle one that has no place in a slab, to collate), is Python's.
 
 mod batch;

@@ -3,7 +3,7 @@
 //! Python describes an item (`fastpipe.torch.loader._structure`); the description is compiled to a tree, which is
 //! walked for each item.
 
-use fastpipe_items::CELL;
+use fastpipe_loader::CELL;
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

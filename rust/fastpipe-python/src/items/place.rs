@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 
-use fastpipe_items::Board;
+use fastpipe_loader::ControlBlock;
 use numpy::npyffi::PY_ARRAY_API;
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::prelude::*;
@@ -19,7 +19,7 @@ const LONG: usize = 256 << 10;
 
 /// A row of a slab, and where values go that have no place there.
 pub(crate) struct Row<'a, 'py> {
-    pub(crate) board: &'a Board,
+    pub(crate) block: &'a ControlBlock,
     /// Where the arrays of the parts begin.
     pub(crate) starts: &'a [usize],
     pub(crate) widths: &'a [usize],
@@ -37,7 +37,7 @@ impl<'py> Row<'_, 'py> {
     fn at(&self, part: usize) -> Option<NonNull<u8>> {
         let width = *self.widths.get(part)?;
         let offset = self.slab + self.starts.get(part)? + width * self.row;
-        self.board.at(offset, width)
+        self.block.at(offset, width)
     }
 
     /// Writes numbers to the cell of a part.

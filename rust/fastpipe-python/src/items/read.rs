@@ -1,7 +1,7 @@
 //! Bytes to items, for whoever makes a batch of them, and to the parts of a batch.
 #![allow(unsafe_code)]
 
-use fastpipe_items::SlabPlan;
+use fastpipe_loader::SlabPlan;
 use numpy::{PyArrayDescr, dtype};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -33,7 +33,7 @@ impl<'py> Rows<'_, 'py> {
     }
 
     fn read(&self, offset: usize, len: usize) -> PyResult<&[u8]> {
-        let start = self.memory.get().board().at(offset, len).ok_or_else(outside)?;
+        let start = self.memory.get().block().at(offset, len).ok_or_else(outside)?;
         // SAFETY: as in `ItemMemory::bytes`. Rows that are read are finished, and nobody writes them any more.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }

@@ -4,7 +4,7 @@
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use fastpipe_items::{Board, Claim, Written};
+use fastpipe_loader::{Claim, ControlBlock, Written};
 use fastpipe_memory::Refused;
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyMemoryError;
@@ -16,7 +16,7 @@ use super::memory::outside;
 /// Where a worker writes what belongs to a batch, or what it says before it has one.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemRoom {
-    board: Board,
+    block: ControlBlock,
     state: Mutex<(Option<Place>, Written)>,
 }
 
@@ -47,7 +47,7 @@ impl ItemRoom {
 
     /// Writes bytes that lie elsewhere in the memory once more. Returns their offset.
     fn copy(&self, py: Python<'_>, offset: usize, len: usize) -> PyResult<usize> {
-        let from = self.board.at(offset, len).ok_or_else(outside)?;
+        let from = self.block.at(offset, len).ok_or_else(outside)?;
         let (offset, to) = self.take(py, len)?;
         // SAFETY: both are within the memory; the room was just taken, and is another place.
         unsafe { to.as_ptr().copy_from(from.as_ptr(), len) };
@@ -56,9 +56,9 @@ impl ItemRoom {
 }
 
 impl ItemRoom {
-    pub(crate) fn new(board: Board) -> Self {
+    pub(crate) fn new(block: ControlBlock) -> Self {
         ItemRoom {
-            board,
+            block,
             state: Mutex::default(),
         }
     }
@@ -77,12 +77,12 @@ impl ItemRoom {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (place, written) = &mut *state;
         let offset = match *place {
-            Some(Place { slot, turn }) => self.board.room(slot, turn, written, len),
+            Some(Place { slot, turn }) => self.block.room(slot, turn, written, len),
             // It is of no batch, and stays.
-            None => self.board.arena().take(len).map(|piece| piece.offset),
+            None => self.block.arena().take(len).map(|piece| piece.offset),
         };
         let offset = offset.map_err(|refused| no_memory(py, &refused))?;
-        Ok((offset, self.board.at(offset, len).ok_or_else(outside)?))
+        Ok((offset, self.block.at(offset, len).ok_or_else(outside)?))
     }
 }
 

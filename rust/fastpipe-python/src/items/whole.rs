@@ -1,6 +1,6 @@
 //! Batches that one worker makes in one piece.
 
-use fastpipe_items::{Claim, Held, nanos};
+use fastpipe_loader::{Claim, StealableRows, nanos};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
@@ -21,43 +21,43 @@ impl<'py> Loop<'_, 'py> {
         claim: &Claim,
         run: impl FnOnce(&Self, WholeClaim<'_>) -> PyResult<(usize, usize)>,
     ) -> PyResult<()> {
-        let board = &self.worker.board;
+        let block = &self.worker.block;
         let found = self.indices(py, claim).and_then(|numbers| {
             self.worker.current.set(claim.seed, claim.number, BATCH);
             // Its slab is for what is made of it.
-            board.clear(claim.slot);
+            block.clear(claim.slot);
             run(self, WholeClaim { claim, numbers })
         });
         let done = match found {
             Ok(found) => {
-                board.set_result(claim.slot, found);
+                block.set_result(claim.slot, found);
                 Ok(())
             }
             Err(error) => self.fail(py, claim, 0, error),
         };
-        board.finish_whole(claim.slot);
+        block.finish_whole(claim.slot);
         done
     }
 
     /// Makes a batch of what the data set has for all its indices at once.
     pub(super) fn join_indices(&self, whole: WholeClaim<'_>, join: &Bound<'py, PyAny>) -> PyResult<(usize, usize)> {
         let WholeClaim { claim, numbers } = whole;
-        let (ItemWorker { board, number, .. }, py) = (self.worker, self.room.py());
+        let (ItemWorker { block, number, .. }, py) = (self.worker, self.room.py());
         let indices = (0..claim.rows).map(|row| self.index(py, claim, numbers, row));
         let (indices, plain): (Vec<_>, Vec<_>) = indices.collect::<PyResult<Vec<_>>>()?.into_iter().unzip();
         let begun = nanos();
-        board.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
+        block.begin_item(*number, claim.number, 0, plain.first().copied().flatten(), begun);
         let arguments = (PyList::new(py, indices)?, &self.room, claim.seed, claim.number);
         let found = join.call1(arguments).and_then(|found| found.extract());
-        board.end_item(*number, nanos().saturating_sub(begun));
+        block.end_item(*number, nanos().saturating_sub(begun));
         found
     }
 
     /// Makes all items of a batch, and a batch of them. Nobody else needs the items, unless one of them takes so long
     /// that others make some; then they are written for whoever joins the batch.
     pub(super) fn own(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
-        let board = &self.worker.board;
-        let mut held = board.hold(self.worker.number, claim);
+        let block = &self.worker.block;
+        let mut held = block.hold(self.worker.number, claim);
         let mut items = Vec::new();
         let made = self.items(py, claim, &mut held, &mut items);
         let end = held.close();
@@ -75,7 +75,7 @@ impl<'py> Loop<'_, 'py> {
                 done = done.and(self.fail(py, claim, row, error));
             }
         }
-        board.note_placing(self.worker.number, nanos().saturating_sub(begun), written);
+        block.note_placing(self.worker.number, nanos().saturating_sub(begun), written);
         if let Err(error) = made {
             done = done.and(self.fail(py, claim, claim.first + written as u32, error));
         }
@@ -88,16 +88,16 @@ impl<'py> Loop<'_, 'py> {
         &mut self,
         py: Python<'py>,
         claim: &Claim,
-        held: &mut Held<'_>,
+        held: &mut StealableRows<'_>,
         items: &mut Vec<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
-        let board = &self.worker.board;
+        let block = &self.worker.block;
         let numbers = self.indices(py, claim)?;
         let begun = nanos();
         let mut last = begun;
         for row in held {
             let (index, plain) = self.index(py, claim, numbers, row)?;
-            board.begin_item(self.worker.number, claim.number, row, plain, last);
+            block.begin_item(self.worker.number, claim.number, row, plain, last);
             let mut item = self.item(claim, row, &index);
             if item.is_err() && self.drawn()? {
                 self.items_again(py, claim, numbers, items)?;
@@ -105,11 +105,11 @@ impl<'py> Loop<'_, 'py> {
             }
             items.push(item?);
             let now = nanos();
-            board.end_item(self.worker.number, now.saturating_sub(last));
+            block.end_item(self.worker.number, now.saturating_sub(last));
             last = now;
         }
         if let Some(each) = last.saturating_sub(begun).checked_div(items.len() as u64) {
-            board.note_pace(each);
+            block.note_pace(each);
         }
         match self.drawn()? {
             true => self.items_again(py, claim, numbers, items),
@@ -136,14 +136,14 @@ impl<'py> Loop<'_, 'py> {
 
     /// Makes a batch of all its items.
     fn join_own(&self, claim: &Claim, items: Vec<Bound<'py, PyAny>>) -> PyResult<(usize, usize)> {
-        let (board, py) = (&self.worker.board, self.room.py());
+        let (block, py) = (&self.worker.block, self.room.py());
         let items = PyList::new(py, items)?;
-        let timer = board.begin_joining(self.worker.number);
+        let timer = block.begin_joining(self.worker.number);
         let found = self
             .helper
             .join_own
             .call1((items, &self.room, claim.seed, claim.number));
-        board.note_joining(self.worker.number, &timer);
+        block.note_joining(self.worker.number, &timer);
         found?.extract()
     }
 }

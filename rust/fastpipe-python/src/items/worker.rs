@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fastpipe_items::{Board, Claim, Done, Held, Indices, JoinTimer, RowKind, nanos};
+use fastpipe_loader::{Claim, ControlBlock, Done, Indices, JoinTimer, RowKind, StealableRows, nanos};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList};
@@ -22,11 +22,11 @@ use crate::borrowed::opened;
 /// How long a worker waits before it looks whether its program still lives.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A worker: a maker of items, or a joiner of batches.
+/// A worker: an item worker or a batch worker.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemWorker {
-    pub(super) board: Board,
-    /// Among makers, or among joiners.
+    pub(super) block: ControlBlock,
+    /// Among item workers, or among batch workers.
     pub(super) number: usize,
     joins: bool,
     /// Whether it is a thread of the consumer's process.
@@ -47,22 +47,27 @@ pub(super) struct Loop<'a, 'py> {
 
 #[pymethods]
 impl ItemWorker {
-    /// Opens the memory of a file, or that of a consumer in this process. `number` counts makers, or joiners.
+    /// Opens the memory of a file, or that of a consumer in this process. `number` counts item workers, or batch
+    /// workers.
     #[new]
     #[pyo3(signature = (memory, number, *, joins=false))]
     fn new(memory: &Bound<'_, PyAny>, number: usize, joins: bool) -> PyResult<Self> {
-        let (board, threaded) = match memory.cast::<ItemConsumer>() {
-            Ok(consumer) => (consumer.get().board().clone(), true),
-            Err(_) => (Board::open(opened(memory.extract()?)?)?, false),
+        let (block, threaded) = match memory.cast::<ItemConsumer>() {
+            Ok(consumer) => (consumer.get().block().clone(), true),
+            Err(_) => (ControlBlock::open(opened(memory.extract()?)?)?, false),
         };
-        let most = if joins { board.joiners() } else { board.makers() };
+        let most = if joins {
+            block.batch_workers()
+        } else {
+            block.item_workers()
+        };
         if number >= most {
             return Err(pyo3::exceptions::PyValueError::new_err(format!(
                 "there are {most} workers"
             )));
         }
         Ok(ItemWorker {
-            board,
+            block,
             number,
             joins,
             threaded,
@@ -75,13 +80,13 @@ impl ItemWorker {
         let mut all = Loop {
             worker: self,
             helper: Helper::new(helper)?,
-            room: Bound::new(py, ItemRoom::new(self.board.clone()))?,
+            room: Bound::new(py, ItemRoom::new(self.block.clone()))?,
             layouts: Vec::new(),
             indices: None,
             first: FirstItem::default(),
         };
         let done = all.run(py, parent);
-        self.board.note_end(self.at());
+        self.block.note_end(self.at());
         done
     }
 
@@ -94,40 +99,40 @@ impl ItemWorker {
         error: Bound<'_, PyAny>,
         parent: Option<u32>,
     ) -> PyResult<bool> {
-        let room = Bound::new(py, ItemRoom::new(self.board.clone()))?;
+        let room = Bound::new(py, ItemRoom::new(self.block.clone()))?;
         let fail = helper.getattr("fail")?;
         // Without memory for it, the first batch says so.
         if let Ok((offset, len)) = fail.call1((&error, &room)).and_then(|said| said.extract()) {
-            self.board.note_refusal(offset, len);
+            self.block.note_refusal(offset, len);
         }
-        while !self.board.stopped() {
+        while !self.block.stopped() {
             py.check_signals()?;
             if gone(parent) {
                 return Ok(false);
             }
             if self.joins {
-                match self.board.claim_join(self.number) {
+                match self.block.claim_join(self.number) {
                     Some(claim) => {
                         room.get().turn_to(&claim);
                         let found = fail.call1((&error, &room))?.extract()?;
-                        self.board.set_row(claim.slot, 0, RowKind::Failed, found);
-                        self.board.joined(self.at(), claim.slot, &JoinTimer::start());
+                        self.block.set_row(claim.slot, 0, RowKind::Failed, found);
+                        self.block.joined(self.at(), claim.slot, &JoinTimer::start());
                     }
-                    None => py.detach(|| self.board.wait_for_joins(self.number, PATIENCE)),
+                    None => py.detach(|| self.block.wait_for_joins(self.number, PATIENCE)),
                 }
                 continue;
             }
-            match self.board.claim() {
+            match self.block.claim() {
                 Some(claim) => {
                     room.get().turn_to(&claim);
                     let found = fail.call1((&error, &room))?.extract()?;
-                    self.board.set_row(claim.slot, claim.first, RowKind::Failed, found);
-                    self.board.finish(self.number, claim.slot, claim.end - claim.first);
+                    self.block.set_row(claim.slot, claim.first, RowKind::Failed, found);
+                    self.block.finish(self.number, claim.slot, claim.end - claim.first);
                 }
-                None => py.detach(|| self.board.wait_for_work(self.number, PATIENCE)),
+                None => py.detach(|| self.block.wait_for_work(self.number, PATIENCE)),
             }
         }
-        self.board.note_end(self.at());
+        self.block.note_end(self.at());
         Ok(true)
     }
 
@@ -146,7 +151,7 @@ impl ItemWorker {
 impl ItemWorker {
     /// Among all workers.
     fn at(&self) -> usize {
-        self.number + if self.joins { self.board.makers() } else { 0 }
+        self.number + if self.joins { self.block.item_workers() } else { 0 }
     }
 }
 
@@ -163,24 +168,24 @@ fn gone(parent: Option<u32>) -> bool {
 
 impl<'py> Loop<'_, 'py> {
     fn run(&mut self, py: Python<'py>, parent: Option<u32>) -> PyResult<bool> {
-        let ItemWorker { board, number, .. } = self.worker;
-        while !board.stopped() {
+        let ItemWorker { block, number, .. } = self.worker;
+        while !block.stopped() {
             py.check_signals()?;
             if gone(parent) {
                 return Ok(false);
             }
             if self.worker.joins {
-                match board.claim_join(*number) {
+                match block.claim_join(*number) {
                     Some(claim) => self.join(py, &claim)?,
-                    None => py.detach(|| board.wait_for_joins(*number, PATIENCE)),
+                    None => py.detach(|| block.wait_for_joins(*number, PATIENCE)),
                 }
                 continue;
             }
             self.place_kept(py)?;
-            match board.claim().or_else(|| board.take_over(*number)) {
+            match block.claim().or_else(|| block.steal(*number)) {
                 Some(claim) => self.claim(py, &claim)?,
-                None if self.first.is_kept() => self.first.wait_for_second(py, board, *number),
-                None => py.detach(|| board.wait_for_work(*number, PATIENCE)),
+                None if self.first.is_kept() => self.first.wait_for_second(py, block, *number),
+                None => py.detach(|| block.wait_for_work(*number, PATIENCE)),
             }
         }
         Ok(true)
@@ -196,7 +201,7 @@ impl<'py> Loop<'_, 'py> {
         if claim.whole && claim.rows > 1 {
             return self.own(py, claim);
         }
-        let mut held = self.worker.board.hold(self.worker.number, claim);
+        let mut held = self.worker.block.hold(self.worker.number, claim);
         let done = self
             .rows(py, claim, &mut held)
             .or_else(|error| self.fail(py, claim, claim.first, error));
@@ -211,34 +216,34 @@ impl<'py> Loop<'_, 'py> {
 
     /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
     pub(super) fn finish(&mut self, py: Python<'py>, claim: &Claim, rows: u32) -> PyResult<()> {
-        let board = &self.worker.board;
+        let block = &self.worker.block;
         let timer = JoinTimer::start();
-        if let Done::Join(slot) = board.finish(self.worker.number, claim.slot, rows) {
-            let batch = board.batch_of(slot);
+        if let Done::Join(slot) = block.finish(self.worker.number, claim.slot, rows) {
+            let batch = block.batch_of(slot);
             self.join_since(py, &batch, &timer)?;
         }
         Ok(())
     }
 
-    fn rows(&mut self, py: Python<'py>, claim: &Claim, held: &mut Held<'_>) -> PyResult<()> {
-        let ItemWorker { board, number, .. } = self.worker;
+    fn rows(&mut self, py: Python<'py>, claim: &Claim, held: &mut StealableRows<'_>) -> PyResult<()> {
+        let ItemWorker { block, number, .. } = self.worker;
         let numbers = self.indices(py, claim)?;
         let mut begun = nanos();
         let (first, mut made) = (begun, 0);
         let mut placing = 0;
         for row in held {
-            if board.stopped() || board.is_needless(claim.slot, row) {
+            if block.stopped() || block.is_needless(claim.slot, row) {
                 break;
             }
             let (index, plain) = self.index(py, claim, numbers, row)?;
-            board.begin_item(*number, claim.number, row, plain, begun);
+            block.begin_item(*number, claim.number, row, plain, begun);
             let mut item = self.item(claim, row, &index);
             if item.is_err() && self.drawn()? {
                 self.rows_again(py, claim, numbers, claim.first..row)?;
                 item = self.item(claim, row, &index);
             }
             let between = nanos();
-            board.end_item(*number, between.saturating_sub(begun));
+            block.end_item(*number, between.saturating_sub(begun));
             made += 1;
             let written = item.and_then(|item| self.write(py, claim, row, &item));
             if let Err(error) = written {
@@ -247,9 +252,9 @@ impl<'py> Loop<'_, 'py> {
             begun = nanos();
             placing += begun.saturating_sub(between);
         }
-        board.note_placing(*number, placing, made);
+        block.note_placing(*number, placing, made);
         if let Some(each) = begun.saturating_sub(first).checked_div(made) {
-            board.note_pace(each);
+            block.note_pace(each);
         }
         if self.drawn()? {
             self.rows_again(py, claim, numbers, claim.first..claim.first + made as u32)?;
@@ -292,7 +297,7 @@ impl<'py> Loop<'_, 'py> {
 
     /// Whether the indices of a batch are numbers; else they are unpickled.
     pub(super) fn indices(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<bool> {
-        match self.worker.board.indices(claim.slot) {
+        match self.worker.block.indices(claim.slot) {
             Some(Indices::Numbers(_)) => Ok(true),
             Some(Indices::Blob(blob, _)) => {
                 if !matches!(&self.indices, Some((slot, turn, _)) if (*slot, *turn) == (claim.slot, claim.turn)) {
@@ -316,7 +321,7 @@ impl<'py> Loop<'_, 'py> {
         numbers: bool,
         row: u32,
     ) -> PyResult<(Bound<'py, PyAny>, Option<i64>)> {
-        if numbers && let Some(Indices::Numbers(all)) = self.worker.board.indices(claim.slot) {
+        if numbers && let Some(Indices::Numbers(all)) = self.worker.block.indices(claim.slot) {
             let index = all.get(row as usize).copied().unwrap_or_default();
             return Ok((PyInt::new(py, index).into_any(), Some(index)));
         }
@@ -329,14 +334,14 @@ impl<'py> Loop<'_, 'py> {
 
     /// Writes an item to its row, or keeps it if it is the first of all.
     pub(super) fn write(&mut self, py: Python<'py>, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> PyResult<()> {
-        let board = &self.worker.board;
-        let mut known = match board.known_layout(claim.slot) {
+        let block = &self.worker.block;
+        let mut known = match block.known_layout(claim.slot) {
             Some(layout) => Some(layout),
-            None => board.layout().map(|layout| board.layout_of(claim.slot, layout)),
+            None => block.layout().map(|layout| block.layout_of(claim.slot, layout)),
         };
         if known.is_none() {
             known = match self.first_layout(py, item, claim.rows as usize)? {
-                First::Is(layout) => Some(board.layout_of(claim.slot, layout)),
+                First::Is(layout) => Some(block.layout_of(claim.slot, layout)),
                 First::Proposed => {
                     self.first.keep(claim, row, item);
                     return Ok(());
@@ -353,8 +358,8 @@ impl<'py> Loop<'_, 'py> {
             let layout = self.layout(py, number)?;
             let layout = layout.get();
             let plan = layout.plan(claim.rows as usize)?;
-            let find = || board.slab(claim.slot, claim.rows, plan.end);
-            let slab = match board.slab_if_there(claim.slot, plan.end) {
+            let find = || block.slab(claim.slot, claim.rows, plan.end);
+            let slab = match block.slab_if_there(claim.slot, plan.end) {
                 Some(slab) => Some(slab),
                 None => py.detach(find),
             };
@@ -363,7 +368,7 @@ impl<'py> Loop<'_, 'py> {
                 return Ok(());
             };
             let at = Row {
-                board,
+                block,
                 starts: &plan.starts,
                 widths: &layout.widths,
                 slab,
@@ -374,15 +379,15 @@ impl<'py> Loop<'_, 'py> {
             };
             if at.place(&layout.root, item)? {
                 if !layout.in_place {
-                    board.set_odd(claim.slot);
+                    block.set_odd(claim.slot);
                 }
-                board.set_row(claim.slot, row, RowKind::Placed, (0, 0));
+                block.set_row(claim.slot, row, RowKind::Placed, (0, 0));
                 return Ok(());
             }
             self.learn(py, item, number)?;
         }
         let cell = self.helper.pack.call1((item, &self.room))?.extract()?;
-        board.set_row(claim.slot, row, RowKind::Odd, cell);
+        block.set_row(claim.slot, row, RowKind::Odd, cell);
         Ok(())
     }
 
@@ -401,11 +406,11 @@ impl<'py> Loop<'_, 'py> {
             Ok(cell) => cell,
             Err(failed) if failed.is_instance_of::<PyMemoryError>(py) => (0, 0),
             Err(failed) => {
-                self.worker.board.set_row(claim.slot, row, RowKind::Failed, (0, 0));
+                self.worker.block.set_row(claim.slot, row, RowKind::Failed, (0, 0));
                 return Err(failed);
             }
         };
-        self.worker.board.set_row(claim.slot, row, RowKind::Failed, cell);
+        self.worker.block.set_row(claim.slot, row, RowKind::Failed, cell);
         Ok(())
     }
 
@@ -415,25 +420,25 @@ impl<'py> Loop<'_, 'py> {
 
     /// Makes a batch of its items.
     fn join_since(&mut self, py: Python<'py>, claim: &Claim, timer: &JoinTimer) -> PyResult<()> {
-        let board = &self.worker.board;
+        let block = &self.worker.block;
         self.room.get().turn_to(claim);
         self.worker.current.set(claim.seed, claim.number, BATCH);
-        let layout = board
+        let layout = block
             .known_layout(claim.slot)
             .map(|number| self.layout(py, number))
             .transpose()?;
         let run = || -> PyResult<(usize, usize)> {
-            let batch = Bound::new(py, ItemBatch::new(py, board.clone(), claim.clone(), layout)?)?;
+            let batch = Bound::new(py, ItemBatch::new(py, block.clone(), claim.clone(), layout)?)?;
             self.helper.join.call1((batch, &self.room))?.extract()
         };
         let done = match run() {
             Ok(found) => {
-                board.set_result(claim.slot, found);
+                block.set_result(claim.slot, found);
                 Ok(())
             }
             Err(error) => self.fail(py, claim, 0, error),
         };
-        board.joined(self.worker.at(), claim.slot, timer);
+        block.joined(self.worker.at(), claim.slot, timer);
         done
     }
 }

@@ -1,17 +1,17 @@
-//! How many of the waiting makers are woken for a batch.
+//! How many of the waiting item workers are woken for a batch.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use fastpipe_items::{Board, Consumer, Indices, Joining, Options, Slab};
+use fastpipe_loader::{Consumer, ControlBlock, Indices, Joining, Options, Slab};
 use fastpipe_memory::SharedMemory;
 
 const MAKERS: usize = 3;
 const ROWS: [i64; 32] = [7; 32];
 /// Nobody wakes by itself within this time.
 const LONG: Duration = Duration::from_secs(60);
-/// Within which a maker would have woken that must not.
+/// Within which an item worker would have woken that must not.
 const QUIET: Duration = Duration::from_millis(200);
 
 fn until(what: impl Fn() -> bool) {
@@ -22,11 +22,15 @@ fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// Lets makers wait, and calls `play` with a count of those that have been woken.
-fn waiting(joining: Joining, (whole, turns): (bool, bool), play: impl FnOnce(&Consumer, &Board, &dyn Fn(usize))) {
+/// Lets item workers wait, and calls `play` with a count of those that have been woken.
+fn waiting(
+    joining: Joining,
+    (whole, turns): (bool, bool),
+    play: impl FnOnce(&Consumer, &ControlBlock, &dyn Fn(usize)),
+) {
     let options = Options {
-        makers: MAKERS,
-        joiners: 0,
+        item_workers: MAKERS,
+        batch_workers: 0,
         slots: 8,
         joining,
         whole,
@@ -36,23 +40,23 @@ fn waiting(joining: Joining, (whole, turns): (bool, bool), play: impl FnOnce(&Co
     let consumer = Consumer::new(SharedMemory::create(1 << 30).unwrap(), &options, 4, 1 << 20).unwrap();
     let woken = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        let board = consumer.board();
+        let block = consumer.block();
         for me in 0..MAKERS {
             let woken = &woken;
             scope.spawn(move || {
-                board.wait_for_work(me, LONG);
+                block.wait_for_work(me, LONG);
                 woken.fetch_add(1, Ordering::SeqCst);
             });
         }
         until(|| consumer.idle() == MAKERS);
         // Counted as waiting, they may not sleep yet.
         std::thread::sleep(QUIET);
-        play(&consumer, board, &|expected| {
+        play(&consumer, block, &|expected| {
             until(|| woken.load(Ordering::SeqCst) >= expected);
             std::thread::sleep(QUIET);
             assert_eq!(woken.load(Ordering::SeqCst), expected);
         });
-        board.stop();
+        block.stop();
     });
 }
 
@@ -69,11 +73,11 @@ fn a_batch_that_one_maker_makes_wakes_one() {
         (Joining::InPlace, (true, false)),
         (Joining::InPlace, (false, true)),
     ] {
-        waiting(joining, ways, |consumer, board, woken| {
-            board.note_pace(1000);
+        waiting(joining, ways, |consumer, block, woken| {
+            block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
-            let claim = board.claim().unwrap();
+            let claim = block.claim().unwrap();
             assert_eq!((claim.first, claim.end), (0, 32));
             woken(1);
             begin(consumer, 1);
@@ -85,14 +89,14 @@ fn a_batch_that_one_maker_makes_wakes_one() {
 #[test]
 fn a_maker_that_leaves_rows_wakes_the_next() {
     for (joining, ways) in [(Joining::ByMakers, (false, false)), (Joining::InPlace, (false, true))] {
-        waiting(joining, ways, |consumer, board, woken| {
-            board.note_pace(1000);
+        waiting(joining, ways, |consumer, block, woken| {
+            block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
             // Items have become slow.
-            board.note_pace(1 << 40);
+            block.note_pace(1 << 40);
             for expected in [2, 3] {
-                let claim = board.claim().unwrap();
+                let claim = block.claim().unwrap();
                 assert_eq!(claim.end - claim.first, 1);
                 woken(expected);
             }
@@ -117,8 +121,8 @@ fn a_batch_that_all_makers_share_wakes_all() {
 
 #[test]
 fn an_empty_batch_wakes_nobody() {
-    waiting(Joining::ByMakers, (false, false), |consumer, board, woken| {
-        board.note_pace(1000);
+    waiting(Joining::ByMakers, (false, false), |consumer, block, woken| {
+        block.note_pace(1000);
         consumer.begin(0, 5, &Indices::Numbers(&[]), Slab::ByMaker).unwrap();
         woken(0);
     });

@@ -1,4 +1,4 @@
-//! The desk of a batch: the indices of its items, and what is known of each row.
+//! The index page of a batch: the indices of its items, and what is known of each row.
 //!
 //! A number of 8 bytes, which is 0 if the indices are numbers, else how many bytes of a blob they are; then these; then
 //! a byte for each row, its kind; then a cell for each row, which says where what has no place in the slab lies.
@@ -14,7 +14,7 @@ use crate::plan::CELL;
 pub enum Indices<'a> {
     /// Numbers, one for each row.
     Numbers(&'a [i64]),
-    /// Anything, as bytes that the makers understand, for so many rows.
+    /// Anything, as bytes that the item workers understand, for so many rows.
     Blob(&'a [u8], usize),
 }
 
@@ -60,9 +60,9 @@ impl RowKind {
     }
 }
 
-/// A desk in memory. Rows are written by whoever has claimed them.
+/// An index page in memory. Rows are written by whoever has claimed them.
 #[derive(Clone, Copy)]
-pub(crate) struct Desk<'a> {
+pub(crate) struct IndexPage<'a> {
     indices: Indices<'a>,
     kinds: &'a [AtomicU8],
     cells: &'a [[AtomicU64; 2]],
@@ -75,7 +75,7 @@ fn parts(indices: usize, rows: usize) -> Option<(usize, usize, usize)> {
     Some((kinds, cells, rows.checked_mul(CELL)?.checked_add(cells)?))
 }
 
-impl<'a> Desk<'a> {
+impl<'a> IndexPage<'a> {
     /// Bytes that it takes. `None` if there can't be as many.
     pub(crate) fn size(indices: &Indices<'_>) -> Option<usize> {
         parts(indices.bytes(), indices.rows()).map(|(_, _, end)| end)
@@ -85,7 +85,7 @@ impl<'a> Desk<'a> {
     ///
     /// # Safety
     ///
-    /// There are [`Desk::size`] bytes at a multiple of 8, and nobody else uses them.
+    /// There are [`IndexPage::size`] bytes at a multiple of 8, and nobody else uses them.
     pub(crate) unsafe fn write(start: NonNull<u8>, indices: &Indices<'_>) {
         let (bytes, kind) = match indices {
             Indices::Numbers(numbers) => (numbers.as_ptr().cast::<u8>(), 0),
@@ -106,9 +106,9 @@ impl<'a> Desk<'a> {
     ///
     /// # Safety
     ///
-    /// There are `len` bytes at a multiple of 8, which a desk of `rows` rows was written to, and which stay for as long
-    /// as this is used.
-    pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, rows: usize) -> Option<Desk<'a>> {
+    /// There are `len` bytes at a multiple of 8, which an index page of `rows` rows was written to, and which stay for
+    /// as long as this is used.
+    pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, rows: usize) -> Option<IndexPage<'a>> {
         if len < 8 {
             return None;
         }
@@ -119,11 +119,11 @@ impl<'a> Desk<'a> {
         if end > len {
             return None;
         }
-        // SAFETY: the parts lie within the desk, each at a multiple of its alignment. Nobody writes the indices once
-        // the desk is written; kinds and cells are atomic.
+        // SAFETY: the parts lie within the index page, each at a multiple of its alignment. Nobody writes the indices
+        // once the index page is written; kinds and cells are atomic.
         unsafe {
             let first = start.add(8);
-            Some(Desk {
+            Some(IndexPage {
                 indices: match kind {
                     0 => Indices::Numbers(std::slice::from_raw_parts(first.cast().as_ptr(), rows)),
                     _ => Indices::Blob(std::slice::from_raw_parts(first.as_ptr(), kind), rows),
@@ -172,31 +172,31 @@ mod tests {
             Indices::Blob(b"anything", 3),
             Indices::Blob(b"x", 0),
         ] {
-            let size = Desk::size(&indices).unwrap();
+            let size = IndexPage::size(&indices).unwrap();
             let mut memory = vec![u64::MAX; size.div_ceil(8) + 1];
             let start = NonNull::new(memory.as_mut_ptr()).unwrap().cast();
             let rows = indices.rows();
             // SAFETY: the memory has as many bytes, and only this test uses it.
             unsafe {
-                Desk::write(start, &indices);
-                let desk = Desk::new(start, size, rows).unwrap();
-                assert_eq!(desk.indices(), indices);
-                assert!((0..rows).all(|row| desk.kind(row) == RowKind::Missing && desk.cell(row) == (0, 0)));
+                IndexPage::write(start, &indices);
+                let page = IndexPage::new(start, size, rows).unwrap();
+                assert_eq!(page.indices(), indices);
+                assert!((0..rows).all(|row| page.kind(row) == RowKind::Missing && page.cell(row) == (0, 0)));
                 if rows > 2 {
-                    desk.set(2, RowKind::Odd, (7, 9));
+                    page.set(2, RowKind::Odd, (7, 9));
                     assert_eq!(
-                        (desk.kind(2), desk.cell(2), desk.kind(1)),
+                        (page.kind(2), page.cell(2), page.kind(1)),
                         (RowKind::Odd, (7, 9), RowKind::Missing)
                     );
                 }
-                assert_eq!((desk.kind(rows), desk.cell(rows)), (RowKind::Missing, (0, 0)));
-                desk.set(rows, RowKind::Odd, (7, 9));
-                assert!(Desk::new(start, size - 1, rows).is_none() && Desk::new(start, 7, rows).is_none());
-                assert!(Desk::new(start, size, rows + 8).is_none());
-                assert!(Desk::new(start, size, usize::MAX).is_none());
+                assert_eq!((page.kind(rows), page.cell(rows)), (RowKind::Missing, (0, 0)));
+                page.set(rows, RowKind::Odd, (7, 9));
+                assert!(IndexPage::new(start, size - 1, rows).is_none() && IndexPage::new(start, 7, rows).is_none());
+                assert!(IndexPage::new(start, size, rows + 8).is_none());
+                assert!(IndexPage::new(start, size, usize::MAX).is_none());
             }
             assert_eq!(memory.last(), Some(&u64::MAX), "nothing is written behind it");
         }
-        assert_eq!(Desk::size(&Indices::Blob(&[], usize::MAX)), None);
+        assert_eq!(IndexPage::size(&Indices::Blob(&[], usize::MAX)), None);
     }
 }

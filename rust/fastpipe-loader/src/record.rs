@@ -39,7 +39,7 @@ impl Activity {
 #[repr(C, align(128))]
 pub(crate) struct Record {
     /// The rows that it has claimed and not begun, see `held.rs`; idle ones take some of them.
-    pub(crate) held: AtomicU64,
+    pub(crate) stealable: AtomicU64,
     /// The slot of their batch.
     pub(crate) held_slot: AtomicU64,
     activity: AtomicU32,
@@ -78,7 +78,7 @@ pub struct SlowItem {
 
 /// What a worker says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MakerView {
+pub struct WorkerView {
     /// What it does.
     pub activity: Activity,
     /// The batch that it is at.
@@ -184,7 +184,7 @@ impl Record {
     }
 
     /// What it says.
-    pub(crate) fn view(&self) -> MakerView {
+    pub(crate) fn view(&self) -> WorkerView {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let slow = |slow: &Slow| SlowItem {
             nanos: get(&slow.nanos),
@@ -192,7 +192,7 @@ impl Record {
             row: slow.row.load(Ordering::Relaxed),
             index: slow.index.load(Ordering::Relaxed),
         };
-        MakerView {
+        WorkerView {
             activity: Activity::of(self.activity.load(Ordering::Relaxed)),
             batch: get(&self.batch),
             row: self.row.load(Ordering::Relaxed),

@@ -15,14 +15,14 @@ pub(crate) const LAYOUTS: usize = 24;
 /// What concerns all batches.
 #[repr(C, align(128))]
 pub(crate) struct Header {
-    pub(crate) makers: AtomicU32,
-    pub(crate) joiners: AtomicU32,
+    pub(crate) item_workers: AtomicU32,
+    pub(crate) batch_workers: AtomicU32,
     pub(crate) slots: AtomicU32,
     /// Of [`Joining`].
     pub(crate) joining: AtomicU32,
     /// 1 if all rows of a batch are claimed at once.
     pub(crate) whole: AtomicU32,
-    /// 1 if makers take turns.
+    /// 1 if item workers take turns.
     pub(crate) turns: AtomicU32,
     /// That the program may use.
     pub(crate) processors: AtomicU32,
@@ -32,7 +32,7 @@ pub(crate) struct Header {
     pub(crate) layout: AtomicU32,
     /// Layouts that are told of.
     pub(crate) layouts: AtomicU32,
-    /// Whose turn it is to tell of a layout: a maker's number and 1; 0 for nobody's.
+    /// Whose turn it is to tell of a layout: an item worker's number and 1; 0 for nobody's.
     pub(crate) telling: AtomicU32,
     pub(crate) told: [Told; LAYOUTS],
     /// Workers that couldn't begin, and where what the first of them says lies.
@@ -50,11 +50,12 @@ pub(crate) struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Joining {
-    /// Nobody: the items side by side are the batch. Batches with odd rows are joined by the maker of the last row.
+    /// Nobody: the items side by side are the batch. Batches with odd rows are joined by the item worker of the last
+    /// row.
     InPlace = 0,
-    /// The maker of the last row.
+    /// The item worker of the last row.
     ByMakers = 1,
-    /// A joiner.
+    /// A batch worker.
     ByJoiners = 2,
 }
 
@@ -65,25 +66,25 @@ pub(crate) struct Told {
     pub(crate) len: AtomicU64,
 }
 
-/// What makers look at.
+/// What item workers look at.
 #[repr(C, align(128))]
 pub(crate) struct Work {
     /// Changes when there are rows to be made.
     pub(crate) changed: AtomicU32,
-    /// Makers that wait for it.
+    /// Item workers that wait for it.
     pub(crate) waiting: AtomicU32,
-    /// 1 while one of them looks at times whether an item takes another maker long that has claimed more.
+    /// 1 while one of them looks at times whether an item takes another item worker long that has claimed more.
     pub(crate) watched: AtomicU32,
     /// The earliest batch that may have rows to be claimed.
     pub(crate) first: AtomicU64,
     /// Behind the last batch that was begun.
     pub(crate) begun: AtomicU64,
-    pub(crate) pace: Pace,
+    pub(crate) costs: WorkerCosts,
 }
 
 /// How long things take on average, in nanoseconds; 0 while nothing is known.
 #[repr(C)]
-pub(crate) struct Pace {
+pub(crate) struct WorkerCosts {
     /// Of an item.
     pub(crate) item: AtomicU64,
     /// Of writing an item to its row.
@@ -94,7 +95,7 @@ pub(crate) struct Pace {
     pub(crate) joining_busy: AtomicU64,
 }
 
-/// What joiners look at.
+/// What batch workers look at.
 #[repr(C, align(128))]
 pub(crate) struct Joins {
     /// Changes when there is a batch to be joined.
@@ -132,9 +133,9 @@ pub(crate) struct Slot {
     pub(crate) number: AtomicU64,
     /// Of the pass, for the seeds of items.
     pub(crate) seed: AtomicU64,
-    pub(crate) desk: AtomicU64,
+    pub(crate) page: AtomicU64,
     pub(crate) desk_len: AtomicU64,
-    /// 0 while there is none, 1 while a maker gets one.
+    /// 0 while there is none, 1 while an item worker gets one.
     pub(crate) slab: AtomicU64,
     pub(crate) slab_len: AtomicU64,
     /// Bytes of the slab that are for rows; the rest is for what has no place in them.
@@ -191,7 +192,7 @@ pub(crate) mod stage {
     pub(crate) const EMPTY: u32 = 0;
     /// Rows are being made.
     pub(crate) const OPEN: u32 = 1;
-    /// All rows are made, and wait for a joiner.
+    /// All rows are made, and wait for a batch worker.
     pub(crate) const MADE: u32 = 2;
     /// A worker joins the rows.
     pub(crate) const JOINING: u32 = 3;
@@ -203,8 +204,8 @@ pub(crate) mod stage {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Control {
     start: NonNull<u8>,
-    makers: usize,
-    joiners: usize,
+    item_workers: usize,
+    batch_workers: usize,
     slots: usize,
 }
 
@@ -225,13 +226,13 @@ impl Control {
     /// # Safety
     ///
     /// There are [`Control::size`] bytes, which were once zero, and which stay for as long as this is used.
-    pub(crate) unsafe fn new(start: NonNull<u8>, slots: usize, makers: usize, joiners: usize) -> Self {
+    pub(crate) unsafe fn new(start: NonNull<u8>, slots: usize, item_workers: usize, batch_workers: usize) -> Self {
         let skipped = start.align_offset(align_of::<Header>());
         Control {
             // SAFETY: `size` has room for it.
             start: unsafe { start.add(skipped) },
-            makers,
-            joiners,
+            item_workers,
+            batch_workers,
             slots,
         }
     }
@@ -250,21 +251,21 @@ impl Control {
         }
     }
 
-    /// Those of makers, and behind them those of joiners.
+    /// Those of item workers, and behind them those of batch workers.
     pub(crate) fn records(&self) -> &[Record] {
         // SAFETY: as above; records lie behind the slots.
         unsafe {
             let first = self.start.add(size_of::<Header>() + self.slots * size_of::<Slot>());
-            std::slice::from_raw_parts(first.cast::<Record>().as_ptr(), self.makers + self.joiners)
+            std::slice::from_raw_parts(first.cast::<Record>().as_ptr(), self.item_workers + self.batch_workers)
         }
     }
 
-    pub(crate) fn makers(&self) -> usize {
-        self.makers
+    pub(crate) fn item_workers(&self) -> usize {
+        self.item_workers
     }
 
-    pub(crate) fn joiners(&self) -> usize {
-        self.joiners
+    pub(crate) fn batch_workers(&self) -> usize {
+        self.batch_workers
     }
 }
 

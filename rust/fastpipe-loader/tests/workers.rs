@@ -1,4 +1,5 @@
-//! Threads as makers and joiners: every row is made once, lies where it belongs, and batches come whatever fails.
+//! Threads as item workers and batch workers: every row is made once, lies where it belongs, and batches come whatever
+//! fails.
 #![allow(unsafe_code)]
 #![cfg(all(target_os = "linux", not(miri)))]
 
@@ -6,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use fastpipe_items::{
-    Board, Claim, Consumer, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, Slab, SlabPlan, State, Taken,
-    Written, nanos,
+use fastpipe_loader::{
+    Claim, Consumer, ControlBlock, Done, Failure, Indices, JoinTimer, Joining, Options, RowKind, Slab, SlabPlan, State,
+    Taken, Written, nanos,
 };
 use fastpipe_memory::SharedMemory;
 use proptest::prelude::*;
@@ -42,9 +43,9 @@ fn is(every: i64, index: i64) -> bool {
 /// # Safety
 ///
 /// Nobody else uses the bytes meanwhile.
-#[allow(clippy::mut_from_ref, reason = "the memory is not the board's own")]
-unsafe fn bytes(board: &Board, offset: usize, len: usize) -> &mut [u8] {
-    let at = board.at(offset, len).expect("within the memory");
+#[allow(clippy::mut_from_ref, reason = "the memory is not the block's own")]
+unsafe fn bytes(block: &ControlBlock, offset: usize, len: usize) -> &mut [u8] {
+    let at = block.at(offset, len).expect("within the memory");
     // SAFETY: the caller's promise.
     unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
 }
@@ -57,111 +58,111 @@ fn odd_len(index: i64) -> usize {
     (index % 50 * 997) as usize
 }
 
-fn maker(board: &Board, me: usize, work: Work, made: &AtomicU64) {
+fn item_worker(block: &ControlBlock, me: usize, work: Work, made: &AtomicU64) {
     let mut written = Written::default();
-    while !board.stopped() {
-        match board.claim() {
-            Some(claim) => make(board, me, work, &claim, &mut written, made),
-            None => board.wait_for_work(me, TICK),
+    while !block.stopped() {
+        match block.claim() {
+            Some(claim) => make(block, me, work, &claim, &mut written, made),
+            None => block.wait_for_work(me, TICK),
         }
     }
-    board.note_end(me);
+    block.note_end(me);
 }
 
-fn make(board: &Board, me: usize, work: Work, claim: &Claim, written: &mut Written, made: &AtomicU64) {
+fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mut Written, made: &AtomicU64) {
     let begin = nanos();
     for row in claim.first..claim.end {
-        if board.is_needless(claim.slot, row) {
+        if block.is_needless(claim.slot, row) {
             continue;
         }
-        let Some(Indices::Numbers(indices)) = board.indices(claim.slot) else {
-            panic!("the desk is there")
+        let Some(Indices::Numbers(indices)) = block.indices(claim.slot) else {
+            panic!("the page is there")
         };
         let index = indices[row as usize];
-        board.begin_item(me, claim.number, row, Some(index), nanos());
+        block.begin_item(me, claim.number, row, Some(index), nanos());
         made.fetch_add(1, Ordering::Relaxed);
         if is(work.slow, index) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        board.end_item(me, 1);
+        block.end_item(me, 1);
         if is(work.fails, index) {
-            let at = board.room(claim.slot, claim.turn, written, 8).unwrap();
+            let at = block.room(claim.slot, claim.turn, written, 8).unwrap();
             // SAFETY: the room is this row's.
-            unsafe { bytes(board, at, 8) }.copy_from_slice(&index.to_le_bytes());
-            board.set_row(claim.slot, row, RowKind::Failed, (at, 8));
+            unsafe { bytes(block, at, 8) }.copy_from_slice(&index.to_le_bytes());
+            block.set_row(claim.slot, row, RowKind::Failed, (at, 8));
         } else if is(work.odd, index) {
             let len = odd_len(index);
-            let at = board.room(claim.slot, claim.turn, written, len).unwrap();
+            let at = block.room(claim.slot, claim.turn, written, len).unwrap();
             // SAFETY: as above.
-            unsafe { bytes(board, at, len) }.copy_from_slice(&content(index, len));
-            board.set_row(claim.slot, row, RowKind::Odd, (at, len));
+            unsafe { bytes(block, at, len) }.copy_from_slice(&content(index, len));
+            block.set_row(claim.slot, row, RowKind::Odd, (at, len));
         } else {
-            if board.layout().is_none() {
+            if block.layout().is_none() {
                 let write = |at: std::ptr::NonNull<u8>| {
                     // SAFETY: as many bytes as are told.
                     unsafe { at.as_ptr().copy_from_nonoverlapping(b"layout".as_ptr(), 6) };
                 };
-                board.tell(me, 0, 6, write).unwrap();
-                board.settle_first_layout();
+                block.tell(me, 0, 6, write).unwrap();
+                block.settle_first_layout();
             }
-            let layout = board.layout_of(claim.slot, board.layout().unwrap());
+            let layout = block.layout_of(claim.slot, block.layout().unwrap());
             assert_eq!(layout, 1);
             let plan = SlabPlan::new(&[ROW], claim.rows as usize).unwrap();
-            let Some(slab) = board.slab(claim.slot, claim.rows, plan.end) else {
+            let Some(slab) = block.slab(claim.slot, claim.rows, plan.end) else {
                 continue;
             };
             // SAFETY: the row is claimed.
-            unsafe { bytes(board, slab + ROW * row as usize, ROW) }.copy_from_slice(&content(index, ROW));
-            board.set_row(claim.slot, row, RowKind::Placed, (0, 0));
+            unsafe { bytes(block, slab + ROW * row as usize, ROW) }.copy_from_slice(&content(index, ROW));
+            block.set_row(claim.slot, row, RowKind::Placed, (0, 0));
         }
     }
-    board.note_pace((nanos() - begin) / u64::from(claim.end - claim.first));
-    if let Done::Join(slot) = board.finish(me, claim.slot, claim.end - claim.first) {
-        join(board, me, &board.batch_of(slot), written);
+    block.note_pace((nanos() - begin) / u64::from(claim.end - claim.first));
+    if let Done::Join(slot) = block.finish(me, claim.slot, claim.end - claim.first) {
+        join(block, me, &block.batch_of(slot), written);
     }
 }
 
 /// The sum of the indices, from wherever the rows lie.
-fn join(board: &Board, worker: usize, claim: &Claim, written: &mut Written) {
+fn join(block: &ControlBlock, worker: usize, claim: &Claim, written: &mut Written) {
     let mut sum = 0;
     for row in 0..claim.rows {
-        let first = match board.row(claim.slot, row) {
+        let first = match block.row(claim.slot, row) {
             (RowKind::Placed, _) => {
                 let plan = SlabPlan::new(&[ROW], claim.rows as usize).unwrap();
-                board.slab(claim.slot, claim.rows, plan.end).unwrap() + ROW * row as usize
+                block.slab(claim.slot, claim.rows, plan.end).unwrap() + ROW * row as usize
             }
             (RowKind::Odd, (at, len)) if len >= 8 => at,
             (RowKind::Odd, _) => continue,
             kind => panic!("row {row} of {claim:?} is {kind:?}"),
         };
         // SAFETY: all rows are finished, and one worker joins them.
-        sum += i64::from_le_bytes(unsafe { bytes(board, first, 8) }.try_into().unwrap());
+        sum += i64::from_le_bytes(unsafe { bytes(block, first, 8) }.try_into().unwrap());
     }
-    let at = board.room(claim.slot, claim.turn, written, 8).unwrap();
-    // SAFETY: the room is the joiner's.
-    unsafe { bytes(board, at, 8) }.copy_from_slice(&sum.to_le_bytes());
-    board.set_result(claim.slot, (at, 8));
-    board.joined(worker, claim.slot, &JoinTimer::start());
+    let at = block.room(claim.slot, claim.turn, written, 8).unwrap();
+    // SAFETY: the room is the batch worker's.
+    unsafe { bytes(block, at, 8) }.copy_from_slice(&sum.to_le_bytes());
+    block.set_result(claim.slot, (at, 8));
+    block.joined(worker, claim.slot, &JoinTimer::start());
 }
 
-fn joiner(board: &Board, me: usize) {
+fn batch_worker(block: &ControlBlock, me: usize) {
     let mut written = Written::default();
-    while !board.stopped() {
-        match board.claim_join(me) {
-            Some(claim) => join(board, board.makers() + me, &claim, &mut written),
-            None => board.wait_for_joins(me, TICK),
+    while !block.stopped() {
+        match block.claim_join(me) {
+            Some(claim) => join(block, block.item_workers() + me, &claim, &mut written),
+            None => block.wait_for_joins(me, TICK),
         }
     }
 }
 
 /// Holds a batch against what it should be.
-fn check(board: &Board, work: Work, indices: &[i64], found: Result<Taken, (Failure, fastpipe_items::Lent)>) {
+fn check(block: &ControlBlock, work: Work, indices: &[i64], found: Result<Taken, (Failure, fastpipe_loader::Lent)>) {
     let failing = indices.iter().position(|&index| is(work.fails, index));
     let taken = match (found, failing) {
         (Err((Failure::Row { row, offset, len }, _lent)), Some(expected)) => {
             assert_eq!((row as usize, len), (expected, 8));
             // SAFETY: the batch is taken.
-            assert_eq!(unsafe { bytes(board, offset, len) }, indices[expected].to_le_bytes());
+            assert_eq!(unsafe { bytes(block, offset, len) }, indices[expected].to_le_bytes());
             return;
         }
         (Ok(taken), None) => taken,
@@ -177,21 +178,28 @@ fn check(board: &Board, work: Work, indices: &[i64], found: Result<Taken, (Failu
         let without_bytes = |index: i64| is(work.odd, index) && odd_len(index) < 8;
         let sum: i64 = indices.iter().filter(|&&index| !without_bytes(index)).sum();
         // SAFETY: as above.
-        assert_eq!(unsafe { bytes(board, at, len) }, sum.to_le_bytes());
+        assert_eq!(unsafe { bytes(block, at, len) }, sum.to_le_bytes());
     } else if !indices.is_empty() {
         let slab = taken.slab.unwrap();
         for (row, &index) in indices.iter().enumerate() {
             // SAFETY: as above.
-            let found = unsafe { bytes(board, slab.0 + ROW * row, ROW) };
+            let found = unsafe { bytes(block, slab.0 + ROW * row, ROW) };
             assert_eq!(found, content(index, ROW), "row {row}");
         }
     }
 }
 
-fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i64>], keep: usize) -> Arc<Consumer> {
+fn run(
+    item_workers: usize,
+    batch_workers: usize,
+    ahead: usize,
+    work: Work,
+    batches: &[Vec<i64>],
+    keep: usize,
+) -> Arc<Consumer> {
     let options = Options {
-        makers,
-        joiners,
+        item_workers,
+        batch_workers,
         slots: ahead + 2,
         joining: work.joining,
         whole: false,
@@ -201,28 +209,28 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, ahead, 1 << 20).unwrap();
     let made = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let board = consumer.board();
+        let block = consumer.block();
         // Boards of their own, as processes have.
         let open = || {
-            let file = board.arena().memory().file().unwrap().try_clone_to_owned().unwrap();
-            Board::open(SharedMemory::open(file).unwrap()).unwrap()
+            let file = block.arena().memory().file().unwrap().try_clone_to_owned().unwrap();
+            ControlBlock::open(SharedMemory::open(file).unwrap()).unwrap()
         };
-        for me in 0..makers {
-            let (board, made) = (open(), &made);
-            scope.spawn(move || maker(&board, me, work, made));
+        for me in 0..item_workers {
+            let (block, made) = (open(), &made);
+            scope.spawn(move || item_worker(&block, me, work, made));
         }
-        for me in 0..joiners {
-            let board = open();
-            scope.spawn(move || joiner(&board, me));
+        for me in 0..batch_workers {
+            let block = open();
+            scope.spawn(move || batch_worker(&block, me));
         }
         let mut begun = 0;
         let mut kept = std::collections::VecDeque::new();
         for (number, indices) in batches.iter().enumerate() {
             while begun < batches.len() && begun < number + ahead && consumer.can_begin() {
                 let rows = batches[begun].len();
-                let slab = board.layout().map_or(Slab::ByMaker, |layout| {
+                let slab = block.layout().map_or(Slab::ByMaker, |layout| {
                     let for_rows = SlabPlan::new(&[ROW], rows).unwrap().end;
-                    let bytes = for_rows + rows * board.tail();
+                    let bytes = for_rows + rows * block.tail();
                     Slab::Of {
                         layout,
                         bytes,
@@ -238,7 +246,7 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
             let deadline = Instant::now() + Duration::from_secs(60);
             consumer.slabs().need(number as u64);
             while consumer.state(number as u64) != State::Ready {
-                assert!(Instant::now() < deadline, "{:?}", board.views());
+                assert!(Instant::now() < deadline, "{:?}", block.views());
                 consumer.wait(Some(number as u64), TICK);
             }
             assert_eq!(consumer.left(number as u64), 0);
@@ -246,14 +254,14 @@ fn run(makers: usize, joiners: usize, ahead: usize, work: Work, batches: &[Vec<i
             if let Ok(taken) = &taken {
                 kept.push_back(taken.slab);
             }
-            check(board, work, indices, taken);
+            check(block, work, indices, taken);
             if kept.len() > keep {
                 kept.pop_front();
             }
         }
-        board.stop();
+        block.stop();
     });
-    let items: u64 = consumer.board().views().iter().map(|view| view.items).sum();
+    let items: u64 = consumer.block().views().iter().map(|view| view.items).sum();
     assert_eq!(items, made.load(Ordering::Relaxed));
     if work.fails == 0 {
         assert_eq!(
@@ -270,31 +278,31 @@ proptest! {
 
     #[test]
     fn batches_are_what_their_indices_say(
-        makers in 1usize..6,
-        joiners in 0usize..3,
+        item_workers in 1usize..6,
+        batch_workers in 0usize..3,
         ahead in 1usize..5,
         joining in prop_oneof![Just(Joining::InPlace), Just(Joining::ByMakers), Just(Joining::ByJoiners)],
         (fails, odd, slow) in (prop_oneof![Just(0i64), 5i64..60], prop_oneof![Just(0i64), 2i64..9], prop_oneof![Just(0i64), Just(30i64)]),
         sizes in prop::collection::vec(0usize..40, 0..40),
     ) {
-        let joiners = if joining == Joining::ByJoiners { joiners } else { 0 };
+        let batch_workers = if joining == Joining::ByJoiners { batch_workers } else { 0 };
         let mut next = 0i64;
         let mut batch = |rows: usize| {
             next += rows as i64;
             (next - rows as i64..next).collect()
         };
         let batches: Vec<Vec<i64>> = sizes.into_iter().map(&mut batch).collect();
-        let consumer = run(makers, joiners, ahead, Work { joining, fails, odd, slow }, &batches, 0);
+        let consumer = run(item_workers, batch_workers, ahead, Work { joining, fails, odd, slow }, &batches, 0);
         // All memory is free, but for descriptions.
-        prop_assert!(consumer.idle() <= makers);
+        prop_assert!(consumer.idle() <= item_workers);
     }
 }
 
 #[test]
 fn a_slow_item_holds_up_its_batch_alone() {
     let options = Options {
-        makers: 2,
-        joiners: 0,
+        item_workers: 2,
+        batch_workers: 0,
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
@@ -308,8 +316,8 @@ fn a_slow_item_holds_up_its_batch_alone() {
             .begin(batch as u64, 0, &Indices::Numbers(&indices), Slab::ByMaker)
             .unwrap();
     }
-    let board = consumer.board();
-    let slow = board.claim().unwrap();
+    let block = consumer.block();
+    let slow = block.claim().unwrap();
     assert_eq!((slow.number, slow.first, slow.end), (0, 0, 1));
     let quick = Work {
         joining: Joining::InPlace,
@@ -319,13 +327,13 @@ fn a_slow_item_holds_up_its_batch_alone() {
     };
     let made = AtomicU64::new(0);
     let mut written = Written::default();
-    while let Some(claim) = board.claim() {
-        make(board, 1, quick, &claim, &mut written, &made);
+    while let Some(claim) = block.claim() {
+        make(block, 1, quick, &claim, &mut written, &made);
     }
     let ready: Vec<_> = (0..4).map(|batch| consumer.state(batch) == State::Ready).collect();
     assert_eq!(ready, [false, true, true, true]);
     assert_eq!((consumer.left(0), made.load(Ordering::Relaxed)), (1, 15));
-    make(board, 0, quick, &slow, &mut written, &made);
+    make(block, 0, quick, &slow, &mut written, &made);
     assert_eq!(consumer.state(0), State::Ready);
 }
 
@@ -333,8 +341,8 @@ fn a_slow_item_holds_up_its_batch_alone() {
 fn memory_is_that_of_the_batches_ahead_and_one() {
     let page = 4096;
     let options = Options {
-        makers: 1,
-        joiners: 0,
+        item_workers: 1,
+        batch_workers: 0,
         slots: 16,
         joining: Joining::InPlace,
         whole: false,
@@ -342,9 +350,9 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 2, 0).unwrap();
-    let board = consumer.board();
-    board.tell(0, 0, 6, |_| ()).unwrap();
-    board.settle_first_layout();
+    let block = consumer.block();
+    block.tell(0, 0, 6, |_| ()).unwrap();
+    block.settle_first_layout();
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let indices: Vec<i64> = (0..1000).collect();
     let begin = |number| {
@@ -360,15 +368,15 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         // The consumer has the batch before until it has the next one.
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            let claim = board.claim().unwrap();
-            make(board, 0, PLAIN, &claim, &mut written, &made);
+            let claim = block.claim().unwrap();
+            make(block, 0, PLAIN, &claim, &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
         begin(number + 2);
         let slab = plan.end.next_multiple_of(page) as u64;
-        let desks = 4 * (1000 * 25 + 8u64).next_multiple_of(page as u64);
+        let pages = 4 * (1000 * 25 + 8u64).next_multiple_of(page as u64);
         assert!(
-            consumer.held() <= 3 * slab + desks + 2 * page as u64,
+            consumer.held() <= 3 * slab + pages + 2 * page as u64,
             "{} of {number}",
             consumer.held()
         );
@@ -378,7 +386,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     for number in 20..26u64 {
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
+            make(block, 0, PLAIN, &block.claim().unwrap(), &mut written, &made);
         }
         taken.push(consumer.take(number).unwrap());
         begin(number + 2);
@@ -403,8 +411,8 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
     let plan = SlabPlan::new(&[ROW], 1).unwrap();
     let slab = 1 << 20;
     let options = Options {
-        makers: 4,
-        joiners: 0,
+        item_workers: 4,
+        batch_workers: 0,
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
@@ -413,23 +421,23 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
     };
     // One batch on its way, and one that the consumer has.
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 1, 0).unwrap();
-    let board = consumer.board();
+    let block = consumer.block();
     for number in 0..4 {
         let known = if number == 0 { Slab::ByMaker } else { Slab::Later };
         consumer.begin(number, 0, &Indices::Numbers(&[7]), known).unwrap();
     }
-    let claims: Vec<_> = (0..4).map(|_| board.claim().unwrap()).collect();
+    let claims: Vec<_> = (0..4).map(|_| block.claim().unwrap()).collect();
     assert_eq!(consumer.slabs().unplanned(), Some(1));
-    board.tell(0, 0, 6, |_| ()).unwrap();
-    assert_eq!(board.layout(), None, "a first layout is proposed");
-    board.settle_first_layout();
-    assert_eq!(board.layout(), Some(1));
+    block.tell(0, 0, 6, |_| ()).unwrap();
+    assert_eq!(block.layout(), None, "a first layout is proposed");
+    block.settle_first_layout();
+    assert_eq!(block.layout(), Some(1));
     let made = |claim: &Claim, size| {
-        let layout = board.layout_of(claim.slot, 1);
+        let layout = block.layout_of(claim.slot, 1);
         assert_eq!(layout, 1);
-        let slab = board.slab(claim.slot, 1, size);
-        board.set_row(claim.slot, 0, RowKind::Placed, (0, 0));
-        board.finish(0, claim.slot, 1);
+        let slab = block.slab(claim.slot, 1, size);
+        block.set_row(claim.slot, 0, RowKind::Placed, (0, 0));
+        block.finish(0, claim.slot, 1);
         slab.is_some()
     };
     assert!(made(&claims[0], plan.end));
@@ -447,13 +455,13 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         assert!(!given_up.join().unwrap());
         let first = consumer.take(0).unwrap();
         assert!(made(&claims[1], plan.end));
-        let held = consumer.take(1).unwrap();
+        let stealable = consumer.take(1).unwrap();
         drop(consumer.take(2).unwrap_err());
         assert_eq!(consumer.state(3), State::OnTheWay);
         consumer.slabs().need(3);
         assert!(last.join().unwrap());
         assert_eq!(consumer.take(3).unwrap().rows, 1);
-        drop((first, held));
+        drop((first, stealable));
     });
 }
 
@@ -462,8 +470,8 @@ fn batches_ahead_wait_for_memory_that_others_have() {
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let slab = 1 << 20;
     let options = Options {
-        makers: 1,
-        joiners: 0,
+        item_workers: 1,
+        batch_workers: 0,
         slots: 8,
         joining: Joining::InPlace,
         whole: false,
@@ -472,9 +480,9 @@ fn batches_ahead_wait_for_memory_that_others_have() {
         most: 7 * slab / 2,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 6, 1 << 30).unwrap();
-    let board = consumer.board();
-    board.tell(0, 0, 6, |_| ()).unwrap();
-    board.settle_first_layout();
+    let block = consumer.block();
+    block.tell(0, 0, 6, |_| ()).unwrap();
+    block.settle_first_layout();
     let indices: Vec<i64> = (0..1000).collect();
     for number in 0..6 {
         let known = in_layout(slab as usize, plan.end);
@@ -485,7 +493,7 @@ fn batches_ahead_wait_for_memory_that_others_have() {
     for number in 0..6 {
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
-            make(board, 0, PLAIN, &board.claim().unwrap(), &mut written, &made);
+            make(block, 0, PLAIN, &block.claim().unwrap(), &mut written, &made);
         }
         drop(consumer.take(number).unwrap());
     }
@@ -494,8 +502,8 @@ fn batches_ahead_wait_for_memory_that_others_have() {
 #[test]
 fn too_little_memory_is_told_with_sizes() {
     let options = Options {
-        makers: 1,
-        joiners: 0,
+        item_workers: 1,
+        batch_workers: 0,
         slots: 4,
         joining: Joining::InPlace,
         whole: false,
@@ -504,7 +512,7 @@ fn too_little_memory_is_told_with_sizes() {
     };
     for known in [false, true] {
         let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();
-        let board = consumer.board();
+        let block = consumer.block();
         let indices: Vec<i64> = (0..3).collect();
         let slab = if known {
             in_layout(1 << 20, 1 << 20)
@@ -512,18 +520,18 @@ fn too_little_memory_is_told_with_sizes() {
             Slab::ByMaker
         };
         if known {
-            board.tell(0, 0, 6, |_| ()).unwrap();
-            board.settle_first_layout();
+            block.tell(0, 0, 6, |_| ()).unwrap();
+            block.settle_first_layout();
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();
         consumer.slabs().need(0);
-        while let Some(claim) = board.claim() {
+        while let Some(claim) = block.claim() {
             if !known {
-                board.layout_of(claim.slot, 1);
+                block.layout_of(claim.slot, 1);
             }
-            assert_eq!(board.slab(claim.slot, claim.rows, 1 << 20), None);
-            assert!(board.is_needless(claim.slot, claim.first));
-            board.finish(0, claim.slot, claim.end - claim.first);
+            assert_eq!(block.slab(claim.slot, claim.rows, 1 << 20), None);
+            assert!(block.is_needless(claim.slot, claim.first));
+            block.finish(0, claim.slot, claim.end - claim.first);
         }
         let (failure, _lent) = consumer.take(0).unwrap_err();
         let Failure::Memory {
@@ -539,8 +547,8 @@ fn too_little_memory_is_told_with_sizes() {
 #[test]
 fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
     let options = Options {
-        makers: 1,
-        joiners: 1,
+        item_workers: 1,
+        batch_workers: 1,
         slots: 4,
         joining: Joining::ByJoiners,
         whole: false,
@@ -548,20 +556,20 @@ fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
         most: 1 << 30,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 2, 0).unwrap();
-    let board = consumer.board();
+    let block = consumer.block();
     let indices: Vec<i64> = (0..3).collect();
     for number in 0..3 {
         consumer
             .begin(number, 0, &Indices::Numbers(&indices), Slab::ByMaker)
             .unwrap();
     }
-    let claim = board.claim().unwrap();
+    let claim = block.claim().unwrap();
     consumer.cancel(0..3);
-    assert_eq!(board.claim(), None);
+    assert_eq!(block.claim(), None);
     let states: Vec<_> = (0..3).map(|batch| consumer.state(batch)).collect();
     assert_eq!(states, [State::OnTheWay, State::Ready, State::Ready]);
-    assert!(board.is_needless(claim.slot, claim.first));
-    assert_eq!(board.finish(0, claim.slot, 1), Done::Nothing);
+    assert!(block.is_needless(claim.slot, claim.first));
+    assert_eq!(block.finish(0, claim.slot, 1), Done::Nothing);
     assert_eq!(consumer.state(0), State::Ready);
     assert!((0..3).all(|batch| consumer.take(batch).is_err()));
     assert!(consumer.can_begin());
@@ -571,15 +579,15 @@ fn batches_that_are_given_up_are_ready_when_their_makers_are_done() {
             .unwrap(),
         3
     );
-    assert_eq!(board.claim().unwrap().number, 0);
+    assert_eq!(block.claim().unwrap().number, 0);
 }
 
 #[test]
 fn memory_without_a_board_is_refused() {
     let memory = SharedMemory::create(1 << 30).unwrap();
     memory.commit(0, 1).unwrap();
-    assert!(Board::open(memory).is_err());
+    assert!(ControlBlock::open(memory).is_err());
     let arena = fastpipe_memory::Arena::create(SharedMemory::create(1 << 30).unwrap(), 100, 1).unwrap();
     let file = arena.memory().file().unwrap().try_clone_to_owned().unwrap();
-    assert!(Board::open(SharedMemory::open(file).unwrap()).is_err());
+    assert!(ControlBlock::open(SharedMemory::open(file).unwrap()).is_err());
 }

@@ -1,14 +1,14 @@
-//! The rows that a maker has claimed and not begun: whoever has nothing to do takes some of them, if the maker's item
-//! takes long.
+//! The rows that an item worker has claimed and not begun: whoever has nothing to do takes some of them, if the item
+//! worker's item takes long.
 //!
-//! Cheap items are claimed many at once. Some of them take long all the same, or wait for items of other makers, as by
-//! a barrier. Without this, the rows behind them would wait too, and with them whoever they wait for.
+//! Cheap items are claimed many at once. Some of them take long all the same, or wait for items of other item workers,
+//! as by a barrier. Without this, the rows behind them would wait too, and with them whoever they wait for.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::board::Board;
-use crate::maker::Claim;
-use crate::pace::LONG_NANOS;
+use crate::control_block::ControlBlock;
+use crate::cost_model::LONG_NANOS;
+use crate::item_worker::Claim;
 
 /// Bits of a row's number, of which there are two, and of the turn: together a number in memory.
 const ROW: u32 = 22;
@@ -26,9 +26,9 @@ fn unpacked(number: u64) -> (u32, u32, u32) {
     ((number >> (2 * ROW)) as u32, row(number >> ROW), row(number))
 }
 
-/// The rows of a claim that its maker hasn't begun.
+/// The rows of a claim that its item worker hasn't begun.
 #[derive(Debug)]
-pub struct Held<'a> {
+pub struct StealableRows<'a> {
     /// What others look at; `None` if the batch has too many rows for that.
     shared: Option<&'a AtomicU64>,
     /// The next row, where nobody else looks; else the first one.
@@ -37,8 +37,8 @@ pub struct Held<'a> {
     end: u32,
 }
 
-impl Held<'_> {
-    /// Lets nobody take any more. Returns the end of the rows that are the maker's; those behind it are others'.
+impl StealableRows<'_> {
+    /// Lets nobody take any more. Returns the end of the rows that are the item worker's; those behind it are others'.
     pub fn close(&mut self) -> u32 {
         if let Some(shared) = self.shared.take() {
             let (_, _, end) = unpacked(shared.swap(0, Ordering::AcqRel));
@@ -50,7 +50,7 @@ impl Held<'_> {
 }
 
 /// The next row to be made.
-impl Iterator for Held<'_> {
+impl Iterator for StealableRows<'_> {
     type Item = u32;
 
     fn next(&mut self) -> Option<u32> {
@@ -72,41 +72,41 @@ impl Iterator for Held<'_> {
     }
 }
 
-impl Board {
-    /// Lets others take rows of a claim, those that its maker takes last.
-    pub fn hold(&self, maker: usize, claim: &Claim) -> Held<'_> {
+impl ControlBlock {
+    /// Lets others take rows of a claim, those that its item worker takes last.
+    pub fn hold(&self, item_worker: usize, claim: &Claim) -> StealableRows<'_> {
         let shared = (claim.rows < 1 << ROW).then(|| {
-            let record = self.record(maker);
+            let record = self.record(item_worker);
             // Whoever sees the rows sees their slot.
             record.held_slot.store(claim.slot as u64, Ordering::Release);
             let turn = claim.turn & ((1 << TURN) - 1);
             record
-                .held
+                .stealable
                 .store(packed(turn, claim.first, claim.end), Ordering::Release);
-            &record.held
+            &record.stealable
         });
-        Held {
+        StealableRows {
             shared,
             next: claim.first,
             end: claim.end,
         }
     }
 
-    /// Half of the rows that another maker has claimed and not begun, if its item takes long; of the earliest batch
-    /// that has such.
-    pub fn take_over(&self, maker: usize) -> Option<Claim> {
-        let mut stalled: Vec<_> = (0..self.makers())
-            .filter(|&other| other != maker && self.record(other).makes_for() > LONG_NANOS)
+    /// Half of the rows that another item worker has claimed and not begun, if its item takes long; of the earliest
+    /// batch that has such.
+    pub fn steal(&self, item_worker: usize) -> Option<Claim> {
+        let mut stalled: Vec<_> = (0..self.item_workers())
+            .filter(|&other| other != item_worker && self.record(other).makes_for() > LONG_NANOS)
             .collect();
         stalled.sort_by_key(|&other| self.record(other).batch());
         stalled.into_iter().find_map(|other| self.half_of(other))
     }
 
-    /// Half of the rows that a maker has claimed and not begun.
+    /// Half of the rows that an item worker has claimed and not begun.
     fn half_of(&self, other: usize) -> Option<Claim> {
         let record = self.record(other);
-        let held = record.held.load(Ordering::Acquire);
-        let (turn, next, end) = unpacked(held);
+        let stealable = record.stealable.load(Ordering::Acquire);
+        let (turn, next, end) = unpacked(stealable);
         if next >= end {
             return None;
         }
@@ -127,17 +127,21 @@ impl Board {
             rows,
             whole: false,
         };
-        // If it is as it was, so is the maker's claim: the slot is still its batch's, since these rows aren't made.
-        let taken = record
-            .held
-            .compare_exchange(held, packed(turn, next, first), Ordering::AcqRel, Ordering::Relaxed);
+        // If it is as it was, so is the item worker's claim: the slot is still its batch's, since these rows aren't
+        // made.
+        let taken = record.stealable.compare_exchange(
+            stealable,
+            packed(turn, next, first),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
         taken.is_ok().then_some(claim)
     }
 
-    /// Whether some maker has rows that it hasn't begun.
+    /// Whether some item worker has rows that it hasn't begun.
     pub(crate) fn some_are_held(&self) -> bool {
-        (0..self.makers()).any(|maker| {
-            let (_, next, end) = unpacked(self.record(maker).held.load(Ordering::Relaxed));
+        (0..self.item_workers()).any(|item_worker| {
+            let (_, next, end) = unpacked(self.record(item_worker).stealable.load(Ordering::Relaxed));
             next < end
         })
     }
@@ -166,8 +170,8 @@ mod tests {
         use crate::{Consumer, Indices, Joining, Options, Slab};
 
         let options = Options {
-            makers: MAKERS,
-            joiners: 0,
+            item_workers: MAKERS,
+            batch_workers: 0,
             slots: 4,
             joining: Joining::InPlace,
             whole: false,
@@ -175,7 +179,7 @@ mod tests {
             most: 1 << 30,
         };
         let consumer = Consumer::new(SharedMemory::create(1 << 30).unwrap(), &options, 4, 1 << 20).unwrap();
-        consumer.board().note_pace(1);
+        consumer.block().note_pace(1);
         let indices = vec![3; rows];
         for number in 0..2 {
             let begun = consumer.begin(number, 5, &Indices::Numbers(&indices), Slab::ByMaker);
@@ -188,31 +192,31 @@ mod tests {
     #[test]
     fn no_row_is_beyond_the_claim_whatever_the_memory_says() {
         let consumer = consumer(32);
-        let board = consumer.board();
-        board.claim().unwrap();
+        let block = consumer.block();
+        block.claim().unwrap();
         let claim = Claim {
             first: 4,
             end: 20,
-            ..board.claim().unwrap()
+            ..block.claim().unwrap()
         };
         let most = (1 << ROW) - 1;
         for (next, end) in [(0, 0), (0, most), (30, most), (most, most), (9, 33), (17, 3), (5, 1)] {
-            let mut held = board.hold(0, &claim);
-            board.record(0).held.store(packed(7, next, end), Ordering::Relaxed);
-            let taken = board.half_of(0);
+            let mut stealable = block.hold(0, &claim);
+            block.record(0).stealable.store(packed(7, next, end), Ordering::Relaxed);
+            let taken = block.half_of(0);
             assert!(taken.is_none_or(|taken| taken.first < taken.end && taken.end <= 32));
-            assert!(held.by_ref().all(|row| (4..20).contains(&row)), "{next} to {end}");
-            assert!((4..=20).contains(&held.close()), "{next} to {end}");
+            assert!(stealable.by_ref().all(|row| (4..20).contains(&row)), "{next} to {end}");
+            assert!((4..=20).contains(&stealable.close()), "{next} to {end}");
         }
         // The same rows of another batch are another number.
         let number = |claim: &Claim| {
-            board.hold(0, claim);
-            board.record(0).held.load(Ordering::Relaxed)
+            block.hold(0, claim);
+            block.record(0).stealable.load(Ordering::Relaxed)
         };
         let turn = claim.turn + 1;
         assert_ne!(number(&claim), number(&Claim { turn, ..claim.clone() }));
-        board.record(0).held_slot.store(u64::MAX, Ordering::Relaxed);
-        assert_eq!(board.half_of(0), None);
+        block.record(0).held_slot.store(u64::MAX, Ordering::Relaxed);
+        assert_eq!(block.half_of(0), None);
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -223,7 +227,7 @@ mod tests {
 
         let rows = 200_000;
         let consumer = consumer(rows);
-        let board = consumer.board();
+        let block = consumer.block();
         let made = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for me in 0..MAKERS {
@@ -232,17 +236,17 @@ mod tests {
                     let mut mine = Vec::new();
                     let other = (me + 1) % MAKERS;
                     let left = || {
-                        board.slots()[..2]
+                        block.slots()[..2]
                             .iter()
                             .any(|slot| slot.left.load(Ordering::Acquire) > 0)
                     };
                     while left() {
-                        let Some(claim) = board.claim().or_else(|| board.half_of(other)) else {
+                        let Some(claim) = block.claim().or_else(|| block.half_of(other)) else {
                             continue;
                         };
-                        let mut held = board.hold(me, &claim);
-                        mine.extend(held.by_ref().map(|row| (claim.number, row)));
-                        board.finish(me, claim.slot, held.close() - claim.first);
+                        let mut stealable = block.hold(me, &claim);
+                        mine.extend(stealable.by_ref().map(|row| (claim.number, row)));
+                        block.finish(me, claim.slot, stealable.close() - claim.first);
                     }
                     made.lock().unwrap().extend(mine);
                 });

@@ -10,24 +10,24 @@ use std::thread::available_parallelism;
 use fastpipe_memory::{Arena, HEAD, SharedMemory, futex};
 
 use crate::control::{Control, Header, Joining, Slot, stage};
-use crate::desk::Desk;
-use crate::record::{MakerView, Record};
+use crate::index_page::IndexPage;
+use crate::record::{Record, WorkerView};
 
-/// What a board is made for.
+/// What a control block is made for.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Item workers.
-    pub makers: usize,
+    pub item_workers: usize,
     /// Batch workers.
-    pub joiners: usize,
+    pub batch_workers: usize,
     /// Batches that may be on their way at once.
     pub slots: usize,
     /// Who makes batches.
     pub joining: Joining,
     /// Whether one worker makes all items of a batch.
     pub whole: bool,
-    /// Whether makers take turns, as threads do that share an interpreter: several are no faster than one then, where
-    /// items don't wait.
+    /// Whether item workers take turns, as threads do that share an interpreter: several are no faster than one then,
+    /// where items don't wait.
     pub turns: bool,
     /// Bytes of batches at most.
     pub most: u64,
@@ -35,12 +35,12 @@ pub struct Options {
 
 /// The memory, mapped in this process.
 #[derive(Clone, Debug)]
-pub struct Board {
+pub struct ControlBlock {
     arena: Arc<Arena>,
     control: Control,
 }
 
-impl Board {
+impl ControlBlock {
     /// A new one.
     ///
     /// # Errors
@@ -48,30 +48,33 @@ impl Board {
     /// Those of the system.
     pub fn create(memory: SharedMemory, options: &Options) -> io::Result<Self> {
         let Options {
-            makers, joiners, slots, ..
+            item_workers,
+            batch_workers,
+            slots,
+            ..
         } = *options;
-        let size = Control::size(slots, makers + joiners);
+        let size = Control::size(slots, item_workers + batch_workers);
         let arena = Arc::new(Arena::create(memory, size, options.most)?);
         // SAFETY: `create` has committed the bytes, which are zero.
-        let control = unsafe { Control::new(arena.reserved(), slots, makers, joiners) };
-        let board = Board { arena, control };
-        let header = board.header();
-        header.makers.store(makers as u32, Ordering::Relaxed);
-        header.joiners.store(joiners as u32, Ordering::Relaxed);
+        let control = unsafe { Control::new(arena.reserved(), slots, item_workers, batch_workers) };
+        let block = ControlBlock { arena, control };
+        let header = block.header();
+        header.item_workers.store(item_workers as u32, Ordering::Relaxed);
+        header.batch_workers.store(batch_workers as u32, Ordering::Relaxed);
         header.slots.store(slots as u32, Ordering::Relaxed);
         header.whole.store(u32::from(options.whole), Ordering::Relaxed);
         header.turns.store(u32::from(options.turns), Ordering::Relaxed);
         let processors = available_parallelism().map_or(1, |number| number.get() as u32);
         header.processors.store(processors, Ordering::Relaxed);
         header.joining.store(options.joining as u32, Ordering::Release);
-        Ok(board)
+        Ok(block)
     }
 
     /// That of another process.
     ///
     /// # Errors
     ///
-    /// `InvalidData` for memory in which there is no board.
+    /// `InvalidData` for memory in which there is no control block.
     pub fn open(memory: SharedMemory) -> io::Result<Self> {
         let arena = Arc::new(Arena::open(memory)?);
         let fits = |slots, workers| HEAD + Control::size(slots, workers) <= arena.memory().len();
@@ -81,14 +84,14 @@ impl Board {
         // SAFETY: `create` has committed this many bytes at least.
         let control = unsafe { Control::new(arena.reserved(), 0, 0, 0) };
         let header = control.header();
-        let [makers, joiners, slots] =
-            [&header.makers, &header.joiners, &header.slots].map(|number| number.load(Ordering::Acquire) as usize);
-        if slots == 0 || makers == 0 || !fits(slots, makers + joiners) {
+        let [item_workers, batch_workers, slots] = [&header.item_workers, &header.batch_workers, &header.slots]
+            .map(|number| number.load(Ordering::Acquire) as usize);
+        if slots == 0 || item_workers == 0 || !fits(slots, item_workers + batch_workers) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         // SAFETY: as many as `create` was told of.
-        let control = unsafe { Control::new(arena.reserved(), slots, makers, joiners) };
-        Ok(Board { arena, control })
+        let control = unsafe { Control::new(arena.reserved(), slots, item_workers, batch_workers) };
+        Ok(ControlBlock { arena, control })
     }
 
     /// The memory.
@@ -111,23 +114,23 @@ impl Board {
         (number, &slots[number])
     }
 
-    /// The record of a worker: makers come first.
+    /// The record of a worker: item workers come first.
     pub(crate) fn record(&self, worker: usize) -> &Record {
         &self.control.records()[worker]
     }
 
     /// Item workers.
-    pub fn makers(&self) -> usize {
-        self.control.makers()
+    pub fn item_workers(&self) -> usize {
+        self.control.item_workers()
     }
 
     /// Batch workers.
-    pub fn joiners(&self) -> usize {
-        self.control.joiners()
+    pub fn batch_workers(&self) -> usize {
+        self.control.batch_workers()
     }
 
-    /// What workers say of themselves: makers first, then joiners.
-    pub fn views(&self) -> Vec<MakerView> {
+    /// What workers say of themselves: item workers first, then batch workers.
+    pub fn views(&self) -> Vec<WorkerView> {
         self.control.records().iter().map(Record::view).collect()
     }
 
@@ -140,15 +143,15 @@ impl Board {
         }
     }
 
-    /// The desk of a slot that is in use.
-    pub(crate) fn desk(&self, slot: &Slot) -> Option<Desk<'_>> {
+    /// The index page of a slot that is in use.
+    pub(crate) fn page(&self, slot: &Slot) -> Option<IndexPage<'_>> {
         let (offset, len) = (
-            slot.desk.load(Ordering::Relaxed) as usize,
+            slot.page.load(Ordering::Relaxed) as usize,
             slot.desk_len.load(Ordering::Relaxed) as usize,
         );
         let start = self.at(offset, len)?;
         // SAFETY: the consumer has written it, and keeps it for as long as the slot is in use; pieces begin with pages.
-        unsafe { Desk::new(start, len, slot.rows.load(Ordering::Relaxed) as usize) }
+        unsafe { IndexPage::new(start, len, slot.rows.load(Ordering::Relaxed) as usize) }
     }
 
     /// Where bytes of pieces begin in this process. `None` if they aren't within the memory.
@@ -173,11 +176,11 @@ impl Board {
     }
 
     /// Whether another worker makes an item just now.
-    pub fn others_make(&self, maker: usize) -> bool {
+    pub fn others_make(&self, item_worker: usize) -> bool {
         let records = self.control.records().iter().enumerate();
         records
-            .take(self.makers())
-            .any(|(number, record)| number != maker && record.makes())
+            .take(self.item_workers())
+            .any(|(number, record)| number != item_worker && record.makes())
     }
 
     /// Whether all workers have begun.

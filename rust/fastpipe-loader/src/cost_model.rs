@@ -1,14 +1,14 @@
-//! How long items and batches take, and what follows: whether one maker makes and joins a whole batch, or makers write
-//! rows that joiners read.
+//! How long items and batches take, and what follows: whether one item worker makes and joins a whole batch, or item
+//! workers write rows that batch workers read.
 //!
-//! Writing rows for somebody else costs a copy of each. So cheap batches are made and joined by one maker. But where
-//! joining takes long, makers alone would do it while joiners idle; then the batch is split.
+//! Writing rows for somebody else costs a copy of each. So cheap batches are made and joined by one item worker. But
+//! where joining takes long, item workers alone would do it while batch workers idle; then the batch is split.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::board::Board;
 use crate::clock::{busy_nanos, nanos};
 use crate::control::Joining;
+use crate::control_block::ControlBlock;
 use crate::record::Activity;
 
 /// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
@@ -18,8 +18,8 @@ const CLAIM_NANOS: u64 = 200_000;
 /// to write them for somebody else. And in which one that others wait for makes them: that takes less than to wait.
 const WHOLE_NANOS: u64 = 2_000_000;
 
-/// Nanoseconds that an item takes before others make those that its maker has claimed behind it. Threads may be without
-/// Python's lock for half as long, whatever their item takes.
+/// Nanoseconds that an item takes before others make those that its item worker has claimed behind it. Threads may be
+/// without Python's lock for half as long, whatever their item takes.
 pub(crate) const LONG_NANOS: u64 = 10_000_000;
 
 /// How many times as fast batches must be when they are split, in quarters: estimates are rough.
@@ -33,13 +33,14 @@ struct Costs {
     placing: u64,
     joining: u64,
     joining_busy: u64,
-    makers: u64,
-    joiners: u64,
+    item_workers: u64,
+    batch_workers: u64,
     processors: u64,
 }
 
 impl Costs {
-    /// Whether batches are made faster if makers write rows, and joiners join them, than if makers do both.
+    /// Whether batches are made faster if item workers write rows, and batch workers join them, than if item workers do
+    /// both.
     ///
     /// Either way the processors must do all the work, and each group of workers its part.
     fn split_is_faster(&self) -> bool {
@@ -47,12 +48,12 @@ impl Costs {
         let copies = self.rows.saturating_mul(self.placing);
         let whole = items
             .saturating_add(self.joining)
-            .div_ceil(self.makers)
+            .div_ceil(self.item_workers)
             .max(items.saturating_add(self.joining_busy).div_ceil(self.processors));
         let split = items
             .saturating_add(copies)
-            .div_ceil(self.makers)
-            .max(self.joining.div_ceil(self.joiners))
+            .div_ceil(self.item_workers)
+            .max(self.joining.div_ceil(self.batch_workers))
             .max(
                 items
                     .saturating_add(copies)
@@ -80,14 +81,14 @@ impl JoinTimer {
     }
 }
 
-impl Board {
+impl ControlBlock {
     /// How many of so many rows a worker claims at once: fewer towards the end of a batch, and only one where items
     /// take long. Whether it makes the batch of them, too, if they are all.
     pub(crate) fn at_once(&self, rows: u32) -> (u32, bool) {
         if self.header().whole.load(Ordering::Relaxed) != 0 {
             return (rows, true);
         }
-        let each = self.header().work.pace.item.load(Ordering::Relaxed);
+        let each = self.header().work.costs.item.load(Ordering::Relaxed);
         let is_cheap = each > 0 && each.saturating_mul(rows.into()) <= WHOLE_NANOS;
         if is_cheap {
             match self.joining() {
@@ -104,29 +105,32 @@ impl Board {
             0 => 1,
             each => u32::try_from(CLAIM_NANOS / each).unwrap_or(u32::MAX),
         };
-        (by_time.clamp(1, rows.div_ceil(self.makers().max(1) as u32)), false)
+        (
+            by_time.clamp(1, rows.div_ceil(self.item_workers().max(1) as u32)),
+            false,
+        )
     }
 
-    /// Whether makers take turns.
+    /// Whether item workers take turns.
     pub(crate) fn take_turns(&self) -> bool {
         self.header().turns.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether joiners shall join batches of so many cheap items.
+    /// Whether batch workers shall join batches of so many cheap items.
     fn splits(&self, item: u64, rows: u64) -> bool {
-        let pace = &self.header().work.pace;
-        let joining = pace.joining.load(Ordering::Relaxed);
-        if self.joiners() == 0 || rows.saturating_mul(item).saturating_add(joining) <= WHOLE_NANOS {
+        let costs = &self.header().work.costs;
+        let joining = costs.joining.load(Ordering::Relaxed);
+        if self.batch_workers() == 0 || rows.saturating_mul(item).saturating_add(joining) <= WHOLE_NANOS {
             return false;
         }
         let costs = Costs {
             rows,
             item,
-            placing: pace.placing.load(Ordering::Relaxed),
+            placing: costs.placing.load(Ordering::Relaxed),
             joining,
-            joining_busy: pace.joining_busy.load(Ordering::Relaxed).min(joining),
-            makers: self.makers().max(1) as u64,
-            joiners: self.joiners() as u64,
+            joining_busy: costs.joining_busy.load(Ordering::Relaxed).min(joining),
+            item_workers: self.item_workers().max(1) as u64,
+            batch_workers: self.batch_workers() as u64,
             processors: u64::from(self.header().processors.load(Ordering::Relaxed)).max(1),
         };
         costs.split_is_faster()
@@ -134,14 +138,14 @@ impl Board {
 
     /// Notes how long the items of a claim took each, which says how many are claimed at once.
     pub fn note_pace(&self, nanos: u64) {
-        average(&self.header().work.pace.item, nanos);
+        average(&self.header().work.costs.item, nanos);
     }
 
     /// A worker has written so many rows, in this time.
-    pub fn note_placing(&self, maker: usize, nanos: u64, rows: u64) {
-        self.record(maker).placed(nanos);
+    pub fn note_placing(&self, item_worker: usize, nanos: u64, rows: u64) {
+        self.record(item_worker).placed(nanos);
         if let Some(each) = nanos.checked_div(rows) {
-            average(&self.header().work.pace.placing, each);
+            average(&self.header().work.costs.placing, each);
         }
     }
 
@@ -156,9 +160,9 @@ impl Board {
     pub fn note_joining(&self, worker: usize, timer: &JoinTimer) {
         let taken = nanos().saturating_sub(timer.begun);
         self.record(worker).joined(taken);
-        let pace = &self.header().work.pace;
-        average(&pace.joining, taken);
-        average(&pace.joining_busy, busy_nanos().saturating_sub(timer.busy));
+        let costs = &self.header().work.costs;
+        average(&costs.joining, taken);
+        average(&costs.joining_busy, busy_nanos().saturating_sub(timer.busy));
     }
 }
 
@@ -186,25 +190,31 @@ mod tests {
         placing: MICRO,
         joining: 20 * MILLI,
         joining_busy: 20 * MILLI,
-        makers: 2,
-        joiners: 2,
+        item_workers: 2,
+        batch_workers: 2,
         processors: 16,
     };
 
     #[test]
     fn joiners_join_what_makers_would_be_slower_at() {
-        // As many makers as joiners: nothing is gained.
+        // As many item workers as batch workers: nothing is gained.
         assert!(!CHEAP.split_is_faster());
-        let many = Costs { joiners: 6, ..CHEAP };
+        let many = Costs {
+            batch_workers: 6,
+            ..CHEAP
+        };
         assert!(many.split_is_faster());
-        let few = Costs { makers: 1, ..CHEAP };
+        let few = Costs {
+            item_workers: 1,
+            ..CHEAP
+        };
         assert!(few.split_is_faster());
     }
 
     #[test]
     fn processors_that_are_busy_gain_nothing() {
         let many = Costs {
-            joiners: 6,
+            batch_workers: 6,
             processors: 2,
             ..CHEAP
         };
@@ -220,7 +230,7 @@ mod tests {
     #[test]
     fn rows_that_are_dear_to_copy_stay_where_they_are() {
         let large = Costs {
-            joiners: 6,
+            batch_workers: 6,
             placing: MILLI,
             ..CHEAP
         };
@@ -235,8 +245,8 @@ mod tests {
             placing: u64::MAX,
             joining: u64::MAX / 2,
             joining_busy: u64::MAX / 2,
-            makers: 1,
-            joiners: 1,
+            item_workers: 1,
+            batch_workers: 1,
             processors: 1,
         };
         assert!(!huge.split_is_faster());

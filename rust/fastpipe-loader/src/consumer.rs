@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use fastpipe_memory::{Extent, Refused, SharedMemory, futex};
 
-use crate::board::{Board, Options};
 use crate::control::{Failure, Slot, stage};
-use crate::desk::{Desk, Indices, RowKind};
+use crate::control_block::{ControlBlock, Options};
+use crate::index_page::{IndexPage, Indices, RowKind};
 use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 
 /// The one that begins batches and takes them. Its process owns the memory.
 #[derive(Debug)]
 pub struct Consumer {
-    board: Board,
+    block: ControlBlock,
     slabs: SlabSupply,
     process: u32,
 }
@@ -89,17 +89,17 @@ impl Consumer {
     ///
     /// Those of the system.
     pub fn new(memory: SharedMemory, options: &Options, ahead: usize, slack: usize) -> io::Result<Arc<Self>> {
-        let board = Board::create(memory, options)?;
+        let block = ControlBlock::create(memory, options)?;
         Ok(Arc::new(Consumer {
-            slabs: SlabSupply::new(&board, ahead.max(1), slack),
-            board,
+            slabs: SlabSupply::new(&block, ahead.max(1), slack),
+            block,
             process: std::process::id(),
         }))
     }
 
     /// The memory.
-    pub fn board(&self) -> &Board {
-        &self.board
+    pub fn block(&self) -> &ControlBlock {
+        &self.block
     }
 
     /// Whether this is the process that made it.
@@ -120,8 +120,8 @@ impl Consumer {
     /// The next number of a batch whose slot is free. Those whose slots are taken, by batches that take long, are left
     /// out: no claim carries their turns.
     fn free(&self, state: &Pending) -> Option<Begun> {
-        let numbers = state.next..state.next + self.board.slots().len() as u64;
-        let is_empty = |number: u64| self.board.slot_of(number).1.stage.load(Ordering::Acquire) == stage::EMPTY;
+        let numbers = state.next..state.next + self.block.slots().len() as u64;
+        let is_empty = |number: u64| self.block.slot_of(number).1.stage.load(Ordering::Acquire) == stage::EMPTY;
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
@@ -138,7 +138,7 @@ impl Consumer {
             for_rows: 0,
         };
         let slab = match slab {
-            Slab::ByMaker => self.board.whole_size().map_or(slab, whole),
+            Slab::ByMaker => self.block.whole_size().map_or(slab, whole),
             _ => slab,
         };
         let layout = match slab {
@@ -146,10 +146,10 @@ impl Consumer {
             _ => 0,
         };
         let sequence = self.free(&state).unwrap_or(state.next);
-        let (number_of_slot, slot) = self.board.slot_of(sequence);
-        let size = Desk::size(indices).unwrap_or(usize::MAX);
-        let desk = self.slabs.recycler.take(size)?;
-        if let Some(start) = self.board.at(desk.offset, desk.len) {
+        let (number_of_slot, slot) = self.block.slot_of(sequence);
+        let size = IndexPage::size(indices).unwrap_or(usize::MAX);
+        let page = self.slabs.recycler.take(size)?;
+        if let Some(start) = self.block.at(page.offset, page.len) {
             write_desk(start, indices);
         }
         let rows = indices.rows() as u32;
@@ -167,9 +167,9 @@ impl Consumer {
         for (to, value) in [
             (&slot.number, number),
             (&slot.seed, seed),
-            (&slot.desk, desk.offset as u64),
-            (&slot.desk_len, desk.len as u64),
-            // Makers get none where the consumer will.
+            (&slot.page, page.offset as u64),
+            (&slot.desk_len, page.len as u64),
+            // Item workers get none where the consumer will.
             (&slot.slab, u64::from(slab != Slab::ByMaker)),
             (&slot.slab_len, 0),
             (&slot.slab_rows, 0),
@@ -189,21 +189,21 @@ impl Consumer {
         // A refusal is noted in the slot.
         let _ = self.slabs.place(&mut state, None);
         slot.claim.store((sequence + 1) << 32, Ordering::Release);
-        let work = &self.board.header().work;
+        let work = &self.block.header().work;
         work.begun.store(sequence + 1, Ordering::Release);
         work.changed.fetch_add(1, Ordering::SeqCst);
-        self.board.wake_makers(rows);
+        self.block.wake_makers(rows);
         drop(state);
         if rows == 0 {
             // Nobody will finish its last row.
-            self.board.all_made(None, number_of_slot);
+            self.block.all_made(None, number_of_slot);
         }
         Ok(sequence)
     }
 
     /// How far a batch is.
     pub fn state(&self, batch: Begun) -> State {
-        match self.board.slot_of(batch).1.stage.load(Ordering::Acquire) {
+        match self.block.slot_of(batch).1.stage.load(Ordering::Acquire) {
             stage::READY => State::Ready,
             _ => State::OnTheWay,
         }
@@ -211,7 +211,7 @@ impl Consumer {
 
     /// Waits until a batch is ready, or any if there is none to wait for, or workers end; at most so long.
     pub fn wait(&self, batch: Option<Begun>, most: Duration) {
-        let news = &self.board.header().news;
+        let news = &self.block.header().news;
         let seen = news.changed.load(Ordering::SeqCst);
         let awaited = batch.map_or(u64::MAX, |batch| batch + 1);
         news.awaited.store(awaited, Ordering::SeqCst);
@@ -219,38 +219,38 @@ impl Consumer {
         let there = match batch {
             Some(batch) => ready(batch),
             None => self
-                .board
+                .block
                 .slots()
                 .iter()
                 .any(|slot| slot.stage.load(Ordering::Acquire) == stage::READY),
         };
-        if !there && !self.board.stopped() {
+        if !there && !self.block.stopped() {
             futex::wait(&news.changed, seen, most);
         }
         news.awaited.store(0, Ordering::SeqCst);
     }
 
-    /// Makers that have nothing to do, while there are no rows to be claimed.
+    /// Item workers that have nothing to do, while there are no rows to be claimed.
     pub fn idle(&self) -> usize {
-        let work = &self.board.header().work;
+        let work = &self.block.header().work;
         if work.first.load(Ordering::Acquire) < work.begun.load(Ordering::Acquire) {
             let last = work.begun.load(Ordering::Acquire) - 1;
-            let slot = self.board.slot_of(last).1;
+            let slot = self.block.slot_of(last).1;
             if (slot.claim.load(Ordering::Acquire) as u32) < slot.rows.load(Ordering::Relaxed) {
                 return 0;
             }
         }
-        (work.waiting.load(Ordering::SeqCst) as usize).min(self.board.makers())
+        (work.waiting.load(Ordering::SeqCst) as usize).min(self.block.item_workers())
     }
 
     /// Rows of a batch.
     pub fn rows(&self, batch: Begun) -> usize {
-        self.board.slot_of(batch).1.rows.load(Ordering::Relaxed) as usize
+        self.block.slot_of(batch).1.rows.load(Ordering::Relaxed) as usize
     }
 
     /// Rows of a batch that aren't finished.
     pub fn left(&self, batch: Begun) -> u32 {
-        self.board.slot_of(batch).1.left.load(Ordering::Acquire)
+        self.block.slot_of(batch).1.left.load(Ordering::Acquire)
     }
 
     /// Takes a batch that is ready, and frees its slot.
@@ -259,7 +259,7 @@ impl Consumer {
     ///
     /// Why it has failed, with the memory in which what is said of it lies. Its slot is free, too.
     pub fn take(self: &Arc<Self>, batch: Begun) -> Result<Taken, (Failure, Lent)> {
-        let slot = self.board.slot_of(batch).1;
+        let slot = self.block.slot_of(batch).1;
         let failure = self.failure(slot);
         let number = |number: &std::sync::atomic::AtomicU64| number.load(Ordering::Acquire) as usize;
         let (result, len) = (number(&slot.result), number(&slot.result_len));
@@ -295,9 +295,9 @@ impl Consumer {
         (failed != 0).then(|| {
             let row = u32::MAX - failed;
             let cell = self
-                .board
-                .desk(slot)
-                .map(|desk| (desk.kind(row as usize), desk.cell(row as usize)));
+                .block
+                .page(slot)
+                .map(|page| (page.kind(row as usize), page.cell(row as usize)));
             let (offset, len) = match cell {
                 Some((RowKind::Failed, cell)) => cell,
                 _ => (0, 0),
@@ -306,25 +306,25 @@ impl Consumer {
         })
     }
 
-    /// Frees a slot, and its desk. What else its batch has is lent; returns where its slab lies, too.
+    /// Frees a slot, and its index page. What else its batch has is lent; returns where its slab lies, too.
     fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun) -> (Lent, Option<(usize, usize)>) {
         let mut state = self.slabs.lock();
         // From here on nobody gets a slab for it.
         state.forget(batch);
-        let slab = self.board.slab_of(slot);
-        let desk = Extent {
-            offset: slot.desk.load(Ordering::Relaxed) as usize,
+        let slab = self.block.slab_of(slot);
+        let page = Extent {
+            offset: slot.page.load(Ordering::Relaxed) as usize,
             len: slot.desk_len.load(Ordering::Relaxed) as usize,
         };
-        self.slabs.recycler.put(desk);
+        self.slabs.recycler.put(page);
         let mut pieces: Vec<_> = slab.iter().map(|&(offset, len)| Extent { offset, len }).collect();
-        let spilled = self.board.spilled(slot);
+        let spilled = self.block.spilled(slot);
         let spilled_bytes = spilled.iter().map(|piece| piece.len).sum();
         pieces.extend(spilled);
-        self.board.learn_size(slot, slab, spilled_bytes);
-        let mut counted = std::mem::take(&mut state.counted[self.board.slot_of(batch).0]);
+        self.block.learn_size(slot, slab, spilled_bytes);
+        let mut counted = std::mem::take(&mut state.counted[self.block.slot_of(batch).0]);
         if let Some((_, len)) = slab.filter(|_| counted.slab && counted.bytes == 0) {
-            // A maker has got it.
+            // An item worker has got it.
             counted.bytes = len;
             state.bytes += len;
         }
@@ -341,7 +341,7 @@ impl Consumer {
     /// rows of them are done with these.
     pub fn cancel(&self, batches: impl IntoIterator<Item = Begun>) {
         for batch in batches {
-            let slot = self.board.slot_of(batch).1;
+            let slot = self.block.slot_of(batch).1;
             let rows = slot.rows.load(Ordering::Relaxed);
             // Rows that are claimed needn't be made either, and nobody joins them.
             slot.failed.fetch_max(u32::MAX, Ordering::Relaxed);
@@ -370,20 +370,20 @@ impl Consumer {
             }
             drop(state);
             if unclaimed > 0 && slot.left.fetch_sub(unclaimed, Ordering::AcqRel) == unclaimed {
-                self.board.set_ready(slot);
+                self.block.set_ready(slot);
             }
         }
     }
 
     /// Bytes of memory that are in use or kept.
     pub fn held(&self) -> u64 {
-        self.board.arena().held()
+        self.block.arena().held()
     }
 }
 
-/// Writes a desk to a piece of its size.
+/// Writes an index page to a piece of its size.
 #[allow(unsafe_code)]
 fn write_desk(start: std::ptr::NonNull<u8>, indices: &Indices<'_>) {
     // SAFETY: the piece was taken for it, and nobody else has it; pieces begin with pages.
-    unsafe { Desk::write(start, indices) };
+    unsafe { IndexPage::write(start, indices) };
 }

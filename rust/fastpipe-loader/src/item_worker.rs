@@ -1,15 +1,15 @@
-//! What makers do: claim rows, find their slab, and finish.
+//! What item workers do: claim rows, find their slab, and finish.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use fastpipe_memory::{Extent, Refused, futex};
 
-use crate::board::Board;
 use crate::clock::nanos;
 use crate::control::{Joining, Slot, stage};
-use crate::desk::{Indices, RowKind};
-use crate::pace::LONG_NANOS;
+use crate::control_block::ControlBlock;
+use crate::cost_model::LONG_NANOS;
+use crate::index_page::{Indices, RowKind};
 use crate::plan::aligned;
 use crate::record::{Activity, NO_INDEX};
 
@@ -39,7 +39,7 @@ pub struct Claim {
 pub enum Done {
     /// Nothing: others still make rows, or the batch goes its way.
     Nothing,
-    /// Join the batch of this slot, and say so by [`Board::joined`].
+    /// Join the batch of this slot, and say so by [`ControlBlock::joined`].
     Join(usize),
 }
 
@@ -60,7 +60,7 @@ const SPILL: usize = 64 << 10;
 /// Bytes in front of what a piece holds: the offset of the one before it, and its own length.
 pub(crate) const SPILL_HEAD: u64 = 64;
 
-impl Board {
+impl ControlBlock {
     /// Rows to be made, of the earliest batch that has some; `None` if there are none just now.
     pub fn claim(&self) -> Option<Claim> {
         let work = &self.header().work;
@@ -117,15 +117,15 @@ impl Board {
         }
     }
 
-    /// Whether one maker may claim a whole batch.
+    /// Whether one item worker may claim a whole batch.
     fn claims_whole_batches(&self) -> bool {
         self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0 || self.take_turns()
     }
 
-    /// Wakes as many waiting makers as can claim some of these rows.
+    /// Wakes as many waiting item workers as can claim some of these rows.
     ///
-    /// One maker makes a whole batch of small items, and waking fifteen others would cost more than the batch. A maker
-    /// that leaves rows unclaimed wakes the next one, since items may have become slow in between.
+    /// One item worker makes a whole batch of small items, and waking fifteen others would cost more than the batch. An
+    /// item worker that leaves rows unclaimed wakes the next one, since items may have become slow in between.
     pub(crate) fn wake_makers(&self, rows: u32) {
         let work = &self.header().work;
         if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
@@ -140,9 +140,9 @@ impl Board {
 
     /// Waits until there may be rows to be made, or workers are to end; at most so long.
     ///
-    /// While others have rows that they haven't begun, one maker waits no longer than an item may take before those
-    /// behind it are [taken over](Board::take_over).
-    pub fn wait_for_work(&self, maker: usize, most: Duration) {
+    /// While others have rows that they haven't begun, one item worker waits no longer than an item may take before
+    /// those behind it are [stolen](ControlBlock::steal).
+    pub fn wait_for_work(&self, item_worker: usize, most: Duration) {
         let work = &self.header().work;
         let watches = self.some_are_held() && work.watched.swap(1, Ordering::Relaxed) == 0;
         let most = if watches {
@@ -150,7 +150,7 @@ impl Board {
         } else {
             most
         };
-        self.wait_for(maker, &work.changed, &work.waiting, most, || {
+        self.wait_for(item_worker, &work.changed, &work.waiting, most, || {
             let begun = work.begun.load(Ordering::Acquire);
             (work.first.load(Ordering::Acquire)..begun).any(|sequence| {
                 let slot = self.slot_of(sequence).1;
@@ -185,19 +185,20 @@ impl Board {
 
     /// The indices of a batch. They stay while the claim isn't finished.
     pub fn indices(&self, slot: usize) -> Option<Indices<'_>> {
-        Some(self.desk(&self.slots()[slot])?.indices())
+        Some(self.page(&self.slots()[slot])?.indices())
     }
 
     /// A worker begins to make an item.
     #[inline]
-    pub fn begin_item(&self, maker: usize, number: u64, row: u32, index: Option<i64>, now: u64) {
-        self.record(maker).make(number, row, index.unwrap_or(NO_INDEX), now);
+    pub fn begin_item(&self, item_worker: usize, number: u64, row: u32, index: Option<i64>, now: u64) {
+        self.record(item_worker)
+            .make(number, row, index.unwrap_or(NO_INDEX), now);
     }
 
     /// It has made it, in this time.
     #[inline]
-    pub fn end_item(&self, maker: usize, taken: u64) {
-        self.record(maker).made(taken);
+    pub fn end_item(&self, item_worker: usize, taken: u64) {
+        self.record(item_worker).made(taken);
     }
 
     /// A worker has ended.
@@ -330,8 +331,8 @@ impl Board {
     /// Notes how a row was written.
     pub fn set_row(&self, slot: usize, row: u32, kind: RowKind, cell: (usize, usize)) {
         let slot = &self.slots()[slot];
-        if let Some(desk) = self.desk(slot) {
-            desk.set(row as usize, kind, cell);
+        if let Some(page) = self.page(slot) {
+            page.set(row as usize, kind, cell);
         }
         match kind {
             RowKind::Odd => _ = slot.odd.fetch_add(1, Ordering::Relaxed),
@@ -342,9 +343,9 @@ impl Board {
 
     /// How a row was written, and what its cell says.
     pub fn row(&self, slot: usize, row: u32) -> (RowKind, (usize, usize)) {
-        let desk = self.desk(&self.slots()[slot]);
-        desk.map_or((RowKind::Missing, (0, 0)), |desk| {
-            (desk.kind(row as usize), desk.cell(row as usize))
+        let page = self.page(&self.slots()[slot]);
+        page.map_or((RowKind::Missing, (0, 0)), |page| {
+            (page.kind(row as usize), page.cell(row as usize))
         })
     }
 
@@ -356,24 +357,24 @@ impl Board {
     }
 
     /// A worker has finished so many rows of a claim.
-    pub fn finish(&self, maker: usize, slot: usize, rows: u32) -> Done {
+    pub fn finish(&self, item_worker: usize, slot: usize, rows: u32) -> Done {
         let at = &self.slots()[slot];
         if rows == 0 || at.left.fetch_sub(rows, Ordering::AcqRel) != rows {
             return Done::Nothing;
         }
-        self.all_made(Some(maker), slot)
+        self.all_made(Some(item_worker), slot)
     }
 
     /// All rows of a batch are finished.
-    pub(crate) fn all_made(&self, maker: Option<usize>, slot: usize) -> Done {
+    pub(crate) fn all_made(&self, item_worker: Option<usize>, slot: usize) -> Done {
         let at = &self.slots()[slot];
         let failed = at.failed.load(Ordering::Relaxed) != 0 || at.placed.load(Ordering::Relaxed) == 2;
         let in_place = self.joining() == Joining::InPlace && at.odd.load(Ordering::Relaxed) == 0;
-        match (failed || in_place, maker) {
+        match (failed || in_place, item_worker) {
             (true, _) | (_, None) => self.set_ready(at),
-            (false, Some(maker)) if self.joiners() == 0 => {
+            (false, Some(item_worker)) if self.batch_workers() == 0 => {
                 at.stage.store(stage::JOINING, Ordering::Release);
-                self.record(maker).turn_to(Activity::Joining, nanos());
+                self.record(item_worker).turn_to(Activity::Joining, nanos());
                 return Done::Join(slot);
             }
             _ => {

@@ -6,9 +6,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_memory::{Recycler, Refused, futex};
 
-use crate::board::Board;
 use crate::control::{Slot, stage};
-use crate::maker::set_slab;
+use crate::control_block::ControlBlock;
+use crate::item_worker::set_slab;
 
 /// A batch that was begun: its number in the order in which they were.
 pub type Begun = u64;
@@ -25,7 +25,7 @@ pub enum Slab {
         /// Bytes for rows.
         for_rows: usize,
     },
-    /// There is no layout yet: a maker gets one.
+    /// There is no layout yet: an item worker gets one.
     ByMaker,
     /// There is no layout yet. The consumer gets one later: see [`SlabSupply::plan`].
     Later,
@@ -70,7 +70,7 @@ impl Pending {
 /// Gives batches their slabs.
 #[derive(Debug)]
 pub struct SlabSupply {
-    board: Board,
+    block: ControlBlock,
     pub(crate) recycler: Recycler,
     state: Mutex<Pending>,
     /// Batches on their way whose memory there may be at any time, beside one that the consumer has.
@@ -80,14 +80,14 @@ pub struct SlabSupply {
 }
 
 impl SlabSupply {
-    pub(crate) fn new(board: &Board, ahead: usize, slack: usize) -> Self {
+    pub(crate) fn new(block: &ControlBlock, ahead: usize, slack: usize) -> Self {
         SlabSupply {
-            recycler: Recycler::new(board.arena().clone()),
+            recycler: Recycler::new(block.arena().clone()),
             state: Mutex::new(Pending {
-                counted: vec![Counted::default(); board.slots().len()],
+                counted: vec![Counted::default(); block.slots().len()],
                 ..Pending::default()
             }),
-            board: board.clone(),
+            block: block.clone(),
             ahead,
             slack,
         }
@@ -101,11 +101,11 @@ impl SlabSupply {
     /// `None` if no layout says how many.
     pub fn has_slack(&self, bytes: Option<usize>) -> bool {
         let state = self.lock();
-        let Some(bytes) = bytes.or_else(|| self.board.whole_size()) else {
+        let Some(bytes) = bytes.or_else(|| self.block.whole_size()) else {
             return false;
         };
         let on_the_way = |slot: &&Slot| slot.stage.load(Ordering::Acquire) != stage::EMPTY;
-        let begun = self.board.slots().iter().filter(on_the_way).count();
+        let begun = self.block.slots().iter().filter(on_the_way).count();
         // Those that were begun before there was a layout aren't counted yet.
         let beyond = (begun + 1).saturating_sub(self.ahead).saturating_mul(bytes);
         // Those that wait for their slabs will have them first; and rows may take more than batches before them.
@@ -116,7 +116,7 @@ impl SlabSupply {
 
     /// Whether there is so much memory, as far as the limit says.
     fn fits(&self, bytes: usize) -> bool {
-        let arena = self.board.arena();
+        let arena = self.block.arena();
         let in_use = arena.held().saturating_sub(self.recycler.free_bytes() as u64);
         in_use.saturating_add(bytes as u64) <= arena.most()
     }
@@ -125,7 +125,7 @@ impl SlabSupply {
     /// has, or all beyond that is within the slack.
     fn allows(&self, state: &Pending, bytes: usize, beyond: bool) -> bool {
         let usual = (self.ahead + 1).saturating_mul(bytes);
-        // Slabs that makers have got, before a layout was known, are taken to be as large.
+        // Slabs that item workers have got, before a layout was known, are taken to be as large.
         let unknown = state.counted.iter().filter(|each| each.slab && each.bytes == 0).count();
         let taken = state.bytes.saturating_add(unknown.saturating_mul(bytes));
         let within = taken.saturating_add(bytes) <= usual.saturating_add(self.slack);
@@ -137,9 +137,9 @@ impl SlabSupply {
         self.lock().unplanned.first().copied()
     }
 
-    /// The layout of that batch: the one that a maker has given it, else this one.
+    /// The layout of that batch: the one that an item worker has given it, else this one.
     pub fn layout_of(&self, batch: Begun, or_else: u32) -> u32 {
-        self.board.layout_of(self.board.slot_of(batch).0, or_else)
+        self.block.layout_of(self.block.slot_of(batch).0, or_else)
     }
 
     /// Says of how many bytes the slab of such a batch is, and how many of them are for rows.
@@ -169,7 +169,7 @@ impl SlabSupply {
                 break;
             }
             state.waiting.pop_front();
-            let (number, slot) = self.board.slot_of(sequence);
+            let (number, slot) = self.block.slot_of(sequence);
             self.recycler.keep_at_least((self.ahead + 1).saturating_mul(bytes));
             let taken = self.recycler.take(bytes);
             match &taken {
@@ -179,7 +179,7 @@ impl SlabSupply {
                 }
                 Err(refused) => {
                     slot.slab.store(0, Ordering::Relaxed);
-                    self.board.refuse(slot, refused);
+                    self.block.refuse(slot, refused);
                 }
             }
             futex::wake_all(&slot.placed);

@@ -1,20 +1,20 @@
-//! What joiners do: claim batches whose items are made, and say what they made of them.
+//! What batch workers do: claim batches whose items are made, and say what they made of them.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use fastpipe_memory::Extent;
 
-use crate::board::Board;
 use crate::clock::nanos;
 use crate::control::{Slot, stage};
-use crate::maker::Claim;
-use crate::pace::JoinTimer;
+use crate::control_block::ControlBlock;
+use crate::cost_model::JoinTimer;
+use crate::item_worker::Claim;
 use crate::record::{Activity, NO_INDEX};
 
-impl Board {
-    /// A batch to be joined, the earliest one; `None` if there is none just now. `joiner` counts from 0.
-    pub fn claim_join(&self, joiner: usize) -> Option<Claim> {
+impl ControlBlock {
+    /// A batch to be joined, the earliest one; `None` if there is none just now. `batch_worker` counts from 0.
+    pub fn claim_join(&self, batch_worker: usize) -> Option<Claim> {
         let made = |slot: &&Slot| slot.stage.load(Ordering::Acquire) == stage::MADE;
         loop {
             let slots = self.slots().iter().enumerate();
@@ -25,7 +25,7 @@ impl Board {
                 .compare_exchange(stage::MADE, stage::JOINING, Ordering::AcqRel, Ordering::Relaxed);
             if taken.is_ok() {
                 let claim = self.batch_of(number);
-                let record = self.record(self.makers() + joiner);
+                let record = self.record(self.item_workers() + batch_worker);
                 record.make(claim.number, 0, NO_INDEX, nanos());
                 record.turn_to(Activity::Joining, nanos());
                 return Some(claim);
@@ -50,13 +50,19 @@ impl Board {
     }
 
     /// Waits until there may be a batch to be joined, or workers are to end; at most so long.
-    pub fn wait_for_joins(&self, joiner: usize, most: Duration) {
+    pub fn wait_for_joins(&self, batch_worker: usize, most: Duration) {
         let joins = &self.header().joins;
-        self.wait_for(self.makers() + joiner, &joins.changed, &joins.waiting, most, || {
-            self.slots()
-                .iter()
-                .any(|slot| slot.stage.load(Ordering::Acquire) == stage::MADE)
-        });
+        self.wait_for(
+            self.item_workers() + batch_worker,
+            &joins.changed,
+            &joins.waiting,
+            most,
+            || {
+                self.slots()
+                    .iter()
+                    .any(|slot| slot.stage.load(Ordering::Acquire) == stage::MADE)
+            },
+        );
     }
 
     /// Lets all of a batch's slab be written again: nobody looks at its rows any more. For whoever joins it.

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::board::Board;
 use crate::control::Slot;
+use crate::control_block::ControlBlock;
 
-impl Board {
+impl ControlBlock {
     /// Where the slab of a batch lies, and its bytes.
     pub(crate) fn slab_of(&self, slot: &Slot) -> Option<(usize, usize)> {
         let placed = slot.placed.load(Ordering::Acquire) == 1;

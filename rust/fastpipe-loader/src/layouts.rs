@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use fastpipe_memory::{Refused, futex};
 
-use crate::board::Board;
 use crate::control::LAYOUTS;
+use crate::control_block::ControlBlock;
 
 /// The number of the last layout, after one was told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum LastLayout {
 /// How long a worker waits before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-impl Board {
+impl ControlBlock {
     /// The number of the layout that batches begin with; `None` while there is none.
     pub fn layout(&self) -> Option<u32> {
         Some(self.header().layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
@@ -67,13 +67,13 @@ impl Board {
     /// [`Refused`] if there is no memory for the description.
     pub fn tell(
         &self,
-        maker: usize,
+        item_worker: usize,
         known: u32,
         len: usize,
         write: impl FnOnce(NonNull<u8>),
     ) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
-        let turn = maker as u32 + 1;
+        let turn = item_worker as u32 + 1;
         while let Err(other) = header
             .telling
             .compare_exchange(0, turn, Ordering::Acquire, Ordering::Relaxed)
@@ -131,7 +131,7 @@ impl Board {
                     .copy_from_nonoverlapping(description.as_ptr(), description.len());
             };
         };
-        self.tell(self.makers(), 0, description.len(), write)?;
+        self.tell(self.item_workers(), 0, description.len(), write)?;
         self.settle_first_layout();
         Ok(())
     }
