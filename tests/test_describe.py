@@ -87,6 +87,9 @@ def test_times() -> None:
     assert day.counts() == {days[0]: 1, days[1]: 1, days[3]: 1}
     assert (span.mean, span.deviation) == (np.timedelta64(8, "s"), np.timedelta64(2, "s"))
     assert day.deviation == np.timedelta64(2, "D")
+    unknown = fastpipe.describe(fastpipe.from_arrays({"day": days[2:3]}, batch_size=1))["day"].deviation
+    assert np.isnat(unknown)
+    assert unknown.dtype == "timedelta64[D]"
 
 
 def test_bools_and_codes(tmp_path: Path) -> None:

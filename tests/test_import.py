@@ -54,6 +54,17 @@ def test_ctrl_c_while_numpy_is_loaded_is_an_interrupt() -> None:
     assert outcome(script, "", "multiarray") == "KeyboardInterrupt"
 
 
+def test_no_framework_is_loaded_and_nothing_warns() -> None:
+    frameworks = ["jax", "pyarrow", "ray", "sqlalchemy", "tensorflow", "torch", "xgboost"]
+    script = """
+        import warnings
+        warnings.simplefilter("error")
+        import fastpipe
+        print(*(name for name in sys.argv[2].split() if name in sys.modules))
+    """
+    assert outcome(script, "", " ".join(frameworks)) == ""
+
+
 def test_no_library_is_loaded_that_was_not(tmp_path: Path) -> None:
     for name in ("framework", "cc"):
         shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.so.2")

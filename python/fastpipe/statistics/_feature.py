@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureStatistics", "Kind"]
 
-_NAT = np.timedelta64("NaT")
-
 Kind: TypeAlias = Literal["integer", "real", "bool", "time", "text", "bytes"]
 
 
@@ -92,7 +90,7 @@ class FeatureStatistics:
         if self.kind != "time":
             return found
         unit = np.datetime_data(np.dtype(self.dtype))[0]
-        return _NAT.astype(f"m8[{unit}]") if math.isnan(found) else np.array(round(found)).astype(f"m8[{unit}]")[()]
+        return np.array("NaT" if math.isnan(found) else round(found), f"m8[{unit}]")[()]
 
     @property
     def minimum(self) -> Any:
