@@ -15,24 +15,24 @@ from fastpipe._reader import state as _state
 from fastpipe._reader.bookmark import Bookmark
 from fastpipe._reader.data import Data
 from fastpipe._reader.explain import explain
-from fastpipe._reader.lookups import Lookups
-from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
+from fastpipe._reader.parts import Partition, divided, part_of
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
 from fastpipe._reader.running import Running
-from fastpipe._reader.shares import Shares
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from fastpipe.leases import LeaseWorker
     from fastpipe.service import Server
 
 __all__ = ["Reader"]
 
 
-class Reader(Lookups, Shares):
+class Reader:
     """Yields the batches of a data set. `read_avro`, `from_arrow` and their like make one.
 
     `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
@@ -259,6 +259,122 @@ class Reader(Lookups, Shares):
         shards = within("num_shards", num_shards, 1, LARGEST_WORLD)
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
+    def partition(self, partitions: SupportsIndex) -> list[Partition]:
+        """Divides the data into parts that take about as long to read, for whoever deals them out.
+
+        Each row is in one part. The source's units (blocks, row groups, stretches of lines) stay whole, in their order.
+        The division is a pure function of the data set; this reader's order and rank have no part in it.
+
+        Args:
+            partitions: how many, at most: no part is empty, so there are fewer where there are few units.
+
+        Returns:
+            The parts, in their order: a few numbers each.
+
+        Raises:
+            TypeError: if the number is no integer.
+            ValueError: if it is out of range, or the reader is of a sample.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256)
+            >>> parts = reader.partition(4)
+            >>> sum(part.rows for part in parts) == reader.num_rows
+            True
+            >>> sum(len(batch["distance"]) for part in parts for batch in reader.read_partition(part))
+            2000
+        """
+        return divided(self._data, self._ordering, partitions)
+
+    def read_partition(self, partition: Partition) -> Self:
+        """Reads one part of the data.
+
+        Args:
+            partition: as `partition` returned it, of this reader or of one of the same data set in another process.
+
+        Returns:
+            A reader of the part, with states, `batch_at` and adapters as any other. It has this one's features, order,
+            seed, ranks, threads, limits and epochs: shuffling stays within the part, which ranks share. Its states fit
+            this part alone.
+
+        Raises:
+            StateError: if the partition is of another data set, or of one that has changed.
+            TypeError: if it is no partition.
+            ValueError: if the reader is of a sample.
+        """
+        return type(self)(part_of(self._data, self._ordering, partition), **self._options())
+
+    def lease(
+        self,
+        url: str,
+        *,
+        worker: str | None = None,
+        job: str = "default",
+        stretch: SupportsIndex | None = None,
+        ttl: float = 30.0,
+        ahead: SupportsIndex = 1,
+        barrier: bool = True,
+        copies: bool = True,
+        patience: float = 600.0,
+    ) -> LeaseWorker:
+        """Joins a job whose workers share this reader's batches by leases, however many come and go.
+
+        A ledger, some tables in a database, holds which stretches of the order are free, leased or done. This reader's
+        order says what a stretch is: which batch is which never depends on who reads it. Stretches of a worker that is
+        killed or hangs pass to others when its leases expire, from the last batch that it has committed.
+
+        Args:
+            url: of the ledger's database: `postgresql://user@host/database`, or `sqlite:///ledger.db`, a file, for
+                workers of one machine. Its tables are made by the first worker.
+            worker: a name of its own. One that comes back under its name takes over what it held. By default the host's
+                name and the process's number.
+            job: a name for what is read: all its workers have readers of the same data, order and seed.
+            stretch: batches of a stretch; by default up to 32, and fewer for few batches. All workers give the same.
+            ttl: seconds after which a lease expires that isn't renewed, by the database's clock.
+            ahead: stretches that are leased before they are needed.
+            barrier: whether an epoch begins when the one before it is done. Without, workers that find no stretch go on
+                with the next one.
+            copies: whether this worker, when it finds no stretch, takes a second copy of one that another worker is
+                slow with: the first to commit wins.
+            patience: seconds for which the database may be away.
+
+        Returns:
+            The worker: iterate over it, and call its `commit()`.
+
+        Raises:
+            ImportError: if the database's driver isn't installed; it says what to install.
+            LedgerError: if the database can't be reached, or written.
+            StateError: if the ledger has a job of that name that reads other data, or in another order.
+            TypeError: if an argument is of the wrong type.
+            ValueError: if a number is out of range, the reader is one of several ranks or has drawn its seed, or there
+                is no batch.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_csv("rides.csv", batch_size=256, shuffle=True, seed=7)
+            >>> rows = 0
+            >>> with reader.lease("sqlite:///ledger.db", worker="pod-17") as worker:
+            ...     for batch in worker:
+            ...         rows += len(batch["distance"])
+            ...         worker.commit()
+            >>> rows
+            2000
+        """
+        from fastpipe.leases import lease
+
+        return lease(
+            self,
+            url,
+            worker=worker,
+            job=job,
+            stretch=stretch,
+            ttl=ttl,
+            ahead=ahead,
+            barrier=barrier,
+            copies=copies,
+            patience=patience,
+        )
+
     def _reordered(self, ordering: Ordering) -> Reader:
         """Another one of the same data in another order, which starts where this one's next pass would.
 
@@ -346,6 +462,85 @@ class Reader(Lookups, Shares):
         self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
         self._ordering, self._order = ordering, order
         self._bookmark.load(pass_epoch, progress)
+
+    def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
+        """Makes any batch, without reading those before.
+
+        Args:
+            step: its number within the epoch, as this rank counts them if no other number of ranks had a part in it.
+            epoch: by default `epoch` of the reader.
+
+        Raises:
+            IndexError: if the epoch has no such batch; a negative number is none.
+            TypeError: if a number is no integer.
+            ValueError: if the epoch is out of range.
+            LimitError: if its order takes more than `memory_limit`, or without one more than half of the memory of this
+                machine or container; the message says which `shuffle_buffer` would fit.
+            FastpipeError: if it can't be read.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024, shuffle=True, seed=7)
+            >>> reader.batch_at(3)["label"].shape, reader.batch_at(3, epoch=1)["label"].shape
+            ((1024,), (1024,))
+        """
+        at, running = self._step(step), self._running
+        started = self._order.batches(
+            self._at(epoch),
+            at,
+            at + 1,
+            num_threads=running.num_threads,
+            sharers=1,
+            prefetch=1,
+            memory_limit=running.memory_limit,
+        )
+        try:
+            batch = next(started)
+            # Its end says whether files changed while it was read.
+            next(started, None)
+            return batch
+        finally:
+            started.close()
+
+    def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Any:
+        """Says where a row of a batch comes from. Reads no data.
+
+        Args:
+            step: the batch, as in `batch_at`.
+            row: the row of the batch.
+            epoch: by default `epoch` of the reader.
+
+        Returns:
+            A named tuple of the source's own, whose fields say where the row comes from.
+
+        Raises:
+            IndexError: if there is no such batch or row; a negative number is none.
+            TypeError: if a number is no integer.
+            ValueError: if the epoch is out of range.
+            LimitError: as `batch_at`.
+
+        Example:
+            >>> import fastpipe
+            >>> reader = fastpipe.read_avro("data/*.avro", columns=["label"], batch_size=1024)
+            >>> reader.locate(0, row=5)
+            Location(file='data/part-0.avro', block=0, record=5)
+        """
+        at, slot = self._step(step), integer("row", row)
+        if not 0 <= slot < self._ordering.batch_size:
+            raise IndexError(
+                f"there is no row {slot}: rows of a batch are counted from 0 to {self._ordering.batch_size - 1}"
+            )
+        return self._data.place(*self._order.locate(self._at(epoch), at, slot, self._running.memory_limit))
+
+    def _step(self, step: SupportsIndex) -> int:
+        at, steps = integer("step", step), self._order.steps
+        if not 0 <= at < steps:
+            last = f", counted from 0 to {steps - 1}" if steps else ""
+            raise IndexError(f"an epoch has {steps} batches{last}: there is no batch {at}")
+        return at
+
+    def _at(self, epoch: SupportsIndex | None) -> int:
+        return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
 
     def stats(self) -> dict[str, Any]:
         """What the last pass has done so far, and where its time went. Counting it costs less than a hundredth of that.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 from fastpipe._arguments import flag, shown
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._reader.ordering import within
+from fastpipe._reader.ordering import Ordering, within
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.rows import rows_once
+from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.samples import in_file_order, sample
 from fastpipe.statistics._description import Description
 from fastpipe.statistics._feature import FeatureStatistics
@@ -16,6 +18,8 @@ from fastpipe.statistics._quantiles import require_datasketches
 from fastpipe.statistics._walk import added
 
 __all__ = ["describe"]
+
+_LEAST_BATCH = 4096
 
 
 def describe(
@@ -69,7 +73,7 @@ def describe(
     chosen = reader if rows is None else sample(in_file_order(reader), rows, seed=seed)
     features: dict[str, FeatureStatistics | None] = dict.fromkeys(reader.features)
     symbols, seen = reader.symbols, 0
-    for batch in rows_once(chosen, progress=flag("progress", progress)):
+    for batch in _rows_once(chosen, progress=flag("progress", progress)):
         seen += _rows(batch)
         for name, form in batch.items():
             if name in features:
@@ -81,6 +85,23 @@ def describe(
                     nan_is_null=reader.features[name]._nan_is_null,
                 )
     return Description({name: found for name, found in features.items() if found is not None}, seen)
+
+
+def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
+    """Yields a reader's rows of an epoch, of its rank if it is one of several, without rows that fill batches up.
+
+    Batches have at least 4,096 rows. The reader's own pass and epoch aren't touched.
+    """
+    data, ordering, _, running, _ = ReaderPasses(reader).parts
+    rows = max(ordering.batch_size, _LEAST_BATCH)
+    if ordering.world_size == 1 and not ordering.is_sample:
+        chosen = Ordering.checked(batch_size=rows)
+    else:
+        chosen = replace(ordering, drop_last=False, uneven="allow")
+    once = Reader(data, ordering=chosen, running=running, progress=progress, epochs=1)
+    once.set_epoch(reader.epoch)
+    with once:
+        yield from once
 
 
 def _rows(batch: dict[str, Any]) -> int:
