@@ -16,7 +16,7 @@ import pytest
 
 import fastpipe
 import fastpipe.cuda
-from fastpipe._reader.samples import rows_of_sample
+from fastpipe._reader.sampling import rows_of_sample
 
 scipy_stats = pytest.importorskip("scipy.stats")
 

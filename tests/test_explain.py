@@ -11,11 +11,11 @@ pytest.importorskip("pyarrow")
 
 import fastpipe
 import samples
-from fastpipe._reader.data import Data, Words
+from fastpipe._reader.dataset import Dataset, SourceWording
 from fastpipe._reader.explain import explain
 
 
-def data_of(source: str, tmp_path: Any) -> Data:
+def data_of(source: str, tmp_path: Any) -> Dataset:
     if source == "avro":
         made = samples.write(tmp_path, [samples.blocks_of(20)]).read(batch_size=8)
     elif source == "interactions":
@@ -86,5 +86,5 @@ def test_units_go_by_the_name_that_the_source_has_for_them(source: str, units: s
 
 
 def test_a_source_needs_no_words() -> None:
-    assert Words().units == "units"
-    assert not Words().advice
+    assert SourceWording().units == "units"
+    assert not SourceWording().advice

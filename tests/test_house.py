@@ -148,7 +148,7 @@ OF_ANY_SOURCE = sorted(
 
 @pytest.mark.parametrize("module", OF_ANY_SOURCE)
 def test_what_serves_any_source_speaks_of_none(module: str) -> None:
-    """A source words what is its own itself (`fastpipe._reader.data.Words`)."""
+    """A source words what is its own itself (`fastpipe._reader.dataset.SourceWording`)."""
     text = (ROOT / "python/fastpipe" / module).read_text(encoding="utf-8")
     # `read_avro` is the usual example of a function that makes a reader.
     found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)

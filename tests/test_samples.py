@@ -12,7 +12,7 @@ import pytest
 import fastpipe
 from csv_rows import by_length, naive_rows, write
 from fastpipe import DenseSpec
-from fastpipe._reader.samples import rows_of_sample
+from fastpipe._reader.sampling import rows_of_sample
 
 scipy_stats = pytest.importorskip("scipy.stats")
 

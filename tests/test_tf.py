@@ -215,8 +215,8 @@ def test_the_state_is_that_of_the_last_batch(data: samples.Data) -> None:
     reader = data.read(batch_size=4)
     for step, _ in enumerate(fptf.dataset(reader), 1):
         time.sleep(0.01)  # For whatever would read ahead.
-        assert reader._bookmark.position is not None
-        assert reader._bookmark.position.delivered == step
+        assert reader._cursor.position is not None
+        assert reader._cursor.position.delivered == step
 
 
 def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:

@@ -18,10 +18,10 @@ from fastpipe._arrow import to_arrow
 from fastpipe._fastpipe import __version__
 from fastpipe._reader.growth import Growth, resume_grown
 from fastpipe._reader.options import Options
-from fastpipe._reader.parts import Partition
+from fastpipe._reader.partitions import Partition
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.rebatch import Rebatcher, rebatch
-from fastpipe._reader.samples import sample, take
+from fastpipe._reader.sampling import sample, take
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.batch._decimals import DecimalSpec, to_decimals
 from fastpipe.errors import (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fastpipe._reader.data import Data
+    from fastpipe._reader.dataset import Dataset
 
 __all__ = ["explain"]
 
@@ -41,7 +41,7 @@ _WAIT = 0.1
 _COLUMNS_NAMED = 3
 
 
-def explain(stats: Mapping[str, Any], data: Data) -> str:
+def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     """Says what limits a pass.
 
     Args:

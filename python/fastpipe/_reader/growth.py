@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fastpipe._reader import state as _state
-from fastpipe._reader.data import Data
+from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError, UnsupportedError
 
@@ -33,10 +33,10 @@ class Growth(NamedTuple):
 
 
 @runtime_checkable
-class _Growing(Data, Protocol):
+class _Growing(Dataset, Protocol):
     """A data set of files that can be read without some of them."""
 
-    def subset(self, numbers: Sequence[int]) -> Data:
+    def subset(self, numbers: Sequence[int]) -> Dataset:
         """The same features of some of the files."""
 
     def file_sizes(self) -> list[int]:
@@ -92,7 +92,7 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
     numbers, old = _found(data, state, number)
     begun = Reader(old, **(reader._options() | {"epochs": 1}))
     begun.load_state_dict(state)
-    loaded = begun._bookmark.loaded
+    loaded = begun._cursor.loaded
     assert loaded is not None, "load_state_dict sets it"
     progress = loaded[1]
     epoch = int(progress["epoch"])
@@ -100,7 +100,7 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
     if not unbegun and epoch == _state.LARGEST_EPOCH:
         raise StateError(f"no epoch comes behind epoch {epoch}, so no added file would ever be read")
     # Its passes end with the epoch, whatever the pass was that the state was saved in.
-    begun._bookmark.load(epoch, progress)
+    begun._cursor.load(epoch, progress)
     reader._close("resume_grown() was called; iter(reader) begins an epoch of all files")
     if begun.seed != reader.seed:
         reader._ordering = reader._ordering.with_seed(begun.seed)
@@ -130,7 +130,7 @@ def _files_of(state: Mapping[str, Any]) -> int | None:
     return number if type(number) is int and number >= 1 else None
 
 
-def _found(data: _Growing, state: Mapping[str, Any], number: int) -> tuple[list[int], Data]:
+def _found(data: _Growing, state: Mapping[str, Any], number: int) -> tuple[list[int], Dataset]:
     """Which files the state is of, and these as a data set.
 
     Raises:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
 
 from fastpipe._arguments import flag
-from fastpipe._reader.data import Data
+from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.ordering import Ordering, ShardBy, Shuffle, Uneven
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
-from fastpipe._reader.running import Running
 
 __all__ = ["Options", "Settings", "takes_options"]
 
@@ -159,11 +159,11 @@ class Settings:
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{hint}")
         given: dict[str, Any] = {name: parameters[name].default for name in Options.__annotations__} | dict(options)
         self.ordering = Ordering.checked(batch_size=batch_size, **{name: given[name] for name in _ORDERING})
-        self.running = Running.checked(**{name: given[name] for name in _RUNNING})
+        self.running = PassOptions.checked(**{name: given[name] for name in _RUNNING})
         self._progress = flag("progress", given["progress"])
         self._epochs = given["epochs"]
 
-    def reader(self, data: Data, default_window: Callable[[int], int] | None = None) -> Reader:
+    def reader(self, data: Dataset, default_window: Callable[[int], int] | None = None) -> Reader:
         """The reader of a data set.
 
         Args:

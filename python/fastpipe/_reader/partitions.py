@@ -1,109 +1,101 @@
-"""Columns that folders stand for, as Hive, Spark and Flink write them: `year=2026/month=11/part-0.avro`."""
+"""Partitions: a reader's data divided into parts that are read by themselves."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
-import urllib.parse
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, NamedTuple, SupportsIndex
 
-from fastpipe.errors import SchemaError
+from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.ordering import Ordering, within
+from fastpipe._reader.state import VERSION
+from fastpipe.errors import StateError
 
-__all__ = ["Partitioning", "Partitions", "checked_partitioning", "digests", "partition_of"]
+__all__ = ["Partition", "dataset_part", "split_dataset"]
 
-Partitioning: TypeAlias = Literal["hive"] | None
-
-# What Hive writes for a null.
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+_MOST = 2**31
 
 
-def checked_partitioning(partitioning: Any) -> bool:
-    """Whether the argument `partitioning` asks for columns of folders.
+class Partition(NamedTuple):
+    """A part of a data set: some units, one behind the other.
 
-    Raises:
-        ValueError: if it is neither `"hive"` nor None.
+    It is a few numbers, so it goes through pickle, a queue or a task of another engine. As JSON it is a list, of which
+    `Partition(*values)` makes it again.
+
+    Attributes:
+        number: which of the parts, from 0.
+        partitions: how many there are.
+        start: its first unit.
+        stop: the unit behind its last.
+        rows: in it.
+        digest: of the data set.
     """
-    if partitioning is not None and partitioning != "hive":
-        raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
-    return partitioning is not None
+
+    number: int
+    partitions: int
+    start: int
+    stop: int
+    rows: int
+    digest: str
 
 
-def partition_of(path: str) -> dict[str, str | None]:
-    """Columns that the folders of a path stand for, as Hive writes them: `year=2026/month=11`."""
-    found: dict[str, str | None] = {}
-    for part in path.replace("\\", "/").split("/")[:-1]:
-        key, equals, value = part.partition("=")
-        if equals and key:
-            found[urllib.parse.unquote(key)] = None if value == _NULL else urllib.parse.unquote(value)
+def split_dataset(data: Dataset, ordering: Ordering, partitions: SupportsIndex) -> list[Partition]:
+    """The parts of a data set that is read in some order. See `Reader.partition`."""
+    _check(ordering)
+    count = within("partitions", partitions, 1, _MOST)
+    found = data.handle.stretches(count)
+    digest = _digest(data)
+    return [Partition(number, len(found), *range_, digest) for number, range_ in enumerate(found)]
+
+
+def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dataset:
+    """A part of a data set as one. See `Reader.read_partition`."""
+    _check(ordering)
+    if not isinstance(partition, Partition):
+        raise TypeError(
+            f"partition is a fastpipe.Partition, not {type(partition).__name__}: Partition(*values) of JSON"
+        )
+    if partition.digest != _digest(data):
+        raise StateError(f"the partition is of another data set than this reader: {data.words.other_digest}")
+    part: Any = _Part(data, partition)
+    found: Dataset = part
     return found
 
 
-class Partitions:
-    """What the folders of files say.
-
-    Args:
-        paths: of the files.
-        stored: names that files have columns of themselves: what a file says counts more, and these are left out.
-        wanted: the only names that count; None for all.
-
-    Attributes:
-        found: for each file its values as text, by name.
-        integers: for each name, whether all values are numbers of 64 bits.
-
-    Raises:
-        SchemaError: if only some of the files lie in folders of a name.
-    """
-
-    def __init__(self, paths: Sequence[str], stored: Iterable[str] = (), wanted: Iterable[str] | None = None) -> None:
-        found = [partition_of(path) for path in paths]
-        left_out, among = set(stored), None if wanted is None else set(wanted)
-        names = dict.fromkeys(name for of in found for name in of if among is None or name in among)
-        names = {name: None for name in names if name not in left_out}
-        self.integers: dict[str, bool] = {}
-        for name in names:
-            if any(name not in of for of in found):
-                path = next(path for path, of in zip(paths, found, strict=True) if name not in of)
-                reason = (
-                    f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
-                )
-                raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
-            values = [of[name] for of in found if of[name] is not None]
-            self.integers[name] = bool(values) and all(map(_is_int64, values))
-        self.found = [{name: of[name] for name in names} for of in found]
-
-    def columns(self, paths: Sequence[str]) -> list[tuple[str, list[int | str | None]]]:
-        """The values of all files by name, as they are typed.
-
-        Raises:
-            SchemaError: for text that isn't Unicode.
-        """
-        return [(name, self._values(name, paths)) for name in self.integers]
-
-    def _values(self, name: str, paths: Sequence[str]) -> list[int | str | None]:
-        values: list[int | str | None] = []
-        for path, of in zip(paths, self.found, strict=True):
-            text = of[name]
-            if text is not None and any("\ud800" <= letter <= "\udfff" for letter in name + text):
-                reason = (
-                    "the name of a folder isn't UTF-8, and its value would be text: partitioning=None leaves it out"
-                )
-                raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
-            values.append(int(text) if text is not None and self.integers[name] else text)
-        return values
+def _check(ordering: Ordering) -> None:
+    if ordering.is_sample:
+        raise ValueError("a sample isn't divided: divide the reader that it was drawn of, or draw it in parts (part=)")
 
 
-def digests(columns: Iterable[tuple[str, list[int | str | None]]]) -> dict[str, str]:
-    """For each column a digest of its values, in the order of files."""
-    return {
-        name: hashlib.sha256(repr([None if value is None else str(value) for value in values]).encode()).hexdigest()[
-            :16
-        ]
-        for name, values in columns
-    }
+def _digest(data: Dataset) -> str:
+    return str(data.fingerprint()["digest"])
 
 
-def _is_int64(text: str | None) -> bool:
-    try:
-        return text is not None and str(int(text)) == text and -(2**63) <= int(text) < 2**63
-    except ValueError:
-        return False
+class _Part:
+    """A part of a data set as one."""
+
+    def __init__(self, whole: Dataset, part: Partition) -> None:
+        self._whole, self._part = whole, part
+        self.handle = whole.handle.stretch(part.start, part.stop)
+        self.features, self.files, self.symbols, self.words = whole.features, whole.files, whole.symbols, whole.words
+        self.interpretation = whole.interpretation
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """That of all, with the part's rows, and a digest of its own."""
+        whole = copy.copy(self._whole.fingerprint(version))
+        named = f"{whole['digest']} {self._part.start} {self._part.stop}"
+        return whole | {"rows": self._part.rows, "digest": hashlib.sha256(named.encode()).hexdigest()[:32]}
+
+    def place(self, unit: int, record: int) -> tuple[Any, ...]:
+        """Where it comes from in the whole."""
+        return self._whole.place(self._part.start + unit, record)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Those of the whole."""
+        return self._whole.column_times()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Part, (self._whole, self._part)
+
+    def __str__(self) -> str:
+        return f"part {self._part.number} of {self._part.partitions} of {self._whole}"

@@ -10,16 +10,16 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._progress import show
-from fastpipe._reader import left_out as _left_out
+from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import state as _state
-from fastpipe._reader.bookmark import Bookmark
-from fastpipe._reader.data import Data
+from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.explain import explain
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, integer, within
-from fastpipe._reader.parts import Partition, divided, part_of
+from fastpipe._reader.partitions import Partition, dataset_part, split_dataset
+from fastpipe._reader.pass_cursor import PassCursor
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import Passes
 from fastpipe._reader.reader_passes import ReaderPasses, arrow_streams
-from fastpipe._reader.running import Running
 from fastpipe.errors import StateError
 from fastpipe.specs import Features
 
@@ -66,10 +66,10 @@ class Reader:
 
     def __init__(
         self,
-        data: Data,
+        data: Dataset,
         *,
         ordering: Ordering,
-        running: Running,
+        running: PassOptions,
         progress: bool,
         epochs: SupportsIndex | None,
     ) -> None:
@@ -79,7 +79,7 @@ class Reader:
         self._running = running
         self._progress = flag("progress", progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
-        self._bookmark = Bookmark()
+        self._cursor = PassCursor()
         self._active: _fastpipe.Position | None = None
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
@@ -146,11 +146,11 @@ class Reader:
         pass, after a pass that has ended, and after `set_epoch` and `load_state_dict`, it is the epoch with which the
         next pass starts.
         """
-        return self._bookmark.epoch
+        return self._cursor.epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Lets the next pass start with this epoch, from its beginning. The active pass goes on as it is."""
-        self._bookmark.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
+        self._cursor.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
 
     def __len__(self) -> int:
         """Batches that this rank gets in a pass.
@@ -212,7 +212,7 @@ class Reader:
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
         closed before.
         """
-        epoch, progress = self._bookmark.next_start()
+        epoch, progress = self._cursor.next_start()
         self._close(
             "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
         )
@@ -226,7 +226,7 @@ class Reader:
             csr=csr,
         )
         self._active = started.position
-        self._bookmark.start(epoch, progress, started.position)
+        self._cursor.start(epoch, progress, started.position)
         return started
 
     def _shown(self, started: _fastpipe.Pass) -> Iterator[dict[str, Any]]:
@@ -284,7 +284,7 @@ class Reader:
             >>> sum(len(batch["distance"]) for part in parts for batch in reader.read_partition(part))
             2000
         """
-        return divided(self._data, self._ordering, partitions)
+        return split_dataset(self._data, self._ordering, partitions)
 
     def read_partition(self, partition: Partition) -> Self:
         """Reads one part of the data.
@@ -302,7 +302,7 @@ class Reader:
             TypeError: if it is no partition.
             ValueError: if the reader is of a sample.
         """
-        return type(self)(part_of(self._data, self._ordering, partition), **self._options())
+        return type(self)(dataset_part(self._data, self._ordering, partition), **self._options())
 
     def lease(
         self,
@@ -381,7 +381,7 @@ class Reader:
         Raises:
             StateError: if a state was loaded that can't be gone on from in that order.
         """
-        epoch, loaded = self._bookmark.following()
+        epoch, loaded = self._cursor.following()
         reader = _rebuild(self._data, self._options() | {"ordering": ordering}, epoch, loaded)
         if loaded is not None:
             reader._check(reader._order, loaded[1])
@@ -389,7 +389,7 @@ class Reader:
 
     def _rebuilt(self) -> Reader:
         """Another one that starts where this one's next pass would."""
-        return _rebuild(self._data, self._options(), *self._bookmark.following())
+        return _rebuild(self._data, self._options(), *self._cursor.following())
 
     @staticmethod
     def _check(order: _fastpipe.Order, progress: _state.State) -> None:
@@ -425,7 +425,7 @@ class Reader:
             >>> len(list(again)), len(again)
             (5, 6)
         """
-        return self._stored(*self._bookmark.here(self.world_size, ended_stays=False))
+        return self._stored(*self._cursor.here(self.world_size, ended_stays=False))
 
     def _stored(self, pass_epoch: int, progress: _state.State) -> dict[str, Any]:
         return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
@@ -461,7 +461,7 @@ class Reader:
         self._check(order, progress)
         self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
         self._ordering, self._order = ordering, order
-        self._bookmark.load(pass_epoch, progress)
+        self._cursor.load(pass_epoch, progress)
 
     def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
         """Makes any batch, without reading those before.
@@ -574,7 +574,7 @@ class Reader:
 
             Empty before the first pass.
         """
-        position = self._bookmark.position
+        position = self._cursor.position
         return ({} if position is None else position.stats()) or {}
 
     def explain(self) -> str:
@@ -630,7 +630,7 @@ class Reader:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._active is not None and self._active.active:
             raise TypeError("a reader can't be pickled while a pass is active: close() it first")
-        return _rebuild, (self._data, self._options(), *self._bookmark.following())
+        return _rebuild, (self._data, self._options(), *self._cursor.following())
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -650,13 +650,13 @@ class Reader:
         )
 
 
-def made(data: Data, **options: Any) -> Reader:
+def made(data: Dataset, **options: Any) -> Reader:
     """A reader of these options for the user, who is told of the rows that it leaves out, if these are many."""
     return Reader(data, **options)._warned()
 
 
-def _rebuild(data: Data, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
+def _rebuild(data: Dataset, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
     """A reader that starts where another one would."""
     reader = Reader(data, **options)
-    reader._bookmark = Bookmark(epoch, loaded)
+    reader._cursor = PassCursor(epoch, loaded)
     return reader

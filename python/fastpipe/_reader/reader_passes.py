@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from fastpipe._reader.data import Data
+    from fastpipe._reader.dataset import Dataset
     from fastpipe._reader.ordering import Ordering
+    from fastpipe._reader.pass_options import PassOptions
     from fastpipe._reader.reader import Reader
-    from fastpipe._reader.running import Running
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
@@ -37,10 +37,10 @@ class ReaderParts(NamedTuple):
         epochs: of a pass; None if it has no end.
     """
 
-    data: Data
+    data: Dataset
     ordering: Ordering
     order: _fastpipe.Order
-    running: Running
+    running: PassOptions
     epochs: int | None
 
 
@@ -134,30 +134,30 @@ class ReaderPasses(Passes):
 
     @property
     def pass_epoch(self) -> int:
-        return self._reader._bookmark.pass_epoch
+        return self._reader._cursor.pass_epoch
 
     @property
     def next_epoch(self) -> int:
-        return self.epoch if self.at_end else self._reader._bookmark.next_start()[0]
+        return self.epoch if self.at_end else self._reader._cursor.next_start()[0]
 
     @property
     def loaded(self) -> bool:
-        return self._reader._bookmark.loaded is not None
+        return self._reader._cursor.loaded is not None
 
     def set_epoch(self, epoch: int) -> None:
         self._reader.set_epoch(epoch)
 
     def is_current(self, position: Position) -> bool:
-        return self._reader._bookmark.position is position and not self.loaded
+        return self._reader._cursor.position is position and not self.loaded
 
     def go_back(self, progress: State) -> None:
-        self._reader._bookmark.go_back(progress)
+        self._reader._cursor.go_back(progress)
 
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        return self._reader._stored(*self._reader._bookmark.here(self.world_size, ended_stays=ended_stays))
+        return self._reader._stored(*self._reader._cursor.here(self.world_size, ended_stays=ended_stays))
 
     def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
-        return self._reader._stored(*self._reader._bookmark.behind(progress, ended=ended))
+        return self._reader._stored(*self._reader._cursor.behind(progress, ended=ended))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._reader.load_state_dict(state_dict)

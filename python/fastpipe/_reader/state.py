@@ -6,7 +6,7 @@ each rank), can be stored as JSON, and has these entries:
 `version`
     1. What a version writes all later ones read; a state of a later version is refused.
 `data`
-    What tells the data set from others, as its source has it (`Data.fingerprint`): a few numbers, and a digest.
+    What tells the data set from others, as its source has it (`Dataset.fingerprint`): a few numbers, and a digest.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
@@ -28,7 +28,7 @@ from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import StateError
 
 if TYPE_CHECKING:
-    from fastpipe._reader.data import Data
+    from fastpipe._reader.dataset import Dataset
 
 __all__ = ["LARGEST_EPOCH", "VERSION", "State", "fresh", "parts", "state"]
 
@@ -58,7 +58,7 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
     return stored | {"checksum": _checksum(stored)}
 
 
-def parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
+def parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     """Takes a stored state apart.
 
     Args:
@@ -82,7 +82,7 @@ def parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_buf
         raise StateError("this is no state of a reader: it is nested too deeply") from None
 
 
-def _parts(stored: Mapping[str, Any], data: Data, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
+def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     version = stored.get("version")
     if isinstance(version, int) and version > VERSION:
         raise StateError(

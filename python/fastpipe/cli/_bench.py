@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import Running
 from fastpipe._text import clean, plural, table
 from fastpipe.cli import _formats, _inspect
 from fastpipe.errors import LimitError, SchemaError
@@ -194,7 +194,7 @@ def _check(arguments: argparse.Namespace, shuffles: list[str]) -> None:
         Ordering.checked(batch_size=size, shuffle=True, shuffle_buffer=arguments.shuffle_buffer, seed=0)
     count: Any
     for count in arguments.threads or ["auto"]:
-        Running.checked(num_threads=count, prefetch=None, memory_limit=arguments.memory_limit)
+        PassOptions.checked(num_threads=count, prefetch=None, memory_limit=arguments.memory_limit)
 
 
 def _measure(cells: list[Cell], make: Callable[..., Reader], seconds: float, *, limited: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import fastpipe
-from fastpipe._reader.samples import counts_of
+from fastpipe._reader.sampling import counts_of
 from fastpipe._text import clean, table
 from fastpipe.cli._formats import AVRO, FileFormat
 from fastpipe.errors import FastpipeError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.ordering import LARGEST_WORLD, Ordering, within
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import Running
 from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.service._settings import Directory, Options
 
@@ -104,7 +104,7 @@ def connect(
         else (Path(certificate[0]).read_bytes(), Path(certificate[1]).read_bytes()),
         timeout=check_timeout(timeout),
     )
-    running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
+    running = PassOptions.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
     description, known, absent = _described(directory, reader, options, fallback)
     if fallback is not None:
         check_fallback(fallback, description)
@@ -139,7 +139,7 @@ class Asked:
         if (self.rank is None) != (self.world_size is None):
             raise ValueError("give rank and world_size together")
 
-    def reader(self, data: RemoteData, description: Description, running: Running) -> Reader:
+    def reader(self, data: RemoteData, description: Description, running: PassOptions) -> Reader:
         """A reader of remote data, which is so described.
 
         Raises:

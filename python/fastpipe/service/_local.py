@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsIndex
 
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import Running
 from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.service._connect import Asked, check_timeout
 
@@ -77,7 +77,7 @@ class LocalService:
         from fastpipe.service._served import Served
 
         self._asked = Asked(rank, world_size, seed, epochs, progress)
-        self._running = Running.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
+        self._running = PassOptions.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
         self._timeout = check_timeout(timeout)
         # Says what can't be served before a process starts.
         Served("default", reader)

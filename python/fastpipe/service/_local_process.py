@@ -14,8 +14,8 @@ from multiprocessing import spawn
 from typing import Any
 
 from fastpipe import _fastpipe
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import Running
 from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._connect import Asked
 from fastpipe.service._directory import Fixed, Servers
@@ -77,7 +77,7 @@ class LocalProcess:
         """The process."""
         return self._process.pid
 
-    def reader(self, asked: Asked, running: Running, timeout: float, fallback: Reader | None) -> Reader:
+    def reader(self, asked: Asked, running: PassOptions, timeout: float, fallback: Reader | None) -> Reader:
         """The reader of its batches.
 
         Raises:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arrow.schema import decoded_features
-from fastpipe._reader.data import Words
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderParts, ReaderPasses
@@ -61,7 +61,7 @@ class Description:
             self.symbols = {str(name): [str(one) for one in of] for name, of in found["symbols"].items()}
             self.files = [str(file) for file in found["files"]]
             words = found["words"]
-            self.words = Words(
+            self.words = SourceWording(
                 units=str(words["units"]),
                 advice=MappingProxyType({str(work): str(text) for work, text in words["advice"].items()}),
                 bound=MappingProxyType({str(work): str(text) for work, text in words["bound"].items()}),

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.pass_options import PassKwargs
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.rebatch import Rebatcher
-from fastpipe._reader.running import PassOptions
 from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._bounds import Shares
@@ -93,7 +93,7 @@ class Served:
             ) from error
 
     @property
-    def _options(self) -> PassOptions:
+    def _options(self) -> PassKwargs:
         found = self._parts.running.of_pass
         found["memory_limit"] = self.limit
         return found

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from fastpipe._reader.ordering import within
+from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import memory_size
 from fastpipe.errors import FastpipeError
 from fastpipe.service._bounds import Admission, BusyError, Shares
 from fastpipe.service._intake import INTAKE, Arrived

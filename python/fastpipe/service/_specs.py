@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastpipe._arrow.schema import encoded_features
-from fastpipe._reader.data import Data
+from fastpipe._reader.dataset import Dataset
 
 __all__ = ["identity", "specs_digest"]
 
 
-def specs_digest(data: Data) -> str:
+def specs_digest(data: Dataset) -> str:
     """A digest of how a data set is read, 32 hexadecimal digits."""
     told = {
         "features": encoded_features(data.features),

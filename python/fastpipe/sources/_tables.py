@@ -10,7 +10,7 @@ from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.column_features import asked_for, is_time, rewritten, written
-from fastpipe._reader.data import Words
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -48,7 +48,7 @@ class TableData:
         columns: as in `from_arrow`.
     """
 
-    words = Words()
+    words = SourceWording()
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
         # A stream can be read once, but a reader may be pickled.

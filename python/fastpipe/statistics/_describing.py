@@ -11,7 +11,7 @@ from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.ordering import Ordering, within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
-from fastpipe._reader.samples import in_file_order, sample
+from fastpipe._reader.sampling import in_file_order, sample
 from fastpipe.statistics._description import Description
 from fastpipe.statistics._feature import FeatureStatistics
 from fastpipe.statistics._quantiles import require_datasketches

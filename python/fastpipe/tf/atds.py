@@ -23,8 +23,8 @@ import tensorflow as tf
 
 from fastpipe._fastpipe import Pass
 from fastpipe._reader.ordering import LARGEST_BATCH, Ordering
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import Running
 from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 from fastpipe.tf._atds_copies import Copies
@@ -223,7 +223,7 @@ class _Source(Source):
             shuffle_buffer=min(shuffle + batch_size, LARGEST_BATCH) if shuffle else None,
             seed=self._seed,
         )
-        running = Running.checked(
+        running = PassOptions.checked(
             num_threads="auto" if threads < 0 else min(threads, _MOST_THREADS), prefetch=None, memory_limit=None
         )
         # A reader has one pass; iterations of a dataset may overlap.

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from fastpipe._arguments import flag, names, shown
 from fastpipe._progress import progress_bar
 from fastpipe._reader.ordering import within
+from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.running import memory_size
-from fastpipe._reader.samples import LARGEST_SAMPLE, counts_of, gathered
+from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
 from fastpipe.cuda._filling._columns import Columns
 from fastpipe.cuda._filling._devices import Device, HostDevice, Layout
 from fastpipe.cuda._filling._filled import Filled

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._reader.draws import uniform
 from fastpipe._reader.ordering import within
+from fastpipe._reader.sampling import uniform
 from fastpipe.cuda._filling._devices import Device
 
 __all__ = ["Filled"]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._reader.draws import Arc, arc
+from fastpipe._reader.sampling import Arc, arc
 
 __all__ = ["BlockRows", "Dealt", "ExactRows", "FilledRows"]
 
@@ -97,7 +97,7 @@ class ExactRows:
 class BlockRows:
     """Rows of units that are drawn: a share of the rows of each, dealt to devices at random.
 
-    Refills are successive arcs of a circle of units (`fastpipe._reader.draws.arc`).
+    Refills are successive arcs of a circle of units (`fastpipe._reader.sampling.arc`).
 
     Args:
         unit_rows: the rows of each unit.

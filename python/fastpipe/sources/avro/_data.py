@@ -9,18 +9,18 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
-from fastpipe._reader.data import Words
-from fastpipe._reader.partitions import Partitions, digests
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.avro._schemas import AS_WRITTEN, Resolution
 from fastpipe.sources.files._contents import Contents
 from fastpipe.sources.files._index_cache import IndexCache, cache_directory
+from fastpipe.sources.files._partition_columns import Partitions, digests
 from fastpipe.specs import Features, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
 __all__ = ["AvroData", "Location"]
 
-_WORDS = Words(
+_WORDS = SourceWording(
     units="blocks",
     advice={
         "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads "

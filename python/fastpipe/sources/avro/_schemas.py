@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from fastpipe._arguments import flag, shown
-from fastpipe._reader.left_out import stacklevel
+from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError
 
 __all__ = ["AS_WRITTEN", "ReaderSchema", "Resolution", "Unsupported", "tell_later", "tell_left_out"]

@@ -18,7 +18,7 @@ from fastpipe._arguments import flag, imported, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._local_path import local
 from fastpipe._progress import progress_bar
-from fastpipe._reader.left_out import stacklevel
+from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR

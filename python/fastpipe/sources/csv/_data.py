@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe
-from fastpipe._reader.data import Words
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.csv._dialect import Dialect
 from fastpipe.sources.files._contents import Contents
@@ -23,7 +23,7 @@ __all__ = ["SUFFIXES", "CsvData", "CsvLocation"]
 # Of the files that are taken from a directory: compressed ones beside others.
 SUFFIXES = ((".csv", ".csv.gz", ".csv.zst"), (".tsv", ".tsv.gz", ".tsv.zst"))
 
-_WORDS = Words(
+_WORDS = SourceWording(
     units="stretches",
     advice={
         "reading": "Storage is the limit: faster disks make it faster; more threads don't, unless it is far away.",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fastpipe._arguments import flag, shown
 from fastpipe._reader.options import Options
 from fastpipe._reader.ordering import within
-from fastpipe._reader.samples import LARGEST_SAMPLE
+from fastpipe._reader.sampling import LARGEST_SAMPLE
 from fastpipe.sources.csv._data import SUFFIXES
 from fastpipe.sources.csv._dialect import DEFAULT_NULLS, Header, LosslessDialect, OnRagged
 from fastpipe.sources.csv._estimate import draw_at_bytes

@@ -8,11 +8,10 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe._reader.draws import blocks
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
-from fastpipe._reader.samples import rows_of_sample, sample, take
+from fastpipe._reader.sampling import blocks, rows_of_sample, sample, take
 from fastpipe.sources.csv._block_variance import BlockVariance
 from fastpipe.sources.csv._data import SUFFIXES, CsvData
 from fastpipe.sources.csv._dialect import DEFAULT_DIALECT

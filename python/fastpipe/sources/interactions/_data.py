@@ -10,7 +10,7 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
-from fastpipe._reader.data import Words
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import within
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import UnseenItemsError
@@ -59,7 +59,7 @@ class InteractionsData:
     """
 
     interpretation: Mapping[str, Any] = MappingProxyType({})
-    words = Words(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
+    words = SourceWording(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
 
     def __init__(
         self,

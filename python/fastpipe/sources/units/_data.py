@@ -13,7 +13,7 @@ import numpy as np
 from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow.column_features import written
-from fastpipe._reader.data import Words
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import SchemaError
 from fastpipe.sources.units._calls import start
@@ -62,7 +62,7 @@ class UnitsData:
             do that.
     """
 
-    words = Words(
+    words = SourceWording(
         advice={
             "fetching": "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer "
             "them; more threads don't."

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
 
 from fastpipe._arguments import flag
 from fastpipe._reader.options import Options, Settings, takes_options
-from fastpipe._reader.partitions import Partitioning, Partitions, checked_partitioning
 from fastpipe._reader.reader import Reader
+from fastpipe.sources.files._partition_columns import Partitioning, Partitions, checked_partitioning
 from fastpipe.sources.files._paths import Paths
 from fastpipe.sources.units._file_units import FileUnits, read_files
 from fastpipe.sources.units._files import File, Files, storage_errors

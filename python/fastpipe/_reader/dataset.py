@@ -10,10 +10,10 @@ from fastpipe import _fastpipe
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 
-__all__ = ["Data", "Words"]
+__all__ = ["Dataset", "SourceWording"]
 
 
-class Words(NamedTuple):
+class SourceWording(NamedTuple):
     """How a source words what readers say of it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Words(NamedTuple):
     other_digest: str = "the data set has other contents"
 
 
-class Data(Protocol):
+class Dataset(Protocol):
     """A data set. Printed, it says what it is of; pickled, it opens itself anew where it is unpickled."""
 
     @property
@@ -49,7 +49,7 @@ class Data(Protocol):
         """For each enum or dictionary that is read as codes its symbols."""
 
     @property
-    def words(self) -> Words:
+    def words(self) -> SourceWording:
         """How readers are to speak of it."""
 
     @property

@@ -9,10 +9,10 @@ from fastpipe._reader import state as _state
 if TYPE_CHECKING:
     from fastpipe import _fastpipe
 
-__all__ = ["Bookmark"]
+__all__ = ["PassCursor"]
 
 
-class Bookmark:
+class PassCursor:
     """How far the passes of a reader have come.
 
     Args:
@@ -72,7 +72,7 @@ class Bookmark:
         return self._begun if position.delivered == 0 else (position.epoch + 1, None)
 
     def following(self) -> tuple[int, tuple[int, _state.State] | None]:
-        """The arguments of a bookmark whose first pass is the next pass of this one."""
+        """The arguments of a cursor whose first pass is the next pass of this one."""
         epoch, progress = self.next_start()
         return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
 

@@ -9,7 +9,7 @@ from typing import Literal, Self, SupportsIndex, TypedDict
 
 from fastpipe._reader.ordering import integer, within
 
-__all__ = ["PassOptions", "Running", "memory_size"]
+__all__ = ["PassKwargs", "PassOptions", "memory_size"]
 
 _UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -20,8 +20,8 @@ _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.I
 _NAMES = {name.lower(): size for name, size in _UNITS.items()}
 
 
-class PassOptions(TypedDict):
-    """The options of a pass, see `Running`."""
+class PassKwargs(TypedDict):
+    """The options of a pass, see `PassOptions`."""
 
     num_threads: int | None
     sharers: int
@@ -30,7 +30,7 @@ class PassOptions(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class PassOptions:
     """How the passes of a reader run.
 
     Attributes:
@@ -72,7 +72,7 @@ class Running:
         )
 
     @property
-    def of_pass(self) -> PassOptions:
+    def of_pass(self) -> PassKwargs:
         """The options of each pass."""
         return {
             "num_threads": self.num_threads,

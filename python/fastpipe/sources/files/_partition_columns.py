@@ -1,0 +1,109 @@
+"""Columns that folders stand for, as Hive, Spark and Flink write them: `year=2026/month=11/part-0.avro`."""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.parse
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+from fastpipe.errors import SchemaError
+
+__all__ = ["Partitioning", "Partitions", "checked_partitioning", "digests", "partition_of"]
+
+Partitioning: TypeAlias = Literal["hive"] | None
+
+# What Hive writes for a null.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def checked_partitioning(partitioning: Any) -> bool:
+    """Whether the argument `partitioning` asks for columns of folders.
+
+    Raises:
+        ValueError: if it is neither `"hive"` nor None.
+    """
+    if partitioning is not None and partitioning != "hive":
+        raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
+    return partitioning is not None
+
+
+def partition_of(path: str) -> dict[str, str | None]:
+    """Columns that the folders of a path stand for, as Hive writes them: `year=2026/month=11`."""
+    found: dict[str, str | None] = {}
+    for part in path.replace("\\", "/").split("/")[:-1]:
+        key, equals, value = part.partition("=")
+        if equals and key:
+            found[urllib.parse.unquote(key)] = None if value == _NULL else urllib.parse.unquote(value)
+    return found
+
+
+class Partitions:
+    """What the folders of files say.
+
+    Args:
+        paths: of the files.
+        stored: names that files have columns of themselves: what a file says counts more, and these are left out.
+        wanted: the only names that count; None for all.
+
+    Attributes:
+        found: for each file its values as text, by name.
+        integers: for each name, whether all values are numbers of 64 bits.
+
+    Raises:
+        SchemaError: if only some of the files lie in folders of a name.
+    """
+
+    def __init__(self, paths: Sequence[str], stored: Iterable[str] = (), wanted: Iterable[str] | None = None) -> None:
+        found = [partition_of(path) for path in paths]
+        left_out, among = set(stored), None if wanted is None else set(wanted)
+        names = dict.fromkeys(name for of in found for name in of if among is None or name in among)
+        names = {name: None for name in names if name not in left_out}
+        self.integers: dict[str, bool] = {}
+        for name in names:
+            if any(name not in of for of in found):
+                path = next(path for path, of in zip(paths, found, strict=True) if name not in of)
+                reason = (
+                    f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
+                )
+                raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+            values = [of[name] for of in found if of[name] is not None]
+            self.integers[name] = bool(values) and all(map(_is_int64, values))
+        self.found = [{name: of[name] for name in names} for of in found]
+
+    def columns(self, paths: Sequence[str]) -> list[tuple[str, list[int | str | None]]]:
+        """The values of all files by name, as they are typed.
+
+        Raises:
+            SchemaError: for text that isn't Unicode.
+        """
+        return [(name, self._values(name, paths)) for name in self.integers]
+
+    def _values(self, name: str, paths: Sequence[str]) -> list[int | str | None]:
+        values: list[int | str | None] = []
+        for path, of in zip(paths, self.found, strict=True):
+            text = of[name]
+            if text is not None and any("\ud800" <= letter <= "\udfff" for letter in name + text):
+                reason = (
+                    "the name of a folder isn't UTF-8, and its value would be text: partitioning=None leaves it out"
+                )
+                raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
+            values.append(int(text) if text is not None and self.integers[name] else text)
+        return values
+
+
+def digests(columns: Iterable[tuple[str, list[int | str | None]]]) -> dict[str, str]:
+    """For each column a digest of its values, in the order of files."""
+    return {
+        name: hashlib.sha256(repr([None if value is None else str(value) for value in values]).encode()).hexdigest()[
+            :16
+        ]
+        for name, values in columns
+    }
+
+
+def _is_int64(text: str | None) -> bool:
+    try:
+        return text is not None and str(int(text)) == text and -(2**63) <= int(text) < 2**63
+    except ValueError:
+        return False
