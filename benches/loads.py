@@ -16,7 +16,7 @@ import numpy as np
 
 import fastpipe
 import generate
-from fastpipe._reader.running import memory_size
+from fastpipe._reader.pass_options import memory_size
 
 QUICK = os.environ.get("QUICK") == "1"
 MB = 1e6

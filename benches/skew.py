@@ -104,8 +104,8 @@ def uniform(tasks: Tasks, rows: list[int], batch: int, threads: int, ahead: int)
 def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> dict[str, float]:
     """Reads a pass. Returns the ratios, and the model's error."""
     loads.drain(reader)
-    assert reader._bookmark.position is not None
-    tasks: Tasks = reader._bookmark.position.tasks()
+    assert reader._cursor.position is not None
+    tasks: Tasks = reader._cursor.position.tasks()
     stats = reader.stats()
     seconds = stats["seconds"]
     work = 1e9 * sum(seconds[name] for name in ("reading", "decompressing", "indexing", "decoding", "assembling"))
