@@ -26,7 +26,7 @@ from fastpipe import cli
 from fastpipe._text import size_text, table
 from fastpipe.cli import _inspect
 from fastpipe.cli._row_text import batch_rows
-from fastpipe.sources.avro._schema_fields import schema_fields
+from fastpipe.sources.avro._schemas import schema_fields
 
 USER = {
     "type": "record",

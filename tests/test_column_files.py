@@ -460,8 +460,8 @@ def test_arrow_files_are_opened_by_few_requests(folder: Path) -> None:
 @pytest.mark.parametrize("error", [OSError(5, "broken wire"), KeyError("a bug of the file system's")], ids=repr)
 def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever of a unit's requests it is, on whichever thread."""
-    monkeypatch.setattr("fastpipe.sources.units._ranges._HOLE", 0)
-    monkeypatch.setattr("fastpipe.sources.units._ranges._LARGEST", 1)
+    monkeypatch.setattr("fastpipe.sources.units._files._HOLE", 0)
+    monkeypatch.setattr("fastpipe.sources.units._files._LARGEST", 1)
     form.write(wide(1000), folder / "file", rows=500)
     counted = Counted()
     path = str(folder / "file")

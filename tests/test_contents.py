@@ -211,7 +211,7 @@ def test_a_bytearray_that_changes_afterwards_changes_nothing(path: Path) -> None
 
 
 def test_bytes_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastpipe.sources.files._contents import opened
+    from fastpipe.sources.files._in_memory_files import opened
 
     data = b"junk" + contents()
     (whole,) = opened(data)

@@ -22,7 +22,7 @@ from fastpipe._interop.memory import aligned
 from fastpipe.cuda._filling._devices import HostDevice
 from fastpipe.cuda._filling._rows import BlockRows, ExactRows
 from fastpipe.errors import NullValueError, OutOfMemoryError, SchemaError
-from fastpipe.sources.csv._block_variance import BlockVariance
+from fastpipe.sources.csv._sampling import BlockVariance
 
 torch = pytest.importorskip("torch")
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 import fastpipe
 import wire
-from fastpipe.sources.files._braces import alternatives
-from fastpipe.sources.files._paths import expand
+from fastpipe.sources.files._paths import alternatives, expand
 
 links = pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege")
 

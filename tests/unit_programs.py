@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import fastpipe
-from fastpipe.sources.units import _calls
+from fastpipe.sources.units import _data
 from toy_units import Numbers, flat, until
 
 ROWS = [4] * 12
@@ -71,9 +71,9 @@ def read_at_exit() -> None:
         print("refused")
 
     # Handlers run in the reverse order: this one after fastpipe's own.
-    atexit.unregister(_calls._end)
+    atexit.unregister(_data._end)
     atexit.register(go_on)
-    atexit.register(_calls._end)
+    atexit.register(_data._end)
 
 
 def interrupted() -> None:

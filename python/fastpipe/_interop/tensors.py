@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fastpipe import batch as forms
-from fastpipe.batch._times import counted
+from fastpipe.batch._form import counted
 from fastpipe.errors import UnsupportedError
 
 __all__ = [

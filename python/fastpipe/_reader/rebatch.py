@@ -10,7 +10,7 @@ from typing import Any, Self, SupportsIndex
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._reader.ordering import LARGEST_BATCH, within
-from fastpipe.batch._form_parts import Columns
+from fastpipe.batch._flatten import Columns
 
 __all__ = ["Rebatcher", "rebatch"]
 

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from fastpipe.batch._form import Form
-from fastpipe.batch._form_rows import (
+from fastpipe.batch._form import (
+    Form,
     blank,
     nest,
     no_sparse_row,

@@ -15,11 +15,10 @@ from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
 from fastpipe.cli._convert_tables import Tables, tables_of
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError
-from fastpipe.sources.avro._encoded import encoded_records
-from fastpipe.sources.avro._projection import projection
+from fastpipe.sources.avro._encoded import encoded_records, projection
 from fastpipe.sources.avro._writing import copy_records
+from fastpipe.sources.files._atomic_write import replacing
 from fastpipe.sources.files._paths import expand
-from fastpipe.sources.files._replacing import replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa

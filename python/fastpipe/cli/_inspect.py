@@ -15,7 +15,7 @@ from fastpipe._text import clean, table
 from fastpipe.cli._formats import AVRO, FileFormat
 from fastpipe.errors import FastpipeError
 from fastpipe.sources.avro._data import AvroData
-from fastpipe.sources.avro._schema_fields import Field, schema_fields
+from fastpipe.sources.avro._schemas import Field, schema_fields
 from fastpipe.specs import Features
 
 

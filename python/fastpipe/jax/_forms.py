@@ -14,7 +14,7 @@ from jax.experimental.sparse import BCOO, BCSR
 
 from fastpipe import batch as forms
 from fastpipe._interop.memory import aligned
-from fastpipe.batch._times import counted
+from fastpipe.batch._form import counted
 from fastpipe.errors import UnsupportedError, ValueRangeError
 
 __all__ = ["Masked", "Ragged", "Strings", "leaves", "narrow", "pytree"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpac
 from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
-from fastpipe._arrow.column_features import asked_for, is_time, rewritten, written
+from fastpipe._arrow.schema import asked_for, is_time, rewritten, written
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader

@@ -25,8 +25,8 @@ from fastpipe.cuda._filling._lanes import BUFFERS, Lane
 from fastpipe.cuda._filling._rows import BlockRows, Dealt, ExactRows, FilledRows
 from fastpipe.cuda._filling._scarcity import memory_errors
 from fastpipe.errors import LimitError
-from fastpipe.sources.csv._block_variance import BlockVariance
-from fastpipe.sources.files._contents import Source
+from fastpipe.sources.csv._sampling import BlockVariance
+from fastpipe.sources.files._in_memory_files import Source
 from fastpipe.sources.files._index_cache import IndexCache
 
 __all__ = ["Fill", "fill"]
@@ -354,7 +354,7 @@ def _opened(
         wanted = None if columns is None else names("columns", columns)
         return source, Columns(source.features, wanted, dtype)
     # Files of other kinds come by their readers.
-    from fastpipe.sources.csv._scanned import of_numbers
+    from fastpipe.sources.csv._sampling import of_numbers
 
     reader, wanted = of_numbers(source, columns, dtype, index_cache, {"num_threads": num_threads})
     return reader, Columns(reader.features, wanted, dtype)

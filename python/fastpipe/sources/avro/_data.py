@@ -12,7 +12,7 @@ from fastpipe._arguments import names
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.avro._schemas import AS_WRITTEN, Resolution
-from fastpipe.sources.files._contents import Contents
+from fastpipe.sources.files._in_memory_files import Contents
 from fastpipe.sources.files._index_cache import IndexCache, cache_directory
 from fastpipe.sources.files._partition_columns import Partitions, digests
 from fastpipe.specs import Features, inferred

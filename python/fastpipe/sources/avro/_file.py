@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe import _fastpipe
 from fastpipe.errors import LimitError
-from fastpipe.sources.files._contents import Contents, ReadableFile, one
+from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, one
 
 __all__ = ["AvroFile"]
 

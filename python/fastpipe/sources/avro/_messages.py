@@ -11,7 +11,7 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
-from fastpipe._arrow.column_features import asked_for
+from fastpipe._arrow.schema import asked_for
 from fastpipe.batch import Strings
 from fastpipe.sources.avro._schemas import tell_left_out
 from fastpipe.specs import Features, Spec, inferred

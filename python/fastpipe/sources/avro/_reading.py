@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import SupportsIndex, Unpack
 
 from fastpipe._arguments import names
-from fastpipe._arrow.column_features import asked_for
+from fastpipe._arrow.schema import asked_for
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.sources.avro._data import AvroData
 from fastpipe.sources.avro._schemas import ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
-from fastpipe.sources.files._contents import Source, opened
+from fastpipe.sources.files._in_memory_files import Source, opened
 from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.sources.files._partition_columns import Partitioning, checked_partitioning
 from fastpipe.specs import Features, Spec

@@ -22,7 +22,7 @@ from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
-from fastpipe.sources.files._replacing import replacing, truncated_on_failure
+from fastpipe.sources.files._atomic_write import replacing, truncated_on_failure
 from fastpipe.specs import SparseSpec, Spec
 
 __all__ = ["Codec", "WrittenFile", "copy_records", "write_avro"]

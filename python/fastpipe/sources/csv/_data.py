@@ -13,7 +13,7 @@ from fastpipe import _fastpipe
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.csv._dialect import Dialect
-from fastpipe.sources.files._contents import Contents
+from fastpipe.sources.files._in_memory_files import Contents
 from fastpipe.sources.files._index_cache import IndexCache, cache_directory
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies

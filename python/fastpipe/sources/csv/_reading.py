@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import SupportsIndex, Unpack
 
-from fastpipe._arrow.column_features import asked_for
+from fastpipe._arrow.schema import asked_for
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.sources.csv._data import SUFFIXES, CsvData
 from fastpipe.sources.csv._dialect import DEFAULT_NULLS, Dialect, Header, OnRagged
-from fastpipe.sources.files._contents import Source, opened
+from fastpipe.sources.files._in_memory_files import Source, opened
 from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.specs import Spec
 

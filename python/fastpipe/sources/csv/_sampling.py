@@ -1,27 +1,269 @@
-"""Random samples of CSV files as one array: which method draws them."""
+"""Random samples of CSV files as one array, by each of the methods."""
 
 from __future__ import annotations
 
+import math
+import os
 import secrets
-from collections.abc import Iterable, Sequence
-from typing import Literal, SupportsIndex
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+from typing import Any, Literal, SupportsIndex, cast
 
+import numpy as np
 import numpy.typing as npt
 
+from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
-from fastpipe._reader.options import Options
+from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import within
-from fastpipe._reader.sampling import LARGEST_SAMPLE
-from fastpipe.sources.csv._data import SUFFIXES
-from fastpipe.sources.csv._dialect import DEFAULT_NULLS, Header, LosslessDialect, OnRagged
-from fastpipe.sources.csv._estimate import draw_at_bytes
-from fastpipe.sources.csv._sample import Asked, CsvSample
-from fastpipe.sources.csv._scanned import draw_blocks, draw_rows
-from fastpipe.sources.csv._stream import draw_from_stream
-from fastpipe.sources.files._contents import Source, opened
+from fastpipe._reader.reader import Reader
+from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
+from fastpipe.errors import MissingFileError, StorageError
+from fastpipe.sources.csv._data import SUFFIXES, CsvData
+from fastpipe.sources.csv._dialect import DEFAULT_DIALECT, DEFAULT_NULLS, Header, LosslessDialect, OnRagged
+from fastpipe.sources.csv._reading import read_csv
+from fastpipe.sources.csv._sample import Asked, CsvSample, RowEstimate
+from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, Source, opened, pieces
 from fastpipe.sources.files._index_cache import IndexCache
+from fastpipe.specs import DenseSpec, Features
+from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["sample_csv"]
+__all__ = ["BlockVariance", "of_numbers", "sample_csv"]
+
+
+class BlockVariance:
+    """Sums over units, for the variance of the ratio of units' sums to their rows.
+
+    The source is W. G. Cochran, Sampling Techniques, 1977, 9A.5. NaN isn't counted.
+
+    Args:
+        columns: how many.
+    """
+
+    def __init__(self, columns: int) -> None:
+        # Columns are counted from about their mean on, or squares would swallow what differs.
+        self._zero: npt.NDArray[np.float64] | None = None
+        self._open = -1
+        # Of the unit that isn't over: rows and sums.
+        self._rows, self._sum = np.zeros(columns), np.zeros(columns)
+        # Over units: how many, rows, rows squared, sums, sums squared, rows times sums; over rows: squares.
+        self._units, self._n, self._nn = np.zeros(columns), np.zeros(columns), np.zeros(columns)
+        self._s, self._ss, self._ns = np.zeros(columns), np.zeros(columns), np.zeros(columns)
+        self._squares = np.zeros(columns)
+
+    def add(self, columns: Sequence[npt.NDArray[Any]], units: npt.NDArray[np.int64]) -> None:
+        """Adds rows, whose units ascend over all calls."""
+        if not len(units):
+            return
+        table = np.array(columns, np.float64)
+        there = np.isfinite(table)
+        if self._zero is None:
+            with np.errstate(invalid="ignore"):
+                counts = there.sum(1)
+                self._zero = np.where(counts > 0, np.where(there, table, 0).sum(1) / np.maximum(counts, 1), 0)
+        table = np.where(there, table - self._zero[:, None], 0)
+        self._squares += (table**2).sum(1)
+        starts = np.flatnonzero(np.diff(units, prepend=-1))
+        rows = np.add.reduceat(there.astype(np.float64), starts, axis=1)
+        sums = np.add.reduceat(table, starts, axis=1)
+        if units[0] == self._open:
+            rows[:, 0] += self._rows
+            sums[:, 0] += self._sum
+        else:
+            self._close(self._rows[:, None], self._sum[:, None])
+        self._close(rows[:, :-1], sums[:, :-1])
+        self._rows, self._sum, self._open = rows[:, -1], sums[:, -1], int(units[-1])
+
+    def design_effect(self) -> npt.NDArray[np.float64]:
+        """By how much each mean varies more than that of as many rows drawn one by one; NaN if it isn't told."""
+        self._close(self._rows[:, None], self._sum[:, None])
+        self._rows, self._sum, self._open = np.zeros_like(self._n), np.zeros_like(self._n), -1
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = self._s / self._n
+            variance = (self._squares - self._n * mean**2) / (self._n - 1)
+            between = self._ss - 2 * mean * self._ns + mean**2 * self._nn
+            effect = between * self._units / (self._units - 1) / self._n / variance
+        told: npt.NDArray[np.float64] = np.where((self._units > 1) & (variance > 0), effect, np.nan)
+        return told
+
+    def _close(self, rows: npt.NDArray[np.float64], sums: npt.NDArray[np.float64]) -> None:
+        """Adds units that are over."""
+        self._units += (rows > 0).sum(1)
+        self._n += rows.sum(1)
+        self._nn += (rows**2).sum(1)
+        self._s += sums.sum(1)
+        self._ss += (sums**2).sum(1)
+        self._ns += (rows * sums).sum(1)
+
+
+_MOST_BATCH = 1 << 16
+
+
+def draw_rows(
+    files: Sequence[str | Contents],
+    asked: Asked,
+    index_cache: IndexCache,
+    *,
+    replace: bool,
+    part: SupportsIndex,
+    stratify: str | npt.ArrayLike | None,
+    weights: str | npt.ArrayLike | None,
+) -> CsvSample:
+    """Draws row by row."""
+    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    drawn = sample(
+        asked.reader(data),
+        asked.rows,
+        replace=replace,
+        seed=asked.seed,
+        part=part,
+        stratify=_column(data, stratify, asked),
+        weights=_column(data, weights, asked, "float64"),
+    )
+    values = asked.array(drawn, wanted, drawn.num_rows)
+    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed)
+
+
+def draw_blocks(
+    files: Sequence[str | Contents], asked: Asked, index_cache: IndexCache, *, part: SupportsIndex
+) -> CsvSample:
+    """Draws whole stretches."""
+    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    numbers, units = blocks(data.handle.unit_rows(), asked.rows, asked.seed, within("part", part, 0, 2**20))
+    drawn = take(asked.reader(data), numbers)
+    values = asked.array(drawn, wanted, drawn.num_rows)
+    variance = BlockVariance(len(wanted))
+    # Piece by piece: it makes float64 of them.
+    for start in range(0, len(values), _MOST_BATCH):
+        piece = slice(start, start + _MOST_BATCH)
+        variance.add(list(values[piece].T), units[piece])
+    return CsvSample(values, rows_of_sample(drawn), wanted, asked.seed, variance.design_effect())
+
+
+def of_numbers(
+    source: Source, columns: Sequence[str] | None, dtype: npt.DTypeLike, index_cache: IndexCache, options: Options
+) -> tuple[Reader, list[str]]:
+    """A reader of files as columns of numbers, and their names.
+
+    Raises:
+        SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
+        ValueError: if no column is named.
+    """
+    asked = Asked.of(1, 0, DEFAULT_DIALECT, columns, dtype, "C", options)
+    files = opened(source, SUFFIXES)
+    data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
+    return asked.reader(data), wanted
+
+
+def _column(data: CsvData, given: str | npt.ArrayLike | None, asked: Asked, dtype: str = "string") -> Any:
+    """What a column has in all rows, if it is one that is named."""
+    if not isinstance(given, str):
+        return given
+    only = data.with_features(Features({given: DenseSpec((), dtype)}))
+    with Settings(read_csv, _MOST_BATCH, {"num_threads": asked.num_threads}).reader(only) as reader:
+        return np.concatenate([np.array(batch[given]) for batch in reader])
+
+
+def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: bool) -> CsvSample:
+    """Draws the rows in which random bytes lie, each row with the same probability.
+
+    Raises:
+        ValueError: if there are fewer rows, or hardly more.
+        FastpipeError: as `read_csv`; a LimitError if quotes around a byte can be read in two ways.
+    """
+    places = [file.place if isinstance(file, Contents) else None for file in files]
+    handle, numbers, offsets, (rows, low, high) = _fastpipe.estimate_csv(
+        list(map(str, files)),
+        asked.dialect.lowered(),
+        places if any(places) else [],
+        asked.rows,
+        asked.seed,
+        replace=replace,
+        num_threads=asked.num_threads,
+    )
+    data, wanted = asked.typed(CsvData.of_rows(handle, asked.dialect, asked.features))
+    values = asked.array(asked.reader(data), wanted, asked.rows)
+    # As many there are for certain.
+    least = len(np.unique(np.stack([numbers, offsets]), axis=1).T)
+    found = RowEstimate(
+        max(round(rows), least), max(math.floor(round(low, 3)), least), max(math.ceil(round(high, 3)), least)
+    )
+    return CsvSample(values, None, wanted, asked.seed, offsets=offsets, files=numbers, estimate=found)
+
+
+# Bytes that are asked of a file or pipe at once: signals are looked at in between.
+_PIECE = 1 << 20
+
+
+def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
+    """Draws rows by a reservoir, while the stream passes.
+
+    Raises:
+        ValueError: if there are fewer rows.
+        FastpipeError: as `read_csv`; a LimitError if rows take more than `memory_limit`.
+    """
+    name, stream = _opened(source)
+    features = Features({}) if asked.features is None else asked.features
+    reservoir = _fastpipe.CsvReservoir(
+        name,
+        asked.dialect.lowered(),
+        [(column, spec._lower()) for column, spec in features.items()],
+        asked.rows,
+        asked.seed,
+        asked.memory_limit,
+        vocabularies.lowered(features),
+    )
+    with closing(stream):
+        for piece in stream:
+            reservoir.push(piece)
+    there = reservoir.end()
+    if there < asked.rows:
+        raise ValueError(f"rows={asked.rows} are more than the {there} rows of the stream")
+    handle, rows = reservoir.take()
+    data, wanted = asked.typed(CsvData.of_rows(handle, asked.dialect, asked.features))
+    return CsvSample(asked.array(asked.reader(data), wanted, asked.rows), rows, wanted, asked.seed)
+
+
+def _opened(source: Any) -> tuple[str, Generator[bytes]]:
+    """What a stream is called in errors, and its bytes."""
+    if isinstance(source, str | os.PathLike):
+        path = os.path.expanduser(os.fspath(source))
+        return path, _of_path(path)
+    name = f"<{type(source).__name__}>"
+    if isinstance(source, bytes | bytearray | memoryview):
+        return name, _of_iterable([source])
+    if callable(getattr(source, "read", None)):
+        own = getattr(source, "name", None)
+        # Pipes have their descriptor for a name.
+        name = own if isinstance(own, str) and own else name
+        return name, pieces(cast("ReadableFile", source), name)
+    if not isinstance(source, Iterable):
+        raise TypeError(
+            'with method="stream", source is a path, a binary file object, bytes or an iterable of bytes, not '
+            f"{type(source).__name__}"
+        )
+    return name, _of_iterable(source)
+
+
+def _of_path(path: str) -> Generator[bytes]:
+    try:
+        # Without a buffer a pipe gives what it has.
+        with open(path, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                yield piece
+    except FileNotFoundError as error:
+        reason = f'{error.strerror}: with method="stream", source is the path of one file or pipe'
+        raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason) from error
+    except OSError as error:
+        reason = str(error.strerror)
+        raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from error
+
+
+def _of_iterable(source: Iterable[Any]) -> Generator[bytes]:
+    for piece in source:
+        if not isinstance(piece, bytes | bytearray | memoryview):
+            raise TypeError(f'with method="stream", an iterable yields pieces of bytes, not {shown(piece)}')
+        yield bytes(piece)
 
 
 def sample_csv(

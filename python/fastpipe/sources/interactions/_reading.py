@@ -6,9 +6,8 @@ from typing import Literal, SupportsIndex, Unpack
 
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
-from fastpipe.sources.interactions._data import InteractionsData, OnFull
+from fastpipe.sources.interactions._data import InteractionsData, OnFull, Sampling
 from fastpipe.sources.interactions._interactions import Interactions
-from fastpipe.sources.interactions._sampling import Sampling
 
 __all__ = ["read_interactions"]
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
 from fastpipe.errors import MissingFileError, UnsupportedError
-from fastpipe.sources.sql._engines import Column, Engine, OneSession, Sessions, fitted
-from fastpipe.sources.sql._infinite import finite
+from fastpipe.sources.sql._engines import Column, Engine, OneSession, Sessions, finite, fitted
 from fastpipe.sources.sql._query import Parameters, Query, require
 
 if TYPE_CHECKING:

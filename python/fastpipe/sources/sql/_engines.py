@@ -9,14 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from fastpipe.errors import FastpipeError, StorageError, UnsupportedError
+from fastpipe.errors import FastpipeError, SchemaError, StorageError, UnsupportedError
 from fastpipe.sources.sql._lineage import Plain, plain
 from fastpipe.sources.sql._query import Parameters, Query
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Column", "Engine", "OneSession", "SessionPool", "Sessions", "fitted", "keep_for_other"]
+__all__ = ["Column", "Engine", "OneSession", "SessionPool", "Sessions", "finite", "fitted", "keep_for_other"]
 
 
 class Column(NamedTuple):
@@ -310,3 +310,40 @@ class OneSession(SessionPool):
     def _gone() -> Any:
         reason = "the reader's connection was closed"
         raise StorageError(reason, reason=reason)
+
+
+_A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def finite(table: pa.Table, first_day: int | None = None) -> pa.Table:
+    """The same table.
+
+    Args:
+        table: a result.
+        first_day: in days since 1970; what is before it was no time of the database. None if infinite times come as the
+            largest and the smallest numbers.
+
+    Raises:
+        SchemaError: if it has infinite times.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for field, values in zip(table.schema, table.columns, strict=True):
+        if pa.types.is_date32(field.type):
+            counted, most, day = pa.int32(), 2**31 - 1, 1
+        elif pa.types.is_timestamp(field.type):
+            counted, most, day = pa.int64(), 2**63 - 1, _A_DAY[field.type.unit]
+        else:
+            continue
+        ends = pc.min_max(values.cast(counted)).as_py()
+        if ends["min"] is None:
+            continue
+        first, last = (-most + 1, most - 1) if first_day is None else (first_day * day, most)
+        if ends["min"] < first or ends["max"] > last:
+            reason = (
+                f"column {field.name!r} has infinite times, which NumPy hasn't: write NULLIF({field.name}, 'infinity') "
+                "in the query, or leave these rows out"
+            )
+            raise SchemaError(reason, feature=field.name, reason=reason)
+    return table

@@ -20,9 +20,9 @@ import numpy as np
 
 from fastpipe._text import plural, table
 from fastpipe.errors import SchemaError, StorageError, UnsupportedError
-from fastpipe.sources.sql._cuts import Cut, between, chosen, part_number
 from fastpipe.sources.sql._engines import Column, Engine
 from fastpipe.sources.sql._query import Query, not_repeatable
+from fastpipe.sources.sql._range_predicates import Cut, between, chosen, part_number
 
 if TYPE_CHECKING:
     import pyarrow as pa

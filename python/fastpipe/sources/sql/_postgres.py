@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import StorageError, UnsupportedError
 from fastpipe.sources.sql._adbc import SharedDatabase, Statements, without_transaction
-from fastpipe.sources.sql._engines import Column, Engine, SessionPool, Sessions, fitted, keep_for_other
-from fastpipe.sources.sql._infinite import finite
+from fastpipe.sources.sql._engines import Column, Engine, SessionPool, Sessions, finite, fitted, keep_for_other
 from fastpipe.sources.sql._lineage import Plain, lone
 from fastpipe.sources.sql._query import Parameters, Query, functions, require
 

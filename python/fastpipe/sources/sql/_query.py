@@ -8,10 +8,146 @@ from typing import Any, NamedTuple, TypeAlias
 
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
-from fastpipe.sources.sql._unordered import unordered
-from fastpipe.sources.sql._volatile import VOLATILE
 
 __all__ = ["Parameters", "Query", "checked", "functions", "not_repeatable", "readable", "require"]
+
+# Those of the present time, too: partitions are run by different transactions, and again in later epochs.
+VOLATILE = frozenset(
+    {
+        "any_value",
+        "arbitrary",
+        "benchmark",
+        "changes",
+        "clock_timestamp",
+        "connection_id",
+        "curdate",
+        "current_date",
+        "current_datetime",
+        "current_localtime",
+        "current_localtimestamp",
+        "current_time",
+        "current_timestamp",
+        "currval",
+        "curtime",
+        "gen_random_uuid",
+        "get_current_time",
+        "get_current_timestamp",
+        "getdate",
+        "last_insert_id",
+        "last_insert_rowid",
+        "lastval",
+        "localtime",
+        "localtimestamp",
+        "newid",
+        "nextval",
+        "now",
+        "pg_backend_pid",
+        "pg_current_xact_id",
+        "pg_sleep",
+        "rand",
+        "randn",
+        "random",
+        "randomblob",
+        "randstr",
+        "row_count",
+        "setseed",
+        "setval",
+        "sleep",
+        "statement_timestamp",
+        "sysdate",
+        "timeofday",
+        "today",
+        "total_changes",
+        "transaction_timestamp",
+        "txid_current",
+        "unix_timestamp",
+        "utc_date",
+        "utc_time",
+        "utc_timestamp",
+        "uuid",
+        "uuid_generate_v1",
+        "uuid_generate_v4",
+        "uuidv4",
+        "uuidv7",
+    }
+)
+
+
+# Functions of a window that tell its rows apart by their order alone.
+_RANKING = frozenset({"row_number", "ntile", "lag", "lead", "first_value", "last_value", "nth_value"})
+# Aggregates that keep values in the order of their rows, by the names of databases and those that sqlglot gives them.
+_COLLECTING = frozenset(
+    {
+        "array_agg",
+        "first",
+        "group_concat",
+        "json_agg",
+        "json_array_agg",
+        "json_arrayagg",
+        "json_group_array",
+        "jsonb_agg",
+        "jsonb_group_array",
+        "last",
+        "list",
+        "listagg",
+        "string_agg",
+        "xmlagg",
+    }
+)
+
+
+def unordered(node: Any, names: set[str], expressions: Any) -> str | None:
+    """Why what a node returns depends on the order in which rows come; None if it doesn't.
+
+    Args:
+        node: of a query.
+        names: of the function that it is; none if it is no function.
+        expressions: sqlglot's.
+    """
+    if isinstance(node, expressions.Window):
+        function = node.this
+        called = set() if function is None else {function.key, *_names(function, expressions)}
+        rows = node.args.get("spec") is not None and str(node.args["spec"].args.get("kind")).upper() == "ROWS"
+        if (called & _RANKING or rows) and not _window_order(node, expressions):
+            return f"{_shown(function)} OVER a window without ORDER BY takes rows in any order"
+    elif names & _COLLECTING and not _ordered(node, expressions):
+        return f"{_shown(node)} without ORDER BY takes rows in any order"
+    return None
+
+
+def _names(node: Any, expressions: Any) -> set[str]:
+    if isinstance(node, expressions.Anonymous):
+        return {node.name.lower()}
+    return {name.lower() for name in type(node).sql_names()} if isinstance(node, expressions.Func) else set()
+
+
+def _shown(node: Any) -> str:
+    return (getattr(node, "name", "") if node.key == "anonymous" else node.sql_name()).upper()
+
+
+def _ordered(node: Any, expressions: Any) -> bool:
+    if node.find(expressions.Order) is not None:
+        return True
+    parent = node.parent
+    if isinstance(parent, expressions.Filter):
+        parent = parent.parent
+    if isinstance(parent, expressions.WithinGroup):
+        return parent.find(expressions.Order) is not None
+    return isinstance(parent, expressions.Window) and _window_order(parent, expressions)
+
+
+def _window_order(window: Any, expressions: Any) -> bool:
+    """Whether a window, or the named one that it is, has an order."""
+    if window.args.get("order"):
+        return True
+    if not (name := window.args.get("alias")):
+        return False
+    select = window.find_ancestor(expressions.Select)
+    named = (select.args.get("windows") if select else None) or []
+    return any(
+        other.this.name == name.name and other is not window and _window_order(other, expressions) for other in named
+    )
+
 
 Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any] | None"
 
@@ -142,7 +278,7 @@ def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
         if isinstance(node, (expressions.Insert, expressions.Update, expressions.Delete, expressions.Lock)):
             yield f"it changes or locks rows ({node.key.upper()})"
         elif isinstance(node, expressions.Func):
-            names = {node.name.lower()} if isinstance(node, expressions.Anonymous) else _names(node)
+            names = {node.name.lower()} if isinstance(node, expressions.Anonymous) else _sql_names(node)
             if names & VOLATILE:
                 name = node.name if isinstance(node, expressions.Anonymous) else node.sql_name()
                 yield f"{name.upper()} isn't the same each time"
@@ -162,7 +298,7 @@ def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
             yield "DISTINCT ON without ORDER BY takes any rows"
 
 
-def _names(node: Any) -> set[str]:
+def _sql_names(node: Any) -> set[str]:
     return {name.lower() for name in type(node).sql_names()} | {node.key.lower()}
 
 
@@ -174,4 +310,4 @@ def _is_present(node: Any, expressions: Any) -> bool:
     dates = {"date", "time", "datetime", "julianday", "unixepoch"}
     if isinstance(node, expressions.Anonymous):
         return node.name.lower() in dates and not node.expressions
-    return bool(_names(node) & dates) and not any(node.args.values())
+    return bool(_sql_names(node) & dates) and not any(node.args.values())

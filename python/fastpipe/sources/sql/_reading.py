@@ -1,22 +1,25 @@
-"""Readers of queries."""
+"""Readers of queries: partitions that are read by themselves, or a result that is written once."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import operator
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, SupportsIndex, Unpack
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, SupportsIndex, TypeAlias, TypeVar, Unpack
 
+from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
+from fastpipe.errors import FastpipeError, StorageError
 from fastpipe.sources.sql._connecting import engine_of
-from fastpipe.sources.sql._engines import Sessions
-from fastpipe.sources.sql._interruptible import interruptible
-from fastpipe.sources.sql._materialized import written
+from fastpipe.sources.sql._engines import Engine, Sessions
 from fastpipe.sources.sql._plan import SqlPlan, planned
-from fastpipe.sources.sql._plan_arguments import By, checked_by, checked_partitions
-from fastpipe.sources.sql._query import Parameters, checked
+from fastpipe.sources.sql._query import Parameters, Query, checked
 from fastpipe.sources.sql._units import SqlUnits
 from fastpipe.sources.units._files import Files
 from fastpipe.sources.units._parquet import ParquetUnits
@@ -24,6 +27,149 @@ from fastpipe.sources.units._reading import fetches, reader_of, threads_of
 from fastpipe.specs import Spec
 
 __all__ = ["partition_sql", "read_sql"]
+
+_T = TypeVar("_T")
+
+
+def interruptible(work: Callable[[], _T], cancel: Callable[[], None]) -> _T:
+    """Calls a function in a thread. On Ctrl-C it is left to that, which ends with all that it holds when it can.
+
+    Args:
+        work: waits for a database.
+        cancel: may shorten that; called on Ctrl-C.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    results: list[_T] = []
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(target=run, name="fastpipe-sql", daemon=True).start()
+    try:
+        while not done.wait(0.1):
+            pass
+    except BaseException:
+        cancel()
+        raise
+    if errors:
+        # A cycle of the error, its traceback and this frame would keep connections open.
+        error = errors.pop()
+        try:
+            raise error
+        finally:
+            del error
+    return results.pop()
+
+
+By: TypeAlias = "str | Sequence[str] | None"
+
+_MOST = 1 << 16
+
+
+def checked_by(by: object) -> tuple[str, ...] | None:
+    """The names of the columns by which to cut; None for those that suit.
+
+    Raises:
+        TypeError: if they are no names.
+        ValueError: if there is none, or one comes twice.
+    """
+    if by is None:
+        return None
+    names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else (by,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"by is a column's name, a list of names or None, not {shown(by)}")
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"by names at least one column, and each once: {shown(by)}")
+    return names
+
+
+def checked_partitions(partitions: object) -> int | None:
+    """The number of partitions; None for "auto".
+
+    Raises:
+        TypeError: if it is no number.
+        ValueError: if it is out of range.
+    """
+    if partitions == "auto":
+        return None
+    try:
+        number = operator.index(partitions)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"partitions is a number or 'auto', not {shown(partitions)}") from None
+    if isinstance(partitions, bool) or not 1 <= number <= _MOST:
+        raise ValueError(f"partitions is from 1 to {_MOST}, or 'auto', not {shown(partitions)}")
+    return number
+
+
+_GROUP_ROWS = 1 << 17
+
+
+def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
+    """Writes a result as a Parquet file, unless it is there already.
+
+    Several processes may do so at once: each writes a file of its own, and the first that is finished stays.
+
+    Args:
+        engine: the database.
+        query: run once.
+        directory: is made if it isn't there.
+        digest: names the file.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        StorageError: if the database or the disk fails.
+    """
+    path = os.path.join(directory, f"{digest}.parquet")
+    if os.path.exists(path):
+        return path
+    try:
+        os.makedirs(directory, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(prefix=f".{digest}-", suffix=".unfinished", dir=directory)
+    except OSError as error:
+        reason = f"the directory of materialize can't be written: {error.strerror}"
+        raise StorageError(f"{reason} (file {directory})", path=directory, reason=reason) from error
+    os.close(handle)
+    try:
+        _write(engine, query, unfinished)
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, path)
+    except OSError as error:
+        if isinstance(error, FastpipeError):
+            raise
+        reason = f"the result can't be written into the directory of materialize: {error.strerror or error}"
+        raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from error
+    finally:
+        os.unlink(unfinished)
+    return path
+
+
+def _write(engine: Engine, query: Query, path: str) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    sessions = engine.sessions(1, snapshot=True)
+    try:
+        with engine.errors("materializing the query"), sessions.borrow() as session:
+            columns = engine.columns(session, query)
+            schema = pa.schema([(column.name, column.type) for column in columns])
+            selected = ", ".join(column.read.format(engine.quote(column.name)) for column in columns)
+            sql = f"SELECT {selected} FROM {query.derived}"
+            with pyarrow.parquet.ParquetWriter(path, schema) as writer:
+                for table in engine.stream(session, sql, query.parameters, columns):
+                    writer.write_table(table, row_group_size=_GROUP_ROWS)
+    finally:
+        sessions.close()
+
 
 # Queries at once: the server may be elsewhere, and has processors of its own.
 _FETCHES = 4

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import MissingFileError, SchemaError, StorageError
 from fastpipe.sources.sql._adbc import Statements, without_transaction
-from fastpipe.sources.sql._cuts import Cut, between
 from fastpipe.sources.sql._engines import Column, Engine, SessionPool, Sessions
 from fastpipe.sources.sql._lineage import Plain
 from fastpipe.sources.sql._query import Parameters, Query, require
+from fastpipe.sources.sql._range_predicates import Cut, between
 
 if TYPE_CHECKING:
     import pyarrow as pa

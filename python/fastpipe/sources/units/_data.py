@@ -1,28 +1,190 @@
-"""Units as a data set."""
+"""Sources in Python: what they are, the threads that call them, and their units as a data set."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
-from fastpipe._arrow.column_features import written
+from fastpipe._arrow.schema import written
+from fastpipe._fastpipe import UnitCalls
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.state import VERSION
-from fastpipe.errors import SchemaError
-from fastpipe.sources.units._calls import start
-from fastpipe.sources.units._protocol import Units
-from fastpipe.sources.units._slices import Slices
+from fastpipe.errors import SchemaError, ShapeError
 from fastpipe.specs import Features, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["UnitLocation", "UnitsData"]
+__all__ = ["UnitLocation", "Units", "UnitsData"]
+
+
+@runtime_checkable
+class Units(Protocol):
+    """A custom source: rows by units, such as files, row groups, partitions of a query, pages of a service.
+
+    Besides what is listed here, it may have
+
+    - `name(unit) -> str`: what a unit is called in errors and by `locate`; else it is called by its number;
+    - `select(columns) -> Units`: the same units, of which only these columns are read. It is called once, before
+      anything is read;
+    - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start` on, `rows` at a time (fewer
+      at the unit's end), each slice as what `read` returns. Where rows are read in their order, units of more than 16
+      MiB are then read in slices of some 8 MiB, and needn't be in memory as a whole. Slices of a unit are asked for one
+      after the other, by different threads;
+    - `dictionaries`, a mapping from columns to lists of text: what the codes of their dictionaries stand for. Units may
+      differ in their dictionaries, so a feature that is codes (an integer dtype for a dictionary of text) needs it; the
+      dictionary of each unit is mapped to it by value. Columns within others go by their paths, as in `features`;
+    - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Where there is
+      `select`, it is asked of what that returns, and counts its columns only. Without it they are planned with what the
+      types of the schema suggest, until units are read.
+
+    For workers that are spawned, and for other machines, it must be possible to pickle it.
+
+    Attributes:
+        schema: of every unit: a `pyarrow.Schema`, or anything else with `__arrow_c_schema__`. What it says of nulls
+            counts: a column that may have some becomes `Masked`.
+        rows: number of rows of each unit, below 2^32.
+    """
+
+    schema: Any
+    rows: Sequence[int]
+
+    def read(self, unit: int) -> Any:
+        """Returns a unit's rows.
+
+        It is called on threads of its own, up to `num_fetches` at once; and once for each time that a unit is needed,
+        so it must return the same rows each time. It may wait. What it raises is raised by the `next` whose batch has
+        rows of the unit, with its traceback.
+
+        Args:
+            unit: its number, from 0.
+
+        Returns:
+            Whatever has `__arrow_c_stream__` or `__arrow_c_array__`: a table or record batch of pyarrow, a data frame
+            of polars, ... with as many rows as `rows` says, and at least the schema's columns.
+        """
+
+    def fingerprint(self) -> Any:
+        """Returns what tells this data set from others, fit for JSON: a version, paths with sizes and dates, a digest.
+
+        A state is only loaded by a reader whose source has the same fingerprint and the same numbers of rows.
+        """
+
+
+# Iterators that wait for their next slice, at most. A pass needs one; those of passes that were left wait in vain.
+_WAITING = 8
+
+_END = object()
+
+
+class Slices:
+    """Reads slices of units: each by the iterator that has read the one in front of it, if there is one.
+
+    Args:
+        units: have `read_slices`.
+        rows: number of rows of each unit.
+    """
+
+    def __init__(self, units: Any, rows: Sequence[int]) -> None:
+        self._units, self._rows = units, rows
+        # By process, unit and next row. Without a lock, which could be held by another thread when the process forks.
+        self._waiting: OrderedDict[tuple[int, int, int], Iterator[Any]] = OrderedDict()
+
+    def read(self, unit: int, first: int, end: int) -> Any:
+        """The rows of a unit from `first` up to `end`, as Arrow.
+
+        Raises:
+            ShapeError: if the unit ends before, or doesn't end where it should.
+        """
+        process, all_rows = os.getpid(), self._rows[unit]
+        slices = self._waiting.pop((process, unit, first), None)
+        if slices is None:
+            slices = iter(self._units.read_slices(unit, first, end - first))
+        found = next(slices, _END)
+        if found is _END:
+            reason = f"read_slices({unit}) ended before row {first}, and the unit has {all_rows} rows as `rows` says"
+            raise ShapeError(reason, reason=reason)
+        if end < all_rows:
+            self._waiting[process, unit, end] = slices
+            while len(self._waiting) > _WAITING:
+                self._waiting.popitem(last=False)
+        elif next(slices, _END) is not _END:
+            reason = f"read_slices({unit}) went on behind row {end}, where the unit ends as `rows` says"
+            raise ShapeError(reason, reason=reason)
+        return found
+
+    def clear(self) -> None:
+        """Forgets what no pass waits for."""
+        self._waiting.clear()
+
+
+# How long a program that ends waits for reads, in seconds. CPython before 3.14 ends a daemon wherever it next wants the
+# GIL, by unwinding its stack: within pyarrow's C++ that aborts the program.
+PATIENCE = 1.0
+
+_serving: weakref.WeakKeyDictionary[threading.Thread, UnitCalls] = weakref.WeakKeyDictionary()
+
+
+def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads: int) -> int:
+    """Starts threads that answer calls, and returns how many could be started.
+
+    They are daemons: a program that ends waits a second for them, and no longer. They end by themselves when no pass is
+    left.
+    """
+    for started in range(threads):
+        thread = threading.Thread(target=_serve, args=(calls, read, slices), name="fastpipe-read", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # There is no memory for it, or the interpreter is ending.
+            return started
+        _serving[thread] = calls
+    return threads
+
+
+@atexit.register
+def _end() -> None:
+    threads = list(_serving.items())
+    for _, calls in threads:
+        calls.end()
+    end = time.monotonic() + PATIENCE
+    for thread, _ in threads:
+        if thread.is_alive():
+            thread.join(max(end - time.monotonic(), 0))
+
+
+def _serve(calls: UnitCalls, read: Callable[[int], Any], slices: Slices) -> None:
+    while (call := calls.next()) is not None:
+        try:
+            unit, rows = call.unit, call.rows
+            call.answer(_checked(read(unit) if rows is None else slices.read(unit, *rows), unit, rows))
+        # Whatever it is belongs to the batch.
+        except BaseException as error:
+            call.fail(error)
+        # While the thread waits it keeps nothing.
+        del call
+    slices.clear()
+
+
+def _checked(table: Any, unit: int, rows: tuple[int, int] | None) -> Any:
+    if hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__"):
+        return table
+    called, returned = ("read", "return") if rows is None else ("read_slices", "yield")
+    raise TypeError(
+        f"{called}({unit}) must {returned} Arrow data (something with __arrow_c_stream__ or __arrow_c_array__), and "
+        f"{returned}ed {shown(table)}"
+    )
+
 
 # Bytes of the units that a window takes rows of, unless the user says how many rows it has.
 _WINDOW_BYTES = 256 << 20

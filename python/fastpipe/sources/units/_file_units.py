@@ -9,8 +9,7 @@ from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
 from fastpipe.sources.files._paths import Paths
-from fastpipe.sources.units._files import REMOTE_FETCHES, File, Files
-from fastpipe.sources.units._ranges import Requests
+from fastpipe.sources.units._files import REMOTE_FETCHES, File, Files, Requests
 from fastpipe.sources.units._reading import fetches, reader_of, threads_of
 from fastpipe.sources.units._schemas import chosen_columns, with_certain
 from fastpipe.specs import Spec

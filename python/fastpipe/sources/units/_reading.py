@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, Unpack
 
 from fastpipe._arguments import shown
-from fastpipe._arrow.column_features import asked_for
+from fastpipe._arrow.schema import asked_for
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
-from fastpipe.sources.units._data import UnitsData
-from fastpipe.sources.units._protocol import Units
+from fastpipe.sources.units._data import Units, UnitsData
 from fastpipe.specs import Spec
 
 __all__ = ["fetches", "read_units", "reader_of", "threads_of"]

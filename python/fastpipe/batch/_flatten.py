@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
-from fastpipe.batch._form_rows import slice_rows
+from fastpipe.batch._form import slice_rows
 
 __all__ = ["Columns", "Part"]
 
