@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe._interop.staging import Drawn
+from fastpipe.cuda._staging import Drawn
 
 WIDTH = 4
 NOTHING = -1

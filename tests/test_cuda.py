@@ -19,8 +19,8 @@ import fastpipe
 import fastpipe.cuda
 import fastpipe.torch
 import samples
-from fastpipe._interop import staging
 from fastpipe._interop.tensors import Forms
+from fastpipe.cuda import _staging as staging
 from fastpipe.cuda import _torch
 from plain_gpu import PlainEngine
 from samples import FEATURES, SHUFFLES, Data

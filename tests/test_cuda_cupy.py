@@ -44,10 +44,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules())
-    for module in ("fastpipe.cuda._cupy", "fastpipe._interop.gpu_cupy"):
+    for module in ("fastpipe.cuda._cupy", "fastpipe.cuda._cupy"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     yield
-    for module in ("fastpipe.cuda._cupy", "fastpipe._interop.gpu_cupy"):
+    for module in ("fastpipe.cuda._cupy", "fastpipe.cuda._cupy"):
         sys.modules.pop(module, None)
 
 

@@ -19,8 +19,8 @@ import fastpipe
 import fastpipe.cuda
 import plain_cupy
 from fastpipe._interop.memory import aligned
-from fastpipe.cuda._filling._devices import HostDevice
-from fastpipe.cuda._filling._rows import BlockRows, ExactRows
+from fastpipe.cuda._fill._devices import HostDevice
+from fastpipe.cuda._fill._rows import BlockRows, ExactRows
 from fastpipe.errors import NullValueError, OutOfMemoryError, SchemaError
 from fastpipe.sources.csv._sampling import BlockVariance
 
@@ -70,7 +70,7 @@ def lanes() -> list[str]:
 def test_devices_have_the_parts_of_a_sample(
     path: Path, table: np.ndarray, order: Any, devices: int, rows: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastpipe.cuda._filling._fill, "_LARGEST_BUFFER", buffer)
+    monkeypatch.setattr(fastpipe.cuda._fill._fill, "_LARGEST_BUFFER", buffer)
     filled = fill(path, ["cpu"] * devices, rows=rows, order=order, num_threads=2)
     assert (len(filled), filled.num_rows, filled.seed, filled.refills) == (devices, rows, 5, 0)
     for part, device in enumerate(filled):
@@ -173,12 +173,12 @@ def test_lists_of_rows_are_the_same_however_little_memory_they_have() -> None:
 
 def test_little_memory_makes_many_passes_over_ranges(path: Path, table: np.ndarray) -> None:
     filled = fill(path, rows=12_000, memory=16 << 20)
-    few = fastpipe.cuda._filling._fill._PARTS
+    few = fastpipe.cuda._fill._fill._PARTS
     try:
-        fastpipe.cuda._filling._fill._PARTS = 400
+        fastpipe.cuda._fill._fill._PARTS = 400
         again = fill(path, rows=12_000, memory=16 << 20)
     finally:
-        fastpipe.cuda._filling._fill._PARTS = few
+        fastpipe.cuda._fill._fill._PARTS = few
     assert all((one.values == other.values).all() for one, other in zip(filled, again, strict=True))
     assert (again[1].values == table[again[1].rows]).all()
 
@@ -342,7 +342,7 @@ def test_without_frameworks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ImportError, match="needs PyTorch built with CUDA, or CuPy"):
         fill(path, ["cuda:0"], rows=1)
     monkeypatch.setitem(sys.modules, "cupy", None)
-    monkeypatch.delitem(sys.modules, "fastpipe._interop.gpu_cupy", raising=False)
+    monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
     with pytest.raises(ImportError, match="by way of cupy needs it: pip install cupy"):
         fill(path, ["cuda:0"], rows=1, framework="cupy")
 
@@ -380,8 +380,8 @@ class Interrupting(Breaking):
 def test_a_device_that_breaks_ends_all_threads(
     path: Path, monkeypatch: pytest.MonkeyPatch, broken: Any, error: Any, table: np.ndarray
 ) -> None:
-    monkeypatch.setattr(fastpipe.cuda._filling._fill, "HostDevice", broken)
-    monkeypatch.setattr(fastpipe.cuda._filling._fill, "_LARGEST_BUFFER", 4_096)
+    monkeypatch.setattr(fastpipe.cuda._fill._fill, "HostDevice", broken)
+    monkeypatch.setattr(fastpipe.cuda._fill._fill, "_LARGEST_BUFFER", 4_096)
     monkeypatch.setattr(Breaking, "copies", 0)
     with pytest.raises(error):
         fill(path, rows=10_000)
@@ -481,11 +481,11 @@ def test_a_forked_child_fills_and_refills(path: Path, table: np.ndarray) -> None
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """GPUs of both frameworks over plain memory."""
-    modules = ("fastpipe._interop.gpu_cupy", "fastpipe.cuda._filling._cupy")
+    modules = ("fastpipe.cuda._cupy", "fastpipe.cuda._cupy")
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules())
     for module in modules:
         monkeypatch.delitem(sys.modules, module, raising=False)
-    from fastpipe.cuda._filling import _torch
+    from fastpipe.cuda import _torch
 
     class Idle:
         def __init__(self, *_: Any, **__: Any) -> None:

@@ -25,7 +25,7 @@ import servers
 from fastpipe.leases._database import database_of
 from fastpipe.leases._exchange import Member, Request, Token, Used, exchange
 from fastpipe.leases._job import Job, default_stretch
-from fastpipe.leases._membership import join
+from fastpipe.leases._ledger import join
 from fastpipe.leases._sqlite import Sqlite
 
 ROWS = 400

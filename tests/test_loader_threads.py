@@ -14,7 +14,7 @@ import torch
 from apart import apart, wait_until
 from fastpipe.torch import DataLoader
 from fastpipe.torch.loader import _messages
-from fastpipe.torch.loader._thread_batches import ThreadBatches
+from fastpipe.torch.loader._messages import ThreadBatches
 from loader_data import THREADS, Items, assert_same, listed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")

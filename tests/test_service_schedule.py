@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastpipe.service._damage import Damage
+from fastpipe.service._faults import Damage
 from fastpipe.service._schedule import Schedule, Stretch
 
 Pace = Callable[[int, float], float]

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import example, given
 
 import fastpipe
-from fastpipe._interop import staging
-from fastpipe._interop.staging import StagingRing
+from fastpipe.cuda import _staging as staging
+from fastpipe.cuda._staging import StagingRing
 from staging import Arriving, Batches, Device, HostMemory, content, values
 
 

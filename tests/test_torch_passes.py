@@ -17,7 +17,7 @@ import fastpipe
 # Not needed for what is tested, but for the module that has it.
 pytest.importorskip("torch")
 
-from fastpipe.torch._passes import Joined, Joiner, Ledger, LedgerFile, Version
+from fastpipe.torch._worker_epochs import Joined, Joiner, Ledger, LedgerFile, Version
 
 MAIN = 1000
 START = Version(0, 0, False)

@@ -39,11 +39,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Supp
 import numpy as np
 
 from fastpipe import _fastpipe
-from fastpipe._interop.staging import CopyEngine, Drawn, StagingRing
 from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import Passes, Position, passes_of
 from fastpipe._reader.reader import Reader
-from fastpipe.cuda._filling import Fill, Filled, fill
+from fastpipe.cuda._fill import Fill, Filled, fill
+from fastpipe.cuda._staging import CopyEngine, Drawn, StagingRing
 
 if TYPE_CHECKING:
     from fastpipe._interop.tensors import RaggedAs, SparseAs, StringsAs

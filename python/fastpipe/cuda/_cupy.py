@@ -1,21 +1,117 @@
-"""A GPU by way of CuPy: page-locked memory, a stream of its own to copy on, and `cupy.ndarray`s."""
+"""GPUs by way of CuPy: page-locked memory, a stream to copy on, and `cupy.ndarray`s of batches or of rows."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import cupy
 import numpy as np
+import numpy.typing as npt
 
 from fastpipe import batch as forms
-from fastpipe._interop.gpu_cupy import gpu, page_locked
-from fastpipe._interop.staging import Completion
-from fastpipe.batch._packing import PackedBatch
+from fastpipe.cuda._fill._devices import Layout, Piece
+from fastpipe.cuda._staging import Completion, PackedBatch
+from fastpipe.errors import DeviceError, OutOfMemoryError
 
-__all__ = ["CupyEngine"]
+__all__ = ["CupyDevice", "CupyEngine"]
+
+
+def page_locked(index: int, nbytes: int) -> np.ndarray:
+    """Page-locked memory as an array of bytes."""
+    with cupy.cuda.Device(index):
+        return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
+
+
+def gpu(device: Any) -> int:
+    """The number of the GPU that a user names.
+
+    Raises:
+        DeviceError: if there is none of this name, or no driver for it.
+    """
+    kind, _, index = str(device).partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()):
+        raise DeviceError(f'device names a GPU, as "cuda:0" does, not {device!r}')
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"CuPy finds no GPU here, or no driver that works with it: {error}") from None
+    found = int(index) if index else cupy.cuda.Device().id
+    if found >= count:
+        raise DeviceError(f"there is no device cuda:{found}: the machine has {count} GPUs")
+    return int(found)
+
+
+class CupyDevice:
+    """A GPU whose arrays are `cupy.ndarray`s.
+
+    Args:
+        device: `"cuda:<index>"`.
+
+    Raises:
+        DeviceError: if there is no such GPU.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._device = cupy.cuda.Device(gpu(device))
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+        self._memory: Any = None
+
+    @property
+    def name(self) -> str:
+        """As messages call it."""
+        return f"cuda:{self._device.id}"
+
+    def free(self) -> int:
+        """Bytes that the driver and CuPy's own store of memory have left."""
+        with self._device:
+            return int(cupy.cuda.runtime.memGetInfo()[0]) + int(cupy.get_default_memory_pool().free_bytes())
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Makes page-locked memory."""
+        return page_locked(self._device.id, nbytes)
+
+    def hold(self, nbytes: int) -> None:
+        """Takes memory of the GPU."""
+        with self._device:
+            try:
+                self._memory = cupy.cuda.alloc(nbytes)
+            except cupy.cuda.memory.OutOfMemoryError as error:
+                raise OutOfMemoryError(
+                    f"{self.name} has no {nbytes} bytes in one piece: a lower occupancy or fewer rows take less"
+                    f" ({error})"
+                ) from error
+        # It may be memory that other streams haven't done with.
+        self.settle()
+
+    def copy(self, pieces: Sequence[Piece]) -> None:
+        """Copies pieces on a stream of its own."""
+        with self._device:
+            for piece in pieces:
+                at = ctypes.c_void_p(piece.bytes.ctypes.data)
+                (self._memory + piece.at).copy_from_host_async(at, piece.bytes.nbytes, self._stream)
+            # Who waits for it sleeps: the processors are wanted for parsing.
+            event = cupy.cuda.Event(block=True, disable_timing=True)
+            event.record(self._stream)
+            event.synchronize()
+
+    def settle(self) -> None:
+        """Waits for the GPU."""
+        with self._device:
+            self._device.synchronize()
+
+    def matrix(self, rows: int, columns: int, dtype: npt.DTypeLike, order: Layout) -> Any:
+        """An array over the memory."""
+        with self._device:
+            return cupy.ndarray((rows, columns), dtype, memptr=self._memory, order=order)
+
+    def indices(self, numbers: npt.NDArray[np.int64]) -> Any:
+        """The numbers as an array there."""
+        with self._device:
+            return cupy.asarray(numbers)
 
 
 class CupyEngine:

@@ -51,15 +51,20 @@ import numpy as np
 from fastpipe._reader.passes import Passes, Position
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError
-from fastpipe.jax._checks import (
+from fastpipe.jax._forms import (
+    Masked,
+    Ragged,
+    Strings,
     check_dense,
     check_divisible,
     check_feature,
     check_sizes,
     checked_passes,
+    leaves,
+    narrow,
+    pytree,
     share_of,
 )
-from fastpipe.jax._forms import Masked, Ragged, Strings, leaves, narrow, pytree
 from fastpipe.jax._padding import Padding, PadRagged, paddings
 from fastpipe.jax._put import Put, Sharded, put
 

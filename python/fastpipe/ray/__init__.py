@@ -19,10 +19,8 @@ try:
 except ImportError as error:
     raise ImportError("fastpipe.ray needs Ray: pip install 'fastpipe-data[ray]'") from error
 
-from fastpipe.ray._datasets import dataset
-from fastpipe.ray._lease_actors import Result
-from fastpipe.ray._lease_workers import LeaseWorkers, PoolStatus
+from fastpipe.ray._datasets import dataset, shard
+from fastpipe.ray._lease_workers import LeaseWorkers, PoolStatus, Result
 from fastpipe.ray._service import Service, ServiceStatus, serve
-from fastpipe.ray._train import shard
 
 __all__ = ["LeaseWorkers", "PoolStatus", "Result", "Service", "ServiceStatus", "dataset", "serve", "shard"]

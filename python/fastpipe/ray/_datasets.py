@@ -1,4 +1,4 @@
-"""`dataset`: a reader's epoch as a data set of Ray Data."""
+"""A reader's epoch as a dataset of Ray Data, and its shares for the workers of Ray Train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-__all__ = ["dataset"]
+__all__ = ["dataset", "shard"]
 
 # Without num_blocks a block has about this many bytes, and there are this many at least if there are steps for them:
 # whatever the cluster, so that blocks are the same on each.
@@ -131,3 +131,48 @@ def _ends(passes: Passes, nbytes: float, blocks: int | None) -> list[int]:
     if not given or each > passes.together:
         each += -each % passes.together
     return [min(start + each, steps) for start in range(0, steps, each)]
+
+
+def shard(reader: Reader) -> Reader:
+    """The share of a reader that this worker of Ray Train trains on; to be called within the training loop.
+
+    It is `reader.shard` with the world size and the rank of `ray.train.get_context()`. Shares begin where the reader's
+    next pass would: so a state of any worker, loaded into the whole reader first, goes on with however many workers
+    there are now (see `Reader.state_dict` for orders in which that holds).
+
+    Args:
+        reader: the whole, with a seed if it shuffles: a local one, or one that is served. All workers make the same.
+
+    Returns:
+        A reader of the share.
+
+    Raises:
+        ImportError: if Ray Train isn't installed.
+        RuntimeError: outside of a worker of Ray Train.
+        StateError: if the loaded state can't be shared out so.
+        TypeError: if it is no reader.
+        UnsupportedError: if it isn't a `Reader` itself, but makes other batches of one's.
+        ValueError: if the seed was drawn, or shares would have no batch; it names what would do.
+
+    Example:
+        >>> def train(config):  # doctest: +SKIP
+        ...     reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
+        ...     if checkpoint := ray.train.get_checkpoint():
+        ...         reader.load_state_dict(state_in(checkpoint))
+        ...     for batch in fastpipe.ray.shard(reader):
+        ...         ...
+    """
+    passes = whole_reader(
+        reader,
+        "shard",
+        "shard that, and make of its batches what this makes of them: rebatch(shard(reader), ...)",
+    )
+    try:
+        import ray.train
+    except ImportError as error:
+        raise ImportError("fastpipe.ray.shard needs Ray Train: pip install 'fastpipe-data[ray]'") from error
+
+    context = ray.train.get_context()
+    share = passes.share(context.get_world_size(), context.get_world_rank()).origin
+    assert isinstance(share, Reader)
+    return share

@@ -45,8 +45,8 @@ try:
     )
     from fastpipe.torch._batches import Batches, Seen
     from fastpipe.torch._errors import carrying
-    from fastpipe.torch._lending import Lending
-    from fastpipe.torch._passes import ASKED_AHEAD, Joiner, LedgerFile, Version
+    from fastpipe.torch._shared_batches import Lending
+    from fastpipe.torch._worker_epochs import ASKED_AHEAD, Joiner, LedgerFile, Version
     from fastpipe.torch.loader import DataLoader, item_rng
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error

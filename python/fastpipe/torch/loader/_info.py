@@ -7,13 +7,24 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch.utils.data
 from torch.utils.data._utils import worker as torch_worker
 
+from fastpipe.errors import UnsupportedError
 from fastpipe.torch.loader._seeds import ItemRng
 
-__all__ = ["ItemWorkerInfo", "in_worker_thread", "item_rng", "making_here", "set_in_process", "set_in_thread"]
+__all__ = [
+    "ItemWorkerInfo",
+    "WorkerInit",
+    "given_init",
+    "in_worker_thread",
+    "item_rng",
+    "making_here",
+    "set_in_process",
+    "set_in_thread",
+]
 
 
 class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
@@ -162,3 +173,42 @@ def item_rng() -> ItemRng:
             "item_rng() is for items, while fastpipe.torch.DataLoader makes them: none is being made here"
         )
     return rng
+
+
+_Init: TypeAlias = Callable[[int], Any]
+
+
+class WorkerInit:
+    """Calls the user's `worker_init_fn` in workers of fastpipe's, and raises an error in all others.
+
+    Args:
+        given: the user's function; None if there is none.
+    """
+
+    def __init__(self, given: _Init | None) -> None:
+        self.given = given
+
+    def __call__(self, worker: int) -> Any:
+        """Calls the function with the worker's number.
+
+        Raises:
+            UnsupportedError: if this isn't a worker of fastpipe's.
+        """
+        if not isinstance(torch.utils.data.get_worker_info(), ItemWorkerInfo):
+            raise UnsupportedError(
+                "torch.utils.data.DataLoader was built from the arguments of a fastpipe.torch.DataLoader, and would"
+                " replace it: accelerate.prepare and skip_first_batches do that. Iterate over the"
+                " fastpipe.torch.DataLoader itself: leave it out of prepare, give it"
+                " sampler=torch.utils.data.DistributedSampler(dataset) if there are several processes, and move batches"
+                " with accelerate.utils.send_to_device(batch, accelerator.device). With a Hugging Face Trainer, return"
+                " it from get_train_dataloader"
+            )
+        return None if self.given is None else self.given(worker)
+
+    def __repr__(self) -> str:
+        return f"<worker_init_fn of a fastpipe.torch.DataLoader: {self.given!r}>"
+
+
+def given_init(worker_init_fn: _Init | None) -> _Init | None:
+    """The user's function, of a loader's `worker_init_fn`."""
+    return worker_init_fn.given if isinstance(worker_init_fn, WorkerInit) else worker_init_fn

@@ -12,14 +12,12 @@ import torch.utils.data
 from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe.errors import StateError, UnsupportedError
-from fastpipe.torch.loader._account import Account
-from fastpipe.torch.loader._explaining import explained
-from fastpipe.torch.loader._in_process import InProcess
+from fastpipe.torch.loader._in_process import InProcess, Progress
+from fastpipe.torch.loader._info import WorkerInit, given_init
+from fastpipe.torch.loader._iterable import Streams
 from fastpipe.torch.loader._order import Rest
-from fastpipe.torch.loader._pass import Progress
-from fastpipe.torch.loader._streams import Streams
+from fastpipe.torch.loader._time_account import Account, explained
 from fastpipe.torch.loader._with_workers import Known, WithWorkers
-from fastpipe.torch.loader._worker_init import WorkerInit, given_init
 
 __all__ = ["DataLoader"]
 

@@ -1,4 +1,4 @@
-"""The workers of a loader: processes, or threads of this one."""
+"""The workers of a loader: processes, or threads of this one; and what is raised if there is no memory for them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from typing import Any
 import torch.multiprocessing
 
 from fastpipe._fastpipe import ItemConsumer
-from fastpipe.errors import WorkerError
-from fastpipe.torch.loader._thread_batches import ThreadBatches
+from fastpipe.errors import OutOfMemoryError, WorkerError
+from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._worker import SharedFile, Task, work, work_in_thread
 
-__all__ = ["Workers"]
+__all__ = ["Workers", "no_address_space", "no_memory"]
 
 # Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
 _PATIENCE = 5.0
@@ -295,3 +295,33 @@ def threads_take_turns() -> bool:
 def context_of(given: Any) -> Any:
     """The context of multiprocessing to start processes by."""
     return torch.multiprocessing if given is None else given
+
+
+# As `shared_slabs.rs` has it.
+_LEAST_SPACE = 16 << 20
+
+
+def no_address_space(error: Exception) -> OutOfMemoryError:
+    """Of memory that can't even be mapped."""
+    return OutOfMemoryError(
+        f"there is no address space for batches, of which workers need {_LEAST_SPACE:,} bytes, several times over:"
+        f" {error}. See what `ulimit -v` and `ulimit -f` allow"
+    )
+
+
+def no_memory(wanted: int, held: int, most: int, number: int | None, *, limited: bool) -> OutOfMemoryError:
+    """Of a batch.
+
+    Args:
+        wanted: bytes that it needs.
+        held: bytes that are in use.
+        most: bytes that there may be.
+        number: of the system's error; None if the limit is reached.
+        limited: whether the program has set the limit.
+    """
+    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} may be in all"
+    whose = "memory_limit" if limited else "what the machine, or its container, has left"
+    return OutOfMemoryError(
+        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"
+        f" ({whose}). A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
+    )

@@ -18,12 +18,10 @@ from fastpipe._reader.ordering import within
 from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
-from fastpipe.cuda._filling._columns import Columns
-from fastpipe.cuda._filling._devices import Device, HostDevice, Layout
-from fastpipe.cuda._filling._filled import Filled
-from fastpipe.cuda._filling._lanes import BUFFERS, Lane
-from fastpipe.cuda._filling._rows import BlockRows, Dealt, ExactRows, FilledRows
-from fastpipe.cuda._filling._scarcity import memory_errors
+from fastpipe.cuda._fill._device_table import Columns, Filled
+from fastpipe.cuda._fill._devices import Device, HostDevice, Layout, memory_errors
+from fastpipe.cuda._fill._rows import BlockRows, Dealt, ExactRows, FilledRows
+from fastpipe.cuda._fill._transfer_queue import BUFFERS, TransferQueue
 from fastpipe.errors import LimitError
 from fastpipe.sources.csv._sampling import BlockVariance
 from fastpipe.sources.files._in_memory_files import Source
@@ -59,8 +57,8 @@ class Fill(Sequence[Filled]):
         rows: FilledRows,
         num_rows: int,
         seed: int,
-        lanes: list[Lane],
-        matrices: Callable[[Lane], Any],
+        queues: list[TransferQueue],
+        matrices: Callable[[TransferQueue], Any],
         *,
         batch_size: int,
         memory: int,
@@ -69,7 +67,7 @@ class Fill(Sequence[Filled]):
         self.num_rows = num_rows
         self.columns = columns.names
         self.seed = seed
-        self._reader, self._columns, self._rows, self._lanes = reader, columns, rows, lanes
+        self._reader, self._columns, self._rows, self._queues = reader, columns, rows, queues
         self._batch_size, self._memory, self._progress = batch_size, memory, progress
         self._refill = -1
         # A device's buffers are filled by one thread at a time.
@@ -77,7 +75,8 @@ class Fill(Sequence[Filled]):
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
         self._filled = [
-            Filled(lane.device, matrices(lane), columns.names, self._numbers(place)) for place, lane in enumerate(lanes)
+            Filled(queue.device, matrices(queue), columns.names, self._numbers(place))
+            for place, queue in enumerate(queues)
         ]
 
     @property
@@ -118,8 +117,8 @@ class Fill(Sequence[Filled]):
 
     def explain(self) -> str:
         """Says how long the last filling took, and what it waited for."""
-        copying = max(lane.copying for lane in self._lanes)
-        waited = sum(lane.waited for lane in self._lanes)
+        copying = max(queue.copying for queue in self._queues)
+        waited = sum(queue.waited for queue in self._queues)
         nbytes = sum(filled.values.nbytes for filled in self._filled)
         hidden = 1 - min(waited / copying, 1) if copying else 1.0
         limit = (
@@ -127,7 +126,7 @@ class Fill(Sequence[Filled]):
             if waited > self._seconds / 2
             else "Reading rows is the bottleneck: Reader.explain() of the same files shows which part of it."
         )
-        each = "\n".join(f"  {lane.device.name}: {lane.copying:.2f} s of copying" for lane in self._lanes)
+        each = "\n".join(f"  {queue.device.name}: {queue.copying:.2f} s of copying" for queue in self._queues)
         return (
             f"{nbytes / 1e6:,.1f} MB in {self._seconds:.2f} s, {nbytes / self._seconds / 1e6:,.0f} MB/s\n{each}\n"
             f"  {hidden:.0%} of copying was hidden behind reading; reading waited {waited:.2f} s for it\n{limit}"
@@ -144,21 +143,21 @@ class Fill(Sequence[Filled]):
         """Fills all devices."""
         started = time.perf_counter()
         variance = BlockVariance(len(self.columns)) if isinstance(self._rows, BlockRows) else None
-        for lane in self._lanes:
-            lane.device.settle()
+        for queue in self._queues:
+            queue.device.settle()
         # From here on devices have neither the old rows nor the new ones.
         self._refill = refill
-        bar = progress_bar(self.num_rows * len(self._lanes), desc="filling") if self._progress else None
+        bar = progress_bar(self.num_rows * len(self._queues), desc="filling") if self._progress else None
         try:
-            for lane in self._lanes:
-                lane.begin()
+            for queue in self._queues:
+                queue.begin()
             for dealt in _ahead(self._rows.chunks(refill, self._memory // _PARTS)):
                 self._put(dealt, variance, bar)
-            for lane in self._lanes:
-                lane.end()
+            for queue in self._queues:
+                queue.end()
         finally:
-            for lane in self._lanes:
-                lane.close()
+            for queue in self._queues:
+                queue.close()
             if bar is not None:
                 bar.close()
         self._design_effect = None if variance is None else variance.design_effect()
@@ -177,7 +176,7 @@ class Fill(Sequence[Filled]):
                 self._batch_size = max(self._batch_size // 2, _LEAST_BATCH)
 
     def _put(self, dealt: Dealt, variance: BlockVariance | None, bar: Any) -> None:
-        """Reads rows, and puts each into its lane."""
+        """Reads rows, and puts each into its queue."""
         if not len(dealt.rows):
             return
         at = 0
@@ -187,11 +186,11 @@ class Fill(Sequence[Filled]):
                 columns = self._columns.of(batch)
                 end = at + len(columns[0])
                 devices = dealt.devices[at:end]
-                if len(self._lanes) == 1:
-                    self._lanes[0].put(columns, None)
+                if len(self._queues) == 1:
+                    self._queues[0].put(columns, None)
                 else:
-                    for place, lane in enumerate(self._lanes):
-                        lane.put(columns, np.flatnonzero(devices == place))
+                    for place, queue in enumerate(self._queues):
+                        queue.put(columns, np.flatnonzero(devices == place))
                 if variance is not None and isinstance(self._rows, BlockRows):
                     variance.add(columns, self._rows.unit_of(dealt.rows[at:end]))
                 if bar is not None:
@@ -323,15 +322,15 @@ def fill(
     # The units of a batch are open at the same time.
     part = share if method == "block" else count * len(targets) / max(total, 1)
     batch_size = min(max(int(_MOST_BATCH * part), _LEAST_BATCH), _MOST_BATCH)
-    lanes = _lanes(targets, count, len(read.names), kind, order, allowed)
+    queues = _queues(targets, count, len(read.names), kind, order, allowed)
     filled = Fill(
         reader,
         read,
         drawn,
         count,
         chosen,
-        lanes,
-        lambda lane: lane.device.matrix(count, len(read.names), kind, order),
+        queues,
+        lambda queue: queue.device.matrix(count, len(read.names), kind, order),
         batch_size=batch_size,
         memory=allowed,
         progress=flag("progress", progress),
@@ -386,10 +385,10 @@ def _gpu_device(device: Any, framework: str | None) -> Device:
         )
     try:
         if chosen == "torch":
-            from fastpipe.cuda._filling._torch import TorchDevice
+            from fastpipe.cuda._torch import TorchDevice
 
             return TorchDevice(device)
-        from fastpipe.cuda._filling._cupy import CupyDevice
+        from fastpipe.cuda._cupy import CupyDevice
 
         return CupyDevice(device)
     except ImportError as error:
@@ -424,13 +423,13 @@ def _count(
     return fewest
 
 
-def _lanes(
+def _queues(
     devices: list[Device], rows: int, columns: int, dtype: np.dtype[Any], order: Layout, memory: int
-) -> list[Lane]:
+) -> list[TransferQueue]:
     """What fills each device; takes the memory of all."""
     row_bytes = columns * dtype.itemsize
     most = min(memory // _PARTS // BUFFERS // len(devices), _LARGEST_BUFFER)
     buffer_rows = max(most // row_bytes, 1)
     for device in devices:
         device.hold(rows * row_bytes)
-    return [Lane(device, rows, columns, dtype, order, buffer_rows) for device in devices]
+    return [TransferQueue(device, rows, columns, dtype, order, buffer_rows) for device in devices]

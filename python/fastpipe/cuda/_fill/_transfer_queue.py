@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.cuda._filling._devices import Device, Layout, Piece
+from fastpipe.cuda._fill._devices import Device, Layout, Piece
 
-__all__ = ["Lane"]
+__all__ = ["TransferQueue"]
 
 # Seconds. A wait without an end would keep Ctrl-C waiting on Windows.
 _PATIENCE = 0.1
@@ -22,7 +22,7 @@ _PATIENCE = 0.1
 BUFFERS = 2
 
 
-class Lane:
+class TransferQueue:
     """What takes the rows of one device, in their order, to their places there.
 
     A thread of its own copies. Whoever puts rows waits where both buffers are on their way.

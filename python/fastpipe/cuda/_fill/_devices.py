@@ -6,7 +6,8 @@ whatever shape and framework arrays are of lies over it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from fastpipe._interop.memory import aligned
 from fastpipe.errors import OutOfMemoryError
 
-__all__ = ["Device", "HostDevice", "Layout", "Piece"]
+__all__ = ["Device", "HostDevice", "Layout", "Piece", "memory_errors"]
 
 Layout = Literal["C", "F"]
 
@@ -114,3 +115,21 @@ class HostDevice:
         import torch
 
         return torch.from_numpy(array)
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raises OutOfMemoryError for what NumPy and Python's threads raise where the system has no more memory."""
+    try:
+        yield
+    except OutOfMemoryError:
+        raise
+    except MemoryError as error:
+        raise OutOfMemoryError(f"filling devices: {error}; fewer rows, or a smaller memory=, need less") from error
+    except RuntimeError as error:
+        # Python has no type of its own for it.
+        if "can't start new thread" not in str(error):
+            raise
+        raise OutOfMemoryError(
+            "filling devices: the system has no memory for another thread, or allows no more of them"
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe.cuda._filling._fill import Fill, fill
-from fastpipe.cuda._filling._filled import Filled
+from fastpipe.cuda._fill._device_table import Filled
+from fastpipe.cuda._fill._fill import Fill, fill
 
 __all__ = ["Fill", "Filled", "fill"]
