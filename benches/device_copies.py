@@ -42,13 +42,13 @@ class Batches:
         self.pieces = statistics.mean(map(len, pieces))
 
     def _packed(self, batch: dict[str, Any]) -> Any:
-        from fastpipe.batch._packing import PackedBatch
+        from fastpipe.cuda._staging import PackedBatch
 
         return PackedBatch(batch, self.engine.allocate)
 
     def ring(self, count: int) -> Any:
         """Yields this many batches on the device, copied by a ring as `fastpipe.cuda` does."""
-        from fastpipe._interop.staging import Drawn, StagingRing
+        from fastpipe.cuda._staging import Drawn, StagingRing
 
         source = (Drawn(self.batches[i % HELD], None) for i in range(count))
         return StagingRing(source, self.engine, 2, stop=lambda: None, name="copies")

@@ -27,7 +27,7 @@ from fastpipe._reader.passes import passes_of
 from fastpipe.leases._database import Database, database_of
 from fastpipe.leases._exchange import Answer, Request, Used, exchange
 from fastpipe.leases._job import Job, job_of
-from fastpipe.leases._membership import join
+from fastpipe.leases._ledger import join
 
 STRETCH = 8
 """Batches of a stretch. A worker commits them at once, with its next lease."""
