@@ -5,9 +5,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from fastpipe.sources.csv._dialect import LoweredDialect
-from fastpipe.specs import Described, Lowered
-from fastpipe.specs._vocabularies import LoweredLookup
+from fastpipe._boundary import Described, Lowered, LoweredDialect, LoweredLookup
 
 __all__ = [
     "ArrowBatches",

@@ -16,15 +16,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fastpipe._arguments import flag, shown
+from fastpipe._boundary import Described, Lowered, Value
 
 __all__ = ["DenseSpec", "Features", "RaggedSpec", "SparseSpec", "Spec"]
 
-Value: TypeAlias = "bool | int | float | str | bytes"
 Nulls: TypeAlias = Literal["error", "mask", "fill"]
-Lowered: TypeAlias = (
-    "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool, int | None]"
-)
-Described: TypeAlias = "tuple[str, str, list[int | None], str, str, int | None]"
 
 _NUMBERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64")
 _UNITS = ("D", "s", "ms", "us", "ns")

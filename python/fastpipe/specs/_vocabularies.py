@@ -17,13 +17,13 @@ import numpy as np
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import shown
+from fastpipe._boundary import Described, LoweredLookup
 from fastpipe._local_path import local
 from fastpipe.errors import StorageError
-from fastpipe.specs import DenseSpec, Described, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
+from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
 
 __all__ = ["HashSpec", "LookupSpec", "Vocabulary", "VocabularySpec"]
 
-LoweredLookup: TypeAlias = "tuple[_fastpipe.Vocabulary | None, str, int, int, bytes, str | None, str]"
 Unknown: TypeAlias = Literal["drop", "bucket", "error"]
 
 # As many keys are shown as code.

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from fastpipe._arguments import names, shown
+from fastpipe._boundary import LoweredDialect
 
-__all__ = ["DEFAULT_DIALECT", "DEFAULT_NULLS", "Dialect", "Header", "LosslessDialect", "LoweredDialect", "OnRagged"]
+__all__ = ["DEFAULT_DIALECT", "DEFAULT_NULLS", "Dialect", "Header", "LosslessDialect", "OnRagged"]
 
 Header: TypeAlias = bool | Sequence[str]
 OnRagged: TypeAlias = Literal["error", "skip"]
-LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool, bool]"
 
 DEFAULT_NULLS = ("", "NA", "N/A", "NULL", "null", "None", "NaN", "nan")
 
