@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from fastpipe.torch import item_rng
+from fastpipe.torch import item_rng, worker_info
 
 # How a loader may work: arguments of it.
 IN_PROCESS: dict[str, Any] = {"num_workers": 0}
@@ -153,7 +153,7 @@ class Workers(Numbers):
     """Which process or thread makes an item, and what it is told of itself."""
 
     def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
+        info = worker_info()
         if info is None:
             return os.getpid(), -1, -1, -1, index
         time.sleep(0.001)
@@ -211,7 +211,7 @@ class OwnGenerators(Numbers):
     """Draws from generators of the worker's info, where there is one."""
 
     def __getitem__(self, index: int) -> Any:
-        info: Any = get_worker_info()
+        info: Any = worker_info()
         time.sleep(0.0005)
         rng = info.rng
         seeded = np.random.default_rng(info.seed).random()

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
-from fastpipe.torch import DataLoader
+from fastpipe.torch import DataLoader, worker_info
 
 WORKER_ACTIONS = ("kill", "stop", "stop with a timeout", "pause", "die", "raise")
 WEIGHTS = (6, 2, 2, 3, 2, 2)
@@ -140,7 +140,7 @@ class Chancy(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         # Threads share the process's generator with the program: they have one of their own.
-        info: Any = get_worker_info()
+        info: Any = worker_info()
         chance: Any = random.Random(index) if info.worker_method == "thread" else random
         time.sleep(chance.expovariate(1 / self.seconds))
         if index == self.index:

@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from apart import apart
 from fastpipe.errors import StateError
-from fastpipe.torch import DataLoader
+from fastpipe.torch import DataLoader, worker_info
 from loader_data import (
     FORKED,
     IN_PROCESS,
@@ -135,7 +135,7 @@ class Slowly(Augmented):
 
 def noise_of_rng(items: list[Any]) -> Any:
     """A `collate_fn` that draws from the generators of the worker's info."""
-    rng: Any = torch.utils.data.get_worker_info().rng  # type: ignore[union-attr]
+    rng: Any = worker_info().rng  # type: ignore[union-attr]
     drawn = rng.random_generator.random(), rng.numpy_generator.random(), torch.rand(2, generator=rng.torch_generator)
     return items, drawn
 

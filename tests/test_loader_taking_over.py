@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
 from apart import apart
-from fastpipe.torch import DataLoader, item_rng
+from fastpipe.torch import DataLoader, item_rng, worker_info
 from loader_data import WORKERS, Numbers, listed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
@@ -76,7 +75,7 @@ class Drawn(Numbers):
         self.fails = fails
 
     def __getitem__(self, index: int) -> tuple[int, float, int]:
-        info = get_worker_info()
+        info = worker_info()
         if index == self.slow and info is not None:
             time.sleep(self.seconds)
         if index == self.fails:

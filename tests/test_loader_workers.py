@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from apart import apart, children, open_files, wait_until
 from fastpipe.errors import PassClosedError, WorkerError
-from fastpipe.torch import DataLoader
+from fastpipe.torch import DataLoader, worker_info
 from loader_data import (
     ALL_WAYS,
     FORKED,
@@ -81,7 +81,8 @@ class Tells(Numbers):
     """What an item finds of the worker's info."""
 
     def __getitem__(self, index: int) -> Any:
-        info: Any = get_worker_info()
+        info: Any = worker_info()
+        assert get_worker_info() is (None if info.worker_method == "thread" else info)
         for change in (lambda: setattr(info, "id", 3), lambda: setattr(info, "anything", 3)):
             with pytest.raises(RuntimeError, match="assign"):
                 change()
@@ -95,20 +96,35 @@ class Tells(Numbers):
 
 @apart
 def test_worker_info_tells_and_cannot_be_set() -> None:
-    assert get_worker_info() is None
+    assert worker_info() is None
+    code = get_worker_info.__code__
     for way, method in ((FORKED, "multiprocessing"), (THREADS, "thread")):
         (found,) = DataLoader(Tells(6), batch_size=6, **way)
         assert found == [method] * 6
+        assert worker_info() is None
         assert get_worker_info() is None
-        assert torch.utils.data._utils.worker.get_worker_info() is None
+        assert get_worker_info.__code__ is code, "functions of torch stay as they are"
     # In the program's own threads there is none, while workers are there.
     batches = iter(DataLoader(Numbers(4), **THREADS))
     next(batches)
     seen: list[Any] = []
-    thread = threading.Thread(target=lambda: seen.append(get_worker_info()))
+    thread = threading.Thread(target=lambda: seen.append(worker_info()))
     thread.start()
     thread.join()
     assert seen == [None]
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    """Yields the number of its worker."""
+
+    def __iter__(self) -> Any:
+        yield -1 if (info := worker_info()) is None else info.id
+
+
+@apart
+def test_worker_info_of_iterable_datasets_is_torchs() -> None:
+    assert sorted(DataLoader(Stream(), batch_size=None, num_workers=2)) == [0, 1]
+    assert list(DataLoader(Stream(), batch_size=None)) == [-1]
 
 
 class Began(Numbers):
@@ -117,17 +133,17 @@ class Began(Numbers):
     began: Any = None
 
     def __getitem__(self, index: int) -> Any:
-        return self.began, get_worker_info().id  # type: ignore[union-attr]
+        return self.began, worker_info().id  # type: ignore[union-attr]
 
 
 def begin(number: int) -> None:
-    info: Any = get_worker_info()
+    info: Any = worker_info()
     assert info.id == number
     info.dataset.began = number
 
 
 def collates(items: list[Any]) -> Any:
-    return get_worker_info().id, items  # type: ignore[union-attr]
+    return worker_info().id, items  # type: ignore[union-attr]
 
 
 @apart
@@ -298,7 +314,7 @@ class Initial(Numbers):
 
 
 def drawing(number: int) -> None:
-    info: Any = get_worker_info()
+    info: Any = worker_info()
     info.dataset.drawn = number, info.seed, torch.initial_seed(), random.random(), np.random.rand()
 
 
@@ -467,7 +483,7 @@ def test_batches_of_all_ways_are_the_same() -> None:
 
 def by_whom(items: list[Any]) -> int:
     time.sleep(0.02)
-    return int(get_worker_info().id)
+    return int(worker_info().id)
 
 
 @apart

@@ -47,11 +47,22 @@ try:
     from fastpipe.torch._errors import carrying
     from fastpipe.torch._shared_batches import Lending
     from fastpipe.torch._worker_epochs import ASKED_AHEAD, Joiner, LedgerFile, Version
-    from fastpipe.torch.loader import DataLoader, item_rng
+    from fastpipe.torch.loader import DataLoader, item_rng, worker_info
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
 
-__all__ = ["Bag", "DataLoader", "IterableDataset", "Jagged", "Masked", "Strings", "item_rng", "keyed_jagged", "tensors"]
+__all__ = [
+    "Bag",
+    "DataLoader",
+    "IterableDataset",
+    "Jagged",
+    "Masked",
+    "Strings",
+    "item_rng",
+    "keyed_jagged",
+    "tensors",
+    "worker_info",
+]
 
 _LOG = logging.getLogger("fastpipe")
 
@@ -137,7 +148,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Starts a pass; it is the one active pass of this process."""
         _warn_of_batching(sys._getframe(1))
-        worker = torch.utils.data.get_worker_info()
+        worker = worker_info()
         plain = _is_sent_as_it_is(sys._getframe(1))
         return self._begin_here() if worker is None else self._begin_in_worker(worker, plain=plain)
 
@@ -230,7 +241,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         """
         number = within("epoch", epoch, 0, 2**31 - 1)
         self._here().set_epoch(number)
-        if torch.utils.data.get_worker_info() is None:
+        if worker_info() is None:
             self._say(Version(0, number, False))
         else:
             self._loaded = os.getpid()
@@ -247,7 +258,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             StateError: if workers of a plain `DataLoader` are in the midst of a pass: how far they are is not known
                 here.
         """
-        if torch.utils.data.get_worker_info() is not None:
+        if worker_info() is not None:
             passes, ended_stays = self._here(), True
         else:
             passes, ended_stays = self._of_rank(), False
@@ -277,7 +288,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             )
         passes = self._here()
         passes.load_state_dict(state_dict)
-        if torch.utils.data.get_worker_info() is not None:
+        if worker_info() is not None:
             self._loaded = os.getpid()
         else:
             self._say(Version(0, passes.next_epoch, not passes.at_end))
@@ -298,7 +309,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def _here(self) -> Passes:
         """This process's passes: a worker's share, or the rank's."""
-        worker = torch.utils.data.get_worker_info()
+        worker = worker_info()
         if worker is None:
             return self._of_rank()
         key = os.getpid(), worker.id
@@ -342,7 +353,7 @@ def _warn_of_batching(caller: FrameType) -> None:
     """Warns if a `DataLoader` is about to make batches of batches, as it does unless it is told not to."""
     fetcher = caller.f_locals.get("self")
     if isinstance(fetcher, _IterableDatasetFetcher) and fetcher.auto_collation:
-        worker = torch.utils.data.get_worker_info()
+        worker = worker_info()
         if worker is None or worker.id == 0:
             warnings.warn(
                 "the DataLoader takes what this data set yields for single samples, and makes batches of them, with a"

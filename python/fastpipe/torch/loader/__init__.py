@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fastpipe.torch.loader._info import item_rng
 from fastpipe.torch.loader._loader import DataLoader
 from fastpipe.torch.loader._structure import collate
+from fastpipe.torch.loader._worker_info import item_rng, worker_info
 
-__all__ = ["DataLoader", "collate", "item_rng"]
+__all__ = ["DataLoader", "collate", "item_rng", "worker_info"]

@@ -16,12 +16,12 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe._fastpipe import item_seed
-from fastpipe.torch.loader._info import in_worker_thread, making_here
 from fastpipe.torch.loader._order import Order
 from fastpipe.torch.loader._seeds import BATCH, REST, Draws, ItemGenerators, ItemRng, States
 from fastpipe.torch.loader._structure import collate, is_default
 from fastpipe.torch.loader._time_account import Account
 from fastpipe.torch.loader._worker import fetcher
+from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 
 __all__ = ["Here", "InProcess", "Pass", "Progress", "ahead_of", "fetch_of"]
 

@@ -13,11 +13,11 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._in_process import InProcess, Progress
-from fastpipe.torch.loader._info import WorkerInit, given_init
 from fastpipe.torch.loader._iterable import Streams
 from fastpipe.torch.loader._order import Rest
 from fastpipe.torch.loader._time_account import Account, explained
 from fastpipe.torch.loader._with_workers import Known, WithWorkers
+from fastpipe.torch.loader._worker_info import WorkerInit, given_init
 
 __all__ = ["DataLoader"]
 

@@ -298,7 +298,7 @@ class Draws:
 
 
 class ItemRng:
-    """Generators for items: `item_rng()`, and `get_worker_info().rng`.
+    """Generators for items: `item_rng()`, and `worker_info().rng`.
 
     Args:
         seed: the seed of the item that is being made: which of four.

@@ -17,13 +17,13 @@ from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._in_process import Here, Pass, ahead_of, fetch_of
-from fastpipe.torch.loader._info import given_init
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._order import Order
 from fastpipe.torch.loader._seeds import Draws
 from fastpipe.torch.loader._structure import Layout, is_default
 from fastpipe.torch.loader._time_account import Account, Look
 from fastpipe.torch.loader._worker import Task
+from fastpipe.torch.loader._worker_info import given_init
 from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
 
 __all__ = ["Known", "WithWorkers"]

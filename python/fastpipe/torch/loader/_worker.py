@@ -20,10 +20,10 @@ from torch._utils import ExceptionWrapper
 from fastpipe._fastpipe import ItemBatch, ItemConsumer, ItemRoom, ItemWorker, end_with_parent
 from fastpipe.errors import WorkerError
 from fastpipe.torch.loader import _messages, _structure
-from fastpipe.torch.loader._info import ItemWorkerInfo, set_in_process, set_in_thread
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._seeds import ItemGenerators, seed_worker
 from fastpipe.torch.loader._structure import collate, collate_privately, is_default
+from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, set_in_thread
 
 __all__ = ["SharedFile", "Task", "work", "work_in_thread"]
 

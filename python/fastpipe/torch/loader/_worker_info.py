@@ -1,15 +1,16 @@
-"""What `torch.utils.data.get_worker_info` tells in a worker."""
+"""What workers know of themselves and of the item that they make.
+
+In worker processes torch's own function returns it, too. Worker threads have it in `worker_info` only.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import torch.utils.data
 from torch.utils.data._utils import worker as torch_worker
 
 from fastpipe.errors import UnsupportedError
@@ -24,6 +25,7 @@ __all__ = [
     "making_here",
     "set_in_process",
     "set_in_thread",
+    "worker_info",
 ]
 
 
@@ -46,6 +48,13 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
     """
 
     __slots__ = ("_facts",)
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+    rng: ItemRng  # type: ignore[assignment]
+    worker_method: Literal["multiprocessing", "thread"]
 
     def __init__(
         self,
@@ -90,30 +99,50 @@ def set_in_process(info: ItemWorkerInfo | None) -> None:
 
 
 _thread = threading.local()
-_patching = threading.Lock()
 
 
 def set_in_thread(info: ItemWorkerInfo | None) -> None:
-    """What this thread is told.
-
-    torch keeps what it tells for the process as a whole, and its function may have been imported by name anywhere. So
-    the function itself is made to look at the thread first; for all other threads it is as before.
-    """
-    with _patching:
-        function = torch_worker.get_worker_info
-        if not hasattr(torch_worker, "_fastpipe_thread"):
-            torch_worker._fastpipe_thread = _thread  # type: ignore[attr-defined]
-            # Its globals stay those of torch's module.
-            code = compile(
-                "def get_worker_info():\n"
-                "    info = getattr(_fastpipe_thread, 'info', None)\n"
-                "    return _worker_info if info is None else info\n",
-                __file__,
-                "exec",
-            )
-            inner = next(each for each in code.co_consts if isinstance(each, types.CodeType))
-            function.__code__ = inner
+    """What this thread is told."""
     _thread.info = info
+
+
+def worker_info() -> ItemWorkerInfo | None:
+    """Returns the facts of the worker that this code runs in, be it a process or a thread.
+
+    Datasets, `collate_fn` and `worker_init_fn` call it. In worker processes `torch.utils.data.get_worker_info` returns
+    the same. In worker threads, which torch doesn't know of, that returns None.
+
+    Returns:
+        None outside of workers, and in passes without workers. In a worker an object with
+
+        - `id`: the worker's index, from 0; batch workers have those from `num_workers` on;
+        - `num_workers`: how many workers make items;
+        - `dataset`: the worker's copy of the dataset; in a thread, the dataset itself;
+        - `seed`: the seed of the item that is being made, 0 to 2^63 - 1; in `collate_fn` that of the batch, and in
+          `worker_init_fn` that of the worker;
+        - `rng`: generators for the item, as `item_rng` returns them;
+        - `worker_method`: "multiprocessing" or "thread".
+
+        Iterable datasets are read by workers of torch's loader. There it is torch's `WorkerInfo`, with `id`,
+        `num_workers`, `dataset` and `seed`.
+
+    Example:
+        >>> import torch
+        >>> import fastpipe.torch
+        >>> class Methods(torch.utils.data.Dataset):
+        ...     def __len__(self):
+        ...         return 2
+        ...
+        ...     def __getitem__(self, index):
+        ...         info = fastpipe.torch.worker_info()
+        ...         return "no worker" if info is None else info.worker_method
+        >>> list(fastpipe.torch.DataLoader(Methods(), batch_size=2))
+        [['no worker', 'no worker']]
+        >>> list(fastpipe.torch.DataLoader(Methods(), batch_size=2, num_workers=1, worker_method="thread"))
+        [['thread', 'thread']]
+    """
+    found: ItemWorkerInfo | None = getattr(_thread, "info", None)
+    return torch_worker.get_worker_info() if found is None else found  # type: ignore[return-value]
 
 
 def in_worker_thread() -> bool:
@@ -167,7 +196,7 @@ def item_rng() -> ItemRng:
     """
     rng = getattr(_here, "rng", None)
     if rng is None:
-        rng = getattr(torch_worker.get_worker_info(), "rng", None)
+        rng = getattr(worker_info(), "rng", None)
     if not isinstance(rng, ItemRng):
         raise RuntimeError(
             "item_rng() is for items, while fastpipe.torch.DataLoader makes them: none is being made here"
@@ -180,6 +209,10 @@ _Init: TypeAlias = Callable[[int], Any]
 
 class WorkerInit:
     """Calls the user's `worker_init_fn` in workers of fastpipe's, and raises an error in all others.
+
+    Libraries such as accelerate take any `torch.utils.data.DataLoader`, read the arguments from its attributes, and
+    build a loader of torch's from them. They don't call anything of the loader they replace. torch's workers call
+    `worker_init_fn` first, so this is the place where they can be told apart from workers of fastpipe's.
 
     Args:
         given: the user's function; None if there is none.
@@ -194,7 +227,7 @@ class WorkerInit:
         Raises:
             UnsupportedError: if this isn't a worker of fastpipe's.
         """
-        if not isinstance(torch.utils.data.get_worker_info(), ItemWorkerInfo):
+        if not isinstance(worker_info(), ItemWorkerInfo):
             raise UnsupportedError(
                 "torch.utils.data.DataLoader was built from the arguments of a fastpipe.torch.DataLoader, and would"
                 " replace it: accelerate.prepare and skip_first_batches do that. Iterate over the"
