@@ -17,15 +17,15 @@ import fastpipe
 # Not needed for what is tested, but for the module that has it.
 pytest.importorskip("torch")
 
-from fastpipe.torch._worker_epochs import Joined, Joiner, Ledger, LedgerFile, Version
+from fastpipe.torch._worker_epochs import EpochLog, EpochLogFile, Joined, Joiner, Version
 
 MAIN = 1000
 START = Version(0, 0, False)
 
 
-def through(ledger: Ledger) -> Ledger:
+def through(ledger: EpochLog) -> EpochLog:
     """As the next process finds it."""
-    return Ledger.parse(ledger.text())
+    return EpochLog.parse(ledger.text())
 
 
 class Loop:
@@ -46,11 +46,11 @@ class Loop:
         self.joined: dict[int, Joined] = {}
         self.ended: set[int] = set()
 
-    def join(self, ledger: Ledger, worker: int) -> int:
+    def join(self, ledger: EpochLog, worker: int) -> int:
         assert self.attempt(ledger, worker)
         return self.joined[worker].epoch
 
-    def attempt(self, ledger: Ledger, worker: int) -> bool:
+    def attempt(self, ledger: EpochLog, worker: int) -> bool:
         """Lets a worker join, unless it has to wait."""
         last = None if self.last is None else self.last.joined[worker].serial
         joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers, None, last)
@@ -59,15 +59,15 @@ class Loop:
             self.joined[worker] = joined
         return joined is not None
 
-    def count(self, ledger: Ledger, worker: int) -> None:
+    def count(self, ledger: EpochLog, worker: int) -> None:
         """A worker was asked for more than is asked for ahead, or has ended since the loop was left."""
         ledger.count(self.joined[worker].serial, self.joined[worker].epoch + 1)
 
-    def end(self, ledger: Ledger, worker: int) -> None:
+    def end(self, ledger: EpochLog, worker: int) -> None:
         self.ended.add(worker)
         ledger.end(self.joined[worker].serial, worker, self.joined[worker].epoch + 1)
 
-    def run(self, ledger: Ledger) -> int:
+    def run(self, ledger: EpochLog) -> int:
         epochs = {self.join(ledger, worker) for worker in range(self.workers)}
         for worker in range(self.workers):
             self.end(ledger, worker)
@@ -89,7 +89,7 @@ def test_workers_of_a_pass_have_one_epoch(script: list[tuple[str, int, Any]]) ->
 
     Seeds repeat in loaders that are begun one after the other, when all workers of the earlier one have begun.
     """
-    ledger, version, loops, seed = Ledger(), START, [], 0
+    ledger, version, loops, seed = EpochLog(), START, [], 0
     for step, number, more in script:
         ledger = through(ledger)
         if step == "set":
@@ -120,7 +120,7 @@ def test_workers_of_a_pass_have_one_epoch(script: list[tuple[str, int, Any]]) ->
 
 
 def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     left = Loop(START, "2/0", 2)
     left.join(ledger, 0)
@@ -132,7 +132,7 @@ def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
 
 
 def test_passes_that_are_left_count() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     begun, left = Loop(START, "1/0", 2), Loop(START, "2/0", 2)
     # `tqdm.auto.tqdm` calls `iter` twice.
     assert [begun.join(ledger, worker) for worker in (0, 1)] == [0, 0]
@@ -148,7 +148,7 @@ def test_passes_that_are_left_count() -> None:
 @hypothesis.given(st.permutations([0, 1, 2]), st.sampled_from([None, 0, 1, 2]))
 def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: int | None) -> None:
     """Whichever of them comes first, and whichever of them the last batch of a loop was asked of."""
-    ledger = Ledger()
+    ledger = EpochLog()
     left = Loop(START, "1/0", 3)
     for worker in range(3):
         assert left.join(ledger, worker) == 0
@@ -167,12 +167,12 @@ def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: 
 
 
 def test_seeds_alike_are_other_passes() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     assert [Loop(START, "7/0", 2).run(ledger) for _ in range(4)] == [0, 1, 2, 3]
 
 
 def test_what_is_set_while_workers_start_is_for_the_next_pass() -> None:
-    ledger, later = Ledger(), Version(1, 9, False)
+    ledger, later = EpochLog(), Version(1, 9, False)
     early = Loop(START, "1/0", 3)
     assert early.join(ledger, 2) == 0
     ledger.announce(MAIN, later)
@@ -183,7 +183,7 @@ def test_what_is_set_while_workers_start_is_for_the_next_pass() -> None:
 
 
 def test_kept_workers_take_the_newest_version() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     assert Loop(START, "1/1", 2, kept=True).run(ledger) == 1
     ledger.announce(MAIN, Version(1, 5, False))
@@ -197,7 +197,7 @@ def test_kept_workers_take_the_newest_version() -> None:
 
 
 def test_a_loaded_state_is_for_one_pass() -> None:
-    ledger, loaded = Ledger(), Version(1, 3, True)
+    ledger, loaded = EpochLog(), Version(1, 3, True)
     first = Loop(loaded, "1/0", 2)
     assert [first.join(ledger, worker) for worker in (0, 1)] == [3, 3]
     assert [joined.loaded for joined in first.joined.values()] == [True, True]
@@ -210,7 +210,7 @@ def test_a_loaded_state_is_for_one_pass() -> None:
 
 
 def test_main_processes_have_lines_of_their_own() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     assert Loop(START, "1/0", 2, main=2000).run(ledger) == 0
     assert Loop(START, "2/0", 2, main=2000).run(ledger) == 1
@@ -218,7 +218,7 @@ def test_main_processes_have_lines_of_their_own() -> None:
 
 
 def test_it_stays_small_and_keeps_what_is_newest() -> None:
-    ledger = Ledger()
+    ledger = EpochLog()
     ledger.announce(2000, Version(4, 17, False))
     for number in range(500):
         version = Version(number, number, False)
@@ -230,14 +230,14 @@ def test_it_stays_small_and_keeps_what_is_newest() -> None:
     assert Loop(Version(3, 3, False), "late/0", 2).run(ledger) == 3
 
 
-def add(file: LedgerFile, worker: int, epochs: Any) -> None:
+def add(file: EpochLogFile, worker: int, epochs: Any) -> None:
     with file.open() as ledger:
         epochs.put(ledger.join(Joiner(MAIN, START, False, "1/0", worker, 20)).epoch)
 
 
 def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    file = LedgerFile()
+    file = EpochLogFile()
     assert file.next(START) == (0, False)
     file.announce(START)
     assert os.listdir(tmp_path) == [], "without workers there is no file"

@@ -10,7 +10,7 @@ from typing import Any, Self, SupportsIndex
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._reader.ordering import LARGEST_BATCH, within
-from fastpipe.batch._flatten import Columns
+from fastpipe.batch._flatten import ColumnLayout
 
 __all__ = ["Rebatcher", "rebatch"]
 
@@ -214,7 +214,7 @@ class _Rows:
     """The rows that wait."""
 
     def __init__(self, first: Mapping[str, Any], batch_size: int, **options: Any) -> None:
-        self._columns = Columns(first, batch_size)
+        self._columns = ColumnLayout(first, batch_size)
         arrays = self._columns.arrays
         self._plain = arrays is not None
         self._buffer = _fastpipe.RowBuffer(self._columns.parts, batch_size=batch_size, arrays=arrays, **options)

@@ -21,13 +21,13 @@ import numpy as np
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.batch._form import slice_rows
 
-__all__ = ["Columns", "Part"]
+__all__ = ["ColumnLayout", "Part"]
 
 # Lengths: how many each item of their depth has; or dtype and shape of what each item has.
 Part: TypeAlias = "int | tuple[np.dtype[Any], tuple[int, ...]]"
 
 
-class Columns:
+class ColumnLayout:
     """The columns of batches, as the first one has them; others are held to it.
 
     Args:
@@ -85,7 +85,7 @@ class Columns:
 class _Node:
     """How a form is cut into parts and put together again. All its methods meet the parts in the same order.
 
-    To make one adds the parts of the form to those of its column. `batch_size` is that of `Columns`.
+    To make one adds the parts of the form to those of its column. `batch_size` is that of `ColumnLayout`.
     """
 
     def __init__(self, form: Any, where: str) -> None:

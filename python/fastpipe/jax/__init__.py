@@ -53,6 +53,8 @@ from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError
 from fastpipe.jax._forms import (
     Masked,
+    Padding,
+    PadRagged,
     Ragged,
     Strings,
     check_dense,
@@ -62,10 +64,10 @@ from fastpipe.jax._forms import (
     checked_passes,
     leaves,
     narrow,
+    paddings,
     pytree,
     share_of,
 )
-from fastpipe.jax._padding import Padding, PadRagged, paddings
 from fastpipe.jax._put import Put, Sharded, put
 
 __all__ = ["DatasetIterator", "IteratorState", "Masked", "Ragged", "Strings", "iterator"]

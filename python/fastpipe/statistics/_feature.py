@@ -23,7 +23,7 @@ __all__ = ["FeatureStatistics", "Kind"]
 _MOST = 1 << 17
 
 
-class Uncounted:
+class ValueBuffer:
     """Values of one type that are still to be counted."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class FeatureStatistics:
         self._moments = None if kind in ("text", "bytes") else Moments()
         self._quantiles = None if kind in ("text", "bytes", "bool") else Quantiles()
         self._counts = None if kind == "real" else Counts(exact_values)
-        self._uncounted = Uncounted()
+        self._buffer = ValueBuffer()
         self._texts = 0
 
     # What it is asked.
@@ -256,13 +256,13 @@ class FeatureStatistics:
             return
         import pyarrow as pa
 
-        if self._uncounted.add(pa.array(np.ascontiguousarray(values))):
+        if self._buffer.add(pa.array(np.ascontiguousarray(values))):
             self._count()
 
     def add_texts(self, values: pa.Array) -> None:
         """Adds texts, as bytes."""
         self._texts += len(values)
-        if self._uncounted.add(values):
+        if self._buffer.add(values):
             self._count()
 
     def merge(self, other: FeatureStatistics) -> None:
@@ -291,7 +291,7 @@ class FeatureStatistics:
 
     def _count(self) -> None:
         """Counts what isn't counted yet."""
-        if self._counts is None or not (found := self._uncounted.counted(text=self.kind == "text")):
+        if self._counts is None or not (found := self._buffer.counted(text=self.kind == "text")):
             return
         before = self._counts.exact
         self._counts.add(found)

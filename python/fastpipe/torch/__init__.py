@@ -46,7 +46,7 @@ try:
     from fastpipe.torch._batches import Batches, Seen
     from fastpipe.torch._errors import carrying
     from fastpipe.torch._shared_batches import Lending
-    from fastpipe.torch._worker_epochs import ASKED_AHEAD, Joiner, LedgerFile, Version
+    from fastpipe.torch._worker_epochs import ASKED_AHEAD, EpochLogFile, Joiner, Version
     from fastpipe.torch.loader import DataLoader, item_rng, worker_info
 except ImportError as error:
     raise ImportError("fastpipe.torch needs PyTorch: pip install 'fastpipe-data[torch]'") from error
@@ -136,7 +136,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._seen: Seen | None = None
         # What this process says to workers, and where they note what becomes of it.
         self._version = Version(0, passes.next_epoch, passes.loaded)
-        self._ledger = LedgerFile()
+        self._ledger = EpochLogFile()
         # In a worker: the process that a state was loaded in, its share, how many passes it has begun, and the last.
         self._loaded: int | None = None
         self._share: tuple[tuple[int, int], Passes] | None = None
@@ -342,7 +342,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return state | {"_passes": passes.rebuilt()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state if state["_ledger"] is not None else state | {"_ledger": LedgerFile()})
+        self.__dict__.update(state if state["_ledger"] is not None else state | {"_ledger": EpochLogFile()})
 
 
 def _carried(error: Exception) -> Exception:

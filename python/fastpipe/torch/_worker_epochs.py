@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 
 from fastpipe.errors import StateError
 
-__all__ = ["ASKED_AHEAD", "Joined", "Joiner", "Ledger", "LedgerFile", "Version"]
+__all__ = ["ASKED_AHEAD", "EpochLog", "EpochLogFile", "Joined", "Joiner", "Version"]
 
 ASKED_AHEAD = 2
 """Batches that a loader asks each worker for before its consumer takes one, if `prefetch_factor` isn't given."""
@@ -144,7 +144,7 @@ class _Pass:
     counts: bool = False
 
 
-class Ledger:
+class EpochLog:
     """What is noted of versions and passes. Each call is made while nobody else makes one."""
 
     def __init__(self, lines: list[_Line] | None = None, passes: list[_Pass] | None = None) -> None:
@@ -152,7 +152,7 @@ class Ledger:
         self._passes = passes or []
 
     @classmethod
-    def parse(cls, text: str) -> Ledger:
+    def parse(cls, text: str) -> EpochLog:
         """The ledger that `text` was made of; an empty one of no text."""
         noted: dict[str, Any] = json.loads(text) if text else {"lines": [], "passes": []}
         return cls([_Line(**line) for line in noted["lines"]], [_Pass(**each) for each in noted["passes"]])
@@ -260,7 +260,7 @@ class Ledger:
         return self._lines[-1]
 
 
-class LedgerFile:
+class EpochLogFile:
     """The ledger of a data set, which all processes that have the data set share."""
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class LedgerFile:
         self._path = path
 
     @contextlib.contextmanager
-    def open(self, *, make: bool = True) -> Iterator[Ledger]:
+    def open(self, *, make: bool = True) -> Iterator[EpochLog]:
         """The ledger as long as nobody else has it; what is changed is kept.
 
         Raises:
@@ -289,7 +289,7 @@ class LedgerFile:
         with _locked(self._path, make) as descriptor:
             # A writer that was killed may have left old bytes behind the line.
             line, _, _ = os.read(descriptor, os.fstat(descriptor).st_size).partition(b"\n")
-            ledger = Ledger.parse(line.decode())
+            ledger = EpochLog.parse(line.decode())
             yield ledger
             text = ledger.text().encode() + b"\n"
             os.lseek(descriptor, 0, os.SEEK_SET)
@@ -297,7 +297,7 @@ class LedgerFile:
             os.ftruncate(descriptor, len(text))
 
     def join(self, joiner: Joiner) -> Joined:
-        """The same as `Ledger.join`, for a worker; waits if need be."""
+        """The same as `EpochLog.join`, for a worker; waits if need be."""
         parent = multiprocessing.parent_process()
         while True:
             with self.open() as ledger:
@@ -308,12 +308,12 @@ class LedgerFile:
             time.sleep(0.001)
 
     def count(self, serial: int, epoch: int) -> None:
-        """The same as `Ledger.count`; unless the data set is gone."""
+        """The same as `EpochLog.count`; unless the data set is gone."""
         with contextlib.suppress(FileNotFoundError), self.open(make=False) as ledger:
             ledger.count(serial, epoch)
 
     def end(self, serial: int, worker: int, epoch: int) -> None:
-        """The same as `Ledger.end`."""
+        """The same as `EpochLog.end`."""
         with self.open() as ledger:
             ledger.end(serial, worker, epoch)
 
@@ -324,7 +324,7 @@ class LedgerFile:
                 ledger.announce(os.getpid(), version)
 
     def next(self, version: Version) -> tuple[int, bool]:
-        """The same as `Ledger.next`, for this process."""
+        """The same as `EpochLog.next`, for this process."""
         if not os.path.exists(self._path):
             return version.epoch, False
         with self.open() as ledger:

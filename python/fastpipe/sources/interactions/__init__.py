@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastpipe.sources.interactions._data import PointLocation
 from fastpipe.sources.interactions._interactions import HeldOut, Interactions
-from fastpipe.sources.interactions._reading import read_interactions
+from fastpipe.sources.interactions._reading import PointLocation, read_interactions
 
 __all__ = ["HeldOut", "Interactions", "PointLocation", "read_interactions"]

@@ -14,7 +14,7 @@ from fastpipe.batch._csr import CSR
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
 from fastpipe.sources.interactions import HeldOut, Interactions
-from fastpipe.sources.interactions._data import Sampling, check_unseen, weights_of
+from fastpipe.sources.interactions._reading import Sampling, check_unseen, weights_of
 
 __all__ = ["Candidates", "evaluation_candidates", "hit_rate", "ndcg"]
 

@@ -2,14 +2,238 @@
 
 from __future__ import annotations
 
-from typing import Literal, SupportsIndex, Unpack
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, Unpack
 
+import numpy as np
+import numpy.typing as npt
+
+from fastpipe import _fastpipe
+from fastpipe._arguments import flag
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
-from fastpipe.sources.interactions._data import InteractionsData, OnFull, Sampling
+from fastpipe._reader.state import VERSION
+from fastpipe.errors import UnseenItemsError
 from fastpipe.sources.interactions._interactions import Interactions
+from fastpipe.specs import DenseSpec, Features
 
-__all__ = ["read_interactions"]
+if TYPE_CHECKING:
+    from fastpipe.sources.interactions._interactions import Interactions
+
+__all__ = ["PointLocation", "Sampling", "check_unseen", "read_interactions", "weights_of"]
+
+Sampling: TypeAlias = Literal["uniform", "popularity"]
+
+
+def weights_of(counts: npt.NDArray[np.int64], sampling: str, power: float) -> npt.NDArray[np.float64] | None:
+    """The weight of each item; None if all are alike.
+
+    Args:
+        counts: positives of each item.
+        sampling: `"uniform"` or `"popularity"`.
+        power: exponent of the popularity.
+
+    Raises:
+        ValueError: if there is no such sampling, or the power isn't a number of 0 or more.
+    """
+    if sampling not in ("uniform", "popularity"):
+        raise ValueError(f'sampling is "uniform" or "popularity", not {sampling!r}')
+    exponent = float(power)
+    if not 0 <= exponent < math.inf:
+        raise ValueError(f"power is a number of 0 or more, not {power!r}")
+    if sampling == "uniform" or exponent == 0:
+        return None
+    # Shares of the most popular one's: large powers don't overflow then.
+    weights: npt.NDArray[np.float64] = (counts / counts.max(initial=1)) ** exponent
+    return weights
+
+
+def check_unseen(
+    ids: np.ndarray,
+    positives: _fastpipe.Positives,
+    *,
+    negatives: int,
+    repeats: bool,
+    weights: npt.NDArray[np.float64] | None,
+    hint: str = "",
+) -> None:
+    """Sees that there are enough unseen items for each user who has positives.
+
+    Args:
+        ids: of the users.
+        positives: what they have seen.
+        negatives: how many are drawn for each positive.
+        repeats: whether these may be the same.
+        weights: of the items; None if all are alike.
+        hint: what to do about it, for the error.
+
+    Raises:
+        UnseenItemsError: if a user has too few; it names the first.
+    """
+    full = positives.full_users(negatives=negatives, repeats=repeats, weights=weights)
+    if not len(full):
+        return
+    user = ids[full[0]]
+    user = user.item() if isinstance(user, np.generic) else user
+    what = "items" if weights is None else "items that can be drawn"
+    short = (
+        f"has no unseen {what} to draw negatives from"
+        if repeats or negatives == 1
+        else f"has fewer than {negatives} unseen {what}, and as many different negatives are asked for"
+    )
+    others = f" (as do {len(full) - 1} others)" if len(full) > 1 else ""
+    raise UnseenItemsError(f"the user {user!r} {short}{others}{hint}", user=user)
+
+
+OnFull: TypeAlias = Literal["error", "skip"]
+
+_MOST_UINT16 = 65_536
+
+# Points of a window are counted in 32 bits.
+_LARGEST_WINDOW = 2**31
+
+
+class PointLocation(NamedTuple):
+    """Where a point comes from.
+
+    Attributes:
+        user: the user's number.
+        positive: the number of the positive, as the data have them: by user, and by item within a user.
+        draw: 0 for the positive itself, else which of its negatives it is, from 1.
+    """
+
+    user: int
+    positive: int
+    draw: int
+
+
+class InteractionsData:
+    """Interactions and how negatives are drawn for them: the `Data` of `read_interactions`.
+
+    Args:
+        data: the positives.
+        negatives: as in `read_interactions`, as are those below.
+        item_dtype: of the column `item`.
+        label_dtype: of the column `label`.
+        repeats: whether the negatives of one positive may be the same.
+        sampling: in what proportion unseen items are drawn.
+        power: exponent of the popularity.
+        on_full: what becomes of users without enough unseen items.
+    """
+
+    interpretation: Mapping[str, Any] = MappingProxyType({})
+    words = SourceWording(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
+
+    def __init__(
+        self,
+        data: Interactions,
+        *,
+        negatives: SupportsIndex,
+        item_dtype: str,
+        label_dtype: str,
+        repeats: bool,
+        sampling: str,
+        power: float,
+        on_full: str,
+    ) -> None:
+        self._data = data
+        count = within("negatives", negatives, 0, 65_535)
+        dtypes: dict[str, Any] = {
+            "item_dtype": _dtype("item_dtype", item_dtype, ("uint16", "int32")),
+            "label_dtype": _dtype("label_dtype", label_dtype, ("int8", "float32")),
+        }
+        if dtypes["item_dtype"] == "uint16" and data.num_items > _MOST_UINT16:
+            raise ValueError(f"item_dtype uint16 takes up to 65,536 items; got {data.num_items}. Take int32")
+        weights = weights_of(data.item_counts, sampling, power)
+        if on_full not in ("error", "skip"):
+            raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
+        how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
+        if on_full == "error":
+            hint = ': on_full="skip" leaves such users out'
+            check_unseen(data.users, data._positives, hint=hint, **how)
+        self._options: dict[str, Any] = {
+            "negatives": count,
+            **dtypes,
+            "repeats": how["repeats"],
+            "sampling": sampling,
+            "power": float(power),
+            "on_full": on_full,
+        }
+        self.handle = _fastpipe.InteractionsDataset(
+            data._positives,
+            **how,
+            **dtypes,
+            skip_full=on_full == "skip",
+            first_user=data.first_user,
+            first_positive=0 if data._part is None else data._part.first_positive,
+        )
+        if data.num_positives and not self.handle.num_rows:
+            raise UnseenItemsError("no user has enough unseen items to draw negatives from, so nothing is left to read")
+        self.features = Features(
+            {
+                "user": DenseSpec((), "int32"),
+                "item": DenseSpec((), dtypes["item_dtype"]),
+                "label": DenseSpec((), dtypes["label_dtype"]),
+            }
+        )
+        self.files: list[str] = []
+        self.symbols: dict[str, list[str]] = {}
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """How many users, items and positives, and how negatives are drawn; and a digest of the positives.
+
+        It is the same in states of all versions.
+        """
+        options = {name: value for name, value in self._options.items() if name not in ("item_dtype", "label_dtype")}
+        if options["sampling"] == "uniform":
+            del options["power"]
+        return options | self._data.fingerprint()
+
+    def default_window(self, batch_size: int) -> int:
+        """Points of a window that is the whole epoch, up to 2^31.
+
+        It depends on the data alone, not on the machine or on the memory that may be taken: so the order doesn't,
+        either.
+        """
+        return max(min(self.handle.num_rows, _LARGEST_WINDOW), batch_size)
+
+    def place(self, unit: int, record: int) -> PointLocation:
+        """The user, the positive and the draw."""
+        _, user, positive, draw = self.handle.place_of(unit, record)
+        return PointLocation(user, positive, draw)
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: all columns of a point are made together."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._data, self._options)
+
+    def __str__(self) -> str:
+        return f"{self._data.num_positives} positives with {self._options['negatives']} negatives each"
+
+
+def _rebuilt(data: Interactions, options: dict[str, Any]) -> InteractionsData:
+    return InteractionsData(data, **options)
+
+
+def _dtype(name: str, wanted: Any, allowed: tuple[str, ...]) -> str:
+    """The name of a column's dtype.
+
+    Raises:
+        ValueError: if it isn't one of those that are allowed.
+    """
+    try:
+        dtype = None if wanted is None else str(np.dtype(wanted).name)
+    except TypeError:
+        dtype = None
+    if dtype not in allowed:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, allowed))}; got {wanted!r}")
+    return dtype
 
 
 @takes_options(shuffle=True)

@@ -17,13 +17,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from fastpipe._fastpipe import item_seed
 from fastpipe.torch.loader._order import Order
-from fastpipe.torch.loader._seeds import BATCH, REST, Draws, ItemGenerators, ItemRng, States
+from fastpipe.torch.loader._seeds import BATCH, REST, GlobalRngWatch, ItemGenerators, ItemRng, States
 from fastpipe.torch.loader._structure import collate, is_default
 from fastpipe.torch.loader._time_account import Account
 from fastpipe.torch.loader._worker import fetcher
 from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 
-__all__ = ["Here", "InProcess", "Pass", "Progress", "ahead_of", "fetch_of"]
+__all__ = ["InProcess", "InlineWorker", "Pass", "Progress", "ahead_of", "fetch_of"]
 
 
 def ahead_of(loader: Any) -> int:
@@ -109,7 +109,7 @@ class Pass(_BaseDataLoaderIter):
     """What passes have in common. torch's own iterator warns, names, and counts."""
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
-        with Draws.expected():
+        with GlobalRngWatch.expected():
             self._prepare(loader, resumed, seed)
 
     def _prepare(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
@@ -186,7 +186,7 @@ class InProcess(Pass):
         if loader.timeout != 0:
             raise ValueError("timeout is for workers, and num_workers=0 has none")
         super().__init__(loader, resumed, seed)
-        self._here = Here(loader)
+        self._inline = InlineWorker(loader)
         self.account = Account()
 
     def _next_data(self) -> Any:
@@ -198,12 +198,12 @@ class InProcess(Pass):
                 self.progress.ended = True
                 raise
             self.progress.give(number)
-            return self._pinned(self._here.batch(number, indices, self.progress.seed))
+            return self._pinned(self._inline.batch(number, indices, self.progress.seed))
         finally:
             self.account.leave()
 
 
-class Here:
+class InlineWorker:
     """Makes batches in this process, as workers would make them.
 
     Items are made with seeded generators, and the program's states of these are put back after each batch. Getting and
@@ -277,7 +277,7 @@ class Here:
                 self._unchecked = number
             return self._plain(indices)
         before = States()
-        with Draws.expected():
+        with GlobalRngWatch.expected():
             try:
                 generators.restart()
                 return self._seeded(generators, indices, seed, number)

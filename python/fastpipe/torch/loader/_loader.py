@@ -14,9 +14,9 @@ from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.torch.loader._in_process import InProcess, Progress
 from fastpipe.torch.loader._iterable import Streams
-from fastpipe.torch.loader._order import Rest
+from fastpipe.torch.loader._order import BetweenPasses
 from fastpipe.torch.loader._time_account import Account, explained
-from fastpipe.torch.loader._with_workers import Known, WithWorkers
+from fastpipe.torch.loader._with_workers import LayoutHints, WithWorkers
 from fastpipe.torch.loader._worker_info import WorkerInit, given_init
 
 __all__ = ["DataLoader"]
@@ -182,18 +182,18 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             )
         if self.worker_method == "thread" and multiprocessing_context is not None:
             raise ValueError('multiprocessing_context is for processes, and worker_method="thread" starts none')
-        self._known = Known()
+        self._known = LayoutHints()
         self._progress: Progress | None = None
         self._account: Account | None = None
         self._resumed: dict[str, Any] | None = None
-        self._rest: Rest | None = None
+        self._rest: BetweenPasses | None = None
         self._loaded: dict[str, Any] | None = None
         if is_stream:
             self._streams = Streams(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy begins anew: it has no part in the passes of this one."""
-        return self.__dict__ | {"_progress": None, "_account": None, "_known": Known()}
+        return self.__dict__ | {"_progress": None, "_account": None, "_known": LayoutHints()}
 
     def _get_iterator(self) -> Any:
         if self._streams is not None:
@@ -232,7 +232,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             return self._streams.length(super().__len__)
         return super().__len__()
 
-    def _taken_state(self) -> tuple[dict[str, Any] | None, Rest | None]:
+    def _taken_state(self) -> tuple[dict[str, Any] | None, BetweenPasses | None]:
         """What the next pass goes on from: within a pass, or between two."""
         taken = self._resumed, self._rest
         self._resumed = self._rest = self._loaded = None
@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         if progress is not None and not progress.ended:
             return state | {"pass": progress.state()}
         iterator: Any = self._iterator
-        return state | {"rest": Rest.told(self, None if iterator is None else iterator.next_seed)}
+        return state | {"rest": BetweenPasses.told(self, None if iterator is None else iterator.next_seed)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Lets the next pass go on where a state was saved, with any number of workers.
@@ -285,7 +285,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
                 f"the state is of batches of {state['batch_size']}, and this loader makes batches of"
                 f" {self._told_batch_size()}: a pass can't go on with others"
             )
-        rest = Rest(self, state["rest"]) if "rest" in state else None
+        rest = BetweenPasses(self, state["rest"]) if "rest" in state else None
         self._resumed, self._rest, self._loaded = state.get("pass"), rest, state
         self._progress = None
 

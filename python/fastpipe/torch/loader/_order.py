@@ -30,7 +30,7 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler
 
 from fastpipe.errors import StateError
 
-__all__ = ["Order", "Rest"]
+__all__ = ["BetweenPasses", "Order"]
 
 _T = TypeVar("_T")
 
@@ -101,7 +101,7 @@ def _encoded(states: dict[str, torch.Tensor]) -> dict[str, str]:
     return {name: _text(state) for name, state in states.items()}
 
 
-class Rest:
+class BetweenPasses:
     """The state of a loader between passes: the generators and samplers that its next pass will draw from.
 
     Args:

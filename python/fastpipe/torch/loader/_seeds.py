@@ -8,7 +8,7 @@ If it isn't, some item drew from it. Then the items of the claim are made again,
 all later items.
 
 Only public functions of the three modules are used. Worker threads share the generators with the program, so nothing
-seeds them there. `Draws` notices that they are used.
+seeds them there. `GlobalRngWatch` notices that they are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 
 from fastpipe._fastpipe import item_seed
 
-__all__ = ["BATCH", "REST", "Draws", "ItemGenerators", "ItemRng", "States", "seed_worker"]
+__all__ = ["BATCH", "REST", "GlobalRngWatch", "ItemGenerators", "ItemRng", "States", "seed_worker"]
 
 # Stands for the row of an item where a batch as a whole is made, as in `seeds.rs`.
 BATCH = 2**32 - 1
@@ -214,7 +214,7 @@ class ItemGenerators:
         self.restart()
 
 
-class Draws:
+class GlobalRngWatch:
     """Notices that worker threads use the process's generators, while the program waits for them.
 
     Attributes:
@@ -286,14 +286,14 @@ class Draws:
         )
 
     def _see(self) -> None:
-        self._change_before = Draws._last_change
+        self._change_before = GlobalRngWatch._last_change
         self._states = States()
 
     def _look(self) -> None:
         if self._states is None:
             return
         changed = self._states.changed()
-        if not Draws._in_use and Draws._last_change is self._change_before:
+        if not GlobalRngWatch._in_use and GlobalRngWatch._last_change is self._change_before:
             self.found += [name for name in changed if name not in self.found]
 
 

@@ -16,17 +16,17 @@ from torch.utils.data import _utils
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
-from fastpipe.torch.loader._in_process import Here, Pass, ahead_of, fetch_of
+from fastpipe.torch.loader._in_process import InlineWorker, Pass, ahead_of, fetch_of
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._order import Order
-from fastpipe.torch.loader._seeds import Draws
+from fastpipe.torch.loader._seeds import GlobalRngWatch
 from fastpipe.torch.loader._structure import Layout, is_default
 from fastpipe.torch.loader._time_account import Account, Look
 from fastpipe.torch.loader._worker import Task
 from fastpipe.torch.loader._worker_info import given_init
 from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
 
-__all__ = ["Known", "WithWorkers"]
+__all__ = ["LayoutHints", "WithWorkers"]
 
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
@@ -45,7 +45,7 @@ _SLACK = 32 << 20
 _FURTHER = 2
 
 
-class Known:
+class LayoutHints:
     """What the passes of a loader have learned, for later ones.
 
     Attributes:
@@ -66,8 +66,8 @@ class WithWorkers(Pass):
         super().__init__(loader, resumed, seed)
         self._loader_in_order = getattr(loader, "in_order", True)
         self._fetch_kind = fetch_of(loader)
-        self._here = Here(loader)
-        self._known: Known = loader._known
+        self._inline = InlineWorker(loader)
+        self._known: LayoutHints = loader._known
         self._ahead = ahead_of(loader)
         # Nobody knows before how large a batch is that a worker makes at once.
         further = _FURTHER if self._fetch_kind == "items" else 1
@@ -77,7 +77,7 @@ class WithWorkers(Pass):
         self._trouble: tuple[int | None, Exception] | None = None
         self._looked = self._measured = time.monotonic()
         self._awaited: tuple[int, int] | None = None
-        self._draws = Draws() if loader.worker_method == "thread" and not self._known.drawn else None
+        self._draws = GlobalRngWatch() if loader.worker_method == "thread" and not self._known.drawn else None
         self._collates = not is_default(loader.collate_fn)
         self.account = Account(self)
         self._start(loader)
@@ -449,7 +449,7 @@ class WithWorkers(Pass):
             return read(memory, *result)
         if rows == 0:
             # Nobody has made anything of it.
-            return self._here.batch(batch, [], self.progress.seed)
+            return self._inline.batch(batch, [], self.progress.seed)
         layout = self._compiled(number)
         return layout.batch(layout.rows.parts(memory, slab, rows))
 

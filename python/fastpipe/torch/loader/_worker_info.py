@@ -1,6 +1,6 @@
-"""What workers know of themselves and of the item that they make.
+"""Facts of workers, and of the items that they make.
 
-In worker processes torch's own function returns it, too. Worker threads have it in `worker_info` only.
+In worker processes torch's own function returns them, too. In worker threads only `worker_info` does.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
 
 
 class ItemWorkerInfo(torch_worker.WorkerInfo):
-    """What a worker knows of itself. Nothing can be set.
+    """Facts of a worker. They can't be set.
 
     Attributes:
         id: its number, from 0.
@@ -94,7 +94,7 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
 
 
 def set_in_process(info: ItemWorkerInfo | None) -> None:
-    """What the whole process is told, which is a worker."""
+    """Sets the facts of the worker that this process is, for torch, too."""
     torch_worker._worker_info = info
 
 
@@ -102,7 +102,7 @@ _thread = threading.local()
 
 
 def set_in_thread(info: ItemWorkerInfo | None) -> None:
-    """What this thread is told."""
+    """Sets the facts of the worker that this thread is."""
     _thread.info = info
 
 
