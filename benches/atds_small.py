@@ -1,15 +1,11 @@
 """Compares `ATDSDataset` with tensorflow-io's on little data: the 46 shapes of tensorflow-io's own benchmarks.
 
 Each has 1,024 records and batches of 128. A round builds the dataset and iterates over it, in one process of each, in
-turn; an iteration is timed to its last batch, since behind that tf.data waits for a timer of its own.
-
-    python benches/atds_small.py            # a table, and in how many fastpipe is ahead
-    python benches/atds_small.py MODULES    # one side: reads cases, answers with times (used by the first form)
+turn; an iteration is timed to its last batch, since after that tf.data waits for a timer.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -21,8 +17,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from harness import Bench, Turns, take_turns
+from peers.environments import interpreter
 
 RECORDS, BATCH_SIZE = 1024, 128
 OURS = "fastpipe.tf.atds,fastpipe.tf.atds"
@@ -74,7 +74,7 @@ def write(path: Path, features: dict[str, Any], codec: str) -> None:
         if kind != "SparseFeature":
             return dense(shape, dtype)
         count = draw.randint(5, 10)
-        # In order: unbatching serializes sparse tensors, which TensorFlow refuses where indices aren't sorted.
+        # In order: unbatching serializes sparse tensors, which TensorFlow refuses if indices aren't sorted.
         places = sorted(tuple(map(draw.randrange, shape)) for _ in range(count))
         indices = {f"indices{axis}": list(column) for axis, column in enumerate(zip(*places, strict=True))}
         return indices | {"values": [one(dtype) for _ in range(count)]}
@@ -143,7 +143,7 @@ def answer(modules: str) -> None:
 
 
 def ask(side: subprocess.Popen[str], case: dict[str, Any]) -> dict[str, float]:
-    """What one side answers."""
+    """Returns the answer of one side."""
     assert side.stdin is not None
     assert side.stdout is not None
     print(json.dumps(case), file=side.stdin, flush=True)
@@ -151,60 +151,43 @@ def ask(side: subprocess.Popen[str], case: dict[str, Any]) -> dict[str, float]:
     return answer
 
 
-def main() -> int:
-    """Runs the comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", nargs="?", help="of one side: of the dataset, and of its features")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--times", type=int, default=10, help="iterations of a round")
-    parser.add_argument("--only", default="", help="names of benchmarks that have this in them")
-    parser.add_argument("--peer", help="an interpreter with tensorflow-io; default: one is made")
-    arguments = parser.parse_args()
-    if arguments.modules:
-        answer(arguments.modules)
-        return 0
-    if arguments.peer is None:
-        from peers.environments import interpreter
-
-        arguments.peer = interpreter("tensorflow-io", lambda text: print(text, file=sys.stderr))
-    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
-    sides = [
-        subprocess.Popen(
-            [python, __file__, modules],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for python, modules in ((sys.executable, OURS), (arguments.peer, THEIRS))
-    ]
-    print("| benchmark | fastpipe, ms | tensorflow-io, ms | times as fast | by CPU time | building, CPU ms of each |")
-    print("|---|---|---|---|---|---|")
-    ahead, slowest, total = 0, float("inf"), 0
+def main(bench: Bench) -> None:
+    """Runs the comparison, and fails if fastpipe is less than half as fast in any of them."""
+    args = bench.args
+    if args.modules:
+        answer(args.modules)
+        raise SystemExit
+    peer = args.peer or interpreter("tensorflow-io", bench.say)
+    options: dict[str, Any] = {"env": os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}, "text": True}
+    options |= {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    sides = {
+        modules: subprocess.Popen([python, __file__, "--modules", modules], **options)
+        for python, modules in ((sys.executable, OURS), (peer, THEIRS))
+    }
+    columns = ("fastpipe, ms|,.2f", "tensorflow-io, ms|,.2f", "times as fast|,.1f", "by CPU time|,.1f")
+    row = bench.table("benchmark", *columns, "building, CPU ms of each|")
+    found: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, case in enumerate(case for case in cases() if arguments.only in case["name"]):
+        for number, case in enumerate(case for case in cases() if args.only in case["name"]):
             path = Path(folder) / f"{number}.avro"
             write(path, case["features"], case.get("codec", "null"))
-            found: list[list[dict[str, float]]] = [[], []]
-            for turn in range(arguments.rounds + 1):
-                for side, results in zip(sides, found, strict=True):
-                    result = ask(side, case | {"path": str(path), "times": arguments.times})
-                    if turn:  # The first one makes both ready.
-                        results.append(result)
-            ours, theirs = ({key: statistics.median(r[key] for r in side) * 1e3 for key in side[0]} for side in found)
-            ratio, by_cpu = theirs["wall"] / ours["wall"], theirs["cpu"] / ours["cpu"]
-            ahead, slowest, total = ahead + (by_cpu >= 1), min(slowest, by_cpu), total + 1
-            print(
-                f"| {case['name']} | {ours['wall']:.2f} | {theirs['wall']:.2f} | {ratio:.1f} | {by_cpu:.1f} | "
-                f"{ours['build']:.1f}, {theirs['build']:.1f} |",
-                flush=True,
-            )
-    for side in sides:
+            request = case | {"path": str(path), "times": args.times}
+            turns = take_turns({name: partial(ask, side, request) for name, side in sides.items()}, bench.rounds)
+
+            def median(side: str, key: str, turns: Turns = turns) -> float:
+                return turns.median(side, lambda turn: turn.result[key]) * 1e3
+
+            ratio, by_cpu = (median(THEIRS, key) / median(OURS, key) for key in ("wall", "cpu"))
+            building = f"{median(OURS, 'build'):.1f}, {median(THEIRS, 'build'):.1f}"
+            row(case["name"], median(OURS, "wall"), median(THEIRS, "wall"), ratio, by_cpu, building)
+            found.append(by_cpu)
+    for side in sides.values():
         side.communicate()
-    print(f"\nBy CPU time fastpipe is ahead in {ahead} of {total}; where it is slowest, {slowest:.1f} times as fast.")
-    return 0 if slowest >= 0.5 else 1
+    print(f"\nBy CPU time fastpipe is ahead in {sum(one >= 1 for one in found)} of {len(found)}.")
+    bench.bound("times as fast by CPU time, in the slowest", min(found), least=0.5)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # `modules` is one side: a module of the dataset, and one of its features. `peer` is a Python with tensorflow-io.
+    sides: dict[str, Any] = {"modules": "", "times": 10, "only": ("", "int32"), "peer": ""}
+    Bench("atds_small", __doc__, rounds=(5, 1), **sides).run(main)

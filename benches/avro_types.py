@@ -1,19 +1,14 @@
 """What logical types and resolved schemas cost: the same bytes read with and without them, in turn, in one process.
 
-    python benches/avro_types.py [--rows 200000] [--rounds 15]
-
-Each line is a pair of readers over one file. The figure is how much longer the first takes than the second: the median
-over rounds of the ratio of CPU times, in turn A B B A.
+Each row is a pair of readers over one file. The figure is how much longer the first takes than the second, by CPU time.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +16,10 @@ import fastavro
 import numpy as np
 
 import fastpipe
+from harness import Bench, take_turns
+from harness.data import drain
+
+MOST = 1.05
 
 
 def _schema(*fields: tuple[str, Any]) -> dict[str, Any]:
@@ -81,53 +80,33 @@ def _features(path: str, **types: str) -> fastpipe.Features:
     return found
 
 
-def _seconds(reader: fastpipe.Reader) -> float:
-    start = time.process_time()
-    for _ in reader:
-        pass
-    return time.process_time() - start
+def pairs(bench: Bench, folder: str) -> Any:
+    """Yields the name of each pair, and its readers."""
+    for name, make in (("times", _times), ("decimals", _decimals), ("mixed", _mixed)):
+        path = str(Path(folder) / f"{name}.avro")
+        schema, records = make(bench.args.rows)
+        with open(path, "wb") as file:
+            fastavro.writer(file, schema, records, sync_interval=64_000)
+        for shuffle in (False, True):
+            read = partial(fastpipe.read_avro, path, batch_size=1024, num_threads=1, shuffle=shuffle, seed=1)
+            how = "shuffled" if shuffle else "in sequence"
+            if name == "mixed":
+                yield f"renamed and reordered, {how}", read(reader_schema=_evolved(schema)), read()
+                plain = read(features=_features(path, int32="int64", float32="float64"))
+                yield f"promoted, {how}", read(reader_schema=_promoted(schema)), plain
+            else:
+                yield f"{name}, {how}", read(), read(logical_types=False)
 
 
-def _compare(name: str, first: fastpipe.Reader, second: fastpipe.Reader, rounds: int) -> None:
-    ratios = []
-    for turn in range(rounds + 1):
-        pair = [first, second] if turn % 2 else [second, first]
-        taken = {id(reader): _seconds(reader) for reader in pair}
-        if turn:  # The first one warms up.
-            ratios.append(taken[id(first)] / taken[id(second)])
-    low, high = min(ratios), max(ratios)
-    print(f"{name:48} {statistics.median(ratios):5.3f} times as long  [{low:.3f} .. {high:.3f}]", flush=True)
-
-
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
-    options: dict[str, Any] = {"batch_size": 1024, "num_threads": 1}
+def main(bench: Bench) -> None:
+    """Measures all pairs."""
+    row = bench.table("read", "times as long by CPU time (rounds)|", "allowed|g", "met")
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in (("times", _times), ("decimals", _decimals), ("mixed", _mixed)):
-            path = str(Path(folder) / f"{name}.avro")
-            schema, records = make(arguments.rows)
-            with open(path, "wb") as file:
-                fastavro.writer(file, schema, records, sync_interval=64_000)
-            for shuffle in (False, True):
-                order = {**options, "shuffle": shuffle, "seed": 1}
-
-                def read(path: str = path, order: dict[str, Any] = order, **more: Any) -> fastpipe.Reader:
-                    return fastpipe.read_avro(path, **order, **more)
-
-                how = "shuffled" if shuffle else "in sequence"
-                if name == "mixed":
-                    renamed, promoted = _evolved(schema), _promoted(schema)
-                    _compare(f"renamed and reordered, {how}", read(reader_schema=renamed), read(), arguments.rounds)
-                    wide = _features(path, int32="int64", float32="float64")
-                    plain = read(features=wide)
-                    _compare(f"promoted, {how}", read(reader_schema=promoted), plain, arguments.rounds)
-                else:
-                    _compare(f"{name}, {how}", read(), read(logical_types=False), arguments.rounds)
+        for name, first, second in pairs(bench, folder):
+            ways = {"first": partial(drain, first), "second": partial(drain, second)}
+            ratio = take_turns(ways, bench.rounds).ratio("first", "second", "cpu")
+            row(name, ratio, MOST, bench.target(name, ratio.median, most=MOST))
 
 
 if __name__ == "__main__":
-    main()
+    Bench("avro_types", __doc__, rounds=(15, 3), rows=(200_000, 10_000)).run(main)

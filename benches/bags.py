@@ -8,17 +8,15 @@ terms in Arrow, and look the keys up:
 pandas    `Index.get_indexer` of an index that is built once
 numpy     `np.searchsorted` in keys of a fixed width, sorted once
 arrow     `pyarrow.compute.index_in`, which builds its table for each call: once for the whole file
-strings   nothing: names, terms and values are read, and that is all
+strings   nothing: names, terms and values are only read
 ========  =====================================================================================
 
-All of them drop unknown keys, and come to the same sums of indices and values. They run in turn, with one thread; shown
-are medians, in nanoseconds an entry, and the medians of the ratios within rounds, of the time and of CPU time.
+All of them drop unknown keys, and come to the same sums of indices and values. They take turns with one thread; figures
+are nanoseconds per entry.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import fastpipe
+from harness import Bench, take_turns
 
 NAMES = 200
 SCHEMA = {
@@ -53,7 +52,6 @@ SCHEMA = {
     ],
 }
 Sums = tuple[int, float]
-clock = time.perf_counter
 
 
 def pair(number: int) -> tuple[str, str]:
@@ -62,7 +60,7 @@ def pair(number: int) -> tuple[str, str]:
 
 
 def write(path: Path, keys: int, rows: int, entries: int) -> None:
-    """Writes bags of keys of which one in ten is unknown."""
+    """Writes bags of keys. One in ten is unknown."""
     import fastavro
 
     rng = np.random.default_rng(keys)
@@ -82,7 +80,7 @@ def passes(path: Path, features: dict[str, Any], batch_size: int) -> Any:
 
 
 def by_lookup(path: Path, spec: Any, batch_size: int) -> Sums:
-    """What is to be compared: text straight to indices."""
+    """Reads text straight to indices."""
     indices, values = 0, 0.0
     for batch in passes(path, {"features": spec}, batch_size):
         sparse = batch["features"]
@@ -99,7 +97,7 @@ TEXT = {
 
 
 def by_strings(path: Path, find: Callable[[Any], Any] | None, batch_size: int) -> Sums:
-    """The same by the strings: `find` says of an Arrow array of keys where each is, -1 or null for none."""
+    """The same by the strings: `find` returns the index of each key of an Arrow array, -1 or null if it is unknown."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -162,69 +160,57 @@ def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
     return ways
 
 
-def measure(sides: dict[str, Callable[[], Sums]], rounds: int, entries: int) -> None:
-    """Lets them take turns, and prints a line for each."""
-    walls: dict[str, list[float]] = {name: [] for name in sides}
-    works: dict[str, list[float]] = {name: [] for name in sides}
-    sums = {name: side() for name, side in sides.items()}
-    known = {sums[name] for name in sides if name not in ("hash", "strings")}
-    assert len(known) == 1, f"they disagree: {sums}"
-    for _ in range(rounds):
-        for name, side in sides.items():
-            start, work = clock(), time.process_time()
-            side()
-            walls[name].append((clock() - start) / entries * 1e9)
-            works[name].append((time.process_time() - work) / entries * 1e9)
-    print(f"  {'':<12}{'ns an entry':>12}{'times as long':>16}{'CPU ns':>10}{'times as long':>16}")
-    for name in sides:
-        line = f"  {name:<12}"
-        for times, width in ((walls, 12), (works, 10)):
-            ratio = statistics.median(a / b for a, b in zip(times[name], times["vocabulary"], strict=True))
-            line += f"{statistics.median(times[name]):>{width}.1f}{ratio:>16.1f}"
-        print(line)
+def sides_of(bench: Bench, path: Path, spec: Any, keys: list[str]) -> dict[str, Callable[[], Sums]]:
+    """Returns all ways to read the file."""
+    size = bench.args.batch_size
+    sides: dict[str, Callable[[], Sums]] = {
+        "vocabulary": partial(by_lookup, path, spec, size),
+        "hash": partial(by_lookup, path, fastpipe.HashSpec(1 << 20), size),
+        "strings": partial(by_strings, path, None, size),
+    }
+    for name, find in finders(keys).items():
+        # One call for the whole file, since Arrow builds a table for each call.
+        sides[name] = partial(by_strings, path, find, bench.args.rows if name == "arrow" else size)
+    return sides
 
 
-def compare(number: int, arguments: argparse.Namespace) -> None:
+def compare(bench: Bench, number: int) -> None:
     """Measures with a vocabulary of this many keys."""
-    rows, size = arguments.rows, arguments.batch_size
+    args = bench.args
     with tempfile.TemporaryDirectory() as folder:
         path, text = Path(folder) / "bags.avro", Path(folder) / "vocabulary.txt"
-        write(path, number, rows, arguments.entries)
+        write(path, number, args.rows, args.entries)
         keys = ["\x01".join(pair(i)) for i in range(number)]
         text.write_text("\n".join(keys))
-        start = clock()
-        spec = fastpipe.VocabularySpec(keys)
-        made = clock()
+        start = time.perf_counter()
+        spec = fastpipe.VocabularySpec(keys, unknown="drop")
+        made = time.perf_counter()
         fastpipe.VocabularySpec(text)
-        took = [(made - start) / number * 1e9, (clock() - made) / number * 1e9]
-        print(
-            f"{number:,} keys, bags of {arguments.entries}: {spec.vocabulary.nbytes / number:.0f} bytes a key; built "
-            f"in {took[0]:.0f} ns a key from a list, {took[1]:.0f} from a file"
-        )
-        sides: dict[str, Callable[[], Sums]] = {
-            "vocabulary": lambda: by_lookup(path, spec, size),
-            "hash": lambda: by_lookup(path, fastpipe.HashSpec(1 << 20), size),
-            "strings": lambda: by_strings(path, None, size),
-        }
-        for name, find in finders(keys).items():
-            # One call for all of the file, for whoever builds a table for each.
-            rows_a_batch = rows if name == "arrow" else size
-            sides[name] = partial(by_strings, path, find, rows_a_batch)
-        measure(sides, arguments.rounds, rows * arguments.entries)
+        took = [(made - start) / number * 1e9, (time.perf_counter() - made) / number * 1e9]
+        nbytes = spec.vocabulary.nbytes / number
+        print(f"\n{nbytes:.0f} bytes a key; built in {took[0]:.0f} ns a key from a list, {took[1]:.0f} from a file")
+        sides = sides_of(bench, path, spec, keys)
+        turns = take_turns(sides, bench.rounds)
+        sums = {name: turns.turns[name][0].result for name in sides}
+        known = {sums[name] for name in sides if name not in ("hash", "strings")}
+        assert len(known) == 1, f"they disagree: {sums}"
+        columns = ("ns an entry|,.1f", "times as long|,.1f", "CPU ns an entry|,.1f", "times as long|,.1f")
+        row = bench.table("", *columns, title=f"{number:,} keys, bags of {args.entries} entries")
+        for name in sides:
+            cells: list[float] = []
+            for figure in ("seconds", "cpu"):
+                each = turns.median(name, figure) / (args.rows * args.entries) * 1e9
+                cells += [each, turns.ratio(name, "vocabulary", figure).median]
+            row(name, *cells)
 
 
-def main() -> None:
-    """Runs all sizes that are asked for."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--keys", type=int, nargs="+", default=[10_000, 1_000_000])
-    parser.add_argument("--rows", type=int, default=10_000)
-    parser.add_argument("--entries", type=int, default=50, help="of each bag")
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=7)
-    arguments = parser.parse_args()
-    for number in arguments.keys:
-        compare(number, arguments)
+def main(bench: Bench) -> None:
+    """Measures all sizes."""
+    for number in bench.args.keys:
+        compare(bench, number)
 
 
 if __name__ == "__main__":
-    main()
+    sizes = {"rows": (10_000, 1_000), "entries": 50, "batch_size": 1024}
+    keys = ([10_000, 1_000_000], [1_000])
+    Bench("bags", __doc__, packages=("numpy", "pyarrow", "pandas"), keys=keys, **sizes).run(main)

@@ -1,216 +1,161 @@
 """Compares fastpipe with other Avro readers, one thread each, on one core.
 
-For every cell (a data set, a codec, a block size, an order) all readers read the same generated file, in turn, A B C A
-B C, so that whatever else the machine does meets all of them alike. Each first sums up every value that it read; the
-sums must be those of the generator, or the readers didn't do the same work. That pass is the warm-up as well. See
-`peers` for what exactly each of them does, and `README.md` for how to read the tables.
+For every cell (a dataset, a codec, a block size, an order) all readers read the same generated file, in turn. Each
+first sums up every value that it read; the sums must be those of the generator, or the readers didn't do the same work.
+See `peers` for what exactly each of them does, and `notes/peers.md` for how to read the tables.
 
-The exit status is 1 where fastpipe fails or its values differ. A peer that can't read a data set, or whose values are
-others, is a result: the table says so, and it doesn't count.
+The exit status is not 0 if fastpipe fails or its values differ. A peer that can't read a dataset, or has other values,
+is a result: the table has the reason.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import os
-import sys
-import time
 from typing import Any
 
-import kept
 import plan
-import tables
-from cell import Cell, Result
-from peers import READERS, Peer, Sample
+from harness import Bench, Table, Turns
+from harness.children import Side, can, race, rate
+from harness.data import cores
+from peers import READERS
 from peers.job import Job
-from progress import Clock
 
-BUDGET = 6.0
-"""Seconds that a reader may take in one cell before it gets fewer rounds than the others (3 at least)."""
-
-
-def _differences(got: dict[str, Any] | None, known: dict[str, Any]) -> list[str]:
-    """The columns whose sums aren't the known ones; none, where nothing was summed up."""
-    return [] if got is None else [leaf for leaf, total in known.items() if got.get(leaf) != total]
-
-
-def _missing(answer: dict[str, Any], rows: int) -> list[str]:
-    return [] if answer["rows"] == rows else [f"{answer['rows']:,} of {rows:,} rows"]
+MAIN = {
+    "a/null": "Mixed features: scalars, vectors, sparse",
+    "b/null": "Embeddings: float32[128] and a label",
+    "a/null/shuffled": "Mixed features, shuffled",
+}
+"""The cells that matter most, and what to call them."""
+PEERS = ("AvroTensorDataset", "frames")
 
 
-class _Table:
-    """The readers of one cell, at work."""
-
-    def __init__(self, cell: Cell, names: list[str], core: int, quick: bool, clock: Clock) -> None:
-        self.cell, self.clock, self.quick = cell, clock, quick
-        self.enough = 0.1 if quick else 0.25
-        self.peers: dict[str, Peer] = {}
-        self.jobs: dict[str, Job] = {}
-        self.checks: dict[str, tuple[Job, dict[str, Any]]] = {}
-        for name in names:
-            result = cell.results[name] = Result()
-            reader = READERS[name]
-            if cell.spec.shuffled and not reader.shuffles:
-                result.error = "doesn't shuffle"
-                continue
-            shuffle = plan.SHUFFLE_BUFFER if cell.spec.shuffled else 0
-            path, info = cell.spec.file(cell.rows // reader.part, clock.say)
-            self.jobs[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle)
-            result.rows, result.batches = info["rows"], -(-info["rows"] // cell.batch)
-            # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
-            path, info = cell.spec.file(
-                cell.rows // (1 if name == "fastpipe" else max(reader.part, plan.PART)), clock.say
-            )
-            self.checks[name] = Job(str(path), cell.spec.dataset, cell.batch, shuffle), info
-            # All at once: importing is the longest part of a cell of the quick run.
-            self.peers[name] = Peer(name, reader.env, [core], clock.say)
-
-    def check(self) -> None:
-        """Has every reader read the file for its memory, in a fresh process, and then for its values."""
-        plain = self._plain() if self.cell.spec.shuffled else {}
-        for name, peer in self.peers.items():
-            result, sample = self.cell.results[name], Sample()
-            answer = peer.ask("read", self.jobs[name], 0.0, sample)
-            result.idle, result.peak = sample.idle, sample.peak
-            if "error" not in answer:
-                result.differs += _missing(answer, result.rows)
-                job, info = self.checks[name]
-                answer = peer.ask("check", job)
-            result.error = answer.get("error")
-            if result.error is None:
-                job, info = self.checks[name]
-                result.differs += _missing(answer, info["rows"])
-                if self.cell.spec.shuffled:
-                    result.differs += _differences(answer.get("plain"), plain[job.path])
-                else:
-                    result.differs += _differences(answer.get("sums"), info["sums"])
-            for problem in filter(None, [result.error, ", ".join(result.differs)]):
-                self.clock.say(f"{self.cell.spec}: {name}: {problem[:200]}")
-            self.clock.step(f"{self.cell.spec}: checked {name}")
-
-    def _plain(self) -> dict[str, dict[str, object]]:
-        """Path -> sums that don't depend on the order, of a pass in the file's order whose weighted sums are right."""
-        found: dict[str, dict[str, object]] = {}
-        ours = Peer("fastpipe", None, log=self.clock.say)
-        try:
-            for job, info in self.checks.values():
-                if job.path not in found:
-                    answer = ours.ask("check", dataclasses.replace(job, shuffle=0))
-                    if answer.get("sums") != info["sums"]:
-                        raise RuntimeError(f"{self.cell.spec}: fastpipe's values differ: {answer.get('error', '')}")
-                    found[job.path] = answer["plain"]
-        finally:
-            ours.close()
-        return found
-
-    def measure(self, rounds: int) -> None:
-        """Lets the readers take turns."""
-        turns = {name: rounds for name in self.peers if self.cell.results[name].error is None}
-        done = 0
-        while any(turn > done for turn in turns.values()):
-            for name in turns:
-                result = self.cell.results[name]
-                if turns[name] <= done or result.error is not None:
-                    continue
-                begun = time.perf_counter()
-                answer = self.peers[name].ask("read", self.jobs[name], self.enough)
-                result.error = answer.get("error")
-                if result.error is not None:
-                    self.clock.say(f"{self.cell.spec}: {name}: {result.error[:200]}")
-                    continue
-                result.differs += _missing(answer, result.rows)
-                result.seconds[done] = answer["seconds"]
-                result.cpu.append(answer["cpu"])
-                # All of it, what isn't counted as well: a dataset may wait for two seconds after its last batch.
-                turns[name] = min(rounds, max(3, int(BUDGET / (time.perf_counter() - begun))))
-            done += 1
-            self.clock.step(f"{self.cell.spec}: round {done} of {rounds}")
-
-    def close(self, versions: dict[str, str]) -> None:
-        """Ends the readers."""
-        for peer in self.peers.values():
-            versions |= peer.versions
-            peer.close()
+def plain_sums(bench: Bench, cell: plan.Spec, jobs: dict[str, tuple[Job, Any]]) -> dict[str, Any]:
+    """Returns sums that don't depend on the order, by path, of passes in the order of the file whose sums are right."""
+    found: dict[str, Any] = {}
+    for job, info in jobs.values():
+        if job.path not in found:
+            side = Side("fastpipe", dataclasses.replace(job, shuffle=0), info["sums"])
+            try:
+                side.start([], bench.say)
+                side.check(memory=False)
+                assert side.peer is not None
+                found[job.path] = side.peer.ask("check", side.job)["plain"]
+            finally:
+                if side.peer is not None:
+                    side.peer.close()
+    return found
 
 
-def run(
-    cells: list[str],
-    readers: list[str],
-    rounds: int,
-    batch: int,
-    core: int,
-    quick: bool,
-    clock: Clock,
-) -> list[str]:
-    """Measures the cells, prints their tables and keeps what was measured.
-
-    Args:
-        cells: As `plan.Spec.parse` takes them.
-        readers: Keys of `READERS`.
-        rounds: How many turns each takes, but for slow ones.
-        batch: Rows a batch.
-        core: The core that all stay on.
-        quick: An eighth of the data, shorter turns.
-        clock: Told of progress.
-
-    Returns:
-        What failed.
-    """
-    failed: list[str] = []
-    versions: dict[str, str] = {}
-    cells_done: list[Cell] = []
-    for number, text in enumerate(cells, 1):
-        spec = plan.Spec.parse(text)
-        names = [name for name in readers if not READERS[name].only or text in READERS[name].only]
-        total = plan.RECORDS[spec.dataset] // (plan.PART if quick else 1)
-        _, info = spec.file(total, clock.say)
-        cell = Cell(spec, batch, total, info["raw_bytes"], info["bytes"])
-        clock.stage(f"cell {number} of {len(cells)}", len(names) + rounds)
-        table = _Table(cell, names, core, quick, clock)
-        try:
-            table.check()
-            # Where nothing is promised, three rounds tell enough.
-            table.measure(rounds if text in plan.GOALS else min(rounds, 3))
-        finally:
-            table.close(versions)
-        cells_done.append(cell)
-        if (ours := cell.results.get("fastpipe")) is not None and (ours.error or ours.differs):
-            failed.append(f"{spec}: fastpipe: {ours.error or f'values differ: {ours.differs}'}")
-        kept.save("compare", {str(spec): cell.to_json()}, versions, quick)
-        clock.clear()
-        print("\n".join(["", f"### {tables.title(cell)}", "", *tables.cell_table(cell), ""]), flush=True)
-    print("\n".join(["", "### Beside what is meant to be", "", *tables.goals_table(cells_done), ""]), flush=True)
-    if (idle := tables.busy(cells_done)) > 0.05:
-        clock.say(f"the readers went without the core for {idle:.0%} of the time: the machine is busy")
-    return failed
+def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> list[Side]:
+    """Returns the readers that can take part, each with its share of the records."""
+    shuffle = plan.SHUFFLE_BUFFER if cell.shuffled else 0
+    jobs, checks, rows = {}, {}, {}
+    for name in names:
+        reader = READERS[name]
+        if cell.shuffled and not reader.shuffles:
+            continue
+        path, info = cell.file(total // reader.part, bench.say)
+        jobs[name], rows[name] = Job(str(path), cell.dataset, bench.args.batch_size, shuffle), info["rows"]
+        # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
+        path, info = cell.file(total // (1 if name == "fastpipe" else max(reader.part, plan.PART)), bench.say)
+        checks[name] = dataclasses.replace(jobs[name], path=str(path)), info
+    plain = plain_sums(bench, cell, checks) if cell.shuffled else {}
+    return [
+        Side(name, jobs[name], plain[job.path] if cell.shuffled else info["sums"], checked=job, rows=rows[name])
+        for name, (job, info) in checks.items()
+    ]
 
 
-def main() -> int:
-    """Runs the comparison."""
-    quick = os.environ.get("QUICK", "") not in ("", "0")
-    parser = argparse.ArgumentParser(description="Compare fastpipe with other Avro readers on one core.")
-    parser.add_argument("--quick", action="store_true", default=quick, help="an eighth of the data, 3 rounds (QUICK=1)")
-    parser.add_argument("--cells", default="", help=f"data set/codec[/block][/shuffled], ... (default: {plan.CELLS})")
-    parser.add_argument("--readers", default="", help=f"default: {', '.join(READERS)}")
-    parser.add_argument("--rounds", type=int, default=0, help="default: 7, or 3")
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="default: the last one")
-    args = parser.parse_args()
-    clock = Clock()
-    failed = run(
-        args.cells.split(",") if args.cells else plan.QUICK_CELLS if args.quick else plan.CELLS,
-        args.readers.split(",") if args.readers else plan.QUICK_READERS if args.quick else list(READERS),
-        args.rounds or (3 if args.quick else 7),
-        args.batch_size,
-        args.core,
-        args.quick,
-        clock,
+def reader_row(table: Table, name: str, side: Side | None, turns: Turns, bytes_a_row: float) -> None:
+    """Adds the row of a reader."""
+    if side is None or not can(turns, name):
+        table(name, READERS[name].gives, f"can't: {turns.errors.get(name, 'does not shuffle')[:160]}")
+        return
+    mine, cpu, batch = rate(turns, name), turns.median(name, "cpu"), side.job.batch
+    memory = f"{side.sample.peak / 1e6:,.0f} (+{(side.sample.peak - side.sample.idle) / 1e6:,.0f})"
+    cells: list[Any] = [mine, mine * bytes_a_row / 1e6, 1e3 * batch / mine, cpu * 1e6, memory, len(turns.turns[name])]
+    if name != "fastpipe" and can(turns, "fastpipe"):
+        cells += [turns.ratio(name, "fastpipe"), cpu / turns.median("fastpipe", "cpu")]
+    table(name, READERS[name].gives, *cells)
+
+
+def fastest(turns: Turns, peer: str) -> tuple[str, float] | None:
+    """Returns the reader of a peer that fastpipe beats by least, and by what factor."""
+    able = [name for name in turns.turns if READERS[name].peer == peer and can(turns, name)]
+    if not able or not can(turns, "fastpipe"):
+        return None
+    return min(((name, turns.ratio(name, "fastpipe").median) for name in able), key=lambda pair: pair[1])
+
+
+def against(turns: Turns, peer: str, goal: float | None) -> list[str]:
+    """Returns the cells of a peer in the table of targets."""
+    found, aim = fastest(turns, peer), "" if goal is None else f"{goal:g}x"
+    if found is None:
+        errors = [error for name, error in turns.errors.items() if READERS[name].peer == peer]
+        return [f"can't: {errors[0][:160]}" if errors else "", aim, ""]
+    met = "" if goal is None else "yes" if found[1] >= goal else "no"
+    return [f"{found[1]:.2f}x ({found[0]})", aim, met]
+
+
+def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, float]:
+    """Measures a cell and prints its table. Returns the turns, and the bytes of a record."""
+    total = plan.RECORDS[cell.dataset] // (plan.PART if bench.quick else 1)
+    _, info = cell.file(total, bench.say)
+    bytes_a_row = info["raw_bytes"] / total
+    sides = {side.name: side for side in sides_of(bench, cell, names, total)}
+    promised, rounds = str(cell) in plan.GOALS, bench.rounds
+    # Three rounds are enough if nothing is promised.
+    bench.rounds = rounds if promised else min(rounds, 3)
+    turns = race(bench, [*sides.values()], cores()[-1:], enough=0.1 if bench.quick else 0.25, budget=6.0, memory=True)
+    bench.rounds = rounds
+    turns.errors |= {name: "doesn't shuffle" for name in names if name not in sides}
+    if not can(turns, "fastpipe") and "fastpipe" in names:
+        bench.fail(f"{cell}: fastpipe: {turns.errors.get('fastpipe')}")
+    squeezed = "" if cell.codec == "null" else f", {info['bytes'] / info['raw_bytes']:.0%} of it on disk"
+    buffered = f", shuffled with a buffer of {plan.SHUFFLE_BUFFER:,}" if cell.shuffled else ""
+    title = (
+        f"({cell.dataset}) {plan.CONTENTS[cell.dataset]}; codec {cell.codec}, blocks of {cell.block}{buffered}: "
+        f"{total:,} records of {bytes_a_row:,.0f} bytes, {info['raw_bytes'] / 1e6:,.0f} MB{squeezed}"
     )
-    for problem in failed:
-        clock.say(f"FAILED {problem}")
-    return 1 if failed else 0
+    columns = ("records/s|,.0f", "MB/s|,.0f", "ms a batch|,.3f", "CPU s/M records|,.2f", "peak MB (over idle)|")
+    columns += ("rounds|", "fastpipe is times as fast (rounds)|", "by CPU time|,.2f")
+    table = bench.table("reader", "gives", *columns, title=title)
+    for name in names:
+        reader_row(table, name, sides.get(name), turns, bytes_a_row)
+    return turns, bytes_a_row
+
+
+def main(bench: Bench) -> None:
+    """Measures all cells, and prints what follows from them."""
+    measured: dict[str, tuple[Turns, float]] = {}
+    for number, text in enumerate(bench.args.cells, 1):
+        bench.say(f"{text}: cell {number} of {len(bench.args.cells)}")
+        names = [name for name in bench.args.readers if not READERS[name].only or text in READERS[name].only]
+        measured[text] = measure(bench, plan.Spec.parse(text), names)
+    columns = ("than AvroTensorDataset|", "meant|", "met", "than the fastest frame reader|", "meant|", "met")
+    table = bench.table("cell", *columns, title="fastpipe beside AvroTensorDataset and the fastest frame reader")
+    for text, (turns, _) in measured.items():
+        goal = plan.GOALS.get(text, plan.Goal())
+        table(text, *against(turns, PEERS[0], goal.atds), *against(turns, PEERS[1], goal.frame))
+    names = ("fastpipe, records/s|,.0f", "MB/s|,.0f", "AvroTensorDataset|", "the fastest frame reader|")
+    table = bench.table("", *names, title="The three cells that matter most")
+    for text, (turns, bytes_a_row) in measured.items():
+        if text in MAIN and can(turns, "fastpipe"):
+            ours, found = rate(turns, "fastpipe"), [fastest(turns, peer) for peer in PEERS]
+            told = [
+                "can't" if best is None else f"{rate(turns, best[0]):,.0f} ({best[1]:.1f}x, {best[0]})"
+                for best in found
+            ]
+            table(MAIN[text], ours, ours * bytes_a_row / 1e6, *told)
+    wall, cpu = (
+        sum(sum(turns.values(name, figure)) for turns, _ in measured.values() for name in turns.turns)
+        for figure in ("seconds", "cpu")
+    )
+    if wall and cpu / wall < 0.95:
+        bench.say(f"the readers went without the core for {1 - cpu / wall:.0%} of the time: the machine is busy")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    everyone = [name for name, reader in READERS.items() if "none" not in reader.only]
+    readers, cells = (everyone, plan.QUICK_READERS), (plan.CELLS, list(plan.GOALS))
+    Bench("compare", __doc__, readers=readers, cells=cells, batch_size=1024).run(main)

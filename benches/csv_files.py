@@ -1,18 +1,13 @@
 """CSV files: finding rows, parsing them, and samples of them, beside polars, pyarrow, DuckDB and pandas, in turn.
 
-    python benches/csv_files.py [--megabytes 1000] [--rounds 5] [--rows 100000]
-
-One file of 20 columns of floats, cached by the system; two threads each. Figures are medians over rounds, ratios those
-of the medians. Peers parse to a frame, fastpipe to batches of 8,192 rows.
+One file of 20 columns of floats, cached by the system; two threads each. Ratios are those of the medians. Peers parse
+to a frame, fastpipe to batches of 8,192 rows.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +22,11 @@ import pyarrow as pa
 from pyarrow import csv
 
 import fastpipe
+from harness import Bench, take_turns
 
 try:
     import pandas as pd
-except ImportError:  # It is measured where it is at hand.
+except ImportError:  # It is measured if it is installed.
     pd = None
 
 COLUMNS = [f"c{i}" for i in range(20)]
@@ -51,92 +47,74 @@ def write(path: Path, megabytes: int) -> int:
     return rows
 
 
-def timed(sides: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Seconds that each takes: the median of its turns."""
-    taken: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(rounds):
-        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
-            start = time.perf_counter()
-            sides[name]()
-            taken[name].append(time.perf_counter() - start)
-    return {name: statistics.median(times) for name, times in taken.items()}
-
-
-def told(title: str, seconds: dict[str, float], size: float, wanted: float) -> None:
+def compare(bench: Bench, title: str, sides: dict[str, Callable[[], Any]], size: float, wanted: float) -> None:
     """Prints a table, and how many times as fast as the fastest peer fastpipe is."""
-    print(f"\n{title}\n\n| | seconds | MB/s |\n|---|--:|--:|")
-    for name, taken in seconds.items():
-        print(f"| {name} | {taken:.3f} | {size / taken / 1e6:,.0f} |")
-    own = seconds["fastpipe"]
-    peer = min((name for name in seconds if name != "fastpipe"), key=lambda name: seconds[name])
-    ratio = seconds[peer] / own
-    print(f"\n{ratio:.2f} times as fast as {peer}; wanted {wanted}, {'met' if ratio >= wanted else 'not met'}")
+    turns = take_turns(sides, bench.rounds, warm=0)
+    row = bench.table("", "seconds|,.3f", "MB/s|,.0f", "fastpipe is times as fast|,.2f", title=title)
+    for name in sides:
+        seconds = turns.median(name)
+        row(name, seconds, size / seconds / 1e6, seconds / turns.median("fastpipe"))
+    peer = min((name for name in sides if name != "fastpipe"), key=turns.median)
+    bench.target(f"{title}, beside {peer}", turns.median(peer) / turns.median("fastpipe"), least=wanted)
 
 
-def main() -> None:
-    """Measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=100_000)
-    arguments = parser.parse_args()
+def measure(bench: Bench, path: Path, rows: int) -> None:
+    """Measures one file."""
+    name, size, count, query = str(path), path.stat().st_size, bench.args.rows, duckdb.sql
+    features = {column: fastpipe.DenseSpec((), "float64") for column in COLUMNS}
+
+    def reader() -> fastpipe.Reader:
+        return fastpipe.read_csv(path, features=features, batch_size=8192, num_threads=2)
+
+    scan = size / take_turns({"fastpipe": reader}, bench.rounds, warm=0).median("fastpipe") / 1e9
+    row = bench.table("", "GB/s by two threads|,.1f", "wanted|g", "met", title="Finding all rows")
+    row("fastpipe", scan, 3.0, bench.target("finding all rows, GB/s", scan, least=3))
+
+    def parse() -> None:
+        assert sum(len(batch["c0"]) for batch in reader()) == rows
+
+    parsers: dict[str, Callable[[], Any]] = {
+        "fastpipe": parse,
+        "pyarrow": lambda: csv.read_csv(name),
+        "polars": lambda: pl.read_csv(name),
+        "duckdb": lambda: query(f"from read_csv('{name}')").arrow().read_all(),
+    }
+    if pd is not None:
+        parsers["pandas"] = lambda: pd.read_csv(name, engine="pyarrow")
+    compare(bench, "Parsing all, the scan for rows included", parsers, size, 1.5)
+    seed, cache = iter(range(1000)), path.with_suffix(".index")
+    options: dict[str, Any] = {"rows": count, "columns": COLUMNS, "num_threads": 2}
+
+    def skipped() -> None:
+        keep = set(np.random.default_rng(next(seed)).choice(rows, count, replace=False).tolist())
+        pd.read_csv(name, skiprows=lambda row: row > 0 and row - 1 not in keep)
+
+    peers: dict[str, Callable[[], Any]] = {
+        "duckdb": lambda: query(f"from read_csv('{name}') using sample reservoir({count} rows)").fetchnumpy(),
+        "polars": lambda: pl.read_csv(name).sample(count, seed=next(seed)),
+        "pyarrow": lambda: csv.read_csv(name).take(np.random.default_rng(next(seed)).choice(rows, count)),
+    }
+    fastpipe.sample_csv(path, **options, index_cache=cache)
+    indexed = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed), index_cache=cache)}
+    compare(bench, f"{count:,} rows, the index at hand", indexed | peers, size, 20)
+    without = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed))}
+    compare(bench, f"{count:,} rows, without an index", without | peers, size, 2)
+    if pd is not None:
+        once = take_turns({"pandas": skipped}, 1, warm=0).median("pandas")
+        bench.table("", "seconds|,.1f", title=f"{count:,} rows by pandas with skiprows")("once", once)
+
+
+def main(bench: Bench) -> None:
+    """Writes the file and measures."""
     pa.set_cpu_count(2)
-    query: Any = duckdb.sql
     duckdb.sql("set threads = 2")
     with tempfile.TemporaryDirectory() as folder:
-        path, cache = Path(folder) / "x.csv", Path(folder) / "index"
-        rows = write(path, arguments.megabytes)
-        size = path.stat().st_size
-        name = str(path)
-        print(f"{size / 1e6:,.0f} MB, {rows:,} rows of {len(COLUMNS)} floats; {os.cpu_count()} cores")
-        features = {column: fastpipe.DenseSpec((), "float64") for column in COLUMNS}
-
-        def reader(**options: Any) -> fastpipe.Reader:
-            return fastpipe.read_csv(path, features=features, batch_size=8192, num_threads=2, **options)
-
-        scan = timed({"fastpipe": reader}, arguments.rounds)["fastpipe"]
-        rate = size / scan / 1e9
-        print(f"\nFinding all rows: {rate:.1f} GB/s by two threads; wanted 1.5 GB/s a core", end=", ")
-        print("met" if rate >= 3 else "not met")
-
-        def parse() -> None:
-            assert sum(len(batch["c0"]) for batch in reader()) == rows
-
-        parsers: dict[str, Callable[[], Any]] = {
-            "fastpipe": parse,
-            "pyarrow": lambda: csv.read_csv(name),
-            "polars": lambda: pl.read_csv(name),
-            "duckdb": lambda: query(f"from read_csv('{name}')").arrow().read_all(),
-        }
-        if pd is not None:
-            parsers["pandas"] = lambda: pd.read_csv(name, engine="pyarrow")
-        parsed = timed(parsers, arguments.rounds)
-        told("Parsing all, the scan for rows included:", parsed, size, 1.5)
-
-        count = arguments.rows
-        seed = iter(range(1000))
-        options: dict[str, Any] = {"rows": count, "columns": COLUMNS, "num_threads": 2}
-
-        def skipped() -> None:
-            keep = set(np.random.default_rng(next(seed)).choice(rows, count, replace=False).tolist())
-            pd.read_csv(name, skiprows=lambda row: row > 0 and row - 1 not in keep)
-
-        peers: dict[str, Callable[[], Any]] = {
-            "duckdb": lambda: query(f"from read_csv('{name}') using sample reservoir({count} rows)").fetchnumpy(),
-            "polars": lambda: pl.read_csv(name).sample(count, seed=next(seed)),
-            "pyarrow": lambda: csv.read_csv(name).take(np.random.default_rng(next(seed)).choice(rows, count)),
-        }
-        fastpipe.sample_csv(path, **options, index_cache=cache)
-        own = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed), index_cache=cache)}
-        told(f"{count:,} rows, the index at hand:", timed(own | peers, arguments.rounds), size, 20)
-        own = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed))}
-        told(f"{count:,} rows, without an index:", timed(own | peers, arguments.rounds), size, 2)
-        if pd is None:
-            return
-        start = time.perf_counter()
-        skipped()
-        print(f"\npandas with skiprows, once: {time.perf_counter() - start:.1f} seconds")
+        path = Path(folder) / "x.csv"
+        rows = write(path, bench.args.megabytes)
+        print(f"{path.stat().st_size / 1e6:,.0f} MB, {rows:,} rows of {len(COLUMNS)} floats")
+        measure(bench, path, rows)
 
 
 if __name__ == "__main__":
-    main()
+    packages, sizes = ("pyarrow", "polars", "duckdb", "pandas"), {"megabytes": (1000, 20), "rows": (100_000, 2_000)}
+    Bench("csv_files", __doc__, rounds=(5, 2), packages=packages, **sizes).run(main)

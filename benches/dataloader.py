@@ -10,29 +10,26 @@ Four parts, named by `--parts`:
 * `slow`: an epoch in which one item in a hundred takes 2 seconds. Where these are is drawn anew each round.
 * `memory`: the peak of shared and of private memory for 1 to 16 workers, see `dataloader_memory.py`.
 
-What was measured is kept; `--show` prints it as tables for RESULTS.md and draws the picture. `--methods` and
-`--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports torch, which takes two
-seconds of a core: with 8 and 16 of them only default collation is measured. Those of a fork server start at once, since
-the server has imported torch before. `QUICK=1` takes a part.
+`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports
+torch, which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Those of a fork server start at once, since
+the server has imported torch before.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import dataloader_items as items
 import dataloader_memory
-import kept
-import loads
+from harness import Bench, Turns, take_turns
+from harness.data import drain, slept
 
 LEAST = 0.95
 """Wanted: never slower than torch's loader by more than chance."""
@@ -43,15 +40,16 @@ FIRST_MOST, SOONER_LEAST, SLOW_LEAST = 1.3, 5.0, 1.5
 BOTH = ("torch", "fastpipe")
 
 
-def save(part: str, entries: dict[str, Any], quick: bool) -> None:
-    """Keeps what was measured of a part."""
-    versions = {name: version(name) for name in ("torch", "numpy", "fastpipe-data")}
-    kept.save(f"dataloader-{part}", entries, versions, quick)
-
-
 # The grid.
 
 METHODS = ("fork", "forkserver", "spawn", "thread")
+TITLES = {
+    "none": "Times as fast as torch's loader, without workers",
+    "fork": "Times as fast, by the number of forked workers",
+    "forkserver": "Times as fast, by the number of workers of a fork server, which has imported torch",
+    "spawn": "Times as fast, by the number of spawned workers",
+    "thread": "Times as fast, by the number of threads (torch's workers are forked)",
+}
 SPAWNED_MOST = 4
 """Spawned workers with which each way to collate is measured."""
 
@@ -99,11 +97,6 @@ def cells(methods: list[str], workers: list[int]) -> Iterator[Cell]:
                         yield Cell(method if number else "none", number, collation, kind, size)
 
 
-def epoch(loader: Any) -> int:
-    """Batches of an epoch."""
-    return sum(1 for _ in loader)
-
-
 def checked_epoch(loader: Any, dataset: items.Copies, rows: int) -> None:
     """An epoch whose first and last batches are looked at.
 
@@ -118,8 +111,8 @@ def checked_epoch(loader: Any, dataset: items.Copies, rows: int) -> None:
                 raise RuntimeError(f"batch {number} isn't what the data set has")
 
 
-def measure(cell: Cell, quick: bool) -> dict[str, list[float]]:
-    """Seconds of epochs in turn: three, and six more where the two are about as fast."""
+def measure(cell: Cell, quick: bool) -> Turns:
+    """Epochs in turn: three, and six more if the two are about as fast."""
     rows, batches = cell.shape(quick)
     dataset = items.Copies(cell.kind, items.SIZES[cell.size], rows * batches)
     more = {"persistent_workers": True} if cell.workers else {}
@@ -129,30 +122,51 @@ def measure(cell: Cell, quick: bool) -> dict[str, list[float]]:
     }
     for loader in loaders.values():
         checked_epoch(loader, dataset, rows)
-    tasks: dict[Any, Callable[[], int]] = {who: partial(epoch, loader) for who, loader in loaders.items()}
-    seconds: dict[str, list[float]] = {who: [] for who in BOTH}
-    for rounds in (1,) if quick else (3, 6):
-        if seconds["torch"] and loads.ratio(seconds["torch"], seconds["fastpipe"]) > 1.4:
-            break
-        for who, turns in loads.take_turns(tasks, rounds, warm=0 if seconds["torch"] else 1).items():
-            seconds[who] += [taken for taken, _ in turns]
-    return seconds
+    tasks = {who: partial(drain, loader) for who, loader in loaders.items()}
+    turns = take_turns(tasks, 1 if quick else 3)
+    if not quick and turns.ratio("torch", "fastpipe").median <= 1.4:
+        turns.add(take_turns(tasks, 6, warm=0))
+    return turns
 
 
-def part_grid(bounds: loads.Bounds, quick: bool, methods: list[str], workers: list[int]) -> None:
-    columns = [("method", -7), ("workers", 7), ("collation", -9), ("items", -6), ("size", -6)]
-    row = loads.table(
-        [*columns, ("torch ms", 9), ("fastpipe", 9), ("times as fast", 13), ("of rounds", -16), ("wanted", 6), ("", -6)]
-    )
-    for cell in cells(methods, workers):
-        seconds = measure(cell, quick)
+def part_grid(bench: Bench) -> None:
+    found: dict[Cell, Turns] = {}
+    columns = ("torch, ms a batch|,.3f", "fastpipe|,.3f", "times as fast (rounds)|", "wanted|g", "met")
+    row = bench.table("method", "workers", "collation", "items", "size", *columns, title="All cells of the grid")
+    for cell in cells(bench.args.methods, bench.args.workers):
+        turns = found[cell] = measure(cell, bench.quick)
         gc.collect()
-        save("grid", {",".join(map(str, cell)): seconds}, quick)
-        ratios = [a / b for a, b in zip(seconds["torch"], seconds["fastpipe"], strict=True)]
-        found = statistics.median(ratios)
-        each = [statistics.median(seconds[who]) / cell.shape(quick)[1] * 1e3 for who in BOTH]
-        mark = bounds.aim(f"grid, {' '.join(map(str, cell))}", found, least=cell.wanted)
-        row(*cell, *each, f"{found:.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}", f"{cell.wanted:g}", mark)
+        ratio = turns.ratio("torch", "fastpipe")
+        each = [turns.median(who) / cell.shape(bench.quick)[1] * 1e3 for who in BOTH]
+        met = bench.target(f"grid, {' '.join(map(str, cell))}", ratio.median, least=cell.wanted)
+        row(*map(str, cell), *each, ratio, cell.wanted, met)
+    for method, title in TITLES.items():
+        mine = {cell[1:]: turns for cell, turns in found.items() if cell.method == method}
+        numbers = sorted({cell[0] for cell in mine})
+        if numbers:
+            row = bench.table("collation, items, size", *(f"{number}|" for number in numbers), title=title)
+        for kinds in dict.fromkeys(cell[1:] for cell in mine):
+            known = [mine.get((number, *kinds)) for number in numbers]
+            told = ["" if one is None else f"{one.ratio('torch', 'fastpipe').median:.2f}" for one in known]
+            row(", ".join(kinds), *told)
+    least(bench, found)
+
+
+def least(bench: Bench, found: dict[Cell, Turns]) -> None:
+    """By size and kind, with default collation and worker processes: the range over numbers of workers."""
+    columns = ("torch, ms a batch|,.3f", "fastpipe|,.3f", "times as fast, 2 workers|,.1f", "any number of workers|")
+    title = "Batches a second, default collation, worker processes"
+    row = bench.table("items", *columns, "wanted|g", title=title)
+    for kind, wanted in WANTED.items():
+        for size in items.SIZES:
+            two = Cell("fork", 2, "default", kind, size)
+            if two not in found:
+                continue
+            same = [c for c in found if c[2:] == two[2:] and c.method in ("fork", "forkserver", "spawn")]
+            ratios = [found[cell].ratio("torch", "fastpipe").median for cell in same]
+            each = [found[two].median(who) / two.shape(bench.quick)[1] * 1e3 for who in BOTH]
+            told = f"{min(ratios):.1f} to {max(ratios):.1f}"
+            row(f"{kind}, {size}", *each, found[two].ratio("torch", "fastpipe").median, told, wanted[size])
 
 
 # The first batch.
@@ -183,47 +197,31 @@ def kept_first(loader: Any) -> float:
     return taken
 
 
-def slept(seconds: float) -> float:
-    """What sleeping for so long really takes."""
-    begin = time.perf_counter()
-    for _ in range(20):
-        time.sleep(seconds)
-    return (time.perf_counter() - begin) / 20
-
-
-def part_first(bounds: loads.Bounds, quick: bool) -> None:
+def part_first(bench: Bench) -> None:
     ideal = slept(WAIT) * ROWS / EIGHT
-    print(f"\nideal: {ideal * 1e3:.1f} ms")
     dataset = items.Waiting(ROWS * EIGHT, WAIT)
-    row = loads.table(
-        [("workers", -28), ("torch ms", 9), ("fastpipe", 9), ("of ideal", 8), ("", -6), ("sooner", 7), ("", -6)]
-    )
-    cases = [("fork", "default"), ("fork", "stack"), ("thread", "default"), ("spawn", "default")]
-    for method, collation in cases:
-        make = partial(
-            items.loader, dataset=dataset, method=method, workers=EIGHT, collation=collation, batch_size=ROWS
-        )
+    columns = ("torch, ms|,.0f", "fastpipe|,.0f", "of the ideal|,.2f", "met", "times as soon|,.1f", "met")
+    row = bench.table("workers", *columns, title="The first batch")
+    for method, collation in (("fork", "default"), ("fork", "stack"), ("thread", "default"), ("spawn", "default")):
+        options = {"method": method, "workers": EIGHT, "collation": collation, "batch_size": ROWS}
+        make: Callable[..., Any] = partial(items.loader, dataset=dataset, **options)
         held = {who: make(who, persistent_workers=True) for who in BOTH}
-        ways: dict[str, dict[Any, Callable[[], float]]] = {
+        ways = {
             "new": {who: partial(new_first, partial(make, who)) for who in BOTH},
             "kept": {who: partial(kept_first, loader) for who, loader in held.items()},
         }
         for way, tasks in ways.items():
             imports = (method, way) == ("spawn", "new")
-            turns = loads.take_turns(tasks, 1 if quick else 2 if imports else 9)
-            seconds = {who: [found for _, found in taken] for who, taken in turns.items()}
-            save("first", {f"{way},{method},{collation}": {**seconds, "ideal": [ideal]}}, quick)
-            of_ideal = statistics.median(seconds["fastpipe"]) / ideal
-            sooner = loads.ratio(seconds["torch"], seconds["fastpipe"])
-            name, marks = f"first batch, {way} workers by {method}, {collation} collation", ("", "")
+            turns = take_turns(tasks, 1 if bench.quick else 2 if imports else 9)
+            of_ideal = turns.median("fastpipe", "result") / ideal
+            sooner = turns.ratio("torch", "fastpipe", "result").median
+            name, marks = f"first batch, {way} workers by {method}, {collation} collation", ["", ""]
             if not imports:
-                marks = (
-                    bounds.aim(f"{name}, of the ideal", of_ideal, most=FIRST_MOST),
-                    bounds.aim(f"{name}, sooner than torch's", sooner, least=SOONER_LEAST),
-                )
-            each = [statistics.median(seconds[who]) * 1e3 for who in BOTH]
+                marks[0] = bench.target(f"{name}, of the ideal", of_ideal, most=FIRST_MOST)
+                marks[1] = bench.target(f"{name}, sooner than torch's", sooner, least=SOONER_LEAST)
+            each = [turns.median(who, "result") * 1e3 for who in BOTH]
             row(f"{way}, {method}, {collation}", *each, of_ideal, marks[0], sooner, marks[1])
-        del held
+        del held, ways
         gc.collect()
 
 
@@ -232,57 +230,31 @@ def part_first(bounds: loads.Bounds, quick: bool) -> None:
 SLOW_SHARE, SLOW_SECONDS = 0.01, 2.0
 
 
-def part_slow(bounds: loads.Bounds, quick: bool) -> None:
-    length, rounds = 1600, 1 if quick else 5
-    row = loads.table(
-        [("others ms", 9), ("ideal s", 8), ("torch", 8), ("fastpipe", 8), ("faster", 7), ("of rounds", -14), ("", -6)]
-    )
+def part_slow(bench: Bench) -> None:
+    columns = ("ideal, s|,.1f", "torch|,.1f", "fastpipe|,.1f", "times as fast (rounds)|", "met")
+    row = bench.table("the other items", *columns, title="Slow items")
     for milliseconds in (1, 5, 20):
-        seconds: dict[str, list[float]] = {who: [] for who in (*BOTH, "ideal")}
-        for seed in range(rounds):
-            dataset = items.Waiting(length, milliseconds / 1e3, SLOW_SHARE, SLOW_SECONDS, seed)
-            seconds["ideal"].append(float(dataset.seconds.sum()) / EIGHT)
-            tasks: dict[Any, Callable[[], int]] = {
-                who: partial(epoch, items.loader(who, dataset, "fork", EIGHT, "default", batch_size=ROWS))
-                for who in BOTH[:: -1 if seed % 2 else 1]
-            }
-            for who, turns in loads.take_turns(tasks, 1, warm=0).items():
-                seconds[who] += [taken for taken, _ in turns]
-        save("slow", {str(milliseconds): seconds}, quick)
-        ratios = [a / b for a, b in zip(seconds["torch"], seconds["fastpipe"], strict=True)]
-        found = statistics.median(ratios)
-        mark = bounds.aim(f"slow items, the others of {milliseconds} ms", found, least=SLOW_LEAST)
-        each = [statistics.median(seconds[who]) for who in ("ideal", *BOTH)]
-        row(milliseconds, *each, found, f"{min(ratios):.2f} to {max(ratios):.2f}", mark)
+        turns, ideals = Turns([*BOTH]), []
+        for seed in range(1 if bench.quick else 5):
+            dataset = items.Waiting(1600, milliseconds / 1e3, SLOW_SHARE, SLOW_SECONDS, seed)
+            ideals.append(float(dataset.seconds.sum()) / EIGHT)
+            loaders = {who: items.loader(who, dataset, "fork", EIGHT, "default", batch_size=ROWS) for who in BOTH}
+            order = BOTH[:: -1 if seed % 2 else 1]
+            turns.add(take_turns({who: partial(drain, loaders[who]) for who in order}, 1, warm=0))
+        ratio = turns.ratio("torch", "fastpipe")
+        met = bench.target(f"slow items, the others of {milliseconds} ms", ratio.median, least=SLOW_LEAST)
+        row(f"{milliseconds} ms", statistics.median(ideals), *(turns.median(who) for who in BOTH), ratio, met)
 
 
-def main() -> int:
-    """Runs the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="grid,first,slow,memory")
-    methods = "fork,thread" if loads.QUICK else ",".join(METHODS)
-    parser.add_argument("--methods", default=methods, help="of the grid; %(default)s")
-    parser.add_argument("--workers", default="0,2" if loads.QUICK else "0,1,2,4,8,16", help="of the grid; %(default)s")
-    parser.add_argument("--show", action="store_true", help="measure nothing: print what is kept, draw the picture")
-    arguments = parser.parse_args()
-    bounds, quick = loads.Bounds(), loads.QUICK
-    if arguments.show:
-        import dataloader_tables
+PARTS = {"grid": part_grid, "first": part_first, "slow": part_slow, "memory": dataloader_memory.part}
 
-        dataloader_tables.show(quick)
-        return 0
-    parts: dict[str, Callable[[], None]] = {
-        "grid": lambda: part_grid(
-            bounds, quick, arguments.methods.split(","), [int(each) for each in arguments.workers.split(",")]
-        ),
-        "first": lambda: part_first(bounds, quick),
-        "slow": lambda: part_slow(bounds, quick),
-        "memory": lambda: save("memory", dataloader_memory.part(bounds, quick), quick),
-    }
-    for part in arguments.parts.split(","):
-        parts[part]()
-    return bounds.status()
+
+def main(bench: Bench) -> None:
+    """Measures all parts."""
+    for part in bench.args.parts:
+        PARTS[part](bench)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    what = {"methods": (list(METHODS), ["fork", "thread"]), "workers": ([0, 1, 2, 4, 8, 16], [0, 2])}
+    Bench("dataloader", __doc__, packages=("torch", "numpy"), parts=list(PARTS), **what).run(main)

@@ -21,11 +21,11 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-import loads
+from harness import Bench
 
 MiB = 1 << 20
 PREFETCH = 2
@@ -159,33 +159,31 @@ def interpreters(who: str, custom: bool, workers: int, quick: bool) -> int:
     return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick).private
 
 
-def part(bounds: loads.Bounds, quick: bool) -> dict[str, Any]:
-    """Measures all, prints tables, and returns what is to be kept: bytes by load, loader, kind and workers."""
-    found: dict[str, Any] = {}
+def part(bench: Bench) -> None:
+    """Measures all loads."""
+    numbers = (1, 4) if bench.quick else WORKERS
     for name, load in LOADS.items():
-        columns = [(f"batches of {name}", -27), ("workers", 7), ("shared MiB", 10), ("bound", 8), ("", -6)]
-        row = loads.table([*columns, ("private MiB", 11), ("interpreters", 12)])
+        title = f"Memory, batches of {name} (bound {load.limit / MiB:.0f})"
+        found: dict[str, dict[str, int]] = {}
         for who, collation in RUNS:
             what = f"batches of {name}, {collation} collation"
-            mine: dict[str, dict[str, int]] = {"shared": {}, "private": {}}
-            for workers in (1, 4) if quick else WORKERS:
-                peak = peaks(who, collation, workers, load, quick)
-                bare = interpreters(who, collation != "default", workers, quick)
-                mine["shared"][str(workers)], mine["private"][str(workers)] = peak.shared, peak.private - bare
-                mark = ""
+            mine: list[dict[str, int]] = [{}, {}]
+            for workers in numbers:
+                peak = peaks(who, collation, workers, load, bench.quick)
+                bare = interpreters(who, collation != "default", workers, bench.quick)
+                mine[0][str(workers)], mine[1][str(workers)] = peak.shared, peak.private - bare
+                bench.say(f"{who}, {what}, {workers} workers: {peak.shared / MiB:.0f} MiB shared")
                 if who == "fastpipe":
                     most = f"shared memory in MiB, {what}, {workers} workers"
-                    mark = bounds.check(most, peak.shared / MiB, most=load.limit / MiB)
-                each = [number / MiB for number in (peak.shared, load.limit)]
-                row(f"{who}, {collation}", workers, *each, mark, (peak.private - bare) / MiB, bare / MiB)
-            found[f"{name},{who},{collation}"] = mine
-            shared_more, private_more = (slope(mine[kind]) / MiB for kind in ("shared", "private"))
-            mark = ""
+                    bench.bound(most, peak.shared / MiB, most=load.limit / MiB)
+            for kind, values in zip(("shared", "private"), mine, strict=True):
+                found[f"{kind}, {who}, {collation}"] = values
             if who == "fastpipe" and not load.slow:
                 most = f"growth of shared memory with each worker in MiB, {what}"
-                mark = bounds.check(most, shared_more, most=load.batch / MiB / 100)
-            print(f"each worker adds MiB: {shared_more:.2f} shared {mark}, {private_more:.2f} private")
-    return found
+                bench.bound(most, slope(mine[0]) / MiB, most=load.batch / MiB / 100)
+        row = bench.table("MiB", *(f"{number}|,.0f" for number in numbers), "each worker adds|,.2f", title=title)
+        for label in sorted(found, key=lambda label: label.startswith("private")):
+            row(label, *(size / MiB for size in found[label].values()), slope(found[label]) / MiB)
 
 
 if __name__ == "__main__":

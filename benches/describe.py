@@ -1,19 +1,16 @@
-"""Measures `fastpipe.describe` beside what users would take: NumPy, and Arrow's compute functions.
+"""Measures `fastpipe.describe` beside NumPy and Arrow's compute functions.
 
-Each describes one column that lies in memory: count, extremes, mean, deviation and five quantiles of numbers, and how
+Each describes one column in memory: count, extremes, mean, deviation and five quantiles of numbers, and how
 often each value occurs, of integers and text. They take turns, and their results are compared.
 
 NumPy and Arrow see the whole column at once, and keep it; `describe` reads batches, as it does of files that don't fit
 into memory. NumPy's quantiles are exact, by a partition of all values; Arrow's are those of a t-digest, and fastpipe's
 those of a KLL sketch. Arrow's functions run one after the other on one thread.
-
-`QUICK=1` takes a tenth of the rows.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,19 +20,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import fastpipe
-from loads import QUICK, Bounds, ratio, table, take_turns
+from harness import Bench, take_turns
 
-ROWS = 400_000 if QUICK else 4_000_000
-ROUNDS = 3 if QUICK else 7
 BATCH = 16_384
 SHARES = [0.01, 0.25, 0.5, 0.75, 0.99]
 DISTINCT = 1_000
 MOST = 2.0
-"""Wanted: at most so many times as long as the quicker one of the others."""
+"""Wanted: at most this many times as long as the quicker one of the others."""
 
 
 class Found(NamedTuple):
-    """What one has found out; None for what it wasn't asked."""
+    """The statistics of a column; None for those that it doesn't have."""
 
     values: int
     mean: float | None
@@ -82,16 +77,16 @@ def by_arrow(column: pa.Array) -> Found:
     return Found(pc.count(column).as_py(), pc.mean(column).as_py(), pc.stddev(column).as_py(), quantiles, counts)
 
 
-def columns() -> dict[str, pa.Array]:
+def columns(rows: int) -> dict[str, pa.Array]:
     """One of each kind."""
     draw = np.random.default_rng(1)
-    keys = draw.integers(0, DISTINCT, ROWS)
+    keys = draw.integers(0, DISTINCT, rows)
     texts = pa.array([f"value {key}" for key in range(DISTINCT)])
     return {
-        "float32": pa.array(draw.normal(3.0, 2.0, ROWS).astype("float32")),
-        "float64": pa.array(draw.normal(3.0, 2.0, ROWS)),
-        "int64": pa.array(keys),
-        "text": texts.take(pa.array(keys)),
+        "float32": pa.array(draw.normal(3.0, 2.0, rows).astype("float32")),
+        "float64": pa.array(draw.normal(3.0, 2.0, rows)),
+        "int64, 1,000 different": pa.array(keys),
+        "text, 1,000 different": texts.take(pa.array(keys)),
     }
 
 
@@ -112,29 +107,24 @@ def check(name: str, mine: Found, other: Found) -> None:
                 raise RuntimeError(f"quantiles of {name} differ: {here} and {there}")
 
 
-def main() -> int:
-    """Runs it."""
-    bounds = Bounds()
-    row = table([("column", -8), ("who", -9), ("ms", 9), ("ns a value", 10), ("fastpipe takes", 14), ("", -6)])
-    for name, column in columns().items():
-        tasks: dict[str, Callable[[], Found]] = {
+def main(bench: Bench) -> None:
+    """Measures each column."""
+    numbers = ("fastpipe, ms|,.0f", "NumPy|,.0f", "Arrow|,.0f", "times as long as the quicker one|,.2f")
+    row = bench.table("column", *numbers, "met")
+    for name, column in columns(bench.args.rows).items():
+        ways: dict[str, Callable[[], Found]] = {
             "fastpipe": partial(by_fastpipe, column, BATCH),
-            "numpy": partial(by_numpy, column),
-            "arrow": partial(by_arrow, column),
+            "NumPy": partial(by_numpy, column),
+            "Arrow": partial(by_arrow, column),
         }
-        turns = take_turns(tasks, ROUNDS)
-        seconds = {who: [took for took, _ in taken] for who, taken in turns.items()}
-        ratios = {who: ratio(seconds["fastpipe"], seconds[who]) for who in tasks}
-        quickest = max(value for who, value in ratios.items() if who != "fastpipe")
-        mark = bounds.aim(f"describe of {name}, beside the quicker one", quickest, most=MOST)
-        for who, taken in turns.items():
-            check(name, turns["fastpipe"][0][1], taken[0][1])
-            median = statistics.median(seconds[who])
-            own = who == "fastpipe"
-            told = "" if own else f"{ratios[who]:.2f} times"
-            row(name, who, median * 1e3, median / ROWS * 1e9, told, mark if own else "")
-    return bounds.status()
+        turns = take_turns(ways, bench.rounds)
+        found = {who: turns.turns[who][0].result for who in ways}
+        for who in ("NumPy", "Arrow"):
+            check(name, found["fastpipe"], found[who])
+        longer = max(turns.ratio("fastpipe", who).median for who in ("NumPy", "Arrow"))
+        met = bench.target(f"describe of {name}, beside the quicker one", longer, most=MOST)
+        row(name, *(turns.median(who) * 1e3 for who in ways), longer, met)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    Bench("describe", __doc__, packages=("numpy", "pyarrow"), rows=(4_000_000, 400_000)).run(main)

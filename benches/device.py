@@ -24,26 +24,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import kept
+from harness import HERE
+from harness.bench import RESULTS as FOLDER
+from harness.bench import machine, revision, write_json
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "results" / "device.json"
+RESULTS = FOLDER / "device.json"
 BUDGET = 460.0
 """Seconds that all parts may take together."""
 MARK = "figure "
 """A line of a part's output that begins so is a figure: a JSON list of its name and its value."""
 
 NOT_RUN = """\
-No machine with a GPU has run `benches/device.sh` yet. Until then, the following is not measured:
-
-- the tests marked `cuda`, with PyTorch and with CuPy;
-- the rate of copying batches beside a bare copy of page-locked memory (wanted: at least 90 %), and the share of
-  copying that is hidden behind compute (at least 80 %);
-- records/s into device memory, and 16 decoding threads beside one (at least 12 times);
-- `fastpipe.cuda.fill` on a device, and `fastpipe.torch.DataLoader` with `pin_memory=True`;
-- how long the GPU is idle between training steps of PyTorch and of JAX.
-
-These commands run it, and the tests under sanitizers:
+The JSON file of the run on an H100 isn't kept; [notes/gpu.md](notes/gpu.md) has its figures. These commands run the
+measurements, and the tests under sanitizers:
 
 ```sh
 benches/device.sh
@@ -101,17 +94,14 @@ class Results:
         """Replaces the file by what is known now."""
         known = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "revision": kept.revision(),
-            "machine": kept.machine(),
+            "revision": revision(),
+            "machine": machine(),
             "dry_run": self.dry_run,
             "seconds": self.seconds,
             "figures": self.figures,
             "failures": self.failures,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(known, indent=1) + "\n")
-        partial.replace(path)
+        write_json(path, known)
 
 
 def run(part: Part, command: Sequence[str], limit: float, results: Results) -> None:

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import loads
 from device_machine import ROWS, Figures, Machine
+from harness.data import features
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class Batches:
         from fastpipe import _fastpipe
 
         self.engine = device.engine()
-        options: dict[str, Any] = {"features": loads.features(dataset), "num_threads": num_threads}
+        options: dict[str, Any] = {"features": features(dataset), "num_threads": num_threads}
         reader = fastpipe.read_avro(device.file(dataset), batch_size=batch_size, drop_last=True, epochs=None, **options)
         started = reader._start(_fastpipe.PassMemory(reader._data.handle, self.engine.allocate, HELD))
         self.batches = list(itertools.islice(started, HELD))
@@ -54,12 +54,28 @@ class Batches:
         return StagingRing(source, self.engine, 2, stop=lambda: None, name="copies")
 
 
+def _product(device: Machine, longest: float) -> tuple[torch.Tensor, float]:
+    """Returns the largest matrix whose square takes at most this long, or the smallest, and the seconds it takes."""
+    import torch
+
+    found: tuple[torch.Tensor, float] | None = None
+    for size in (64,) if device.dry_run else (128, 256, 512, 1024, 2048, 4096):
+        matrix = torch.randn(size, size, device=device.device)
+        several = partial(lambda one: [torch.mm(one, one) for _ in range(10)], matrix)
+        # The first of them loads what torch needs for this size.
+        seconds = min(device.seconds(several) for _ in range(3)) / 10
+        if found is not None and seconds > longest:
+            break
+        found = matrix, seconds
+    assert found is not None
+    return found
+
+
 def copies(device: Machine) -> Figures:
-    """Batches copied by a ring, beside a bare copy of as many bytes; and how much of it is hidden behind compute."""
+    """Batches copied by a ring, beside a bare copy of the same size; and how much of it is hidden behind compute."""
     import torch
 
     many = device.few(200, 4)
-    size = device.few(4096, 64)
     for dataset, batch_size in itertools.product("ab", (1024, 8192)):
         # One thread makes batches of many pieces, several threads batches of two.
         for num_threads in (1, 2):
@@ -67,31 +83,34 @@ def copies(device: Machine) -> Figures:
             nbytes = int(batches.nbytes)
             host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=not device.dry_run)
             target = torch.empty(nbytes, dtype=torch.uint8, device=device.device)
-            matrix = torch.randn(size, size, device=device.device)
 
             def bare(host: torch.Tensor = host, target: torch.Tensor = target) -> None:
                 for _ in range(many):
                     target.copy_(host, non_blocking=True)
 
-            def ring(products: int = 0, batches: Batches = batches, matrix: torch.Tensor = matrix) -> None:
+            def ring(batches: Batches = batches) -> None:
                 for _ in batches.ring(many):
-                    for _ in range(products):
-                        torch.mm(matrix, matrix)
+                    pass
 
-            def compute(products: int, matrix: torch.Tensor = matrix) -> None:
-                for _ in range(many * products):
+            copying = min(device.seconds(ring) for _ in range(2)) / many
+            # Products take long enough if few of them fill 1.5 times the time of a copy, whatever the size of batches.
+            matrix, one = _product(device, copying / 2)
+            products = 1 if device.dry_run else max(1, round(1.5 * copying / one))
+
+            def multiply(matrix: torch.Tensor = matrix, products: int = products) -> None:
+                for _ in range(products):
                     torch.mm(matrix, matrix)
 
-            def of(work: Callable[..., None], *arguments: int) -> Callable[[], float]:
-                return lambda: device.seconds(lambda: work(*arguments))
+            def compute(multiply: Callable[[], None] = multiply) -> None:
+                for _ in range(many):
+                    multiply()
 
-            one = min(device.seconds(lambda: compute(1)) for _ in range(2)) / many
-            copying = min(device.seconds(ring) for _ in range(2)) / many
-            # The device computes half as long again as it copies.
-            products = 1 if device.dry_run else max(1, round(1.5 * copying / one))
-            found = device.medians(
-                {"bare": of(bare), "ring": of(ring), "compute": of(compute, products), "both": of(ring, products)}
-            )
+            def both(batches: Batches = batches, multiply: Callable[[], None] = multiply) -> None:
+                for _ in batches.ring(many):
+                    multiply()
+
+            ways = {"bare": bare, "ring": ring, "compute": compute, "both": both}
+            found = device.medians({name: partial(device.seconds, way) for name, way in ways.items()})
             yield (
                 f"({dataset}), {batch_size:,} rows, {num_threads} threads",
                 {
@@ -113,7 +132,7 @@ def prefetch(device: Machine) -> Figures:
     if not device.dry_run and importlib.util.find_spec("cupy") is not None:
         frameworks.append("cupy")
     for dataset, num_threads in itertools.product("ab", device.threads()):
-        options: dict[str, Any] = {"features": loads.features(dataset), "num_threads": num_threads}
+        options: dict[str, Any] = {"features": features(dataset), "num_threads": num_threads}
         path, rows = device.file(dataset), device.few(ROWS[dataset], 2048)
 
         def once(batches: Iterable[Any], rows: int = rows) -> float:
@@ -130,7 +149,7 @@ def prefetch(device: Machine) -> Figures:
 
 
 def fill(device: Machine) -> Figures:
-    """A device filled with random rows of a CSV file, beside a bare copy of as many bytes."""
+    """A device filled with random rows of a CSV file, beside a bare copy of the same size."""
     import torch
 
     import fastpipe.cuda

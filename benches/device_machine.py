@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import generate
+from harness import take_turns
 
 if TYPE_CHECKING:
     import fastpipe
@@ -92,10 +92,5 @@ class Machine:
 
     def medians(self, ways: dict[str, Callable[[], float]]) -> dict[str, float]:
         """Medians of several ways, which take turns; the first turn warms up."""
-        found: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(self.rounds + 1):
-            for name, way in ways.items():
-                value = way()
-                if turn:
-                    found[name].append(value)
-        return {name: statistics.median(values) for name, values in found.items()}
+        turns = take_turns(ways, self.rounds)
+        return {name: turns.median(name, "result") for name in ways}

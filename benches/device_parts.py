@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
-import loads
 from device import MARK
 from device_copies import copies, fill, prefetch
 from device_machine import ROWS, TESTS, Figures, Machine
 from device_training import dataloader, train_jax, train_torch
+from harness.data import drain, open_reader
 
 
 def machine(device: Machine) -> Figures:
@@ -71,17 +70,14 @@ def data(device: Machine) -> Figures:
 
 def scaling(device: Machine) -> Figures:
     """Records a second of (a) to (d) with 1 to 16 threads."""
-    import fastpipe
-
     enough = 0.01 if device.dry_run else 0.2
     for codec, dataset in itertools.product(("null", "deflate"), ROWS):
         path, rows = device.file(dataset, codec), device.few(ROWS[dataset], 2048)
 
         def once(num_threads: int, epochs: int, path: Path = path, dataset: str = dataset, rows: int = rows) -> float:
-            options: dict[str, Any] = {"features": loads.features(dataset), "num_threads": num_threads}
-            reader = fastpipe.read_avro(path, batch_size=1024, epochs=epochs, **options)
+            reader = open_reader(path, dataset, num_threads=num_threads, epochs=epochs)
             started = time.perf_counter()
-            loads.drain(reader)
+            drain(reader)
             return epochs * rows / (time.perf_counter() - started)
 
         ways: dict[str, Callable[[], float]] = {}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import loads
 from device_machine import Figures, Machine
+from harness.data import features
 
 if TYPE_CHECKING:
     import torch
@@ -40,11 +40,12 @@ def dataloader(device: Machine) -> Figures:
             return {"values": self.values + index, "label": index}
 
     def once(loader: Any) -> float:
-        total = torch.zeros((), device=device.device)
+        # In float64 the sum is exact; in float32 it would be rounded.
+        total = torch.zeros((), dtype=torch.float64, device=device.device)
 
         def read() -> None:
             for batch in loader:
-                total.add_(batch["values"].to(device.device, non_blocking=True)[:, 0].sum())
+                total.add_(batch["values"].to(device.device, non_blocking=True)[:, 0].double().sum())
 
         seconds = device.seconds(read)
         if total.item() != num_items * (num_items - 1) / 2:
@@ -114,7 +115,7 @@ def train_torch(device: Machine) -> Figures:
     import fastpipe.torch
 
     batch_size, width = 1024, device.few(4096)
-    options: dict[str, Any] = {"features": loads.features("b"), "batch_size": batch_size, "drop_last": True}
+    options: dict[str, Any] = {"features": features("b"), "batch_size": batch_size, "drop_last": True}
     options |= {"shuffle": True, "seed": 1, "num_threads": max(device.threads()), "epochs": device.few(8)}
 
     def reader() -> fastpipe.Reader:
@@ -163,7 +164,7 @@ def train_jax(device: Machine) -> Figures:
     if not device.dry_run and jax.default_backend() != "gpu":
         raise SystemExit(f"JAX runs on {jax.default_backend()}, not on the GPU")
     batch_size, width = 1024, device.few(4096)
-    options: dict[str, Any] = {"features": loads.features("b"), "batch_size": batch_size, "drop_last": True}
+    options: dict[str, Any] = {"features": features("b"), "batch_size": batch_size, "drop_last": True}
     options |= {"shuffle": True, "seed": 1, "num_threads": max(device.threads())}
     reader = fastpipe.read_avro(device.file("b"), epochs=None, **options)
     keys = jax.random.split(jax.random.key(0), 2)

@@ -1,17 +1,15 @@
 """Filling four devices with random rows of a CSV file, beside four fills one after the other, and beside pandas.
 
-    python benches/fill.py [--megabytes 1000] [--rounds 5] [--share 0.05] [--gpus 0]
-
-One file of 20 columns of floats, cached by the system; each device gets a twentieth of the rows as float32. Figures are
-medians over rounds, ratios those of the medians. Devices are memory of this process, or GPUs with `--gpus`; then it is
-also shown how fast a bare copy from page-locked memory is, and how much of copying is hidden.
+One file of 20 columns of floats, cached by the system; each device gets a twentieth of the rows as float32. Ratios are
+those of the medians. Devices are memory of this process, or GPUs with `--gpus`; then it is also shown how fast a bare
+copy from page-locked memory is, and how much of copying is hidden.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,12 @@ import numpy as np
 
 import fastpipe
 import fastpipe.cuda
-from csv_files import COLUMNS, timed, write
+from csv_files import COLUMNS, write
+from harness import Bench, take_turns
 
 try:
     import pandas as pd
-except ImportError:  # It is measured where it is at hand.
+except ImportError:  # It is measured if it is installed.
     pd = None
 
 SEED = 7
@@ -66,46 +65,40 @@ def bare_copies(gpu: str, nbytes: int) -> Callable[[], None]:
     return copy
 
 
-def main() -> None:
-    """Measures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--share", type=float, default=0.05)
-    parser.add_argument("--gpus", type=int, default=0)
-    arguments = parser.parse_args()
+def main(bench: Bench) -> None:
+    """Measures all ways."""
     with tempfile.TemporaryDirectory() as folder:
-        path, cache = Path(folder, "rows.csv"), Path(folder, "index")
-        total = write(path, arguments.megabytes)
-        rows = int(total * arguments.share)
-        devices = [f"cuda:{i}" for i in range(arguments.gpus)] or ["cpu"] * 4
+        path, cache, gpus = Path(folder, "rows.csv"), Path(folder, "index"), bench.args.gpus
+        total = write(path, bench.args.megabytes)
+        rows = int(total * bench.args.share)
+        devices = [f"cuda:{i}" for i in range(gpus)] or ["cpu"] * 4
         options: dict[str, Any] = {"rows": rows, "seed": SEED, "index_cache": cache}
-        fastpipe.cuda.fill(path, devices, **options)
+        fill = partial(fastpipe.cuda.fill, path)
+        fill(devices, **options)
         sides: dict[str, Callable[[], Any]] = {
-            "fill": lambda: fastpipe.cuda.fill(path, devices, **options),
-            "fill, columns": lambda: fastpipe.cuda.fill(path, devices, order="F", **options),
-            "fill, blocks": lambda: fastpipe.cuda.fill(path, devices, method="block", **options),
-            "fill, a quarter of blocks": lambda: fastpipe.cuda.fill(
-                path, devices, method="block", share=0.25, **options
-            ),
-            "fill, no index": lambda: fastpipe.cuda.fill(path, devices, rows=rows, seed=SEED),
-            "one after the other": lambda: [fastpipe.cuda.fill(path, [device], **options) for device in devices],
+            "fill": partial(fill, devices, **options),
+            "fill, columns": partial(fill, devices, order="F", **options),
+            "fill, blocks": partial(fill, devices, method="block", **options),
+            "fill, a quarter of blocks": partial(fill, devices, method="block", share=0.25, **options),
+            "fill, no index": partial(fill, devices, rows=rows, seed=SEED),
+            "one after the other": lambda: [fill([device], **options) for device in devices],
         }
-        if pd is not None and not arguments.gpus:
+        if pd is not None and not gpus:
             sides["pandas, all rows"] = lambda: with_pandas(path, rows, total, len(devices))
             sides["pandas, skiprows"] = lambda: skipping(path, rows, total, len(devices))
-        seconds = timed(sides, arguments.rounds)
+        turns = take_turns(sides, bench.rounds, warm=0)
         nbytes = rows * len(COLUMNS) * 4 * len(devices)
-        print(f"\n{rows} rows for each of {len(devices)} devices, {nbytes / 1e6:.0f} MB in all, of {total}\n")
-        print("| | seconds | times as long as fill |\n|---|--:|--:|")
-        for name, taken in seconds.items():
-            print(f"| {name} | {taken:.3f} | {taken / seconds['fill']:.2f} |")
-        if arguments.gpus:
+        title = f"{rows} rows for each of {len(devices)} devices, {nbytes / 1e6:.0f} MB in all, of {total}"
+        row = bench.table("", "seconds|,.3f", "times as long as fill|,.2f", title=title)
+        for name in sides:
+            row(name, turns.median(name), turns.median(name) / turns.median("fill"))
+        if gpus:
             each = nbytes // len(devices)
-            bare = timed({"bare": bare_copies(devices[0], each)}, arguments.rounds)["bare"]
-            filled = fastpipe.cuda.fill(path, devices, **options)
-            print(f"\na bare copy of {each / 1e6:.0f} MB to {devices[0]}: {bare:.3f} s\n{filled.explain()}")
+            bare = take_turns({"bare": bare_copies(devices[0], each)}, bench.rounds, warm=0).median("bare")
+            row(f"a bare copy of {each / 1e6:.0f} MB to {devices[0]}", bare)
+            print(fill(devices, **options).explain())
 
 
 if __name__ == "__main__":
-    main()
+    sizes: dict[str, Any] = {"megabytes": (1000, 20), "share": 0.05, "gpus": 0}
+    Bench("fill", __doc__, rounds=(5, 2), packages=("pandas",), **sizes).run(main)

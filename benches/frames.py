@@ -1,7 +1,5 @@
 """Compares frames and record batches that fastpipe makes of Avro files with those of other readers.
 
-    python benches/frames.py [--rounds 7] [--cells a,b,c,d,e,f]
-
 Whole files: `pa.table(reader)` and `pl.DataFrame(reader)` beside `read_avro` of polars and of polars-avro, and all
 record batches of arrow-avro, kept. Batch by batch: record batches, each dropped before the next. One core, one thread.
 The program around arrow-avro is built here, by cargo.
@@ -9,89 +7,72 @@ The program around arrow-avro is built here, by cargo.
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 
 import generate
 import plan
+from harness import Bench
+from harness.children import Side, can, race, rate
+from harness.data import cores
 from peers.frames import ARROW_AVRO
 from peers.job import Job
-from turns import Side, in_thousands, say, take_turns
 
 WANTED = 1.5
 BATCHES = (1024, 8192)
-WHOLE = ("fastpipe-table", "fastpipe-polars"), ("polars", "polars-avro", "arrow-avro")
-PIECES = ("fastpipe-batches",), ("polars-avro-batches", "arrow-avro-batches", "arrow-avro-views")
+GROUPS = {
+    "A frame of a whole file": (("fastpipe-table", "fastpipe-polars"), ("polars", "polars-avro", "arrow-avro")),
+    "Batch by batch": (("fastpipe-batches",), ("polars-avro-batches", "arrow-avro-batches", "arrow-avro-views")),
+}
 
 
 def build() -> str:
-    """Builds the program around arrow-avro, and says which version that has."""
+    """Builds the program around arrow-avro, and returns which version that has."""
     subprocess.run(["cargo", "build", "--release", "--locked", "--quiet"], cwd=ARROW_AVRO, check=True)
     lines = (ARROW_AVRO / "Cargo.lock").read_text().splitlines()
     return lines[lines.index('name = "arrow-avro"') + 1].partition('"')[2].rstrip('"')
 
 
-def _sides(names: tuple[str, ...], dataset: str, rows: int, batches: tuple[int, ...]) -> list[Side]:
-    path, known = plan.Spec(dataset).file(rows, say)
+def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
+    """Returns readers, with each batch size that they know."""
+    rows = plan.RECORDS[dataset] // (plan.PART if bench.quick else 1)
+    path, known = plan.Spec(dataset).file(rows, bench.say)
     found = []
     kinds = {column.kind for column in generate.DATASETS[dataset]}
     for name in names:
         if name.endswith("-views") and kinds.isdisjoint(("string", "strings")):
             continue
-        # polars and polars-avro have no rows of a batch where they make one frame.
-        for batch in batches if name not in ("polars", "polars-avro") else batches[:1]:
-            label = f"{name}, {batch:,}" if name not in ("polars", "polars-avro") else name
+        # polars and polars-avro have no batches if they make one frame.
+        whole = name in ("polars", "polars-avro")
+        for batch in BATCHES[:1] if whole else BATCHES:
+            label = name if whole else f"{name}, {batch:,}"
             found.append(Side(name, Job(str(path), dataset, batch), known["sums"], label))
     return found
 
 
-def _compare(title: str, groups: tuple[tuple[str, ...], tuple[str, ...]], cells: list[str], rounds: int, core: int,
-             versions: dict[str, str], part: int) -> bool:  # fmt: skip
-    print(f"\n| {title} | fastpipe | 1,000 records/s | fastest peer | times as fast | by CPU time | met |")
-    print("|---|---|--:|---|--:|--:|---|", flush=True)
-    reached = True
-    for dataset in cells:
-        ours, peers = (_sides(names, dataset, plan.RECORDS[dataset] // part, BATCHES) for names in groups)
-        take_turns([*ours, *peers], rounds, core, versions)
-        for side in [*ours, *peers]:
-            say(f"{dataset}: {side.name}: {side.error or in_thousands(side.rate)}")
-        able = [side for side in peers if side.error is None]
-        fastest = max(able, key=lambda side: side.rate)
-        for name in groups[0]:
-            # Each side with the batch size that suits it.
-            mine = [side for side in ours if side.reader == name and side.error is None]
-            if not mine:
-                continue
-            best = max(mine, key=lambda side: side.rate)
-            wall, cpu = best.times_as_fast(fastest), best.times_as_fast(fastest, by_cpu=True)
-            reached &= cpu >= WANTED
-            print(
-                f"| {dataset} | {best.name} | {in_thousands(best.rate)} | {fastest.name}: "
-                f"{in_thousands(fastest.rate)} | "
-                f"{wall:.2f} | {cpu:.2f} | {'yes' if cpu >= WANTED else 'no'} |",
-                flush=True,
-            )
-    return reached
-
-
-def main() -> int:
+def main(bench: Bench) -> None:
     """Runs the comparison. Peers that fail and targets that are missed are results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cells", default="a,b,c,d,e,f")
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="default: the last one")
-    parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK", "") not in ("", "0"))
-    arguments = parser.parse_args()
-    versions = {"arrow-avro": build()}
-    cells, part = arguments.cells.split(","), plan.PART if arguments.quick else 1
-    reached = True
-    for title, groups in (("a frame of a whole file", WHOLE), ("batch by batch", PIECES)):
-        reached &= _compare(title, groups, cells, arguments.rounds, arguments.core, versions, part)
-    say(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
-    say("all targets reached" if reached else "a target was missed")
-    return 0
+    try:
+        bench.versions["arrow-avro"] = build()
+    except (OSError, subprocess.CalledProcessError) as error:
+        bench.say(f"arrow-avro can't be built: {error}")
+    for title, (mine, others) in GROUPS.items():
+        columns = ("1,000 records/s|,.0f", "fastest peer", "times as fast|,.2f", "by CPU time|,.2f", "met")
+        row = bench.table("dataset", "fastpipe", *columns, title=title)
+        for dataset in bench.args.cells:
+            ours, peers = (sides_of(bench, names, dataset) for names in (mine, others))
+            turns = race(bench, [*ours, *peers], cores()[-1:])
+            able = [side.name for side in peers if can(turns, side.name)]
+            for name in mine:
+                # Each side with the batch size that suits it.
+                own = [side.name for side in ours if side.reader.name == name and can(turns, side.name)]
+                if not own or not able:
+                    continue
+                best, fastest = (max(names, key=lambda one: rate(turns, one)) for names in (own, able))
+                wall, cpu = (turns.ratio(fastest, best, figure).median for figure in ("seconds", "cpu"))
+                met = bench.target(f"{dataset}: {best}, by CPU time", cpu, least=WANTED)
+                told = f"{fastest}: {rate(turns, fastest) / 1e3:,.0f}"
+                row(dataset, best, rate(turns, best) / 1e3, told, wall, cpu, met)
 
 
 if __name__ == "__main__":
-    main()
+    Bench("frames", __doc__, cells=(list("abcdef"), list("af"))).run(main)

@@ -24,18 +24,19 @@ f     three strings, a ragged array of strings, a label
 from __future__ import annotations
 
 import argparse
+import bz2
 import json
+import lzma
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from squeeze import CODECS
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 VERSION = 1
@@ -46,6 +47,35 @@ SPARSE_SIZE = 100_000
 BLOCK_BYTES = 1 << 20
 
 DTYPES = {"int": "int32", "long": "int64", "float": "float32", "double": "float64", "boolean": "bool"}
+
+
+def _deflate(data: bytes) -> bytes:
+    squeezer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    return squeezer.compress(data) + squeezer.flush()
+
+
+def _snappy(data: bytes) -> bytes:
+    import cramjam
+
+    # Avro 1.12, "Required Codecs: snappy": the CRC-32 of the uncompressed data follows, big-endian.
+    return bytes(cramjam.snappy.compress_raw(data)) + zlib.crc32(data).to_bytes(4, "big")
+
+
+def _zstandard(data: bytes) -> bytes:
+    import cramjam
+
+    return bytes(cramjam.zstd.compress(data, level=3))
+
+
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "null": bytes,
+    "deflate": _deflate,
+    "snappy": _snappy,
+    "zstandard": _zstandard,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+}
+"""Name in the file's header -> how a block is compressed."""
 
 Part = tuple[np.ndarray, np.ndarray]
 """The bytes of one part of every record (uint8), and how many each record has (int64)."""

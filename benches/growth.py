@@ -1,112 +1,87 @@
 """Measures whether the time a record takes depends on how many there are.
 
-* `records`: data set (d), from 10^5 to 10^8 records (QUICK=1: to 10^7): a file of 100,000 records, listed repeatedly.
-* `files`: data set (d) in 1 to 10,000 files of 2,000 records each: links to a few files, so that every path is
-  another one.
+* `records`: dataset (d), from 10^5 to 10^8 records (in a quick run to 10^6): a file of 100,000 records, listed
+  repeatedly.
+* `files`: dataset (d) in 1 to 10,000 files of 2,000 records each: links to a few files, so that each path is different.
 
 Readers are made once and take turns; a turn is as many passes as it takes to read at least a million records, so that
-small data sets aren't measured by a single pass. Shown are medians: `ratio` to the first row of each part, `grown` to
-the fastest row so far, both within rounds; and beside them what opening took (finding all blocks; not part of the
-ratios). Wanted: at most 10 % grown. The start of a pass is part of the time, so with a few thousand records each takes
-longer.
+small datasets aren't measured by a single pass. `ratio` is to the first row of each part, `grown` to the fastest row so
+far; opening (finding all blocks) isn't part of them. At most 10 % may be grown. The start of a pass is part of the
+time, so with a few thousand records each takes longer.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import fastpipe
 import generate
-import loads
+from harness import Bench, take_turns
+from harness.data import drain, open_reader
 
 WITHIN = 0.10
 
 
-def opened(paths: list[str], threads: int | None, order: str, batch: int) -> tuple[fastpipe.Reader, float]:
-    """A reader, and the seconds until it was there."""
-    begun = time.perf_counter()
-    options: dict[str, Any] = {} if order == "sequential" else loads.window()
-    reader = fastpipe.read_avro(
-        paths,
-        features=loads.features("d"),
-        batch_size=batch,
-        num_threads="auto" if threads is None else threads,
-        **options,
-    )
-    return reader, time.perf_counter() - begun
+def passes(reader: fastpipe.Reader, least: int) -> float:
+    """Returns nanoseconds a record."""
+    begun, rows = time.perf_counter(), 0
+    while rows < least:
+        drain(reader)
+        rows += reader.num_rows
+    return 1e9 * (time.perf_counter() - begun) / rows
 
 
-def compare(
-    bounds: loads.Bounds, what: str, lists: dict[int, list[str]], arguments: argparse.Namespace, order: str
-) -> None:
+def compare(bench: Bench, what: str, lists: dict[int, list[str]], order: str) -> None:
     """Measures lists of files against the shortest one."""
-    readers = {count: opened(paths, arguments.threads, order, arguments.batch_size) for count, paths in lists.items()}
-
-    def passes(reader: fastpipe.Reader) -> float:
-        """Nanoseconds a record."""
-        begun, rows = time.perf_counter(), 0
-        while rows < arguments.least:
-            loads.drain(reader)
-            rows += reader.num_rows
-        return 1e9 * (time.perf_counter() - begun) / rows
-
-    turns = loads.take_turns(
-        {count: partial(passes, reader) for count, (reader, _) in readers.items()}, arguments.rounds
-    )
-    took = {count: [nanos for _, nanos in taken] for count, taken in turns.items()}
-    columns = [(what, 10), ("records", 12), ("order", -10), ("ns a record", 11), ("ratio", 6), ("grown", 6), ("", -6)]
-    row = loads.table([*columns, ("opening", 10), ("us a file", 9)])
-    first = fastest = next(iter(took.values()))
-    for count, (reader, seconds) in readers.items():
-        relative = loads.ratio(took[count], first)
-        grown = loads.ratio(took[count], fastest)
-        mark = bounds.check(f"{count:,} {what}, {order}: time a record grown", grown, most=1 + WITHIN)
-        fastest = min(fastest, took[count], key=statistics.median)
-        files = len(reader.files)
-        nanos = f"{statistics.median(took[count]):.1f}"
-        opening = f"{seconds * 1e3:.1f} ms"
-        row(count, reader.num_rows, order, nanos, relative, grown, mark, opening, f"{seconds * 1e6 / files:.1f}")
+    args = bench.args
+    readers, opening = {}, {}
+    for count, paths in lists.items():
+        begun = time.perf_counter()
+        options = {"batch_size": args.batch_size, "num_threads": args.threads or "auto"}
+        readers[count] = open_reader(paths, "d", order, **options)
+        opening[count] = time.perf_counter() - begun
+    turns = take_turns({count: partial(passes, reader, args.least) for count, reader in readers.items()}, bench.rounds)
+    columns = ("records|", "ns a record|,.1f", "ratio|,.3f", "grown|,.3f", "kept", "opening, ms|,.1f", "us a file|,.1f")
+    row = bench.table(what, *columns, title=f"{what}, {order}")
+    first = fastest = next(iter(readers))
+    for count, reader in readers.items():
+        grown = turns.ratio(count, fastest, "result").median
+        mark = bench.bound(f"{count:,} {what}, {order}: time a record grown", grown, most=1 + WITHIN)
+        fastest = min(fastest, count, key=lambda one: statistics.median(turns.values(one, "result")))
+        each = [turns.median(count, "result"), turns.ratio(count, first, "result").median, grown]
+        row(f"{count:,}", reader.num_rows, *each, mark, opening[count] * 1e3, opening[count] * 1e6 / len(reader.files))
         reader.close()
 
 
-def main() -> int:
-    """Runs the measurements; the exit status is 1 where time grows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="records,files")
-    parser.add_argument("--orders", default="sequential")
-    parser.add_argument("--threads", type=int, default=None)
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--most", type=int, default=10**7 if loads.QUICK else 10**8, help="records")
-    parser.add_argument("--most-files", type=int, default=1_000 if loads.QUICK else 10_000)
-    parser.add_argument("--least", type=int, default=1_000_000, help="records a turn")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    bounds = loads.Bounds()
-    for order in arguments.orders.split(","):
-        if "records" in arguments.parts:
+def main(bench: Bench) -> None:
+    """Measures both parts; the bench fails if time grows."""
+    args = bench.args
+    for order in args.orders:
+        if "records" in args.parts:
             path = str(generate.generate("d", 100_000)[0])
-            counts = [10**power for power in range(5, 12) if 10**power <= arguments.most]
-            lists = {count: [path] * (count // 100_000) for count in counts}
-            compare(bounds, "records", lists, arguments, order)
-        if "files" in arguments.parts:
+            counts = [10**power for power in range(5, 12) if 10**power <= args.most]
+            compare(bench, "records", {count: [path] * (count // 100_000) for count in counts}, order)
+        if "files" in args.parts:
             few = [generate.generate("d", 2_000, seed=seed)[0] for seed in range(1, 9)]
             with tempfile.TemporaryDirectory(dir=generate.CACHE) as folder:
-                paths = []
-                for i in range(arguments.most_files):
-                    link = Path(folder) / f"{i:05}.avro"
+                paths = [str(Path(folder) / f"{i:05}.avro") for i in range(args.most_files)]
+                for i, link in enumerate(paths):
                     os.link(few[i % len(few)], link)
-                    paths.append(str(link))
-                counts = [10**power for power in range(5) if 10**power <= arguments.most_files]
-                compare(bounds, "files", {count: paths[:count] for count in counts}, arguments, order)
-    return bounds.status()
+                counts = [10**power for power in range(5) if 10**power <= args.most_files]
+                compare(bench, "files", {count: paths[:count] for count in counts}, order)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sizes = {
+        "most": (10**8, 10**6),
+        "most_files": (10_000, 1_000),
+        "least": 1_000_000,
+        "batch_size": 1024,
+        "threads": 0,
+    }
+    Bench("growth", __doc__, rounds=(3, 3), parts=["records", "files"], orders=["sequential"], **sizes).run(main)

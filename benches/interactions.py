@@ -22,18 +22,13 @@ with `bisect`, permutes an index of all points, and gathers each batch by it, as
 function do, without their Python code for each point. Wanted: at most 5 s on two cores, and 2 GB of memory besides the
 data.
 
-`QUICK=1` takes a tenth of the second data set, and checks no bound of it.
+A quick run takes a tenth of the second dataset, and checks no bound of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +36,8 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe import _fastpipe
-from loads import QUICK, Bounds, ratio, sampled, table, take_turns
+from harness import Bench, Turn, sampled, take_turns
+from harness.data import cores
 
 NEGATIVES = 4
 BATCH = 98_304
@@ -81,8 +77,6 @@ def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
     kept = np.bincount(owners[keep], minlength=users)
     return Positives(np.concatenate([[0], np.cumsum(kept)]).astype(np.int64), found[keep], items)
 
-
-clock, cpu = time.perf_counter, time.process_time
 
 Draw = Callable[[Positives, int, int, np.random.Generator, Items], None]
 """Draws for the positives of users `first` to `end - 1`."""
@@ -172,9 +166,9 @@ def check(data: Positives, negatives: Items) -> None:
         raise RuntimeError(f"a tenth of the items is off its rate: {found} instead of {fair}")
 
 
-def samplers(bounds: Bounds, threads: int, rounds: int) -> None:
-    """fastpipe and its peers in turn."""
-    data = positives(6_040, 3_706, 1_000_209)
+def samplers(bench: Bench) -> None:
+    """Compares fastpipe and its peers."""
+    data, threads = positives(6_040, 3_706, 1_000_209), bench.args.threads
     handle = _fastpipe.Positives(*data)
     tasks: dict[str, Callable[[], Items]] = {
         "fastpipe": lambda: handle.sample_negatives(negatives=NEGATIVES, seed=1, num_threads=threads),
@@ -186,27 +180,18 @@ def samplers(bounds: Bounds, threads: int, rounds: int) -> None:
     }
     for task in tasks.values():
         check(data, task())
-
-    def timed(task: Callable[[], Items]) -> float:
-        before = cpu()
-        task()
-        return cpu() - before
-
-    turns = take_turns({name: partial(timed, task) for name, task in tasks.items()}, rounds)
-    found = {name: [seconds for seconds, _ in of_one] for name, of_one in turns.items()}
-    spent = {name: [by_cpu for _, by_cpu in of_one] for name, of_one in turns.items()}
+    turns = take_turns({name: lambda task=task: len(task()) for name, task in tasks.items()}, bench.rounds)
     count = len(data.items) * NEGATIVES
-    print(f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads")
-    columns = [("sampler", -12), ("million/s", 10), ("fastpipe is times as fast", 26), ("by CPU time", 12)]
-    row = table([*columns, ("wanted", 8), ("", 7)])
-    row("fastpipe", count / 1e6 / statistics.median(found["fastpipe"]), "", "", "", "")
+    title = f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads"
+    columns = ("million/s|,.3f", "fastpipe is times as fast|,.3f", "by CPU time|,.3f", "wanted|", "|")
+    row = bench.table("sampler", *columns, title=title)
+    row("fastpipe", count / 1e6 / turns.median("fastpipe"))
     wanted: dict[str, float] = {"complement": 2, "bisect": 10, "reject": 10}
     for name in list(tasks)[1:]:
-        rate = count / 1e6 / statistics.median(found[name])
-        times, by_cpu = ratio(found[name], found["fastpipe"]), ratio(spent[name], spent["fastpipe"])
+        times, by_cpu = (turns.ratio(name, "fastpipe", figure).median for figure in ("seconds", "cpu"))
         least = wanted.get(name)
-        kept = "" if least is None else bounds.check(name, times, least=least)
-        row(name, rate, times, by_cpu, "" if least is None else least, kept)
+        kept = None if least is None else bench.bound(name, times, least=least)
+        row(name, count / 1e6 / turns.median(name), times, by_cpu, least, kept)
 
 
 def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
@@ -226,71 +211,52 @@ def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[st
         yield {name: column[index] for name, column in columns.items()}
 
 
-def epochs(bounds: Bounds, threads: int, rounds: int) -> None:
-    """Whole epochs, by fastpipe and by NumPy."""
-    scale = 10 if QUICK else 1
+def epochs(bench: Bench) -> None:
+    """Measures whole epochs, by fastpipe and by NumPy."""
+    scale, threads = 10 if bench.quick else 1, bench.args.threads
     data = positives(138_493 // scale, 26_744, 20_000_263 // scale)
     interactions = fastpipe.Interactions.from_arrays(data.users, data.items)
     if interactions.num_positives != len(data.items):
         raise RuntimeError("positives were lost")
     points = len(data.items) * (1 + NEGATIVES)
-    most = 0
 
-    def by_fastpipe() -> float:
-        nonlocal most
-        start = cpu()
+    def by_fastpipe() -> int:
+        options: dict[str, Any] = {"negatives": NEGATIVES, "batch_size": BATCH, "seed": 1, "num_threads": threads}
         with sampled() as peak:
-            before = peak.bytes
-            reader = fastpipe.read_interactions(
-                interactions,
-                negatives=NEGATIVES,
-                batch_size=BATCH,
-                seed=1,
-                num_threads=threads,
-                item_dtype="uint16",
-                label_dtype="int8",
-            )
             found = 0
-            for batch in reader:
+            for batch in fastpipe.read_interactions(interactions, item_dtype="uint16", label_dtype="int8", **options):
                 found += len(batch["user"])
                 del batch
         if found != points:
             raise RuntimeError(f"{found} points instead of {points}")
-        most = max(most, peak.bytes - before)
-        return cpu() - start
+        return peak.bytes - peak.idle
 
-    def by_numpy() -> float:
-        start = cpu()
+    def by_numpy() -> None:
         if sum(len(batch["user"]) for batch in epoch_by_numpy(data, threads, 1)) != points:
             raise RuntimeError("points were lost")
-        return cpu() - start
 
-    # NumPy's takes most of the time, and one turn tells enough.
-    turns = take_turns({"fastpipe": by_fastpipe}, rounds)["fastpipe"]
-    peer, peer_spent = take_turns({"numpy": by_numpy}, 1, warm=0)["numpy"][0]
-    seconds, spent = (statistics.median(column) for column in zip(*turns, strict=True))
+    # NumPy's takes most of the time, and one turn is enough.
+    turns = take_turns({"fastpipe": by_fastpipe}, bench.rounds)
+    peer: Turn = take_turns({"numpy": by_numpy}, 1, warm=0).turns["numpy"][0]
+    seconds, most = turns.median("fastpipe"), max(turns.values("fastpipe", "result"))
     users = len(data.indptr) - 1
-    print(f"\n{points:,} points: {len(data.items):,} positives of {users:,} users and 26,744 items; {threads} threads")
-    columns = [("epoch", -12), ("seconds", 10), ("CPU s", 8), ("million/s", 10), ("memory, MB", 12)]
-    row = table([*columns, ("wanted", 22), ("", 7)])
-    kept = bounds.check("seconds of an epoch", seconds, most=None if QUICK else 5)
-    kept = "MISSED" if bounds.check("GB of an epoch", most / 1e9, most=2) == "MISSED" else kept
-    row("fastpipe", seconds, spent, points / 1e6 / seconds, most // 1_000_000, "" if QUICK else "5 s, 2,000 MB", kept)
-    row("numpy", peer, peer_spent, points / 1e6 / peer, "", f"{peer / seconds:.1f} times as long", "")
+    title = f"{points:,} points: {len(data.items):,} positives of {users:,} users and 26,744 items; {threads} threads"
+    columns = ("seconds|,.3f", "CPU s|,.3f", "million/s|,.3f", "memory, MB|,.0f", "wanted|", "|")
+    row = bench.table("epoch", *columns, title=title)
+    met = {bench.bound("seconds of an epoch", seconds, most=None if bench.quick else 5)}
+    met.add(bench.bound("GB of an epoch", most / 1e9, most=2))
+    wanted = "" if bench.quick else "5 s, 2,000 MB"
+    row("fastpipe", seconds, turns.median("fastpipe", "cpu"), points / 1e6 / seconds, most / 1e6, wanted, min(met))
+    longer = f"{peer.seconds / seconds:.1f} times as long"
+    row("numpy", peer.seconds, peer.cpu, points / 1e6 / peer.seconds, None, longer)
 
 
-def main() -> int:
-    """Prints both tables. The exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=min(2, len(os.sched_getaffinity(0))))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--parts", nargs="+", choices=["samplers", "epochs"], default=["samplers", "epochs"])
-    arguments = parser.parse_args()
-    bounds = Bounds()
-    for part in arguments.parts:
-        {"samplers": samplers, "epochs": epochs}[part](bounds, arguments.threads, arguments.rounds)
-    return bounds.status()
+def main(bench: Bench) -> None:
+    """Measures both parts."""
+    for part in bench.args.parts:
+        {"samplers": samplers, "epochs": epochs}[part](bench)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parts, threads = ["samplers", "epochs"], min(2, len(cores()))
+    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), parts=parts, threads=threads).run(main)

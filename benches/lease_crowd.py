@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 
 import fastpipe
-import loads
 from fastpipe._reader.passes import passes_of
 from fastpipe.leases._database import Database, database_of
 from fastpipe.leases._exchange import Answer, Request, Used, exchange
 from fastpipe.leases._job import Job, job_of
 from fastpipe.leases._ledger import join
+from harness import Bench
 
 STRETCH = 8
 """Batches of a stretch. A worker commits them at once, with its next lease."""
@@ -37,7 +37,7 @@ BUSIEST = 10
 """Exchanges a second of a worker whose batches never end: it groups its commits by a tenth of a second."""
 
 
-class Told(NamedTuple):
+class Measured(NamedTuple):
     """What a process has measured.
 
     Attributes:
@@ -100,7 +100,7 @@ def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
     for thread in threads:
         thread.join()
     leases, commits, seconds = zip(*found, strict=True)
-    orders.send(Told(sum(leases), sum(commits), list(seconds), time.process_time() - began))
+    orders.send(Measured(sum(leases), sum(commits), list(seconds), time.process_time() - began))
     # With the connections the server's processes would go, and what they took.
     orders.recv()
 
@@ -118,7 +118,7 @@ def cpu_of(database: str) -> Callable[[], float]:
     return lambda: sum(int(path.read_text().split()[0]) for path in mine) / 1e9
 
 
-def measure(url: str, workers: int, seconds: float) -> tuple[list[Told], float]:
+def measure(url: str, workers: int, seconds: float) -> tuple[list[Measured], float]:
     """What the processes of so many workers have measured, and the server's seconds."""
     # More than they can do, so that nobody is out of work.
     batches = STRETCH * (workers + int(20_000 * seconds))
@@ -139,41 +139,38 @@ def measure(url: str, workers: int, seconds: float) -> tuple[list[Told], float]:
     before = server()
     for orders, _ in pipes:
         orders.send(seconds)
-    told: list[Told] = [orders.recv() for orders, _ in pipes]
+    found: list[Measured] = [orders.recv() for orders, _ in pipes]
     took = server() - before
     for orders, _ in pipes:
         orders.send("leave")
     for process in processes:
         process.join()
-    return told, took
+    return found, took
 
 
-def show(new_url: Callable[[], str], quick: bool) -> None:
-    """Measures with ever more workers, and says what ten times as many would take."""
-    seconds = 3.0 if quick else 20.0
-    row = loads.table(
-        [
-            *(("workers", 7), ("leases/s", 9), ("commits/s", 10), ("median ms", 9), ("p99 ms", 9)),
-            *(("server µs", 10), ("asking µs", 10), ("share of processors", 20)),
-        ]
+def show(bench: Bench, new_url: Callable[[], str]) -> None:
+    """Measures with ever more workers, and estimates what ten times more would take."""
+    seconds = 3.0 if bench.quick else 20.0
+    columns = (
+        "leases/s|,",
+        "commits/s|,",
+        "median, ms|,.0f",
+        "99 %, ms|,.0f",
+        "server, µs an exchange|,",
+        "asking, µs|,",
     )
+    row = bench.table("workers", *columns, "processors used|.0%", title="A crowd on one PostgreSQL")
     costs: dict[int, float] = {}
-    for workers in (32, 1000) if quick else (32, 100, 320, 1000):
-        told, server = measure(new_url(), workers, seconds)
-        taken = sorted(each for process in told for each in process.seconds)
-        leases, commits = sum(each.leases for each in told), sum(each.commits for each in told)
+    for workers in (32, 1000) if bench.quick else (32, 100, 320, 1000):
+        found, server = measure(new_url(), workers, seconds)
+        taken = sorted(each for process in found for each in process.seconds)
+        leases, commits = sum(each.leases for each in found), sum(each.commits for each in found)
         costs[workers] = server / len(taken)
-        asking = sum(each.cpu for each in told)
-        row(
-            workers,
-            int(leases / seconds),
-            int(commits / seconds),
-            statistics.median(taken) * 1e3,
-            taken[len(taken) * 99 // 100] * 1e3,
-            int(costs[workers] * 1e6),
-            int(asking / len(taken) * 1e6),
-            f"{(server + asking) / seconds / (os.cpu_count() or 1):.0%}",
-        )
+        asking = sum(each.cpu for each in found)
+        times = statistics.median(taken) * 1e3, taken[len(taken) * 99 // 100] * 1e3
+        spent = int(costs[workers] * 1e6), int(asking / len(taken) * 1e6)
+        used = (server + asking) / seconds / (os.cpu_count() or 1)
+        row(f"{workers:,}", int(leases / seconds), int(commits / seconds), *times, *spent, used)
     each, few = costs[1000], costs[32]
     more = each + (each - few) / (1000 - 32) * 9000
     print(

@@ -14,11 +14,9 @@ Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import multiprocessing
-import statistics
 import sys
 import tempfile
 import time
@@ -34,7 +32,8 @@ import numpy as np
 
 import fastpipe
 import lease_crowd
-import loads
+from harness import Bench, Ratio, take_turns
+from harness.data import slept, spin
 
 MAKESPAN_MOST = 1.3
 OVERHEAD_MOST = 0.03
@@ -108,7 +107,7 @@ class Share(NamedTuple):
     Attributes:
         seconds: that it takes for a batch.
         comes: when, in seconds from the first one.
-        goes: when it is told to; None if it stays to the end.
+        goes: when it is asked to; None if it stays to the end.
     """
 
     seconds: float
@@ -161,9 +160,9 @@ def makespan(url: str, phase: float) -> tuple[float, float]:
         child.close()
         orders.recv()
     begin = time.time()
-    told = [(share.comes, orders, "go") for share, (orders, _) in zip(plan, pipes, strict=True)]
-    told += [(share.goes, orders, "leave") for share, (orders, _) in zip(plan, pipes, strict=True) if share.goes]
-    for when, orders, order in sorted(told, key=lambda each: each[0]):
+    sent = [(share.comes, orders, "go") for share, (orders, _) in zip(plan, pipes, strict=True)]
+    sent += [(share.goes, orders, "leave") for share, (orders, _) in zip(plan, pipes, strict=True) if share.goes]
+    for when, orders, order in sorted(sent, key=lambda each: each[0]):
         time.sleep(max(0.0, begin + when - time.time()))
         orders.send(order)
     ends = [orders.recv() for orders, _ in pipes]
@@ -171,36 +170,21 @@ def makespan(url: str, phase: float) -> tuple[float, float]:
         worker.join()
     if sum(done for done, _ in ends) < batches:
         raise RuntimeError(f"{sum(done for done, _ in ends)} of {batches} batches were done")
-    really = {share.seconds: slept(share.seconds) for share in plan}
+    really = {share.seconds: slept(share.seconds, 50) for share in plan}
     team = [share._replace(seconds=really[share.seconds]) for share in plan]
     return max(end for _, end in ends) - begin, ideal(team, batches)
 
 
-def slept(seconds: float) -> float:
-    """What sleeping for so long really takes."""
-    begin = time.perf_counter()
-    for _ in range(50):
-        time.sleep(seconds)
-    return (time.perf_counter() - begin) / 50
-
-
-def part_makespan(bounds: loads.Bounds, found: Ledgers, quick: bool) -> None:
-    row = loads.table([("ledger", -10), ("run", 3), ("seconds", 8), ("ideal", 7), ("ratio", 6), ("", -6)])
-    for run in range(1 if quick else 3):
+def part_makespan(bench: Bench, found: Ledgers) -> None:
+    row = bench.table("ledger", "run", "seconds|,.1f", "ideal|,.1f", "ratio|,.2f", "met", title="Makespan")
+    for run in range(1 if bench.quick else 3):
         for name, url in found.urls(f"makespan{run}").items():
-            took, least = makespan(url, 2.0 if quick else 5.0)
-            mark = bounds.aim(f"makespan on {name}", took / least, most=MAKESPAN_MOST)
-            row(name, run, took, least, took / least, mark)
+            took, least = makespan(url, 2.0 if bench.quick else 5.0)
+            met = bench.target(f"makespan on {name}", took / least, most=MAKESPAN_MOST)
+            row(name, str(run), took, least, took / least, met)
 
 
 # The overhead.
-
-
-def spin(seconds: float) -> None:
-    """Works for so long."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
 
 
 def plain(reader: fastpipe.Reader, work: Callable[[], None]) -> int:
@@ -223,47 +207,37 @@ def leased(reader: fastpipe.Reader, url: str, jobs: Iterator[int], work: Callabl
     return done
 
 
-def part_overhead(bounds: loads.Bounds, found: Ledgers, quick: bool) -> None:
-    batches, rounds = (500, 3) if quick else (6000, 5)
-    row = loads.table(
-        [("work", -6), ("ledger", -10), ("plain ms", 9), ("leased ms", 9), ("more", 7), ("of rounds", -22), ("", -6)]
-    )
-    for name, work in {"spin": partial(spin, 0.001), "sleep": partial(time.sleep, 0.001)}.items():
+def part_overhead(bench: Bench, found: Ledgers) -> None:
+    batches = 500 if bench.quick else 6000
+    columns = ("plain, ms a batch|,.3f", "leased|,.3f", "more, median (rounds)|", "met")
+    row = bench.table("the consumer", "ledger", *columns, title="Overhead")
+    works: dict[str, Callable[[], None]] = {"spins": partial(spin, 0.001), "sleeps": partial(time.sleep, 0.001)}
+    for name, work in works.items():
         reader, jobs = reader_of(batches), iter(range(1_000))
         tasks: dict[str, Callable[[], int]] = {"plain": partial(plain, reader, work)}
-        tasks |= {
-            kind: partial(leased, reader, url, jobs, work) for kind, url in found.urls(f"overhead-{name}").items()
-        }
-        turns = loads.take_turns(tasks, rounds)
-        seconds = {kind: [took for took, _ in taken] for kind, taken in turns.items()}
-        if {done for taken in turns.values() for _, done in taken} != {batches}:
+        urls = found.urls(f"overhead-{name}")
+        tasks |= {kind: partial(leased, reader, url, jobs, work) for kind, url in urls.items()}
+        turns = take_turns(tasks, bench.rounds)
+        if {done for kind in tasks for done in turns.values(kind, "result")} != {batches}:
             raise RuntimeError("not all batches were done")
-        for kind in list(tasks)[1:]:
-            more = loads.ratio(seconds[kind], seconds["plain"]) - 1
-            mark = bounds.aim(f"overhead on {kind}, {name}", more, most=OVERHEAD_MOST)
-            ratios = sorted(a / b - 1 for a, b in zip(seconds[kind], seconds["plain"], strict=True))
-            each = [statistics.median(seconds[side]) / batches * 1e3 for side in ("plain", kind)]
-            row(name, kind, *each, f"{more:.2%}", f"{ratios[0]:.2%} to {ratios[-1]:.2%}", mark)
+        for kind in urls:
+            more = Ratio(*(each - 1 for each in turns.ratio(kind, "plain")))
+            met = bench.target(f"overhead on {kind}, {name}", more.median, most=OVERHEAD_MOST)
+            each = [turns.median(side) / batches * 1e3 for side in ("plain", kind)]
+            row(name, kind, *each, f"{more.median:.2%} ({more.low * 100:.2f} to {more.high * 100:.2f})", met)
 
 
-def main() -> int:
-    """Runs the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="makespan,overhead,crowd")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: does it run, and roughly how fast")
-    arguments = parser.parse_args()
-    bounds = loads.Bounds()
-    quick = arguments.quick or loads.QUICK
+def main(bench: Bench) -> None:
+    """Measures all parts."""
     with ledgers() as found:
-        for part in arguments.parts.split(","):
+        for part in bench.args.parts:
             if part == "makespan":
-                part_makespan(bounds, found, quick)
+                part_makespan(bench, found)
             elif part == "overhead":
-                part_overhead(bounds, found, quick)
+                part_overhead(bench, found)
             elif part == "crowd" and found.postgres is not None:
-                lease_crowd.show(found.postgres.new_database, quick)
-    return bounds.status()
+                lease_crowd.show(bench, found.postgres.new_database)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    Bench("leases", __doc__, rounds=(5, 3), parts=["makespan", "overhead", "crowd"]).run(main)

@@ -2,207 +2,163 @@
 
 Four parts, named by `--parts`:
 
-* `speed`: with 1.25 times the least possible memory_limit; the aim is 80 % of the speed without a limit. Data sets
-  (a) to (c), null and deflate, in sequence and by windows. Readers with and without a limit take turns in one process,
-  and the median of the ratios within rounds is shown.
+* `speed`: with 1.25 times the least possible memory_limit; the target is 80 % of the speed without a limit. Datasets
+  (a) to (c), null and deflate, in sequence and by windows. Readers with and without a limit take turns in one process.
 * `kept`: RssAnon, beyond what the process has before the pass starts, stays below the limit plus a tenth plus what the
-  consumer holds, which is counted as two batches. Each figure is of a process of its own; a thread of it samples. `by`
-  is what there is beyond that, by the limit.
+  consumer holds, which is counted as two batches. Each figure is of a fresh process, which samples it in a thread.
+  `by` is what exceeds that, by the limit.
 * `large`: reading 10 GB of (a), a file of 1 GB ten times, by windows of 16,384 rows without a limit stays below 600 MB.
 * `epochs`: 1,000 epochs of a small file grow nothing from the 100th on.
 
-The least limit is what the LimitError says.
+The least limit is taken from the LimitError.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
+import itertools
 import json
 import statistics
-import subprocess
-import sys
 import threading
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import fastpipe
 import generate
-import loads
+from harness import MB, QUICK, Bench, rss_anon, sampled, take_turns
+from harness.children import call
+from harness.data import drain, least_limit, nbytes, open_reader
 
 ROWS = {"a": 16_384, "b": 65_536, "c": 65_536, "d": 131_072, "e": 65_536, "f": 32_768}
 ORDERS = ("sequential", "window")
-SPEED_LEAST = 0.8
-OVER = 0.10
+SPEED_LEAST, OVER = 0.8, 0.10
 SMALL = 1_000_000
-"""Bytes that the process's own heap may grow by, whatever the limit: Python's, and the threads'."""
-
-
-def open_reader(paths: list[str], dataset: str, order: str, batch: int = 1024, **options: Any) -> fastpipe.Reader:
-    """A reader of a data set."""
-    shuffle = {} if order == "sequential" else loads.window()
-    return fastpipe.read_avro(paths, features=loads.features(dataset), batch_size=batch, **shuffle, **options)
+"""Bytes that the heap of the process may grow by, whatever the limit: Python's, and the threads'."""
 
 
 def path_of(dataset: str, codec: str, rows: int | None = None) -> str:
-    """The file of a data set."""
-    rows = rows or ROWS[dataset] // (4 if loads.QUICK else 1)
-    return str(generate.generate(dataset, rows, codec=codec)[0])
+    """Returns the file of a dataset."""
+    return str(generate.generate(dataset, rows or ROWS[dataset] // (4 if QUICK else 1), codec=codec)[0])
 
 
-def speed(bounds: loads.Bounds, arguments: argparse.Namespace) -> None:
+def speed(bench: Bench) -> None:
     """What a limit of 1.25 times the least takes."""
-    columns = [("data", -4), ("codec", -8), ("order", -10), ("least", 9), ("limit", 9), ("speed", 6), ("", -6)]
-    row = loads.table([*columns, ("most reserved", 13), ("unlimited", 9)])
-    for dataset in [d for d in "abc" if d in arguments.datasets]:
-        for codec in arguments.codecs.split(","):
-            # Several times: shuffled data sets must be larger than their window.
-            paths = [path_of(dataset, codec, ROWS[dataset])] * 3
-            for order in ORDERS:
-                plain = open_reader(paths, dataset, order, arguments.batch_size)
-                least = loads.least_limit(plain)
-                limit = least * 5 // 4
-                limited = open_reader(paths, dataset, order, arguments.batch_size, memory_limit=limit)
-                readers = {"plain": plain, "limited": limited}
-                turns = loads.take_turns(
-                    {name: partial(loads.drain, reader) for name, reader in readers.items()},
-                    arguments.rounds,
-                )
-                seconds = {name: [time for time, _ in taken] for name, taken in turns.items()}
-                relative = loads.ratio(seconds["plain"], seconds["limited"])
-                mark = bounds.aim(f"({dataset}) {codec} {order}: speed at 1.25 x least", relative, least=SPEED_LEAST)
-                most = [reader.stats()["memory"]["most_reserved"] / loads.MB for reader in (limited, plain)]
-                cells = [f"{size / loads.MB:.1f} MB" for size in (least, limit)]
-                row(f"({dataset})", codec, order, *cells, relative, mark, *(f"{size:.1f} MB" for size in most))
-                for reader in readers.values():
-                    reader.close()
+    sizes = [f"{name}, MB|,.1f" for name in ("least", "limit", "most reserved", "most reserved without a limit")]
+    row = bench.table(
+        "data", "codec", "order", *sizes, "speed|,.3f", "met", title="Speed at 1.25 times the least limit"
+    )
+    datasets = [dataset for dataset in "abc" if dataset in bench.args.datasets]
+    for dataset, codec, order in itertools.product(datasets, bench.args.codecs, ORDERS):
+        # Several times: shuffled datasets must be larger than their window.
+        paths = [path_of(dataset, codec, ROWS[dataset])] * 3
+        plain = open_reader(paths, dataset, order, batch_size=bench.args.batch_size)
+        least = least_limit(plain)
+        limit = least * 5 // 4
+        limited = open_reader(paths, dataset, order, batch_size=bench.args.batch_size, memory_limit=limit)
+        turns = take_turns({"plain": partial(drain, plain), "limited": partial(drain, limited)}, bench.rounds)
+        relative = turns.ratio("plain", "limited").median
+        mark = bench.target(f"({dataset}) {codec} {order}: speed at 1.25 x least", relative, least=SPEED_LEAST)
+        most = [reader.stats()["memory"]["most_reserved"] for reader in (limited, plain)]
+        row(f"({dataset})", codec, order, *(size / MB for size in (least, limit, *most)), relative, mark)
+        for reader in (plain, limited):
+            reader.close()
 
 
-def kept_child(request: dict[str, Any]) -> dict[str, Any]:
-    """Reads with a limit and says what memory that took."""
-    dataset, order, batch = request["dataset"], request["order"], request["batch"]
-    paths = [path_of(dataset, request["codec"], ROWS[dataset])] * request["times"]
-    reader = open_reader(paths, dataset, order, batch)
-    limit = None
-    if request["factor"] is not None:
-        limit = int(loads.least_limit(reader) * request["factor"])
-        reader = open_reader(paths, dataset, order, batch, memory_limit=limit)
+def kept_child(dataset: str, codec: str, order: str, batch: int, times: int, factor: float) -> dict[str, Any]:
+    """Reads with a limit and reports what memory that took."""
+    paths = [path_of(dataset, codec, ROWS[dataset])] * times
+    limit = int(least_limit(open_reader(paths, dataset, order, batch_size=batch)) * factor)
+    reader = open_reader(paths, dataset, order, batch_size=batch, memory_limit=limit)
     gc.collect()
     threading.Thread(target=int).start()  # What the first thread takes isn't the pass's.
     held = 0
-    idle = loads.rss_anon()
-    with loads.sampled() as peak:
+    with sampled() as peak:
         for values in reader:
-            held = max(held, loads.nbytes(values))
-    stats = reader.stats()["memory"]
-    result = {"limit": limit, "idle": idle, "peak": peak.bytes, "held": held, "samples": peak.samples}
-    return result | {"reserved": stats["most_reserved"], "free": stats["free"]}
+            held = max(held, nbytes(values))
+    reserved = reader.stats()["memory"]["most_reserved"]
+    return {"limit": limit, "beyond": peak.bytes - peak.idle, "held": held, "reserved": reserved}
 
 
-def ask(request: dict[str, Any]) -> dict[str, Any]:
-    """Has a process of its own do something."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", json.dumps(request)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def kept(bounds: loads.Bounds, arguments: argparse.Namespace) -> None:
+def kept(bench: Bench) -> None:
     """Whether limits are kept."""
-    columns = [("data", -4), ("codec", -8), ("order", -10), ("limit", -18), ("reserved", 9), ("beyond idle", 11)]
-    row = loads.table([*columns, ("2 batches", 9), ("by", 6), ("", -6)])
-    for dataset in arguments.datasets:
-        for codec in arguments.codecs.split(","):
-            for order in ORDERS:
-                for factor in arguments.factors:
-                    request: dict[str, Any] = {"do": "kept", "dataset": dataset, "codec": codec, "order": order}
-                    request |= {"factor": factor, "batch": arguments.batch_size, "times": 2 if loads.QUICK else 4}
-                    found = ask(request)
-                    beyond, limit = found["peak"] - found["idle"], found["limit"]
-                    by = (beyond - 2 * found["held"] - SMALL) / limit
-                    what = f"({dataset}) {codec} {order}, {factor} x least = {limit / loads.MB:.1f} MB: RssAnon by it"
-                    mark = bounds.check(what, by, most=1 + OVER)
-                    cells = [found["reserved"], beyond, 2 * found["held"]]
-                    limit_text = f"{factor} x = {limit / loads.MB:.1f} MB"
-                    sizes = [f"{size / loads.MB:.1f} MB" for size in cells]
-                    row(f"({dataset})", codec, order, limit_text, *sizes, by, mark)
-
-
-def large_child(request: dict[str, Any]) -> dict[str, Any]:
-    """Reads a large file several times by windows."""
-    path = path_of("a", "null", request["rows"])
-    reader = open_reader([path] * request["times"], "a", "window")
-    idle = loads.rss_anon()
-    with loads.sampled(0.005) as peak:
-        batches = loads.drain(reader)
-    memory = reader.stats()["memory"]
-    return {"idle": idle, "peak": peak.bytes, "rows": batches * 1024, "reserved": memory["most_reserved"]}
-
-
-def large(bounds: loads.Bounds, _: argparse.Namespace) -> None:
-    """Whether reading much takes little."""
-    times = 1 if loads.QUICK else 10
-    found = ask({"do": "large", "rows": 400_000, "times": times})
-    mark = bounds.check("10 GB of (a) by windows: MB of RssAnon", found["peak"] / loads.MB, most=600)
-    print(
-        f"\n(a) {times} GB by windows of 16,384 rows, no limit: peak {found['peak'] / loads.MB:.0f} MB of RssAnon, "
-        f"idle {found['idle'] / loads.MB:.0f} MB, most reserved {found['reserved'] / loads.MB:.0f} MB: {mark}"
+    args = bench.args
+    sizes = [f"{name}, MB|,.1f" for name in ("limit", "reserved", "beyond idle", "2 batches")]
+    row = bench.table(
+        "data", "codec", "order", "times the least", *sizes, "by|,.3f", "kept", title="Limits that are kept"
     )
+    for dataset, codec, order, factor in itertools.product(args.datasets, args.codecs, ORDERS, args.factors):
+        request = {"dataset": dataset, "codec": codec, "order": order, "factor": factor}
+        found = call(__file__, do="kept", batch=args.batch_size, times=2 if bench.quick else 4, **request)
+        by = (found["beyond"] - 2 * found["held"] - SMALL) / found["limit"]
+        what = f"({dataset}) {codec} {order}, {factor} x least: RssAnon by the limit"
+        mark = bench.bound(what, by, most=1 + OVER)
+        each = found["limit"], found["reserved"], found["beyond"], 2 * found["held"]
+        row(f"({dataset})", codec, order, f"{factor:g}", *(size / MB for size in each), by, mark)
 
 
-def epochs_child(request: dict[str, Any]) -> dict[str, Any]:
+def large_child(times: int, rows: int) -> dict[str, Any]:
+    """Reads a large file several times by windows."""
+    reader = open_reader([path_of("a", "null", rows)] * times, "a", "window")
+    with sampled(0.005) as peak:
+        drain(reader)
+    return {"idle": peak.idle, "peak": peak.bytes, "reserved": reader.stats()["memory"]["most_reserved"]}
+
+
+def large(bench: Bench) -> None:
+    """Whether reading much takes little."""
+    times = 1 if bench.quick else 10
+    found = call(__file__, do="large", times=times, rows=400_000)
+    sizes = [found[name] / MB for name in ("peak", "idle", "reserved")]
+    mark = bench.bound("10 GB of (a) by windows: MB of RssAnon", sizes[0], most=600)
+    columns = ("peak of RssAnon, MB|,.0f", "idle, MB|,.0f", "most reserved, MB|,.0f", "below 600 MB")
+    row = bench.table("read", *columns, title="A large file by windows of 16,384 rows, no limit")
+    row(f"(a) {times} GB", *sizes, mark)
+
+
+def epochs_child(dataset: str, codec: str, order: str, epochs: int) -> list[int]:
     """Reads epoch after epoch."""
-    path = path_of(request["dataset"], request["codec"], 4096)
-    reader = open_reader([path], request["dataset"], request["order"], 256)
+    reader = open_reader([path_of(dataset, codec, 4096)], dataset, order, batch_size=256)
     seen = []
-    for epoch in range(1, request["epochs"] + 1):
-        loads.drain(reader)
+    for epoch in range(1, epochs + 1):
+        drain(reader)
         if epoch % 50 == 0:
             gc.collect()
-            seen.append(loads.rss_anon())
-    return {"seen": seen}
+            seen.append(rss_anon())
+    return seen
 
 
-def epochs(bounds: loads.Bounds, _: argparse.Namespace) -> None:
+def epochs(bench: Bench) -> None:
     """Whether epochs leave anything behind."""
-    count = 300 if loads.QUICK else 1000
-    row = loads.table([("data", -4), ("codec", -8), ("order", -10), ("100 epochs", 11), (f"{count:,}", 10), ("", -6)])
-    for dataset, codec in (("c", "null"), ("f", "deflate")):
-        for order in ORDERS:
-            request: dict[str, Any] = {"do": "epochs", "dataset": dataset, "codec": codec, "order": order}
-            seen = ask(request | {"epochs": count})["seen"]
-            # Medians of three: a pool may hold a batch more at one time than at another.
-            first, last = statistics.median(seen[1:4]), statistics.median(seen[-3:])
-            grown = (last - first) / loads.MB
-            mark = bounds.check(f"({dataset}) {codec} {order}: MB grown from epoch 100 to {count}", grown, most=1.0)
-            row(f"({dataset})", codec, order, *(f"{size / loads.MB:.1f} MB" for size in (first, last)), mark)
+    count = 300 if bench.quick else 1000
+    columns = ("after 100, MB|,.1f", f"after {count:,}, MB|,.1f", "kept")
+    row = bench.table("data", "codec", "order", *columns, title="RssAnon by the number of epochs")
+    for (dataset, codec), order in itertools.product((("c", "null"), ("f", "deflate")), ORDERS):
+        seen = call(__file__, do="epochs", dataset=dataset, codec=codec, order=order, epochs=count)
+        # Medians of three: a pool may hold a batch more at one time than at another.
+        first, last = statistics.median(seen[1:4]) / MB, statistics.median(seen[-3:]) / MB
+        mark = bench.bound(f"({dataset}) {codec} {order}: MB grown from epoch 100 to {count}", last - first, most=1.0)
+        row(f"({dataset})", codec, order, first, last, mark)
 
 
 PARTS = {"speed": speed, "kept": kept, "large": large, "epochs": epochs}
-CHILDREN = {"kept": kept_child, "large": large_child, "epochs": epochs_child}
+CHILDREN: dict[str, Any] = {"kept": kept_child, "large": large_child, "epochs": epochs_child}
 
 
-def main() -> int:
-    """Runs the measurements; the exit status is 1 where a bound of memory is missed. Speeds fail nothing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--datasets", default="abcdef")
-    parser.add_argument("--codecs", default="null,deflate")
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--factors", type=lambda text: [float(f) for f in text.split(",")], default=[1.02, 1.25, 2, 4])
-    parser.add_argument("--rounds", type=int, default=3 if loads.QUICK else 9)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        request = json.loads(arguments.child)
-        print(json.dumps(CHILDREN[request["do"]](request)))
-        return 0
-    bounds = loads.Bounds()
-    for part in arguments.parts.split(","):
-        PARTS[part](bounds, arguments)
-    return bounds.status()
+def main(bench: Bench) -> None:
+    """Measures all parts; the bench fails if a bound of memory is missed."""
+    if bench.args.child:
+        request = json.loads(bench.args.child)
+        print(json.dumps(CHILDREN[request.pop("do")](**request)))
+        raise SystemExit
+    for part in bench.args.parts:
+        PARTS[part](bench)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    what: dict[str, Any] = {
+        "parts": list(PARTS),
+        "datasets": (list("abcdef"), list("ac")),
+        "batch_size": 1024,
+        "child": "",
+    }
+    what |= {"codecs": ["null", "deflate"], "factors": ([1.02, 1.25, 2.0, 4.0], [1.25])}
+    Bench("limits", __doc__, rounds=(9, 3), **what).run(main)

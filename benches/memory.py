@@ -1,128 +1,69 @@
 """Measures how much memory reading a large file takes.
 
-A fresh process reads a generated file of about 1 GB (data set a) in batches of 1,024 rows, while a thread of it samples
-RssAnon, the anonymous memory that is really there: buffers, batches and the heap, but neither the file's own pages nor
-shared libraries. The peak must not depend on the size of the file, and stay below the limit.
+A fresh process reads a generated file of about 1 GB (dataset a) in batches of 1,024 rows, while a thread of it samples
+RssAnon, the anonymous memory that is really there: buffers, batches and the heap, but neither the pages of the file nor
+shared libraries. The peak must not depend on the size of the file, and must stay below the limit.
 
-`--keep` says how many of the last batches are held while the next is asked for: 1 is what a `for` loop does, 0 drops
+`--held` is the number of batches that are held while the next one is asked for: 1 is what a `for` loop does, 0 drops
 each batch first.
 """
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import resource
-import subprocess
-import sys
-import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import generate
-import peers
-import squeeze
+from harness import MB, Bench, sampled
+from harness.children import call
+from harness.data import open_reader
 
-MB = 1e6
 INTERVAL = 0.005
-"""Seconds between two samples."""
 
 
-def rss_anon() -> int:
-    """This process's anonymous memory, in bytes."""
-    with open("/proc/self/status", "rb") as file:
-        for line in file:
-            if line.startswith(b"RssAnon:"):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError("this kernel doesn't tell RssAnon")
-
-
-class Sampler(threading.Thread):
-    """Notes the greatest RssAnon until it is stopped."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = 0
-        self.samples = 0
-        self._stop_asked = threading.Event()
-
-    def run(self) -> None:
-        """Samples."""
-        while True:
-            self.peak = max(self.peak, rss_anon())
-            self.samples += 1
-            if self._stop_asked.wait(INTERVAL):
-                return
-
-    def stop(self) -> None:
-        """Takes a last sample and ends."""
-        self._stop_asked.set()
-        self.join()
-        self.peak = max(self.peak, rss_anon())
-
-
-def child(path: str, batch: int, keep: int, threads: int | None) -> dict[str, Any]:
+def child(path: str, batch: int, held: int, threads: int) -> dict[str, Any]:
     """Reads the file and reports what it took."""
-    import fastpipe
+    import fastpipe  # noqa: F401 - imported before memory is measured
 
-    features = peers.FastpipeWorker().features("a")
-    idle = rss_anon()
-    sampler = Sampler()
-    sampler.start()
-    begun = time.perf_counter()
-    rows = 0
-    with fastpipe.read_avro(path, features=features, batch_size=batch, num_threads=threads or "auto") as reader:
-        held: collections.deque[Any] = collections.deque(maxlen=keep)
-        # A `for` loop would hold a batch of its own.
-        batches = iter(reader)
-        while (values := next(batches, None)) is not None:
-            rows += len(values["user_id"])
-            held.append(values)
-            del values
-    seconds = time.perf_counter() - begun
-    sampler.stop()
-    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    result = {"idle": idle, "peak": sampler.peak, "samples": sampler.samples, "rows": rows}
-    return result | {"seconds": seconds, "max_rss": max_rss}
+    with sampled(INTERVAL) as peak:
+        begun, rows = time.perf_counter(), 0
+        with open_reader(path, "a", batch_size=batch, num_threads=threads or "auto") as reader:
+            last: collections.deque[Any] = collections.deque(maxlen=held)
+            # A `for` loop would hold a batch itself.
+            batches = iter(reader)
+            while (values := next(batches, None)) is not None:
+                rows += len(values["user_id"])
+                last.append(values)
+                del values
+        seconds = time.perf_counter() - begun
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = {"idle": peak.idle, "peak": peak.bytes, "samples": peak.samples}
+    return found | {"rows": rows, "seconds": seconds, "max_rss": most}
 
 
-def main() -> int:
-    """Runs the measurement; the exit status is 1 where the peak is over the limit."""
-    parser = argparse.ArgumentParser(description="Measure fastpipe's memory on a file of about 1 GB.")
-    parser.add_argument("--records", type=int, default=400_000)
-    parser.add_argument("--codec", choices=squeeze.CODECS, default="null")
-    parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--keep", type=int, default=1, help="batches held while the next is asked for (default: 1)")
-    parser.add_argument("--threads", type=int, default=None, help="default: all cores")
-    parser.add_argument("--limit-mb", type=float, default=300)
-    parser.add_argument("--child", metavar="FILE", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+def main(bench: Bench) -> None:
+    """Measures a child; the bench fails if the peak is over the limit."""
+    args = bench.args
     if args.child:
-        print(json.dumps(child(args.child, args.batch_size, args.keep, args.threads)))
-        return 0
-
-    path, info = generate.generate("a", args.records, codec=args.codec, log=lambda line: print(line, file=sys.stderr))
-    command = [sys.executable, str(Path(__file__).resolve()), "--child", str(path), *sys.argv[1:]]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        return done.returncode
-    result = json.loads(done.stdout)
-    print(
-        f"{info['bytes'] / MB:,.0f} MB file, codec {args.codec}, {args.batch_size:,} rows a batch, {args.keep} kept: "
-        f"idle {result['idle'] / MB:,.0f} MB, peak {result['peak'] / MB:,.0f} MB of RssAnon "
-        f"(limit {args.limit_mb:,.0f} MB; {result['samples']:,} samples in {result['seconds']:.1f} s; "
-        f"greatest resident size with all file pages {result['max_rss'] / MB:,.0f} MB)"
+        print(json.dumps(child(**json.loads(args.child))))
+        raise SystemExit
+    path, info = generate.generate("a", args.records, codec=args.codec, log=bench.say)
+    found = call(__file__, path=str(path), batch=args.batch_size, held=args.held, threads=args.threads)
+    columns = ("file, MB|,.0f", "rows a batch|", "batches kept|", "idle, MB|,.0f", "peak of RssAnon, MB|,.0f")
+    columns += ("limit, MB|,.0f", "samples|", "seconds|,.1f", "greatest resident size with all file pages, MB|,.0f")
+    sizes = {name: found[name] / MB for name in ("idle", "peak", "max_rss")}
+    row = bench.table("codec", *columns)
+    row(
+        *(args.codec, info["bytes"] / MB, args.batch_size, args.held, sizes["idle"], sizes["peak"], args.limit_mb),
+        *(found["samples"], found["seconds"], sizes["max_rss"]),
     )
-    if result["rows"] != info["rows"]:
-        print(f"read {result['rows']:,} of {info['rows']:,} records", file=sys.stderr)
-        return 1
-    if result["peak"] > args.limit_mb * MB:
-        print("the peak is over the limit", file=sys.stderr)
-        return 1
-    return 0
+    bench.bound("records read", found["rows"], least=info["rows"], most=info["rows"])
+    bench.bound("peak of RssAnon in MB", sizes["peak"], most=args.limit_mb)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    numbers: dict[str, Any] = {"records": 400_000, "batch_size": 1024, "held": 1, "threads": 0, "limit_mb": 300.0}
+    Bench("memory", __doc__, codec="null", child="", **numbers).run(main)

@@ -1,23 +1,22 @@
 """Compares `read_parquet` with other readers of Parquet files, on one core, and what ten fetches at once save.
 
-    python benches/parquet.py [--parts sequence,shuffled,fetches] [--rounds 7] [--quick]
-
-In sequence the peer is pyarrow's own `iter_batches`, which stops at record batches; shuffled, the streams of Hugging
-Face's datasets and Ray Data. Each has a process and an environment of its own. See README.md.
+In sequence the peer is pyarrow's `iter_batches`, which stops at record batches; shuffled, the streams of Hugging Face's
+datasets and Ray Data. Each has a process and an environment of its own. Targets are compared with CPU time, which other
+programs disturb less.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import parquet_files
+from harness import Bench, Table, Turns, take_turns
+from harness.children import Side, can, race, rate
+from harness.data import cores
 from peers.job import Job
-from turns import Side, in_thousands, say, take_turns
 
 WANTED = {"pyarrow-parquet": 0.9, "datasets": 5.0, "ray-data": 3.0, "fetches": 8.0}
 # At least one row group of the largest size.
@@ -26,71 +25,51 @@ ROW_GROUPS = (10_000, 100_000, 1_000_000)
 SHUFFLE_BUFFER = 10_000
 BATCH_SIZE = 1024
 PARTS = {"datasets": 4, "ray-data": 1}
-"""Of the rows, one in that many: datasets would take long, and Ray takes more than a second to begin."""
+"""Of the rows, one in this many: datasets would take long, and Ray takes more than a second to begin."""
 WAIT = 0.05
 """Seconds that a fetch takes."""
 
 
-def _met(reached: float, wanted: float) -> str:
-    return "yes" if reached >= wanted else "no"
+def add(bench: Bench, row: Table, turns: Turns, ours: str, theirs: str, cells: list[str], peer: str = "") -> None:
+    """Adds a row that compares two sides; `peer` is what is said of the other one before its rate."""
+    able = [name for name in (ours, theirs) if can(turns, name)]
+    if len(able) < 2:
+        row(*cells, f"can't: {' '.join(turns.errors.values())[:120]}")
+        if ours not in able:
+            bench.fail(f"{cells}: {turns.errors.get(ours)}")
+        return
+    mine, other = rate(turns, ours) / 1e3, rate(turns, theirs) / 1e3
+    wall, cpu = (turns.ratio(theirs, ours, figure).median for figure in ("seconds", "cpu"))
+    met = bench.target(f"{', '.join(cells)}, beside {theirs}", cpu, least=WANTED[theirs])
+    row(*cells, mine, f"{peer} {other:,.0f}".strip(), wall, cpu, met)
 
 
-def in_sequence(tables: list[str], rounds: int, core: int, quick: bool, versions: dict[str, str]) -> bool:
-    """fastpipe and pyarrow, in the files' order."""
-    print(
-        "\n| table, rows of a row group, of a batch | fastpipe, 1,000 rows/s | pyarrow | times as fast | by CPU time "
-        "| met |"
-    )
-    print("|---|--:|--:|--:|--:|---|", flush=True)
-    reached = True
-    for table in tables:
-        for group in ROW_GROUPS[: 2 if quick else 3]:
-            path, known = parquet_files.write(table, ROWS[table] // (8 if quick else 1), group)
-            for batch in (BATCH_SIZE, 8 * BATCH_SIZE):
-                job = Job(str(path), table, batch)
-                ours, theirs = Side("fastpipe-parquet", job, known["sums"]), Side("pyarrow-parquet", job, known["sums"])
-                take_turns([ours, theirs], rounds, core, versions)
-                reached &= _row(f"{table}, {group:,}, {batch:,}", ours, theirs)
-    return reached
+def in_sequence(bench: Bench) -> None:
+    """fastpipe and pyarrow, in the order of the files."""
+    columns = ("fastpipe, 1,000 rows/s|,.0f", "pyarrow|", "times as fast|,.2f", "by CPU time|,.2f", "met")
+    name = "table, rows of a row group, of a batch"
+    row = bench.table(name, *columns, title="In the order of the file, beside pyarrow's iter_batches")
+    groups, batches = ROW_GROUPS[: 2 if bench.quick else 3], (BATCH_SIZE, 8 * BATCH_SIZE)
+    for table, group, batch in itertools.product(bench.args.tables, groups, batches):
+        path, known = parquet_files.write(table, ROWS[table] // (8 if bench.quick else 1), group)
+        readers = ("fastpipe-parquet", "pyarrow-parquet")
+        sides = [Side(reader, Job(str(path), table, batch), known["sums"]) for reader in readers]
+        turns = race(bench, sides, cores()[-1:])
+        add(bench, row, turns, *readers, [f"{table}, {group:,}, {batch:,}"])
 
 
-def shuffled(
-    tables: list[str], peers: list[str], rounds: int, core: int, quick: bool, versions: dict[str, str]
-) -> bool:
+def shuffled(bench: Bench) -> None:
     """fastpipe, datasets and Ray Data, shuffled."""
-    print(
-        "\n| table, rows of a row group | fastpipe's order | 1,000 rows/s | peer | times as fast | by CPU time | met |"
-    )
-    print("|---|---|--:|---|--:|--:|---|", flush=True)
-    reached = True
-    for peer in peers:
-        for table in tables:
-            for group in ROW_GROUPS[:2]:
-                path, known = parquet_files.write(table, ROWS[table] // PARTS[peer] // (8 if quick else 1), group)
-                window, buffer = (Job(str(path), table, BATCH_SIZE, size) for size in (-1, SHUFFLE_BUFFER))
-                ours = [
-                    Side("fastpipe-parquet", buffer, known["plain"], f'"buffer" of {SHUFFLE_BUFFER:,}'),
-                    Side("fastpipe-parquet", window, known["plain"], "True"),
-                ]
-                theirs = Side(peer, buffer, known["plain"])
-                take_turns([*ours, theirs], rounds, core, versions)
-                for side in ours:
-                    name = f"{table}, {group:,} | {side.name}"
-                    reached &= _row(name, side, theirs, peer=True)
-    return reached
-
-
-def _row(name: str, ours: Side, theirs: Side, *, peer: bool = False) -> bool:
-    wanted = WANTED[theirs.reader]
-    if problem := ours.error or theirs.error:
-        print(f"| {name} | can't: {problem[:120]} |", flush=True)
-        return ours.error is None
-    wall, cpu = ours.times_as_fast(theirs), ours.times_as_fast(theirs, by_cpu=True)
-    other = f"{theirs.name} {in_thousands(theirs.rate)}" if peer else in_thousands(theirs.rate)
-    # Other programs disturb CPU time less.
-    met = _met(cpu, wanted)
-    print(f"| {name} | {in_thousands(ours.rate)} | {other} | {wall:.2f} | {cpu:.2f} | {met} |", flush=True)
-    return cpu >= wanted
+    columns = ("fastpipe's order", "1,000 rows/s|,.0f", "peer", "times as fast|,.2f", "by CPU time|,.2f", "met")
+    row = bench.table("table, rows of a row group", *columns, title="Shuffled, batches of 1,024 rows")
+    for peer, table, group in itertools.product(bench.args.peers, bench.args.tables, ROW_GROUPS[:2]):
+        path, known = parquet_files.write(table, ROWS[table] // PARTS[peer] // (8 if bench.quick else 1), group)
+        window, buffer = (Job(str(path), table, BATCH_SIZE, size) for size in (-1, SHUFFLE_BUFFER))
+        ours = {f'"buffer" of {SHUFFLE_BUFFER:,}': buffer, "True": window}
+        sides = [Side("fastpipe-parquet", job, known["plain"], order) for order, job in ours.items()]
+        turns = race(bench, [*sides, Side(peer, buffer, known["plain"])], cores()[-1:])
+        for order in ours:
+            add(bench, row, turns, order, peer, [f"{table}, {group:,}", order], peer)
 
 
 class Slow:
@@ -103,64 +82,43 @@ class Slow:
         self.rows: Sequence[int] = [1000] * units
 
     def read(self, unit: int) -> Any:
-        """A unit, after a wait."""
+        """Returns a unit, after a wait."""
         import pyarrow as pa
 
         time.sleep(WAIT)
         return pa.table({"x": range(1000 * unit, 1000 * unit + 1000)}, schema=self.schema)
 
     def fingerprint(self) -> str:
-        """What it is."""
+        """Returns what identifies the data."""
         return "slow"
 
 
-def fetches(rounds: int) -> bool:
+def fetches(bench: Bench) -> None:
     """Ten fetches at once and one after another, of 50 units."""
     import fastpipe
 
-    ratios = []
-    for _ in range(rounds):
-        seconds = []
-        for at_once in (10, 1):
-            reader = fastpipe.read_units(Slow(50), batch_size=BATCH_SIZE, num_threads=1, num_fetches=at_once)
-            began = time.perf_counter()
-            rows = sum(len(batch["x"]) for batch in reader)
-            seconds.append(time.perf_counter() - began)
-            assert rows == 50_000
-        ratios.append(seconds[1] / seconds[0])
-    ratio = statistics.median(ratios)
-    print(
-        f"\n50 units, each of which takes {WAIT * 1e3:.0f} ms to come: with ten fetches at once {ratio:.1f} times "
-        f"as fast as with one ({min(ratios):.1f} to {max(ratios):.1f}); wanted {WANTED['fetches']:.0f}",
-        flush=True,
-    )
-    return ratio >= WANTED["fetches"]
+    def read(at_once: int) -> None:
+        reader = fastpipe.read_units(Slow(50), batch_size=BATCH_SIZE, num_threads=1, num_fetches=at_once)
+        assert sum(len(batch["x"]) for batch in reader) == 50_000
+
+    turns = take_turns({"ten": lambda: read(10), "one": lambda: read(1)}, min(bench.rounds, 3), warm=0)
+    ratio = turns.ratio("one", "ten")
+    row = bench.table("times as fast as one fetch|,.1f", "rounds|", "wanted|g", "met", title="Ten fetches at once")
+    met = bench.target("ten fetches at once", ratio.median, least=WANTED["fetches"])
+    row(ratio.median, f"{ratio.low:.1f} to {ratio.high:.1f}", WANTED["fetches"], met)
 
 
-def main() -> int:
+def main(bench: Bench) -> None:
     """Runs the comparison. Peers that fail and targets that are missed are results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="sequence,shuffled,fetches")
-    parser.add_argument("--tables", default=",".join(ROWS))
-    parser.add_argument("--peers", default=",".join(PARTS), help="of those that shuffle")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)), help="default: the last one")
-    parser.add_argument("--quick", action="store_true", default=os.environ.get("QUICK", "") not in ("", "0"))
-    arguments = parser.parse_args()
-    versions: dict[str, str] = {}
-    rounds, core, quick = arguments.rounds, arguments.core, arguments.quick
-    parts, tables = arguments.parts.split(","), arguments.tables.split(",")
-    reached = True
-    if "sequence" in parts:
-        reached &= in_sequence(tables, rounds, core, quick, versions)
-    if "shuffled" in parts:
-        reached &= shuffled(tables, arguments.peers.split(","), min(rounds, 5), core, quick, versions)
-    if "fetches" in parts:
-        reached &= fetches(min(rounds, 3))
-    say(", ".join(f"{name} {version}" for name, version in sorted(versions.items())))
-    say("all targets reached" if reached else "a target was missed")
-    return 0
+    if "sequence" in bench.args.parts:
+        in_sequence(bench)
+    bench.rounds = min(bench.rounds, 5)
+    if "shuffled" in bench.args.parts:
+        shuffled(bench)
+    if "fetches" in bench.args.parts:
+        fetches(bench)
 
 
 if __name__ == "__main__":
-    main()
+    what: dict[str, Any] = {"parts": ["sequence", "shuffled", "fetches"], "tables": list(ROWS), "peers": list(PARTS)}
+    Bench("parquet", __doc__, **what).run(main)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import generate
-import squeeze
 
 # Records for about a tenth of a second to half a second with the fastest readers.
 RECORDS = {"a": 65_536, "b": 262_144, "c": 262_144, "d": 524_288, "e": 262_144, "f": 131_072}
@@ -41,7 +40,7 @@ class Spec:
         """Makes one of `a/null`, `a/null/16K`, `a/null/shuffled`."""
         dataset, codec, *rest = text.split("/")
         block = next((part for part in rest if part in BLOCKS), "1M")
-        if dataset not in RECORDS or codec not in squeeze.CODECS or set(rest) - {block, "shuffled"}:
+        if dataset not in RECORDS or codec not in generate.CODECS or set(rest) - {block, "shuffled"}:
             raise ValueError(f"not a cell: {text}")
         return cls(dataset, codec, block, "shuffled" in rest)
 
@@ -79,7 +78,5 @@ GOALS = {
     "b/null/shuffled": Goal(10),
 }
 CELLS = [*GOALS, "a/zstandard", "b/snappy", "c/null/16K", "f/deflate"]
-QUICK_CELLS = list(GOALS)
-"""Cells with a goal; each costs a quick run some ten seconds."""
 # Of each peer what is fastest as a rule.
 QUICK_READERS = ["fastpipe", "atds", "fastavro", "polars", "polars-avro-batches", "jetliner-batches", "duckdb-batches"]

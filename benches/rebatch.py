@@ -1,38 +1,38 @@
 """Compares `fastpipe.rebatch` with NumPy's `take`.
 
-What `rebatch` does to shuffle a row is to copy it into its buffer, unless it is wide, to draw it, and to copy it into
-its batch. `take` does the last of these alone: `np.take(column, index, axis=0)` of batches of random rows, with indices
+To shuffle a row, `rebatch` copies it into its buffer, unless it is wide, draws it, and copies it into its batch. `take`
+does only the last of these: `np.take(column, index, axis=0)` of batches of random rows, with indices
 that were made before, from columns as long as the buffer. So there are two comparisons: of all that `rebatch` does,
-while batches come in; and of drawing alone, when all rows are in the buffer already. Both sides make arrays for each
-batch, and the batch before is still held meanwhile.
+while batches come in; and of only drawing, when all rows are in the buffer already. Both sides make arrays for each
+batch, and still hold the batch before.
 
-Each runs for a while in turn. A round's ratio is the rows per second of `rebatch` to those of `take`; shown are
-medians. Batches come in that are there already, so making them isn't timed; nor is filling the buffer at first. They
+Each runs for a while in turn. Ratios are rows per second of `rebatch` to those of `take`. Incoming batches have been
+made before, so making them isn't timed; nor is filling the buffer at first. They
 have twice as many rows as the buffer, so that few are still in it when they come again: what is in the buffer takes
 about as much memory as what `take` draws from, wherever `rebatch` has it.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fastpipe
+from harness import Bench, take_turns
+from harness.data import cores
 
 INDICES = 64
 """Batches of indices that are made before; used in turn."""
 CYCLE = 2
-"""Batches that come in have this many times the rows of the buffer, and then come again."""
+"""Incoming batches have this many times the rows of the buffer, and then come again."""
 
 Batch = dict[str, Any]
-clock = time.perf_counter
+Clock = Callable[[], float]
 
 
 class Case(NamedTuple):
@@ -88,8 +88,8 @@ def rebatched(case: Case) -> Iterator[Batch]:
     return fastpipe.rebatch(itertools.cycle(chunks), case.batch, shuffle_buffer=case.buffer, seed=0)
 
 
-def timed(batches: Iterator[Batch], seconds: float) -> float:
-    """Seconds a batch, of batches without end."""
+def timed(batches: Iterator[Batch], seconds: float, clock: Clock) -> float:
+    """Returns the seconds a batch, of batches without end."""
     start, count = clock(), 0
     while (passed := clock() - start) < seconds or not count:
         for _batch in itertools.islice(batches, 10):
@@ -98,8 +98,8 @@ def timed(batches: Iterator[Batch], seconds: float) -> float:
     return passed / count
 
 
-def timed_drawing(case: Case, seconds: float) -> float:
-    """Seconds a batch, when all rows are in the buffer."""
+def timed_drawing(case: Case, seconds: float, clock: Clock) -> float:
+    """Returns the seconds a batch, when all rows are in the buffer."""
     rows = case.buffer + case.batch - 1
     columns = table(case.widths, rows)
     passed, count = 0.0, 0
@@ -113,41 +113,35 @@ def timed_drawing(case: Case, seconds: float) -> float:
     return passed / count
 
 
-def measure(case: Case, rounds: int, seconds: float) -> list[float]:
-    """Rows a second of `rebatch`, of drawing alone and of `take`, and ratios of the first two to the last: medians."""
-    ours, theirs = rebatched(case), taken(case)
+def measure(bench: Bench, case: Case, clock: Clock) -> list[float]:
+    """Returns million rows a second of `rebatch`, of only drawing and of `take`, and the ratios of the first two."""
+    seconds, ours, theirs = bench.args.seconds, rebatched(case), taken(case)
     for _ in range(2 * case.buffer // case.batch + 2):
         next(ours)
-    times = [(timed(ours, seconds), timed_drawing(case, seconds), timed(theirs, seconds)) for _ in range(rounds + 1)]
-    del times[0]
-    rates = [statistics.median(case.batch / t for t in column) for column in zip(*times, strict=True)]
-    ratios = [statistics.median(t[2] / t[side] for t in times) for side in range(2)]
-    return [*rates, *ratios]
+    ways = {
+        "rebatch": lambda: timed(ours, seconds, clock),
+        "drawing": lambda: timed_drawing(case, seconds, clock),
+        "take": lambda: timed(theirs, seconds, clock),
+    }
+    turns = take_turns(ways, bench.rounds)
+    rates = [case.batch / turns.median(name, "result") / 1e6 for name in ways]
+    return rates + [turns.ratio("take", name, "result").median for name in ("rebatch", "drawing")]
 
 
-def main() -> None:
+def main(bench: Bench) -> None:
     """Measures all cases, on one processor and on all."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seconds", type=float, default=0.02, help="how long each runs in a round")
-    parser.add_argument("--cases", default="", help="only those whose name contains this")
-    parser.add_argument("--cpu", action="store_true", help="processor time, where other programs run; one thread only")
-    args = parser.parse_args()
-    if args.cpu:
-        global clock
-        clock = time.process_time
-    processors = os.sched_getaffinity(0)
+    args, processors = bench.args, cores()
+    clock = time.process_time if args.cpu else time.perf_counter
     for pinned in [True] if args.cpu else [True, False]:
-        os.sched_setaffinity(0, {max(processors)} if pinned else processors)
-        print(f"\n{'one thread, pinned' if pinned else f'default threads, {len(processors)} processors'}")
-        print(f"{'':40}{'million rows/s':>33} {'times take':>17}")
-        print(f"{'':40}{'rebatch':>11}{'drawing':>11}{'take':>11} {'rebatch':>8} {'drawing':>8}")
+        os.sched_setaffinity(0, processors[-1:] if pinned else processors)
+        title = "one thread, pinned" if pinned else f"default threads, {len(processors)} processors"
+        names = ("rebatch, million rows/s|,.3f", "drawing|,.3f", "take|,.3f", "rebatch, times take|,.2f")
+        row = bench.table("columns", *names, "drawing, times take|,.2f", title=title)
         for case in CASES:
             if args.cases in case.name:
-                *rates, whole, drawing = measure(case, args.rounds, args.seconds)
-                millions = "".join(f"{rate / 1e6:11.3f}" for rate in rates)
-                print(f"{case.name:40}{millions} {whole:8.2f} {drawing:8.2f}", flush=True)
+                row(case.name, *measure(bench, case, clock))
 
 
 if __name__ == "__main__":
-    main()
+    # By CPU time one thread is measured, for machines on which other programs run.
+    Bench("rebatch", __doc__, rounds=(11, 3), packages=("numpy",), seconds=0.02, cases="", cpu=False).run(main)

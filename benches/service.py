@@ -1,4 +1,4 @@
-"""Measures batches that a server makes, beside what carries them and what others carry them with.
+"""Measures batches that a server makes, beside a bare carrier and beside other services.
 
 All take turns in one run, over loopback, with the server in a process of its own. Parts (`--parts`):
 
@@ -8,23 +8,21 @@ All take turns in one run, over loopback, with the server in a process of its ow
 * `shared`: a `LocalService` beside local reading (`service_shared.py`);
 * `three`: whether three servers make what three make alone, with batches that cost time (`service_three.py`).
 
-Beside the first three stand `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
+Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
 consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
-1,024 rows, each pass another epoch; the server has its data in memory, and reads them as they stand, so that it is the
-service that is measured: `--shuffle` shuffles them, for which a random row costs 14 misses of the cache in (a). The
-first batch is timed from `connect`. A part whose framework isn't installed is said to be skipped.
+1,024 rows, each pass another epoch; the server has its data in memory, and reads them as they are, so that the
+service is measured: `--shuffle` shuffles them, for which a random row costs 14 misses of the cache in (a). The
+first batch is timed from `connect`. A part whose framework isn't installed is skipped.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
-import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,12 +30,13 @@ from typing import Any
 import numpy as np
 
 import fastpipe
-import kept
 import service_peers
 import service_shared
 import service_three
+from harness import HERE, Bench, Table, Turn, take_turns
+from harness.children import program
 
-# And what each needs.
+# The modules that each part needs.
 PARTS = {
     "flight": ["pyarrow"],
     "tfdata": ["tensorflow"],
@@ -45,10 +44,9 @@ PARTS = {
     "shared": [],
     "three": ["pyarrow"],
 }
-# What is wanted of the service: at least so many times as fast.
+# The service must be at least this many times as fast.
 WANTED = {"flight": 0.8, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
 ROWS = {"a": 2_000_000, "b": 200_000}
-ROUNDS = 7
 
 CONFIG = """
 import sys
@@ -90,56 +88,17 @@ def bare(quick: bool) -> None:
     server.serve()
 
 
-def started(command: list[str]) -> tuple[subprocess.Popen[str], str]:
-    """A server's process, and the first line that it says."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    return process, process.stdout.readline()
-
-
-def served(config: Path) -> tuple[subprocess.Popen[str], str]:
-    """`fastpipe serve`, and its URL."""
-    process, said = started([sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"])
-    return process, said.split()[-1]
-
-
-def measure(parts: list[str], quick: bool, shuffle: bool) -> dict[str, Any]:
-    """Megabytes a second of each, by table, milliseconds to the first batch, and what `three` says."""
-    tables = {kind: arrays(kind, quick) for kind in ROWS}
-    again = [sys.executable, __file__, *(["--quick"] if quick else [])]
-    with TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        found: dict[str, Any] = {}
-        if set(parts) & WANTED.keys():
-            config = Path(folder) / "readers.py"
-            config.write_text(CONFIG.format(folder=str(Path(__file__).parent), quick=quick, shuffle=shuffle))
-            process, url = served(config)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            peers: dict[str, service_peers.Peer] = {}
-            if "flight" in parts:
-                peers["flight"] = stack.enter_context(_flight([*again, "--bare"]))
-            if "tfdata" in parts:
-                peers |= stack.enter_context(service_peers.tf_data([*again, "--tf-data"], tables))
-            if "ray" in parts:
-                peers["ray"] = stack.enter_context(service_peers.ray_data(tables))
-            for kind in ROWS:
-                local = reader(kind, quick, shuffle)
-                ways = {name: peer(kind) for name, peer in peers.items()}
-                found[kind] = _measure(kind, url, tables[kind], local, ways)
-        if "shared" in parts:
-            found["shared"] = service_shared.measure(ROUNDS, quick)
-        if "three" in parts:
-            found["three"] = service_three.measure(Path(folder), served, 2 if quick else 5)
-        return found
+def served(config: Path) -> Any:
+    """Starts `fastpipe serve`; its line ends with the URL."""
+    return program([sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"])
 
 
 @contextlib.contextmanager
-def _flight(command: list[str]) -> Iterator[service_peers.Peer]:
+def flight_server(command: list[str]) -> Iterator[service_peers.Peer]:
     """The bare Flight server."""
     import pyarrow.flight as flight
 
-    process, port = started(command)
-    try:
+    with program(command) as (_, port):
         client = flight.FlightClient(f"grpc://127.0.0.1:{port.strip()}")
 
         def peer(kind: str) -> service_peers.Way:
@@ -150,109 +109,92 @@ def _flight(command: list[str]) -> Iterator[service_peers.Peer]:
             return lambda: read
 
         yield peer
-    finally:
-        process.kill()
-        process.wait()
 
 
-def _measure(
-    kind: str,
-    url: str,
-    table: dict[str, Any],
-    local: fastpipe.Reader,
-    peers: dict[str, service_peers.Way],
-) -> dict[str, Any]:
-    row = sum(array.nbytes // len(array) for array in table.values())
-
-    def read(from_: fastpipe.Reader) -> service_peers.Way:
-        def run() -> int:
-            return sum(len(next(iter(batch.values()))) for batch in from_)
-
-        return lambda: run
-
-    ways = {"local": read(local), "service": read(fastpipe.connect(url, kind))} | peers
-    rates: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(ROUNDS + 1):
-        for name, way in ways.items():
-            run = way()
-            begun = time.perf_counter()
-            rows = run()
-            took = time.perf_counter() - begun
-            # Lets go of what an iteration still fetches.
-            del run
-            most = service_peers.MOST * 1024 if name == "tfdata" else local.num_rows
-            assert min(most, local.num_rows) - rows < 1024, f"{name} has read {rows} rows"
-            if round_:
-                rates[name].append(rows * row / took / 1e6)
-    first = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        batches = iter(fastpipe.connect(url, kind))
-        next(batches)
-        first.append((time.perf_counter() - begun) * 1e3)
-        del batches
-
-    def over(name: str, other: str) -> list[float]:
-        found = [ours / theirs for ours, theirs in zip(rates[name], rates[other], strict=True)]
-        return [min(found), statistics.median(found), max(found)]
-
-    return {
-        "MB/s": {name: statistics.median(found) for name, found in rates.items()},
-        "service over": {name: over("service", name) for name in ways if name != "service"},
-        "first, ms": statistics.median(first),
-    }
+def timed(way: service_peers.Way, name: str, rows: int) -> Turn:
+    """Reads an epoch, or some of it. Seconds are those of a row; preparing isn't timed."""
+    run = way()
+    cpu, begun = time.process_time(), time.perf_counter()
+    found = run()
+    seconds, spent = time.perf_counter() - begun, time.process_time() - cpu
+    # Lets go of what an iteration still fetches.
+    del run
+    most = min(service_peers.MOST * 1024, rows) if name == "tfdata" else rows
+    assert most - found < 1024, f"{name} has read {found} rows"
+    return Turn(seconds / found, spent / found, found)
 
 
-def _met(found: float, wanted: float) -> str:
-    return "met" if found >= wanted else "MISSED"
+def first_batch(url: str, kind: str) -> Turn:
+    """Returns the seconds from `connect` to the first batch."""
+    begun = time.perf_counter()
+    batches = iter(fastpipe.connect(url, kind))
+    next(batches)
+    return Turn(time.perf_counter() - begun, 0.0)
 
 
-def show(found: dict[str, Any]) -> None:
-    """Prints what was measured."""
-    for kind in ROWS:
-        if kind not in found:
+def compare(bench: Bench, row: Table, kind: str, url: str, peers: dict[str, service_peers.Peer]) -> None:
+    """Measures a table."""
+    local = reader(kind, bench.quick, bench.args.shuffle)
+    nbytes = sum(array.nbytes // len(array) for array in arrays(kind, bench.quick).values())
+
+    def read(from_: Any) -> service_peers.Way:
+        return lambda: lambda: sum(len(next(iter(batch.values()))) for batch in from_)
+
+    ways = {"local": read(local), "service": read(fastpipe.connect(url, kind))}
+    ways |= {name: peer(kind) for name, peer in peers.items()}
+    turns = take_turns({name: partial(timed, way, name, local.num_rows) for name, way in ways.items()}, bench.rounds)
+    first = take_turns({"first": partial(first_batch, url, kind)}, bench.rounds, warm=0).median("first") * 1e3
+    for name in ways:
+        rate = nbytes / turns.median(name) / 1e6
+        if name == "service":
+            row(f"({kind})", name, rate, None, None, None, first)
             continue
-        rates = found[kind]["MB/s"]
-        print(f"({kind}) service: {rates['service']:.0f} MB/s; first batch after {found[kind]['first, ms']:.1f} ms")
-        for name, (least, median, most) in found[kind]["service over"].items():
-            line = (
-                f"    {name:12} {rates[name]:6.0f} MB/s; the service {median:.2f} times it ({least:.2f} to {most:.2f})"
-            )
-            if name in WANTED:
-                line += f", wanted {WANTED[name]:g}: {_met(median, WANTED[name])}"
-            print(line)
-    if "shared" in found:
-        print(service_shared.table(found["shared"]))
-    if "three" in found:
-        print(service_three.table(found["three"]))
+        ratio, wanted = turns.ratio(name, "service"), WANTED.get(name)
+        met = None if wanted is None else bench.target(f"({kind}) service over {name}", ratio.median, least=wanted)
+        row(f"({kind})", name, rate, ratio, wanted, met)
 
 
-def main() -> None:
-    """Measures, prints and keeps."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--tf-data", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
-    parser.add_argument("--shuffle", action="store_true", help="in a shuffled order")
-    parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
-    arguments = parser.parse_args()
-    if arguments.bare:
-        bare(arguments.quick)
-        return
-    if arguments.tf_data:
-        service_peers.serve_tf_data({kind: arrays(kind, arguments.quick) for kind in ROWS})
-        return
-    parts = arguments.parts.split(",")
-    if unknown := set(parts) - PARTS.keys():
-        parser.error(f"no part is called {', '.join(sorted(unknown))}, only {', '.join(PARTS)}")
+def beside_peers(bench: Bench, parts: list[str], folder: Path) -> None:
+    """Measures the service beside Flight, tf.data service and Ray Data."""
+    tables = {kind: arrays(kind, bench.quick) for kind in ROWS}
+    again = [sys.executable, __file__, *(["--quick"] if bench.quick else [])]
+    config = folder / "readers.py"
+    config.write_text(CONFIG.format(folder=str(HERE), quick=bench.quick, shuffle=bench.args.shuffle))
+    columns = ("MB/s|,.0f", "service over it (rounds)|", "wanted|g", "met", "first batch, ms|,.1f")
+    row = bench.table("table", "carried by", *columns, title="Beside others that carry batches")
+    with contextlib.ExitStack() as stack:
+        _, said = stack.enter_context(served(config))
+        peers: dict[str, service_peers.Peer] = {}
+        if "flight" in parts:
+            peers["flight"] = stack.enter_context(flight_server([*again, "--bare"]))
+        if "tfdata" in parts:
+            peers |= stack.enter_context(service_peers.tf_data([*again, "--tf-data"], tables))
+        if "ray" in parts:
+            peers["ray"] = stack.enter_context(service_peers.ray_data(tables))
+        for kind in ROWS:
+            compare(bench, row, kind, said.split()[-1], peers)
+
+
+def main(bench: Bench) -> None:
+    """Measures all parts whose frameworks are installed."""
+    if bench.args.bare:
+        bare(bench.quick)
+    if bench.args.tf_data:
+        service_peers.serve_tf_data({kind: arrays(kind, bench.quick) for kind in ROWS})
+        raise SystemExit
+    parts = bench.args.parts
     for part in list(parts):
         if missing := [name for name in PARTS[part] if importlib.util.find_spec(name) is None]:
             print(f"{part}: SKIPPED, {' and '.join(missing)} isn't installed")
             parts.remove(part)
-    found = measure(parts, arguments.quick, arguments.shuffle)
-    show(found)
-    kept.save("service", found, {"fastpipe-data": fastpipe.__version__}, arguments.quick)
+    with TemporaryDirectory() as folder:
+        if set(parts) & WANTED.keys():
+            beside_peers(bench, parts, Path(folder))
+        if "shared" in parts:
+            service_shared.measure(bench)
+        if "three" in parts:
+            service_three.measure(bench, Path(folder), served)
 
 
 if __name__ == "__main__":
-    main()
+    Bench("service", __doc__, parts=list(PARTS), shuffle=False, bare=False, tf_data=False).run(main)

@@ -8,14 +8,14 @@ slower beside their sum.
 from __future__ import annotations
 
 import contextlib
-import statistics
-import subprocess
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastpipe
+from harness import Bench, Ratio, take_turns
 
 ROWS, BATCHES = 1024, 400
 # Seconds for a batch.
@@ -71,43 +71,25 @@ def _rate(urls: list[str], epoch: int) -> float:
     return BATCHES / (time.perf_counter() - begun)
 
 
-def measure(
-    folder: Path, started: Callable[[Path], tuple[subprocess.Popen[str], str]], rounds: int
-) -> dict[str, list[float]]:
-    """Rates of each set of servers by the sum of their paces, one a round.
-
-    Args:
-        folder: for the servers' files.
-        started: starts `fastpipe serve` of one of these, and tells its process and its URL.
-        rounds: how many.
-    """
+def measure(bench: Bench, folder: Path, served: Callable[[Path], Any]) -> None:
+    """Measures each set of servers by the sum of their paces; `served` starts the server of a file."""
     with contextlib.ExitStack() as stack:
         urls: dict[str, list[str]] = {}
         for name, paces in PACES.items():
             for number, pace in enumerate(paces):
                 config = folder / f"{name}{number}.py"
                 config.write_text(CONFIG.format(folder=str(Path(__file__).parent), pace=pace))
-                process, url = started(config)
-                stack.callback(process.wait)
-                stack.callback(process.kill)
-                urls.setdefault(name, []).append(url)
-        found: dict[str, list[float]] = {
-            name: [] for name in ("one", "three over three times one", "uneven over the sum")
-        }
-        for epoch in range(rounds):
-            one = _rate(urls["one"], epoch)
-            found["one"].append(one)
-            found["three over three times one"].append(_rate(urls["three"], epoch) / (3 * one))
-            found["uneven over the sum"].append(_rate(urls["uneven"], epoch) / (1.1 * one))
-        return found
-
-
-def table(found: dict[str, list[float]]) -> str:
-    """As lines to print."""
-    one, *ratios = found.items()
-    lines = [f"one server that waits: {statistics.median(one[1]):.1f} batches/s"]
-    for name, values in ratios:
-        median = statistics.median(values)
-        met = "met" if median >= 0.9 else "MISSED"
-        lines.append(f"{name}: {median:.2f} ({min(values):.2f} to {max(values):.2f}), wanted 0.9: {met}")
-    return "\n".join(lines)
+                _, said = stack.enter_context(served(config))
+                urls.setdefault(name, []).append(said.split()[-1])
+        # The epoch of a round is one that servers haven't kept.
+        epochs = {name: itertools.count() for name in PACES}
+        ways = {name: lambda name=name: _rate(urls[name], next(epochs[name])) for name in PACES}
+        turns = take_turns(ways, 2 if bench.quick else 5, warm=0)
+    row = bench.table(
+        "servers", "batches/s|,.1f", "over the sum of their paces (rounds)|", "wanted|g", "met", title="Three"
+    )
+    row("one", turns.median("one", "result"))
+    for name, times in (("three", 3.0), ("uneven", 1.1)):
+        ratio = Ratio(*(each / times for each in turns.ratio(name, "one", "result")))
+        met = bench.target(f"{name} servers over the sum of their paces", ratio.median, least=0.9)
+        row(name, turns.median(name, "result"), ratio, 0.9, met)

@@ -19,7 +19,6 @@ The median of the rounds. A machine on which other programs run adds to the make
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from functools import partial
@@ -30,8 +29,8 @@ import numpy as np
 
 import fastpipe
 import generate
-import loads
-from squeeze import CODECS
+from harness import Bench, take_turns
+from harness.data import cores, drain, open_reader, recording
 
 DATASETS = "cf"
 MOST = 1.1
@@ -62,7 +61,7 @@ def write(dataset: str, codec: str, blocks: int, seed: int) -> Path:
                 ends = np.concatenate([ends, flat.size + np.cumsum(each)])
                 flat = np.concatenate([flat, more])
             end = int(ends[count - 1])
-            data = CODECS[codec](flat[:end].tobytes())
+            data = generate.CODECS[codec](flat[:end].tobytes())
             file.write(generate.varints(np.array([int(count), len(data)]))[0].tobytes() + data + sync)
             flat, ends = flat[end:], ends[count:] - end
     partial.replace(path)
@@ -103,7 +102,7 @@ def uniform(tasks: Tasks, rows: list[int], batch: int, threads: int, ahead: int)
 
 def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> dict[str, float]:
     """Reads a pass. Returns the ratios, and the model's error."""
-    loads.drain(reader)
+    drain(reader)
     assert reader._cursor.position is not None
     tasks: Tasks = reader._cursor.position.tasks()
     stats = reader.stats()
@@ -134,60 +133,40 @@ def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> di
     return found
 
 
-def main() -> int:
-    """Runs the measurement, and names the ratios over the aim. They fail nothing: they are times."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--datasets", default=DATASETS)
-    parser.add_argument("--codecs", default="null,deflate,snappy,zstandard")
-    parser.add_argument("--blocks", type=int, default=100 if loads.QUICK else 400, help="of each file")
-    parser.add_argument("--batch-sizes", default="256,1024,8192")
-    parser.add_argument("--rounds", type=int, default=3 if loads.QUICK else 9)
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    bounds = loads.Bounds()
-    columns = [("data", -4), ("order", -10), ("batch", 6), ("threads", 7), ("engine", 7), ("", -6), ("rows", 6)]
-    columns += [("blocks", 6), ("longest", 7), ("skipping", 8), ("consumer", 8), ("model error", 11), ("tasks off", 9)]
-    row = loads.table(columns)
+def main(bench: Bench) -> None:
+    """Measures all files. Ratios over the target fail nothing: they are times."""
+    args = bench.args
+    columns = ("threads|", "engine|,.3f", "met", "rows|,.3f", "blocks|,.3f", "longest|,.3f", "skipping|,.3f")
+    columns += ("consumer|,.3f", "model error|,.3f", "tasks off|,.3f")
+    row = bench.table("data", "order", "batch", *columns)
     generate.CACHE.mkdir(parents=True, exist_ok=True)
-    for dataset in arguments.datasets:
-        files = [write(dataset, codec, arguments.blocks, arguments.seed) for codec in arguments.codecs.split(",")]
-        for threads in [n for n in (2, 4, 8, 16) if n <= cores]:
-            readers: dict[Any, fastpipe.Reader] = {}
-            for batch in map(int, arguments.batch_sizes.split(",")):
-                for order, options in (("sequential", {}), ("window", loads.window())):
-                    reader = fastpipe.read_avro(
-                        [str(path) for path in files],
-                        features=loads.features(dataset),
-                        batch_size=batch,
-                        num_threads=threads,
-                        drop_last=False,
-                        **options,
-                    )
-                    readers[order, batch] = loads.recording(reader)
-            any_reader = next(iter(readers.values()))
-            rows = [int(n) for n in any_reader._data.handle.unit_rows()]
-            turns = loads.take_turns(
-                {
-                    key: partial(measure, reader, rows if key[0] == "sequential" else None, threads)
-                    for key, reader in readers.items()
-                },
-                arguments.rounds,
-            )
-            for (order, batch), taken in turns.items():
-
-                def median(name: str, taken: Any = taken) -> float | str:
-                    values = [result[name] for _, result in taken if name in result]
-                    return statistics.median(values) if values else "-"
-
-                engine = median("engine")
-                assert isinstance(engine, float)
+    for dataset in args.datasets:
+        files = [str(write(dataset, codec, args.blocks, args.seed)) for codec in args.codecs]
+        for threads in [n for n in (2, 4, 8, 16) if n <= len(cores())]:
+            readers = {
+                (order, batch): recording(open_reader(files, dataset, order, batch_size=batch, num_threads=threads))
+                for batch in args.batch_sizes
+                for order in ("sequential", "window")
+            }
+            rows = [int(n) for n in next(iter(readers.values()))._data.handle.unit_rows()]
+            ways = {
+                key: partial(measure, reader, rows if key[0] == "sequential" else None, threads)
+                for key, reader in readers.items()
+            }
+            turns = take_turns(ways, bench.rounds)
+            for (order, batch), taken in turns.turns.items():
+                found = [turn.result for turn in taken.values()]
+                names = ("engine", "rows", "blocks", "longest", "skipping", "consumer", "error", "tasks off")
+                values = {name: [one[name] for one in found if name in one] for name in names}
+                engine, *others = (statistics.median(one) if one else None for one in values.values())
+                assert engine is not None
                 what = f"({dataset}) {order}, batches of {batch}, {threads} threads: makespan by its bound"
-                mark = bounds.aim(what, engine, most=MOST)
-                names = ("rows", "blocks", "longest", "skipping", "consumer", "error", "tasks off")
-                row(f"({dataset})", order, batch, threads, engine, mark, *map(median, names))
-    return bounds.status()
+                row(
+                    f"({dataset})", order, f"{batch:,}", threads, engine, bench.target(what, engine, most=MOST), *others
+                )
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    what: dict[str, Any] = {"datasets": list(DATASETS), "codecs": ["null", "deflate", "snappy", "zstandard"]}
+    what |= {"blocks": (400, 100), "batch_sizes": ([256, 1024, 8192], [1024]), "seed": 1}
+    Bench("skew", __doc__, rounds=(9, 3), **what).run(main)

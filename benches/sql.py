@@ -1,33 +1,28 @@
 """Reading a table of two million rows of ten columns from PostgreSQL and SQLite, beside what others offer.
 
-    python benches/sql.py [--databases postgres,sqlite] [--rounds 5] [--quick]
-
-fastpipe makes NumPy batches of 4,096 rows, planning included; ConnectorX makes an Arrow table, cut into as many
-partitions by the primary key; Ray Data's `read_sql` makes blocks, and pandas' `read_sql` frames of 65,536 rows. Each
-has a process of its own, started before anything is timed, and takes turns with the others. All may use both cores.
-What each has read is checked by the number of rows and the sum of a column.
+fastpipe makes NumPy batches of 4,096 rows, planning included; ConnectorX makes an Arrow table, cut into the same number
+of partitions by the primary key; Ray Data's `read_sql` makes blocks, and pandas' `read_sql` frames of 65,536 rows. Each
+has a process of its own (`peers/sql.py`), started before anything is timed, and takes turns with the others. All may
+use every core. The number of rows and the sum of a column are checked in each pass.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import importlib
 import sqlite3
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-ROWS = 2_000_000
-PARTITIONS = 8
+from harness import HERE, Bench
+from harness.children import Side, can, race
+from peers.job import Job
+
+WANTED = {"connectorx": 1.0, "ray-sql": 3.0, "pandas-sql": 5.0}
 BATCH = 4096
-WANTED = {"connectorx": 1.0, "ray": 3.0, "pandas": 5.0}
-SQL = "SELECT * FROM t"
 _SELECTED = """i AS id, (i * 7919) % 1000003 AS a, i % 100 AS b, i / 3.0 AS x, i / 7.0 AS y, i / 11.0 AS z,
     CASE WHEN i % 5 = 0 THEN NULL ELSE i END AS n, 'item ' || (i % 5000) AS s, 'user ' || i AS u"""
 
@@ -61,177 +56,58 @@ def fill_postgres(url: str, rows: int) -> str:
     return url
 
 
-# Each returns the rows and the sum of b; `plan` how long planning took.
+@contextmanager
+def sqlite(rows: int) -> Iterator[str]:
+    """Yields the URL of a file with the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield fill_sqlite(Path(folder) / "t.db", rows)
 
 
-def fastpipe_(url: str) -> dict[str, Any]:
-    import fastpipe
-
-    begun = time.perf_counter()
-    reader = fastpipe.read_sql(SQL, url, partitions=PARTITIONS, batch_size=BATCH)
-    planned = time.perf_counter() - begun
-    rows = total = 0
-    for batch in reader:
-        rows += len(batch["b"])
-        total += int(batch["b"].sum())
-    return {"rows": rows, "sum": total, "plan": planned}
-
-
-def connectorx_(url: str) -> dict[str, Any]:
-    import connectorx
-    import pyarrow.compute
-
-    url = url.replace("sqlite:///", "sqlite://")
-    how = {"partition_on": "id", "partition_num": PARTITIONS, "return_type": "arrow"}
-    table = connectorx.read_sql(url, SQL, **how)
-    return {"rows": table.num_rows, "sum": pyarrow.compute.sum(table["b"]).as_py()}
-
-
-def ray_(url: str) -> dict[str, Any]:
-    import ray
-
-    path = url.removeprefix("sqlite:///")
-
-    def connect() -> Any:
-        if url.startswith("sqlite"):
-            return sqlite3.connect(path)
-        import psycopg
-
-        return psycopg.connect(url)
-
-    found = ray.data.read_sql(SQL, connect)
-    rows = total = 0
-    for batch in found.iter_batches(batch_size=BATCH, batch_format="numpy"):
-        rows += len(batch["b"])
-        total += int(batch["b"].sum())
-    return {"rows": rows, "sum": total}
-
-
-def pandas_(url: str) -> dict[str, Any]:
-    import pandas
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    rows = total = 0
-    with engine.connect().execution_options(stream_results=True) as connection:
-        for frame in pandas.read_sql(SQL, connection, chunksize=65_536):
-            rows += len(frame)
-            total += int(frame["b"].sum())
-    return {"rows": rows, "sum": total}
-
-
-READERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "fastpipe": fastpipe_,
-    "connectorx": connectorx_,
-    "ray": ray_,
-    "pandas": pandas_,
-}
-
-
-def serve(name: str) -> None:
-    """Answers requests, URLs, until there are no more."""
-    if name == "ray":
-        import ray
-
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-        ray.data.DataContext.get_current().enable_progress_bars = False
-    READERS[name]
-    for line in sys.stdin:
-        begun = time.perf_counter()
-        found = READERS[name](line.strip())
-        print(json.dumps(found | {"seconds": time.perf_counter() - begun}), flush=True)
-
-
-class Peer:
-    """A reader's process."""
-
-    def __init__(self, name: str, python: str) -> None:
-        command = [python, __file__, "--serve", name]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-
-    def read(self, url: str) -> dict[str, Any]:
-        """Reads the table once."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(url + "\n")
-        self._process.stdin.flush()
-        while not (line := self._process.stdout.readline()).startswith("{"):
-            if not line:
-                raise RuntimeError("a reader's process ended")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        """Ends it."""
-        self._process.communicate()
-
-
-def compare(database: str, url: str, rows: int, rounds: int, interpreter: Callable[[str], str]) -> None:
-    """Prints a table of one database."""
-    peers = {name: Peer(name, interpreter(name)) for name in READERS}
-    taken: dict[str, list[float]] = {name: [] for name in READERS}
-    plans = []
-    expected = sum(i % 100 for i in range(1, rows + 1))
-    try:
-        for turn in range(rounds + 1):
-            for name, peer in list(peers.items())[:: -1 if turn % 2 else 1]:
-                found = peer.read(url)
-                if (found["rows"], found["sum"]) != (rows, expected):
-                    raise RuntimeError(f"{name} read {found}, not {rows} rows that sum up to {expected}")
-                if turn:
-                    taken[name].append(found["seconds"])
-                    plans += [found["plan"]] if "plan" in found else []
-    finally:
-        for peer in peers.values():
-            peer.close()
-    ours = taken["fastpipe"]
-    share = statistics.median(plans) / statistics.median(ours)
-    for name, seconds in taken.items():
-        ratio = statistics.median(b / a for a, b in zip(ours, seconds, strict=True))
-        wanted = WANTED.get(name)
-        mark = "" if wanted is None else "yes" if ratio >= wanted else "no"
-        note = f"{share:.0%} of it planning" if name == "fastpipe" else f"wanted {wanted}"
-        print(f"| {database} | {name} | {statistics.median(seconds):.2f} | {ratio:.2f} | {note} | {mark} |", flush=True)
-
-
-def main() -> None:
-    """Runs it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--databases", default="postgres,sqlite")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, two rounds")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve)
+@contextmanager
+def postgres(rows: int) -> Iterator[str | None]:
+    """Yields the URL of a server with the table; None if PostgreSQL isn't installed."""
+    # The tests know how to start one.
+    sys.path.append(str(HERE.parent / "tests"))
+    servers: Any = importlib.import_module("servers")
+    if (programs := servers.postgres_programs()) is None:
+        yield None
         return
-    sys.path.insert(0, str(ROOT / "tests"))
-    import servers  # type: ignore[import-not-found]
-    from peers.environments import interpreter
+    server = servers.Postgres(programs)
+    try:
+        yield fill_postgres(server.new_database(), rows)
+    finally:
+        server.stop()
 
-    def python(name: str) -> str:
-        return interpreter(None if name == "fastpipe" else "sql", lambda text: print(text, file=sys.stderr))
 
-    rows, rounds = (ROWS // 10, 2) if arguments.quick else (ROWS, arguments.rounds)
-    print(f"{rows:,} rows of 10 columns, {PARTITIONS} partitions, {rounds} rounds\n")
-    print("| database | reader | seconds | times fastpipe's | | met |\n|---|---|--:|--:|---|---|")
-    for database in arguments.databases.split(","):
-        if database == "sqlite":
-            with tempfile.TemporaryDirectory() as folder:
-                compare(database, fill_sqlite(Path(folder) / "t.db", rows), rows, rounds, python)
-            continue
-        programs = servers.postgres_programs()
-        if programs is None:
-            print("PostgreSQL's server isn't installed")
-            continue
-        server = servers.Postgres(programs)
-        try:
-            compare(database, fill_postgres(server.new_database(), rows), rows, rounds, python)
-        finally:
-            server.stop()
+DATABASES: dict[str, Callable[[int], Any]] = {"postgres": postgres, "sqlite": sqlite}
+
+
+def main(bench: Bench) -> None:
+    """Measures both databases."""
+    rows = bench.args.rows
+    columns = ("seconds|,.2f", "times fastpipe's|,.2f", "planning|", "wanted|g", "met")
+    row = bench.table("database", "reader", *columns)
+    for database in bench.args.databases:
+        with DATABASES[database](rows) as url:
+            if url is None:
+                bench.say("PostgreSQL's server isn't installed")
+                continue
+            job = Job(url, "t", BATCH)
+            readers = ("fastpipe-sql", *WANTED)
+            turns = race(bench, [Side(reader, job, rows=rows) for reader in readers], [], enough=0.0, budget=1e9)
+            for name in readers:
+                if not can(turns, name) or not can(turns, readers[0]):
+                    row(database, name, f"can't: {turns.errors.get(name)}")
+                    continue
+                seconds, times = turns.median(name) * rows, turns.ratio(name, readers[0]).median
+                if name == readers[0]:
+                    share = turns.median(name, lambda turn: turn.result["plan"]) / seconds
+                    row(database, name, seconds, 1.0, f"{share:.0%}")
+                else:
+                    met = bench.target(f"{database}: {name}", times, least=WANTED[name])
+                    row(database, name, seconds, times, None, WANTED[name], met)
 
 
 if __name__ == "__main__":
-    main()
+    databases = ["postgres", "sqlite"]
+    Bench("sql", __doc__, rounds=(5, 2), rows=(2_000_000, 20_000), databases=databases).run(main)

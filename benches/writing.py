@@ -1,20 +1,16 @@
-"""Compares writing Avro with fastavro's writer, and polars' where it can: the same rows, in turns.
-
-    python benches/writing.py [--rows 100000] [--rounds 5] [--threads 1] [--codecs null,deflate]
+"""Compares writing Avro with fastavro's writer, and polars' where it can: the same rows, in turn.
 
 fastpipe is given an Arrow table, polars its frame of it, fastavro Python's dicts of it: what each takes. Making these
 isn't measured. Each writes to the same directory; fastpipe also waits until the file is on its disk. polars writes
-blocks of its own size, and not every type, so that it has fewer cells.
+blocks of a different size, and not every type, so that it has fewer cells.
 """
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import os
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 import fastpipe
+from harness import Bench, take_turns
 
 WANTED = 3.0
 
@@ -93,44 +90,22 @@ def check(path: str, records: list[dict[str, object]]) -> None:
                 raise AssertionError(f"{found!r} was written for {expected!r}")
 
 
-def main() -> int:
-    """Runs the comparison; fails where fastpipe isn't as much faster than fastavro as it is meant to be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--codecs", default="null,deflate,snappy,zstandard")
-    arguments = parser.parse_args()
-    print("| rows | codec | fastpipe, rows/s | fastavro, rows/s | polars, rows/s | times fastavro | times polars |")
-    print("|---|---|---|---|---|---|---|")
-    least = float("inf")
-    for name, table in cases(arguments.rows).items():
-        for codec in arguments.codecs.split(","):
-            with tempfile.TemporaryDirectory() as folder:
-                sides = writers(table, codec, arguments.threads, folder)
-                times: dict[str, list[float]] = {side: [] for side in sides}
-                for number in range(arguments.rounds):
-                    for side in sorted(sides, reverse=bool(number % 2)):
-                        start = time.perf_counter()
-                        sides[side]()
-                        times[side].append(time.perf_counter() - start)
-            rates = {side: f"{table.num_rows / statistics.median(seconds):,.0f}" for side, seconds in times.items()}
-
-            def ratio(other: str, times: dict[str, list[float]] = times) -> float | None:
-                if other not in times:
-                    return None
-                pairs = zip(times["fastpipe"], times[other], strict=True)
-                return statistics.median(b / a for a, b in pairs)
-
-            over, polars = ratio("fastavro"), ratio("polars")
-            assert over is not None
-            least = min(least, over)
-            shown = "" if polars is None else f"{polars:.2f}"
-            cells = (name, codec, rates["fastpipe"], rates["fastavro"], rates.get("polars", ""), f"{over:.2f}", shown)
-            print(f"| {' | '.join(cells)} |", flush=True)
-    print(f"\nat least {least:.2f} times as fast as fastavro; wanted: {WANTED}")
-    return 0 if least >= WANTED else 1
+def main(bench: Bench) -> None:
+    """Measures all tables and codecs; fails if fastpipe isn't enough times as fast as fastavro."""
+    columns = [f"{name}, rows/s|,.0f" for name in ("fastpipe", "fastavro", "polars")]
+    row = bench.table("rows", "codec", *columns, "times fastavro|,.2f", "times polars|,.2f")
+    for (name, table), codec in itertools.product(cases(bench.args.rows).items(), bench.args.codecs):
+        with tempfile.TemporaryDirectory() as folder:
+            sides = writers(table, codec, bench.args.threads, folder)
+            turns = take_turns(sides, bench.rounds, warm=0)
+        names = ("fastpipe", "fastavro", "polars")
+        rates = [table.num_rows / turns.median(side) if side in sides else None for side in names]
+        ratios = [turns.ratio(side, "fastpipe").median if side in sides else None for side in names[1:]]
+        row(name, codec, *rates, *ratios)
+        bench.bound(f"{name}, {codec}: times fastavro's rate", ratios[0] or 0.0, least=WANTED)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    codecs = ["null", "deflate", "snappy", "zstandard"]
+    sizes = {"rows": (100_000, 4_000), "threads": 1}
+    Bench("writing", __doc__, rounds=(5, 2), packages=("fastavro", "polars"), codecs=codecs, **sizes).run(main)

@@ -12,6 +12,7 @@ LINKING = [
     *(manual.ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *manual.PAGES,
     *sorted((manual.ROOT / "benches").glob("*.md")),
+    *sorted((manual.ROOT / "benches/notes").glob("*.md")),
 ]
 
 

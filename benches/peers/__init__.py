@@ -1,20 +1,19 @@
 """The readers that are compared, each in a process and an environment of its own.
 
 One family a file: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner, DuckDB,
-arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io) and `parquet` (readers of Parquet
-files). `worker` is what runs in the reader's process, `process` the driver's end of it, `environments` makes the
-environments. This module only names the readers: the drivers import it, and so do the workers, whose environments lack
-one another's libraries.
+arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io), `parquet` (readers of Parquet files)
+and `sql` (readers of databases). `worker` runs in the reader's process, `process` is the driver's end of it,
+`environments` makes the environments. This module only names the readers: the drivers import it, and so do the workers,
+whose environments lack one another's libraries.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from peers.ours import FastpipeWorker
 from peers.process import Peer, Sample
 
-__all__ = ["READERS", "FastpipeWorker", "Peer", "Reader", "Sample"]
+__all__ = ["READERS", "Peer", "Reader", "Sample"]
 
 
 @dataclass(frozen=True)
@@ -22,87 +21,68 @@ class Reader:
     """A way to read a file that is measured.
 
     Attributes:
-        name: What tables call it.
-        env: A key of `environments.PINS`; None: the driver's own.
         worker: Module of this package and class, as `module:Class`.
+        env: A key of `environments.PINS`; None: the driver's own.
         gives: What a pass yields.
         peer: Whose reader it is. A peer counts with the fastest of its readers.
-        shuffles: Whether it can give the rows in a shuffled order.
-        part: It reads the first records alone, one in so many of them, and rates are compared.
-        only: The cells it takes part in; empty: all. "tf" stands for those of `atds.py`,
-            "frames" and "parquet" for those of `frames.py` and `parquet.py`.
+        shuffles: Whether it can return the rows in a shuffled order.
+        part: It reads only the first records, one in this many of them, and rates are compared.
+        only: The cells of `compare.py` that it takes part in; empty: all of them.
+        name: What tables call it.
     """
 
-    name: str
-    env: str | None
     worker: str
+    env: str | None
     gives: str
     peer: str
     shuffles: bool = False
     part: int = 1
     only: tuple[str, ...] = ()
+    name: str = ""
 
 
-_ALL = [
-    Reader("fastpipe", None, "ours:FastpipeWorker", "NumPy batches", "fastpipe", shuffles=True),
-    Reader("atds", "tensorflow-io", "tensors:AtdsWorker", "tensors", "AvroTensorDataset", shuffles=True),
-    Reader(
-        "atds-numpy", "tensorflow-io", "tensors:AtdsNumpyWorker", "NumPy batches", "AvroTensorDataset", shuffles=True
+NEVER = ("none",)
+"""No cell: other benches have it."""
+TENSORS, NUMPY, RECORDS = "tensors", "NumPy batches", "record batches"
+ATDS, FRAMES = "AvroTensorDataset", "frames"
+_READERS = {
+    "fastpipe": Reader("ours:FastpipeWorker", None, NUMPY, "fastpipe", True),
+    "atds": Reader("tensors:AtdsWorker", "tensorflow-io", TENSORS, ATDS, True),
+    "atds-numpy": Reader("tensors:AtdsNumpyWorker", "tensorflow-io", NUMPY, ATDS, True),
+    "avro-record-dataset": Reader(
+        "tensors:AvroRecordWorker", "tensorflow-io", TENSORS, "AvroRecordDataset", part=32, only=("a/null",)
     ),
-    Reader(
-        "avro-record-dataset",
-        "tensorflow-io",
-        "tensors:AvroRecordWorker",
-        "tensors",
-        "AvroRecordDataset",
-        part=32,
-        only=("a/null",),
+    "fastavro": Reader("records:FastavroWorker", "fastavro", NUMPY, "fastavro", part=8),
+    "fastavro-records": Reader(
+        "records:FastavroRecordsWorker", "fastavro", "Python records, no arrays", "fastavro", part=8
     ),
-    Reader(
-        "atds-epochs", "tensorflow-io", "tensors:AtdsEpochsWorker", "tensors", "AvroTensorDataset", True, 1, ("tf",)
-    ),
-    Reader("atds-graph", "tensorflow-io", "tensors:AtdsGraphWorker", "tensors", "AvroTensorDataset", True, 1, ("tf",)),
-    Reader("fastpipe-atds", None, "tensors:FastpipeAtdsWorker", "tensors", "fastpipe.tf", True, 1, ("tf",)),
-    Reader("fastpipe-atds-graph", None, "tensors:FastpipeAtdsGraphWorker", "tensors", "fastpipe.tf", True, 1, ("tf",)),
-    Reader("fastavro", "fastavro", "records:FastavroWorker", "NumPy batches", "fastavro", part=8),
-    Reader(
-        "fastavro-records",
-        "fastavro",
-        "records:FastavroRecordsWorker",
-        "Python records, no arrays",
-        "fastavro",
-        part=8,
-    ),
-    Reader("polars", "polars", "frames:PolarsWorker", "one frame", "frames"),
-    Reader("polars-avro", "polars-avro", "frames:PolarsAvroWorker", "one frame", "frames"),
-    Reader("polars-avro-batches", "polars-avro", "frames:PolarsAvroBatchesWorker", "frames of a batch", "frames"),
-    Reader("polars-avro-numpy", "polars-avro", "frames:PolarsAvroNumpyWorker", "NumPy batches", "frames"),
-    Reader("jetliner", "jetliner", "frames:JetlinerWorker", "one frame", "frames"),
-    Reader("jetliner-batches", "jetliner", "frames:JetlinerBatchesWorker", "frames of a batch or block", "frames"),
-    Reader("jetliner-numpy", "jetliner", "frames:JetlinerNumpyWorker", "NumPy, a batch or block", "frames"),
-    Reader("duckdb", "duckdb", "frames:DuckdbWorker", "one Arrow table", "frames", part=8),
-    Reader("duckdb-batches", "duckdb", "frames:DuckdbBatchesWorker", "Arrow record batches", "frames", part=8),
-    Reader("duckdb-numpy", "duckdb", "frames:DuckdbNumpyWorker", "NumPy batches", "frames", part=8),
-    Reader("fastpipe-table", None, "frames:FastpipeTableWorker", "one Arrow table", "fastpipe", False, 1, ("frames",)),
-    Reader("fastpipe-polars", None, "frames:FastpipePolarsWorker", "one frame", "fastpipe", False, 1, ("frames",)),
-    Reader(
-        "fastpipe-batches",
-        None,
-        "frames:FastpipeRecordBatchesWorker",
-        "record batches",
-        "fastpipe",
-        False,
-        1,
-        ("frames",),
-    ),
-    Reader("arrow-avro", None, "frames:ArrowAvroWorker", "record batches, kept", "arrow-avro", False, 1, ("frames",)),
-    Reader(
-        "arrow-avro-batches", None, "frames:ArrowAvroBatchesWorker", "record batches", "arrow-avro", only=("frames",)
-    ),
-    Reader("arrow-avro-views", None, "frames:ArrowAvroViewsWorker", "record batches", "arrow-avro", only=("frames",)),
-    Reader("fastpipe-parquet", None, "parquet:FastpipeWorker", "NumPy batches", "fastpipe", True, only=("parquet",)),
-    Reader("pyarrow-parquet", None, "parquet:PyarrowWorker", "record batches", "pyarrow", only=("parquet",)),
-    Reader("datasets", "datasets", "parquet:DatasetsWorker", "NumPy batches", "datasets", True, only=("parquet",)),
-    Reader("ray-data", "ray-data", "parquet:RayWorker", "NumPy batches", "ray-data", True, only=("parquet",)),
-]
-READERS: dict[str, Reader] = {reader.name: reader for reader in _ALL}
+    "polars": Reader("frames:PolarsWorker", "polars", "one frame", FRAMES),
+    "polars-avro": Reader("frames:PolarsAvroWorker", "polars-avro", "one frame", FRAMES),
+    "polars-avro-batches": Reader("frames:PolarsAvroBatchesWorker", "polars-avro", "frames of a batch", FRAMES),
+    "polars-avro-numpy": Reader("frames:PolarsAvroNumpyWorker", "polars-avro", NUMPY, FRAMES),
+    "jetliner": Reader("frames:JetlinerWorker", "jetliner", "one frame", FRAMES),
+    "jetliner-batches": Reader("frames:JetlinerBatchesWorker", "jetliner", "frames of a batch or block", FRAMES),
+    "jetliner-numpy": Reader("frames:JetlinerNumpyWorker", "jetliner", "NumPy, a batch or block", FRAMES),
+    "duckdb": Reader("frames:DuckdbWorker", "duckdb", "one Arrow table", FRAMES, part=8),
+    "duckdb-batches": Reader("frames:DuckdbBatchesWorker", "duckdb", "Arrow record batches", FRAMES, part=8),
+    "duckdb-numpy": Reader("frames:DuckdbNumpyWorker", "duckdb", NUMPY, FRAMES, part=8),
+    "atds-epochs": Reader("tensors:AtdsEpochsWorker", "tensorflow-io", TENSORS, ATDS, True, only=NEVER),
+    "atds-graph": Reader("tensors:AtdsGraphWorker", "tensorflow-io", TENSORS, ATDS, True, only=NEVER),
+    "fastpipe-atds": Reader("tensors:FastpipeAtdsWorker", None, TENSORS, "fastpipe.tf", True, only=NEVER),
+    "fastpipe-atds-graph": Reader("tensors:FastpipeAtdsGraphWorker", None, TENSORS, "fastpipe.tf", True, only=NEVER),
+    "fastpipe-table": Reader("frames:FastpipeTableWorker", None, "one Arrow table", "fastpipe", only=NEVER),
+    "fastpipe-polars": Reader("frames:FastpipePolarsWorker", None, "one frame", "fastpipe", only=NEVER),
+    "fastpipe-batches": Reader("frames:FastpipeRecordBatchesWorker", None, RECORDS, "fastpipe", only=NEVER),
+    "arrow-avro": Reader("frames:ArrowAvroWorker", None, "record batches, kept", "arrow-avro", only=NEVER),
+    "arrow-avro-batches": Reader("frames:ArrowAvroBatchesWorker", None, RECORDS, "arrow-avro", only=NEVER),
+    "arrow-avro-views": Reader("frames:ArrowAvroViewsWorker", None, RECORDS, "arrow-avro", only=NEVER),
+    "fastpipe-parquet": Reader("parquet:FastpipeWorker", None, NUMPY, "fastpipe", True, only=NEVER),
+    "pyarrow-parquet": Reader("parquet:PyarrowWorker", None, RECORDS, "pyarrow", only=NEVER),
+    "datasets": Reader("parquet:DatasetsWorker", "datasets", NUMPY, "datasets", True, only=NEVER),
+    "ray-data": Reader("parquet:RayWorker", "ray-data", NUMPY, "ray-data", True, only=NEVER),
+    "fastpipe-sql": Reader("sql:FastpipeWorker", None, NUMPY, "fastpipe", only=NEVER),
+    "connectorx": Reader("sql:ConnectorxWorker", "sql", "an Arrow table", "connectorx", only=NEVER),
+    "ray-sql": Reader("sql:RayWorker", "sql", NUMPY, "ray-data", only=NEVER),
+    "pandas-sql": Reader("sql:PandasWorker", "sql", "frames", "pandas", only=NEVER),
+}
+READERS = {name: replace(reader, name=name) for name, reader in _READERS.items()}

@@ -1,12 +1,14 @@
-"""Sums over batches of NumPy arrays, whoever made them."""
+"""Readers of batches, and sums over batches of NumPy arrays, whichever reader made them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import generate
+from peers.job import Job, Pass
 
 
 def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
@@ -36,3 +38,30 @@ def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
             values, offsets = values
         sums.add(name, values, dtype)
         sums.add(f"{name}.{'count' if column.kind == 'ragged' else 'size'}", np.diff(offsets), "i8")
+
+
+class BatchWorker:
+    """A reader of batches."""
+
+    packages: tuple[str, ...] = ()
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        """Yields the batches of one pass, each with its number of rows."""
+        raise NotImplementedError
+
+    def column(self, column: generate.Column, batch: Any) -> Any:
+        """Returns a column of a batch as NumPy arrays."""
+        return batch[column.name]
+
+    def read(self, job: Job) -> Pass:
+        """Reads the file to batches and drops them."""
+        return Pass(sum(n for n, _ in self.batches(job)))
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        """Sums up every value."""
+        sums, rows = generate.Sums(), 0
+        for n, batch in self.batches(job):
+            rows += n
+            for column in job.columns:
+                add(sums, column, self.column(column, batch))
+        return rows, sums

@@ -13,57 +13,52 @@ from pathlib import Path
 from typing import Any
 
 import generate
-from peers import arrow, batches
+from peers import arrow
+from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 ARROW_AVRO = Path(__file__).resolve().parent.parent / "arrow_avro"
 """The program around arrow-avro."""
 
 
-class FrameWorker:
+class FrameWorker(BatchWorker):
     """A reader of one frame."""
-
-    packages: tuple[str, ...] = ()
 
     def frames(self, job: Job) -> Iterator[Any]:
         """Yields what the file is read to: one frame, or frames of about a batch."""
         raise NotImplementedError
 
     def height(self, frame: Any) -> int:
-        """How many rows a frame has."""
-        rows: int = frame.height
+        """Returns how many rows a frame has: of polars, or of pyarrow."""
+        rows: int = frame.height if hasattr(frame, "height") else frame.num_rows
         return rows
 
-    def arrow(self, frame: Any, name: str) -> Any:
-        """A column as an Arrow array."""
-        return frame[name].to_arrow()
+    def column(self, column: generate.Column, batch: Any) -> Any:
+        values = batch[column.name]
+        return arrow.to_numpy(column, values.to_arrow() if hasattr(values, "to_arrow") else values)
+
+    def heights(self, job: Job) -> Iterator[int]:
+        """Yields the rows of frames, each of which is dropped before the next."""
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        return map(self.height, self.frames(job))
+
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        if job.shuffle:
+            raise CannotError("doesn't shuffle")
+        return ((self.height(frame), frame) for frame in self.frames(job))
 
     def read(self, job: Job) -> Pass:
         """Reads the file to a frame, which is dropped after the clock is stopped."""
-        held = list(self._frames(job))
-        return Pass(sum(map(self.height, held)), held)
-
-    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Sums up every value."""
-        sums, rows = generate.Sums(), 0
-        for frame in self._frames(job):
-            rows += self.height(frame)
-            for column in job.columns:
-                batches.add(sums, column, arrow.to_numpy(column, self.arrow(frame, column.name)))
-        return rows, sums
-
-    def _frames(self, job: Job) -> Iterator[Any]:
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
-        return self.frames(job)
+        held = list(self.batches(job))
+        return Pass(sum(n for n, _ in held), held)
 
 
 class Batches(FrameWorker):
     """Drops each frame before the next."""
 
     def read(self, job: Job) -> Pass:
-        """Reads the file to frames and drops them."""
-        return Pass(sum(map(self.height, self._frames(job))))
+        return Pass(sum(self.heights(job)))
 
 
 class Numpy(FrameWorker):
@@ -72,9 +67,9 @@ class Numpy(FrameWorker):
     def read(self, job: Job) -> Pass:
         """Reads the file to NumPy batches and drops them."""
         rows = 0
-        for frame in self._frames(job):
-            rows += self.height(frame)
-            _ = {column.name: arrow.to_numpy(column, self.arrow(frame, column.name)) for column in job.columns}
+        for n, frame in self.batches(job):
+            rows += n
+            _ = {column.name: self.column(column, frame) for column in job.columns}
         return Pass(rows)
 
 
@@ -89,7 +84,6 @@ class PolarsWorker(FrameWorker):
         self._polars = polars
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Reads the file to a frame."""
         yield self._polars.read_avro(job.path)
 
 
@@ -105,7 +99,6 @@ class PolarsAvroWorker(FrameWorker):
         self._polars, self._library = polars, polars_avro
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Reads the file to a frame."""
         yield self._library.read_avro(job.path)
 
 
@@ -139,7 +132,6 @@ class JetlinerWorker(FrameWorker):
         self._library = jetliner
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Reads the file to a frame."""
         yield self._library.read_avro(job.path)
 
 
@@ -173,15 +165,6 @@ class DuckdbWorker(FrameWorker):
     def _query(self, job: Job) -> Any:
         return self._connection.sql(f"SELECT * FROM read_avro('{job.path}')")
 
-    def height(self, frame: Any) -> int:
-        """How many rows a table has."""
-        rows: int = frame.num_rows
-        return rows
-
-    def arrow(self, frame: Any, name: str) -> Any:
-        """A column of a table."""
-        return frame.column(name)
-
     def frames(self, job: Job) -> Iterator[Any]:
         """Reads the file to an Arrow table."""
         yield self._query(job).to_arrow_table()
@@ -214,17 +197,7 @@ class FastpipeTableWorker(FrameWorker):
     def _reader(self, job: Job) -> Any:
         return self._fastpipe.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
 
-    def height(self, frame: Any) -> int:
-        """How many rows a table has."""
-        rows: int = frame.num_rows
-        return rows
-
-    def arrow(self, frame: Any, name: str) -> Any:
-        """A column of a table."""
-        return frame[name]
-
     def frames(self, job: Job) -> Iterator[Any]:
-        """Reads the file to a table."""
         with self._reader(job) as reader:
             yield self._pyarrow.table(reader)
 
@@ -233,7 +206,6 @@ class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
     """fastpipe, a record batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
-        """Yields record batches."""
         with self._reader(job) as reader:
             yield from self._pyarrow.RecordBatchReader.from_stream(reader)
 
@@ -249,17 +221,7 @@ class FastpipePolarsWorker(FastpipeTableWorker):
         super().__init__()
         self._polars = polars
 
-    def height(self, frame: Any) -> int:
-        """How many rows a frame has."""
-        rows: int = frame.height
-        return rows
-
-    def arrow(self, frame: Any, name: str) -> Any:
-        """A column as an Arrow array."""
-        return frame[name].to_arrow()
-
     def frames(self, job: Job) -> Iterator[Any]:
-        """Reads the file to a frame."""
         with self._reader(job) as reader:
             yield self._polars.DataFrame(reader)
 
@@ -292,7 +254,6 @@ class ArrowAvroWorker:
         return Pass(int(answer[0]), seconds=float(answer[1]), cpu=float(answer[2]))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Counts the rows."""
         return self.read(job).rows, None
 
 

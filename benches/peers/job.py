@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import generate
+from harness.turns import CannotError
 
-
-class CannotError(Exception):
-    """The reader has no way to do this; the text says what is missing."""
+__all__ = ["CannotError", "Job", "Pass", "Worker"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Job:
 
     Attributes:
         path: The file.
-        dataset: What lies in it, a key of `generate.DATASETS`.
+        dataset: What is in it, a key of `generate.DATASETS`.
         batch: Rows a batch.
         shuffle: Rows of the shuffle buffer; 0: in the file's order.
         threads: Threads that may decode.
@@ -38,31 +37,33 @@ class Job:
 
 @dataclass
 class Pass:
-    """What came of one pass.
+    """The result of one pass.
 
     Attributes:
-        rows: How many it gave.
+        rows: How many it read.
         held: What to keep until the clock is stopped: freeing a frame isn't timed.
         seconds: Wall time to the last batch, where the reader took it itself.
         cpu: CPU time up to there.
+        notes: Further figures.
     """
 
     rows: int
     held: Any = None
     seconds: float | None = None
     cpu: float | None = None
+    notes: dict[str, float] = field(default_factory=dict)
 
 
 class Worker(Protocol):
     """What a reader's class does; its constructor imports the library."""
 
     packages: tuple[str, ...]
-    """Distributions whose versions are told."""
+    """Distributions whose versions are reported."""
 
     def read(self, job: Job) -> Pass:
         """Reads the file and makes nothing of it: this is timed."""
         ...
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Reads the file and sums up every value; None where the reader makes nothing that could be."""
+        """Reads the file and sums up every value; None if the reader makes nothing that could be summed up."""
         ...

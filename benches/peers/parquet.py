@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import generate
+from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 SEED = 1
@@ -70,27 +71,18 @@ def flat(value: Any) -> Any:
     return np.concatenate([np.asarray(item) for item in items])
 
 
-class ParquetWorker:
+class ParquetWorker(BatchWorker):
     """A reader of batches, each a mapping from name to column."""
 
-    packages: tuple[str, ...] = ()
-
-    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
-        raise NotImplementedError
-
     def cpu(self) -> float:
-        """CPU time so far."""
         return time.process_time()
 
     def read(self, job: Job) -> Pass:
-        """Reads the file to batches and drops them."""
         before = self.cpu()
         rows = sum(n for n, _ in self.batches(job))
         return Pass(rows, cpu=self.cpu() - before)
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Sums up every value."""
         import parquet_files
 
         sums, rows = generate.Sums(), 0
@@ -114,7 +106,6 @@ class FastpipeWorker(ParquetWorker):
         self._fastpipe = fastpipe
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
         order: dict[str, Any] = {}
         if job.shuffle > 0:
             order = {"shuffle": "buffer", "shuffle_buffer": job.shuffle, "seed": SEED}
@@ -139,7 +130,6 @@ class PyarrowWorker(ParquetWorker):
         self._parquet = pyarrow.parquet
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
         if job.shuffle:
             raise CannotError("doesn't shuffle")
         with self._parquet.ParquetFile(job.path) as file:
@@ -161,7 +151,6 @@ class DatasetsWorker(ParquetWorker):
         self._datasets = datasets
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
         data = self._datasets.load_dataset("parquet", data_files=job.path, split="train", streaming=True)
         data = data.with_format("numpy")
         if job.shuffle:
@@ -184,11 +173,9 @@ class RayWorker(ParquetWorker):
         self._ray = ray
 
     def cpu(self) -> float:
-        """CPU time so far, of all processes."""
         return cpu_seconds()
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        """Yields the batches of one pass, each with its number of rows."""
         order = {"local_shuffle_buffer_size": job.shuffle, "local_shuffle_seed": SEED} if job.shuffle else {}
         data = self._ray.data.read_parquet(job.path)
         for batch in data.iter_batches(batch_size=job.batch, batch_format="numpy", **order):

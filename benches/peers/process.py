@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.memory import rss_anon
 from peers.environments import NoEnvironmentError, interpreter
 from peers.job import Job
 
@@ -57,7 +59,7 @@ class Peer:
         Args:
             name: A key of `peers.READERS`.
             env: Its environment.
-            cores: The cores it stays on; none: any.
+            cores: The cores it stays on, with one thread for each library; none: any, with as many threads as it likes.
             log: Told of what takes time.
         """
         self.name = name
@@ -74,8 +76,8 @@ class Peer:
         self._start()
 
     def _start(self) -> None:
-        env = os.environ | dict.fromkeys(ONE_THREAD, "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
-        # Its own complaints would tear the progress line apart; what matters of them comes back as an answer.
+        env = os.environ | dict.fromkeys(ONE_THREAD if self._cores else (), "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
+        # Its warnings would tear the tables apart; errors come back as an answer.
         quiet = None if os.environ.get("PEERS_STDERR") else subprocess.DEVNULL
         self._process = subprocess.Popen(
             [self._python, "-m", "peers.worker", self.name, self._cores],
@@ -97,14 +99,6 @@ class Peer:
             self.versions = hello.get("versions", {})
             self._greeted = True
 
-    def _memory(self) -> int:
-        assert self._process is not None
-        with open(f"/proc/{self._process.pid}/status", "rb") as file:
-            for line in file:
-                if line.startswith(b"RssAnon:"):
-                    return int(line.split()[1]) * 1024
-        return 0
-
     def _receive(self, sample: Sample | None = None) -> dict[str, Any]:
         process = self._process
         assert process is not None
@@ -114,7 +108,8 @@ class Peer:
         while b"\n" not in self._unread:
             ready, _, _ = select.select([descriptor], [], [], 1.0 if sample is None else INTERVAL)
             if sample is not None:
-                sample.peak = max(sample.peak, self._memory())
+                with contextlib.suppress(RuntimeError):  # It may have died.
+                    sample.peak = max(sample.peak, rss_anon(process.pid))
             if ready:
                 data = os.read(descriptor, 1 << 16)
                 if not data:
@@ -143,11 +138,9 @@ class Peer:
         if self._process is None or self._process.stdin is None:
             return
         request = {"op": op, "enough": enough} | dataclasses.asdict(job)
-        try:
+        with contextlib.suppress(BrokenPipeError):  # The answer says why.
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # The answer says what became of it.
 
     def receive(self, sample: Sample | None = None) -> dict[str, Any]:
         """Waits for the answer to `send`, noting the process's memory meanwhile, where asked to."""
@@ -166,7 +159,7 @@ class Peer:
         if self.error is not None:
             return {"error": self.error}
         if sample is not None and self._process is not None:
-            sample.idle = sample.peak = self._memory()
+            sample.idle = sample.peak = rss_anon(self._process.pid)
         self.send(op, job, enough)
         return self.receive(sample)
 

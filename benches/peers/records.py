@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import generate
-from peers import batches
+from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 
@@ -43,10 +43,10 @@ def column_of(column: generate.Column, items: list[Any]) -> Any:
     return strings if ends is None else (strings, ends)
 
 
-class FastavroWorker:
+class FastavroWorker(BatchWorker):
     """fastavro: takes a batch of records, then makes one array a column."""
 
-    packages: tuple[str, ...] = ("fastavro",)
+    packages = ("fastavro",)
 
     def __init__(self) -> None:
         import fastavro
@@ -59,34 +59,18 @@ class FastavroWorker:
         return iter(self._fastavro.reader(file))
 
     def batches(self, job: Job) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields the batches of one pass, each with its number of rows."""
         with open(job.path, "rb") as file:
             records = self._records(file, job)
             while held := list(itertools.islice(records, job.batch)):
                 yield len(held), {c.name: column_of(c, [r[c.name] for r in held]) for c in job.columns}
-
-    def read(self, job: Job) -> Pass:
-        """Reads the file to batches and drops them."""
-        return Pass(sum(n for n, _ in self.batches(job)))
-
-    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Sums up every value of the batches."""
-        sums, rows = generate.Sums(), 0
-        for n, values in self.batches(job):
-            rows += n
-            for column in job.columns:
-                batches.add(sums, column, values[column.name])
-        return rows, sums
 
 
 class FastavroRecordsWorker(FastavroWorker):
     """fastavro: iterates over the records and makes nothing of them: what it costs alone."""
 
     def read(self, job: Job) -> Pass:
-        """Counts the records."""
         with open(job.path, "rb") as file:
             return Pass(sum(1 for _ in self._records(file, job)))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Counts the records."""
         return self.read(job).rows, None

@@ -12,19 +12,20 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import generate
-from peers import batches
+from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 
-class TensorWorker:
+class TensorWorker(BatchWorker):
     """A `tf.data` dataset over one file."""
 
-    packages: tuple[str, ...] = ("tensorflow-io", "tensorflow-cpu")
+    packages = ("tensorflow-io", "tensorflow-cpu")
 
     def __init__(self) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -38,21 +39,18 @@ class TensorWorker:
         """The dataset whose iteration is timed, and whose making is."""
         raise NotImplementedError
 
-    def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
-        """A column of a batch as NumPy arrays."""
-        raise NotImplementedError
+    def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        return ((self.rows(batch), batch) for batch in self.dataset(job))
 
     def take(self, batch: dict[str, Any], job: Job) -> None:
         """What is done with each batch while the clock runs."""
 
     def rows(self, batch: dict[str, Any]) -> int:
-        """How many rows a batch has."""
         value = next(iter(batch.values()))
         shape = value.dense_shape if isinstance(value, self._tf.SparseTensor) else value.shape
         return int(shape[0])
 
     def read(self, job: Job) -> Pass:
-        """Iterates to the last batch."""
         begun, cpu_begun = time.perf_counter(), time.process_time()
         last = cpu_last = 0.0
         count, batch = 0, None
@@ -63,15 +61,6 @@ class TensorWorker:
         assert batch is not None
         # Asking each batch for its rows would cost TensorFlow an operation: all but the last are full.
         return Pass((count - 1) * job.batch + self.rows(batch), None, last - begun, cpu_last - cpu_begun)
-
-    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Sums up every value."""
-        sums, rows = generate.Sums(), 0
-        for batch in self.dataset(job):
-            rows += self.rows(batch)
-            for column in job.columns:
-                batches.add(sums, column, self.column(column, batch))
-        return rows, sums
 
 
 def _array(tensor: Any) -> Any:
@@ -95,14 +84,12 @@ class AtdsWorker(TensorWorker):
     """
 
     def names(self) -> tuple[Any, Any, Any, Any]:
-        """The dataset and its kinds of features."""
         from tensorflow_io.python.experimental.atds.dataset import ATDSDataset
         from tensorflow_io.python.experimental.atds.features import DenseFeature, SparseFeature, VarlenFeature
 
         return ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
     def dataset(self, job: Job) -> Any:
-        """The dataset."""
         ATDSDataset, DenseFeature, SparseFeature, VarlenFeature = self.names()
         features: dict[str, Any] = {}
         for column in job.columns:
@@ -124,7 +111,6 @@ class AtdsWorker(TensorWorker):
         )
 
     def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
-        """A column of a batch as NumPy arrays."""
         value = batch[column.name]
         if column.kind in ("scalar", "dense"):
             return _array(value)
@@ -156,7 +142,6 @@ class AtdsEpochsWorker(AtdsWorker):
         self._datasets: dict[Job, Any] = {}
 
     def dataset(self, job: Job) -> Any:
-        """The dataset of this job."""
         if job not in self._datasets:
             self._datasets[job] = super().dataset(job)
         return self._datasets[job]
@@ -170,7 +155,6 @@ class AtdsGraphWorker(AtdsEpochsWorker):
         self._loops: dict[Job, Any] = {}
 
     def read(self, job: Job) -> Pass:
-        """Iterates to the last batch."""
         tf = self._tf
         if job not in self._loops:
             dataset = self.dataset(job)
@@ -198,7 +182,6 @@ class FastpipeAtdsWorker(AtdsEpochsWorker):
     packages = ("fastpipe-data", "tensorflow-cpu")
 
     def names(self) -> tuple[Any, Any, Any, Any]:
-        """The dataset and its kinds of features."""
         from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
         return ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
@@ -223,7 +206,6 @@ class AvroRecordWorker(TensorWorker):
         return [f"{column.name}[*]" if column.kind != "scalar" else column.name]
 
     def dataset(self, job: Job) -> Any:
-        """The dataset."""
         from tensorflow_io.python.api.experimental import columnar
 
         tf = self._tf
@@ -249,7 +231,6 @@ class AvroRecordWorker(TensorWorker):
         )
 
     def column(self, column: generate.Column, batch: dict[str, Any]) -> Any:
-        """A column of a batch as NumPy arrays."""
         parts = [batch[name] for name in self._parts(column)]
         if column.kind in ("scalar", "dense"):
             return _array(parts[0])

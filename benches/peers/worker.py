@@ -14,6 +14,7 @@ Anything that goes wrong comes back as `{"error"}`.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -30,19 +31,20 @@ from peers.job import CannotError, Job
 
 
 def _read(worker: Any, job: Job, enough: float) -> dict[str, Any]:
-    generate.read_through(Path(job.path))
+    if Path(job.path).exists():
+        generate.read_through(Path(job.path))
     seconds = cpu = 0.0
-    passes = rows = 0
+    passes, rows, notes = 0, 0, {}
     while passes == 0 or seconds < enough:
         cpu_begun, begun = time.process_time(), time.perf_counter()
         done = worker.read(job)
         wall, spent = time.perf_counter() - begun, time.process_time() - cpu_begun
         seconds += wall if done.seconds is None else done.seconds
         cpu += spent if done.cpu is None else done.cpu
-        rows = done.rows
+        rows, notes = done.rows, done.notes
         del done
         passes += 1
-    return {"seconds": seconds / passes, "cpu": cpu / passes, "rows": rows, "passes": passes}
+    return {"seconds": seconds / passes, "cpu": cpu / passes, "rows": rows, "passes": passes} | notes
 
 
 def _answer(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +87,10 @@ def serve(name: str, cores: str) -> None:
         if cores:
             os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
         worker = getattr(importlib.import_module(f"peers.{module}"), kind)()
-        versions = {package: importlib.metadata.version(package) for package in worker.packages}
+        versions = {}
+        for package in worker.packages:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # It may be imported where it was built.
+                versions[package] = importlib.metadata.version(package)
         return {"versions": versions, "python": sys.version.split()[0]}
 
     answer(start)

@@ -1,0 +1,230 @@
+"""What a bench is made of: its options, tables and targets, and the figures that it keeps.
+
+A bench is a script with a function `main(bench)`, and `Bench(name, __doc__, ...).run(main)` at its end. Its tables are
+printed as Markdown as they grow. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to
+`results/NAME.json`, from which `write_results.py` makes RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+HERE = Path(__file__).resolve().parent.parent
+RESULTS, CACHE = HERE / "results", HERE / ".cache"
+MISSED = 3
+"""The exit status if something failed or a bound was missed, but not by an exception."""
+QUICK = os.environ.get("QUICK", "") not in ("", "0")
+
+
+def revision() -> str:
+    """Returns the commit that is measured; `-dirty` if files differ from it."""
+    git = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def machine() -> str:
+    """Returns the processor, cores, memory and kernel."""
+    found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    model = found[1] if found else platform.processor() or platform.machine()
+    system = f"Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores, {memory:.0f} GiB, {system}"
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Replaces a file, with a list of texts on one line."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    string = r'"(?:[^"\\]|\\.)*"'
+    lists = rf"\[\n\s+({string}(?:,\n\s+{string})*)\n\s+\]"
+    text = re.sub(lists, lambda found: "[" + re.sub(r",\n\s+", ", ", found[1]) + "]", text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    partial.write_text(text + "\n", "utf-8")
+    partial.replace(path)
+
+
+class Table:
+    """A table of figures, printed row by row.
+
+    Args:
+        title: Its heading.
+        columns: `name` of a column of texts, or `name|format` of a column of numbers.
+    """
+
+    def __init__(self, title: str, columns: tuple[str, ...]) -> None:
+        self.title = title
+        parts = [column.partition("|") for column in columns]
+        self.columns = [name for name, _, _ in parts]
+        self._formats = [form for _, _, form in parts]
+        self.align = "".join("r" if bar else "l" for _, bar, _ in parts)
+        self.rows: list[list[str]] = []
+        print(*["", f"### {title}"] * bool(title), "", f"| {' | '.join(self.columns)} |", sep="\n")
+        print(f"|{'|'.join('--:' if side == 'r' else '---' for side in self.align)}|", flush=True)
+
+    def __call__(self, *values: Any) -> None:
+        """Adds a row; None is an empty cell. A row may end early."""
+        cells = [self._shown(value, form) for value, form in zip(values, self._formats, strict=False)]
+        self.rows.append(cells + [""] * (len(self.columns) - len(cells)))
+        print(f"| {' | '.join(self.rows[-1])} |", flush=True)
+
+    @staticmethod
+    def _shown(value: Any, form: str) -> str:
+        if value is None:
+            return ""
+        if isinstance(value, (int, float)):
+            return format(value, form or (",.2f" if isinstance(value, float) else ","))
+        return " ".join(str(value).split()).replace("|", "\\|")
+
+    def kept(self, measured: str, before: dict[str, Any]) -> dict[str, Any]:
+        """Returns what is kept of it. Rows of a former run that this one didn't measure stay."""
+        # A row is known by its leading texts.
+        keys = max(1, len(self.align) - len(self.align.lstrip("l")))
+        rows = {tuple(row[:keys]): row for row in self.rows}
+        former = {tuple(row[:keys]): row for row in before.get("rows", [])}
+        same = before.get("columns") == self.columns
+        runs = (
+            [run for run in before.get("measured", []) if run != measured] if same and set(former) - set(rows) else []
+        )
+        found = {"title": self.title} | {key: before[key] for key in ("about",) if key in before}
+        found |= {"measured": [*runs, measured], "columns": self.columns, "align": self.align}
+        return found | {"rows": [*(former | rows if same else rows).values()]}
+
+
+class Bench:
+    """A program that measures.
+
+    Args:
+        name: Of the file that its figures are kept in.
+        doc: What `--help` says.
+        rounds: How often contenders take turns, and how often in a quick run.
+        packages: Distributions whose versions are kept with the figures.
+        **options: Option -> default, or a pair of the default and that of a quick run. A list is given with commas.
+
+    Attributes:
+        args: The options of this run.
+        quick: Whether it is a run on little data (`--quick`, `QUICK=1`) that shows whether the bench works.
+        rounds: How often contenders take turns.
+        versions: Package -> version.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        doc: str | None,
+        rounds: tuple[int, int] = (7, 3),
+        packages: tuple[str, ...] = (),
+        **options: Any,
+    ) -> None:
+        self.name = name
+        self.parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.parser.add_argument("--quick", action="store_true", default=QUICK, help="little data (QUICK=1)")
+        self.parser.add_argument("--keep", action="store_true", help="write the figures to results/, if not --quick")
+        self._defaults = {"rounds": rounds} | options
+        for option, default in self._defaults.items():
+            self._add(f"--{option.replace('_', '-')}", default[0] if isinstance(default, tuple) else default)
+        self.args = argparse.Namespace()
+        self.quick, self.rounds = QUICK, 0
+        self.versions: dict[str, str] = {}
+        self._packages = ("fastpipe-data", *packages)
+        self._tables: list[Table] = []
+        self._below: list[str] = []
+        self._failed: list[str] = []
+        self._begun = time.perf_counter()
+
+    def _add(self, flag: str, default: Any) -> None:
+        if isinstance(default, bool):
+            self.parser.add_argument(flag, action="store_true")
+        elif isinstance(default, list):
+            kind = type(default[0])
+            told = ",".join(map(str, default))
+            self.parser.add_argument(flag, type=lambda text: [kind(part) for part in text.split(",")], help=told)
+        else:
+            kind = str if default is None else type(default)
+            self.parser.add_argument(flag, type=kind, help=str(default))
+
+    def run(self, main: Callable[[Bench], object]) -> NoReturn:
+        """Measures, keeps the figures, and exits with the status of `finish`."""
+        self.parse()
+        main(self)
+        raise SystemExit(self.finish())
+
+    def parse(self, arguments: list[str] | None = None) -> None:
+        """Reads the options of this run."""
+        self.args = self.parser.parse_args(arguments)
+        self.quick = self.args.quick
+        for option, default in self._defaults.items():
+            if getattr(self.args, option) in (None, False):
+                pair = default if isinstance(default, tuple) else (default, default)
+                setattr(self.args, option, pair[self.quick])
+        self.rounds = self.args.rounds
+
+    def table(self, *columns: str, title: str = "") -> Table:
+        """Begins a table."""
+        self._tables.append(Table(title, columns))
+        return self._tables[-1]
+
+    def say(self, text: str) -> None:
+        """Reports progress."""
+        print(f"[{time.perf_counter() - self._begun:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def target(self, what: str, value: float, *, least: float | None = None, most: float | None = None) -> str:
+        """Compares a figure with its target. Speeds depend on the machine, so a miss is listed and fails nothing."""
+        return self._compare(self._below, what, value, least, most)
+
+    def bound(self, what: str, value: float, *, least: float | None = None, most: float | None = None) -> str:
+        """Compares a figure with a bound that must hold on any machine: a miss fails the run."""
+        return self._compare(self._failed, what, value, least, most)
+
+    @staticmethod
+    def _compare(misses: list[str], what: str, value: float, least: float | None, most: float | None) -> str:
+        low = least is not None and not value >= least
+        if not low and (most is None or value <= most):
+            return "yes"
+        misses.append(f"{what}: {value:.3g}, wanted {f'at least {least:g}' if low else f'at most {most:g}'}")
+        return "no"
+
+    def fail(self, text: str) -> None:
+        """Notes a failure."""
+        self._failed.append(text)
+
+    def finish(self) -> int:
+        """Keeps the figures, lists what was missed, and returns the exit status."""
+        for package in self._packages:
+            try:
+                self.versions.setdefault(package, importlib.metadata.version(package))
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        kept = self.args.keep and not self.quick
+        self._keep((RESULTS if kept else CACHE / "results") / f"{self.name}{'-quick' if self.quick else ''}.json")
+        for line in self._below:
+            print(f"\ntarget not reached: {line}", end="")
+        for line in self._failed:
+            print(f"\nFAILED: {line}", end="")
+        print(flush=True)
+        return MISSED if self._failed else 0
+
+    def _keep(self, path: Path) -> None:
+        versions = ", ".join(f"{package} {version}" for package, version in sorted(self.versions.items()))
+        date = time.strftime("%Y-%m-%d", time.gmtime())
+        measured = f"{date}, revision {revision()}, {machine()}; {versions}"
+        data: dict[str, Any] = (
+            json.loads(path.read_text("utf-8")) if path.exists() else {"title": self.name, "tables": []}
+        )
+        former = {table["title"]: table for table in data["tables"]}
+        new = {t.title: t.kept(measured, former.get(t.title, {})) for t in self._tables if t.rows}
+        if new:
+            write_json(path, data | {"tables": [*(former | new).values()]})

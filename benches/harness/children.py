@@ -1,0 +1,145 @@
+"""Processes that a bench starts: programs that answer with JSON, and readers that take turns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from harness.bench import Bench
+from harness.turns import CannotError, Turn, Turns, take_turns
+from peers import READERS, Peer, Sample
+from peers.job import Job
+
+
+def call(script: str, **request: Any) -> Any:
+    """Runs a script with `--child REQUEST` and returns the JSON that it prints."""
+    command = [sys.executable, script, "--child", json.dumps(request)]
+    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+@contextmanager
+def program(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Starts a program, yields its process and the first line that it prints, and kills it in the end."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+    try:
+        assert process.stdout is not None
+        yield process, process.stdout.readline()
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Side:
+    """A reader in a process of its own, and what it reads.
+
+    Args:
+        reader: A key of `READERS`.
+        job: What it reads.
+        known: Sums of all values, as `generate.Sums` has them; None: values aren't checked.
+        label: What tables call it; by default the reader's name.
+        checked: What is read instead for the values, and the sums of that.
+        rows: How many rows a pass must have; None: any number.
+
+    Attributes:
+        sample: The memory of its first pass, if that is wanted.
+    """
+
+    def __init__(
+        self,
+        reader: str,
+        job: Job,
+        known: dict[str, Any] | None = None,
+        label: str = "",
+        *,
+        checked: Job | None = None,
+        rows: int | None = None,
+    ) -> None:
+        self.reader, self.job, self.known, self.name = READERS[reader], job, known, label or reader
+        self._checked, self._rows = checked or job, rows
+        self.sample = Sample()
+        self.peer: Peer | None = None
+        self.enough = 0.25
+
+    def start(self, cores: list[int], log: Any) -> Peer:
+        """Starts the process."""
+        self.peer = Peer(self.reader.name, self.reader.env, cores, log)
+        return self.peer
+
+    def _ask(self, op: str, job: Job, enough: float = 0.0, sample: Sample | None = None) -> dict[str, Any]:
+        assert self.peer is not None
+        answer = self.peer.ask(op, job, enough, sample)
+        if "error" in answer:
+            raise CannotError(answer["error"])
+        if self._rows is not None and job == self.job and answer["rows"] != self._rows:
+            raise CannotError(f"{answer['rows']:,} of {self._rows:,} rows")
+        return answer
+
+    def check(self, memory: bool) -> None:
+        """Reads the file once, for its memory, and compares the sums of all values.
+
+        Raises:
+            CannotError: if it can't read the file, or has other values.
+        """
+        if memory:
+            self._ask("read", self.job, sample=self.sample)
+        answer = self._ask("check", self._checked)
+        got = answer.get("plain" if self._checked.shuffle else "sums")
+        if self.known is not None and got is not None:
+            differing = [name for name, total in self.known.items() if got.get(name) != total]
+            if differing:
+                raise CannotError(f"other values: {', '.join(differing)}")
+
+    def __call__(self) -> Turn:
+        """Takes a turn. Seconds are those for a row."""
+        answer = self._ask("read", self.job, self.enough)
+        return Turn(answer["seconds"] / answer["rows"], answer["cpu"] / answer["rows"], answer)
+
+
+def race(
+    bench: Bench, sides: list[Side], cores: list[int], *, enough: float = 0.3, budget: float = 8.0, memory: bool = False
+) -> Turns:
+    """Checks what the sides read, and lets them take turns.
+
+    Args:
+        bench: Has the number of rounds, and gets the versions of packages.
+        sides: Who takes part, under their names.
+        cores: The cores that all stay on.
+        enough: Seconds that a turn lasts at least; shorter passes are repeated.
+        budget: Seconds that a side may take before it gets fewer rounds.
+        memory: Whether to sample the memory of each side's first pass.
+    """
+    try:
+        # All at once: importing takes the most time of a small race.
+        peers = [side.start(cores, bench.say) for side in sides]
+        errors: dict[Any, str] = {}
+        for side in sides:
+            side.enough = enough
+            try:
+                side.check(memory)
+            except CannotError as error:
+                errors[side.name] = str(error)
+                bench.say(f"{side.name}: {str(error)[:300]}")
+        able: dict[Any, Side] = {side.name: side for side in sides if side.name not in errors}
+        found = take_turns(able, bench.rounds, warm=0, budget=budget)
+        for peer in peers:
+            bench.versions |= peer.versions
+    finally:
+        for side in sides:
+            if side.peer is not None:
+                side.peer.close()
+    found.errors = errors | found.errors
+    return found
+
+
+def rate(turns: Turns, name: str) -> float:
+    """Returns the rows per second of a side."""
+    return 1 / turns.median(name)
+
+
+def can(turns: Turns, name: str) -> bool:
+    """Returns whether a side has been measured."""
+    return name not in turns.errors and bool(turns.turns.get(name))

@@ -1,0 +1,118 @@
+"""Readers of a table of a database: fastpipe, ConnectorX, Ray Data and pandas. All may use every core.
+
+A job's `path` is the URL of the database. The table has a column `b`, which is `id % 100` of ids from 1 on: each reader
+sums it up while it is timed, and other sums are an error.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from typing import Any
+
+import generate
+from peers.job import CannotError, Job, Pass
+
+PARTITIONS = 8
+SQL = "SELECT * FROM t"
+
+
+class SqlWorker:
+    """A reader of the table."""
+
+    packages: tuple[str, ...] = ()
+
+    def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
+        """Reads the table. Returns the number of rows, the sum of `b`, and notes."""
+        raise NotImplementedError
+
+    def read(self, job: Job) -> Pass:
+        """Reads the table, and checks the sum."""
+        rows, total, notes = self.table(job)
+        hundreds, rest = divmod(rows, 100)
+        if total != hundreds * 4950 + rest * (rest + 1) // 2:
+            raise CannotError(f"{rows:,} rows that sum up to {total:,}")
+        return Pass(rows, notes=notes)
+
+    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
+        return self.read(job).rows, None
+
+
+class FastpipeWorker(SqlWorker):
+    """fastpipe, to NumPy batches. Planning is timed as well."""
+
+    packages = ("fastpipe-data", "pyarrow")
+
+    def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
+        import fastpipe
+
+        begun = time.perf_counter()
+        reader = fastpipe.read_sql(SQL, job.path, partitions=PARTITIONS, batch_size=job.batch)
+        planned = time.perf_counter() - begun
+        rows = total = 0
+        for batch in reader:
+            rows += len(batch["b"])
+            total += int(batch["b"].sum())
+        return rows, total, {"plan": planned}
+
+
+class ConnectorxWorker(SqlWorker):
+    """ConnectorX, to an Arrow table, cut into partitions by the primary key."""
+
+    packages = ("connectorx", "pyarrow")
+
+    def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
+        import connectorx
+        import pyarrow.compute
+
+        how = {"partition_on": "id", "partition_num": PARTITIONS, "return_type": "arrow"}
+        table = connectorx.read_sql(job.path.replace("sqlite:///", "sqlite://"), SQL, **how)
+        return table.num_rows, pyarrow.compute.sum(table["b"]).as_py(), {}
+
+
+class RayWorker(SqlWorker):
+    """Ray Data, to NumPy batches."""
+
+    packages = ("ray",)
+
+    def __init__(self) -> None:
+        import ray
+
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.data.DataContext.get_current().enable_progress_bars = False
+
+    def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
+        import ray
+
+        url = job.path
+
+        def connect() -> Any:
+            if url.startswith("sqlite"):
+                return sqlite3.connect(url.removeprefix("sqlite:///"))
+            import psycopg
+
+            return psycopg.connect(url)
+
+        rows = total = 0
+        for batch in ray.data.read_sql(SQL, connect).iter_batches(batch_size=job.batch, batch_format="numpy"):
+            rows += len(batch["b"])
+            total += int(batch["b"].sum())
+        return rows, total, {}
+
+
+class PandasWorker(SqlWorker):
+    """pandas, to frames of 65,536 rows."""
+
+    packages = ("pandas", "sqlalchemy")
+
+    def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
+        import pandas
+        import sqlalchemy
+
+        engine = sqlalchemy.create_engine(job.path.replace("postgresql://", "postgresql+psycopg://"))
+        rows = total = 0
+        with engine.connect().execution_options(stream_results=True) as connection:
+            for frame in pandas.read_sql(SQL, connection, chunksize=65_536):
+                rows += len(frame)
+                total += int(frame["b"].sum())
+        return rows, total, {}

@@ -1,0 +1,94 @@
+"""Writes RESULTS.md from the figures in `results/`, which the benches keep with `--keep`.
+
+    python benches/write_results.py [--check]
+
+With `--check` nothing is written, and the exit status is 1 if RESULTS.md is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import device
+from harness import HERE, RESULTS
+
+SECTIONS: tuple[str, ...] = (
+    "compare",
+    "threads",
+    "memory",
+    "sweep",
+    "limits",
+    "skew",
+    "growth",
+    "auto",
+    "shuffle",
+    "index",
+    "in_memory",
+)
+SECTIONS += ("rebatch", "interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "avro_types")
+SECTIONS += ("bags", "writing", "adapters", "atds", "atds_small", "sql", "leases", "describe", "service")
+"""The order of the sections. A bench whose figures aren't kept has none."""
+HEAD = """\
+# Results
+
+Written by `benches/write_results.py` from the figures in [results](results). [README.md](README.md) says how they are
+measured, and what limits them is in [notes](notes).
+"""
+
+
+def markdown(table: dict[str, Any], shared: list[str]) -> list[str]:
+    """Returns the lines of a table; `shared` is what the section has said of where it was measured."""
+    lines = ["", f"### {table['title']}"] if table["title"] else []
+    measured = [] if table["measured"] == shared else [f"Measured {when}." for when in table["measured"]]
+    for text in (table.get("about", ""), *measured):
+        lines += ["", text] if text else []
+    rules = ("--:" if side == "r" else "---" for side in table["align"])
+    lines += ["", f"| {' | '.join(table['columns'])} |", f"|{'|'.join(rules)}|"]
+    return lines + [f"| {' | '.join(row)} |" for row in table["rows"]]
+
+
+def section(name: str) -> list[str]:
+    """Returns the lines of a bench's section."""
+    if name == "device":
+        return ["", "## On a GPU", "", *device.table(device.load())]
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        return []
+    data = json.loads(path.read_text("utf-8"))
+    shared = data["tables"][0]["measured"]
+    if any(table["measured"] != shared for table in data["tables"]):
+        shared = []
+    lines = ["", f"## {data['title']}"]
+    notes = f" Notes: [{data['notes']}](notes/{data['notes']})." if data.get("notes") else ""
+    lines += ["", f"`benches/{name}.py`.{notes}"]
+    for text in (data.get("about", ""), *(f"Measured {when}." for when in shared)):
+        lines += ["", text] if text else []
+    for table in data["tables"]:
+        lines += markdown(table, shared)
+    for picture, text in data.get("pictures", []):
+        lines += ["", f"![{text}]({picture})"]
+    return lines
+
+
+def main() -> int:
+    """Writes RESULTS.md, or checks it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing: is RESULTS.md up to date?")
+    check = parser.parse_args().check
+    path = HERE / "RESULTS.md"
+    if unlisted := {file.stem for file in RESULTS.glob("*.json")} - set(SECTIONS):
+        raise SystemExit(f"SECTIONS lacks {', '.join(sorted(unlisted))}")
+    text = HEAD + "\n".join([line for name in SECTIONS for line in section(name)]) + "\n"
+    if not check:
+        path.write_text(text, "utf-8")
+    elif path.read_text("utf-8") != text:
+        print("benches/RESULTS.md is out of date: run benches/write_results.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
