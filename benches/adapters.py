@@ -85,7 +85,7 @@ def main(bench: Bench) -> None:
         "JAX": partial(fastpipe.jax.iterator, reader),
         "DataLoader over fastavro": lambda: records,
     }
-    turns = take_turns({name: lambda way=way: drain(way()) for name, way in ways.items()}, bench.rounds)
+    turns = take_turns({name: partial(lambda made: drain(made()), way) for name, way in ways.items()}, bench.rounds)
     row = bench.table("batches", "records/s|,.0f", "times as long as NumPy|,.2f")
     for name in ways:
         rows = args.loader_rows if name == "DataLoader over fastavro" else args.rows

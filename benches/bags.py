@@ -211,6 +211,6 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    sizes = {"rows": (10_000, 1_000), "entries": 50, "batch_size": 1024}
+    sizes: dict[str, Any] = {"rows": (10_000, 1_000), "entries": 50, "batch_size": 1024}
     keys = ([10_000, 1_000_000], [1_000])
     Bench("bags", __doc__, packages=("numpy", "pyarrow", "pandas"), keys=keys, **sizes).run(main)

@@ -117,7 +117,13 @@ def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, flo
         f"({cell.dataset}) {plan.CONTENTS[cell.dataset]}; codec {cell.codec}, blocks of {cell.block}{buffered}: "
         f"{total:,} records of {bytes_a_row:,.0f} bytes, {info['raw_bytes'] / 1e6:,.0f} MB{squeezed}"
     )
-    columns = ("records/s|,.0f", "MB/s|,.0f", "ms a batch|,.3f", "CPU s/M records|,.2f", "peak MB (over idle)|")
+    columns: tuple[str, ...] = (
+        "records/s|,.0f",
+        "MB/s|,.0f",
+        "ms a batch|,.3f",
+        "CPU s/M records|,.2f",
+        "peak MB (over idle)|",
+    )
     columns += ("rounds|", "fastpipe is times as fast (rounds)|", "by CPU time|,.2f")
     table = bench.table("reader", "gives", *columns, title=title)
     for name in names:
@@ -137,8 +143,8 @@ def main(bench: Bench) -> None:
     for text, (turns, _) in measured.items():
         goal = plan.GOALS.get(text, plan.Goal())
         table(text, *against(turns, PEERS[0], goal.atds), *against(turns, PEERS[1], goal.frame))
-    names = ("fastpipe, records/s|,.0f", "MB/s|,.0f", "AvroTensorDataset|", "the fastest frame reader|")
-    table = bench.table("", *names, title="The three cells that matter most")
+    heads = ("fastpipe, records/s|,.0f", "MB/s|,.0f", "AvroTensorDataset|", "the fastest frame reader|")
+    table = bench.table("", *heads, title="The three cells that matter most")
     for text, (turns, bytes_a_row) in measured.items():
         if text in MAIN and can(turns, "fastpipe"):
             ours, found = rate(turns, "fastpipe"), [fastest(turns, peer) for peer in PEERS]

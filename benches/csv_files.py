@@ -60,7 +60,8 @@ def compare(bench: Bench, title: str, sides: dict[str, Callable[[], Any]], size:
 
 def measure(bench: Bench, path: Path, rows: int) -> None:
     """Measures one file."""
-    name, size, count, query = str(path), path.stat().st_size, bench.args.rows, duckdb.sql
+    name, size, count = str(path), path.stat().st_size, bench.args.rows
+    query: Any = duckdb.sql
     features = {column: fastpipe.DenseSpec((), "float64") for column in COLUMNS}
 
     def reader() -> fastpipe.Reader:

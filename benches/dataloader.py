@@ -3,16 +3,16 @@
 Four parts, named by `--parts`:
 
 * `grid`: batches a second, over sizes of items, NumPy arrays and tensors, numbers of workers, ways to collate, and ways
-  to start workers. Items cost next to nothing, so it is the loaders that are measured. Workers are kept for all
-  epochs, and are there before anything is timed. torch has no threads: beside ours stand its forked processes.
-* `first`: how soon the first batch is there. Items are waited for, for 20 ms each, so two processors are enough for
+  to start workers. Items cost next to nothing, so the loaders are measured. Workers are kept for all epochs,
+  and have started before anything is timed. torch has no threads: ours are compared with its forked processes.
+* `first`: how soon the first batch is there. Items wait for 20 ms each, so two processors are enough for
   eight workers; the ideal is what eight of them take for a batch of 32.
-* `slow`: an epoch in which one item in a hundred takes 2 seconds. Where these are is drawn anew each round.
+* `slow`: an epoch in which one item in a hundred takes 2 seconds. Each round draws other ones.
 * `memory`: the peak of shared and of private memory for 1 to 16 workers, see `dataloader_memory.py`.
 
-`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports
-torch, which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Those of a fork server start at once, since
-the server has imported torch before.
+`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports torch,
+which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Workers of a fork server start at
+once, since the server has imported torch before.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def part_first(bench: Bench) -> None:
     columns = ("torch, ms|,.0f", "fastpipe|,.0f", "of the ideal|,.2f", "met", "times as soon|,.1f", "met")
     row = bench.table("workers", *columns, title="The first batch")
     for method, collation in (("fork", "default"), ("fork", "stack"), ("thread", "default"), ("spawn", "default")):
-        options = {"method": method, "workers": EIGHT, "collation": collation, "batch_size": ROWS}
+        options: dict[str, Any] = {"method": method, "workers": EIGHT, "collation": collation, "batch_size": ROWS}
         make: Callable[..., Any] = partial(items.loader, dataset=dataset, **options)
         held = {who: make(who, persistent_workers=True) for who in BOTH}
         ways = {
@@ -256,5 +256,5 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    what = {"methods": (list(METHODS), ["fork", "thread"]), "workers": ([0, 1, 2, 4, 8, 16], [0, 2])}
+    what: dict[str, Any] = {"methods": (list(METHODS), ["fork", "thread"]), "workers": ([0, 1, 2, 4, 8, 16], [0, 2])}
     Bench("dataloader", __doc__, packages=("torch", "numpy"), parts=list(PARTS), **what).run(main)

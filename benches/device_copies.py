@@ -109,7 +109,7 @@ def copies(device: Machine) -> Figures:
                 for _ in batches.ring(many):
                     multiply()
 
-            ways = {"bare": bare, "ring": ring, "compute": compute, "both": both}
+            ways: dict[str, Callable[[], None]] = {"bare": bare, "ring": ring, "compute": compute, "both": both}
             found = device.medians({name: partial(device.seconds, way) for name, way in ways.items()})
             yield (
                 f"({dataset}), {batch_size:,} rows, {num_threads} threads",

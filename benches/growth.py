@@ -18,6 +18,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import fastpipe
 import generate
@@ -77,7 +78,7 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    sizes = {
+    sizes: dict[str, Any] = {
         "most": (10**8, 10**6),
         "most_files": (10_000, 1_000),
         "least": 1_000_000,

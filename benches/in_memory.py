@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ def main(bench: Bench) -> None:
     """Measures both cases."""
     row = bench.table("arrays", "fastpipe, ms|,.1f", "numpy.take, ms|,.1f", "times as fast|,.2f", "wanted|g", "met")
     for name, arrays in cases(bench.args.rows).items():
-        options = {"shuffle": True, "seed": 7, "drop_last": True, "num_threads": 1, "epochs": 1}
+        options: dict[str, Any] = {"shuffle": True, "seed": 7, "drop_last": True, "num_threads": 1, "epochs": 1}
         reader = fastpipe.from_arrays(arrays, batch_size=BATCH_SIZE, **options)
         turns = take_turns({"ours": partial(drain, reader), "numpy": numpy_pass(arrays)}, bench.rounds)
         mine, numpys = (turns.median(side) * 1e3 for side in ("ours", "numpy"))

@@ -52,7 +52,7 @@ def main(bench: Bench) -> None:
         ways = {"without": lambda: opened(path, None, blocks), "with": lambda: opened(path, cache, blocks)}
         turns = take_turns(ways, bench.rounds, warm=0)
         (entry,) = cache.iterdir()
-        columns = ("bytes of the file|", "of its index|", "first opening, which writes it, ms|,.1f")
+        columns: tuple[str, ...] = ("bytes of the file|", "of its index|", "first opening, which writes it, ms|,.1f")
         columns += ("without a cache, ms|,.1f", "with it|,.1f", "times as fast (rounds)|")
         row = bench.table("blocks", *columns)
         each = [turns.median(name, "result") * 1e3 for name in ways]

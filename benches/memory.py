@@ -52,7 +52,13 @@ def main(bench: Bench) -> None:
         raise SystemExit
     path, info = generate.generate("a", args.records, codec=args.codec, log=bench.say)
     found = call(__file__, path=str(path), batch=args.batch_size, held=args.held, threads=args.threads)
-    columns = ("file, MB|,.0f", "rows a batch|", "batches kept|", "idle, MB|,.0f", "peak of RssAnon, MB|,.0f")
+    columns: tuple[str, ...] = (
+        "file, MB|,.0f",
+        "rows a batch|",
+        "batches kept|",
+        "idle, MB|,.0f",
+        "peak of RssAnon, MB|,.0f",
+    )
     columns += ("limit, MB|,.0f", "samples|", "seconds|,.1f", "greatest resident size with all file pages, MB|,.0f")
     sizes = {name: found[name] / MB for name in ("idle", "peak", "max_rss")}
     row = bench.table("codec", *columns)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Any
 
 import generate
 from harness import Bench, take_turns
@@ -33,5 +34,5 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    sizes = {"rows": (65_536, 32_768), "batch_size": 1024, "shuffle_buffer": 16_384}
+    sizes: dict[str, Any] = {"rows": (65_536, 32_768), "batch_size": 1024, "shuffle_buffer": 16_384}
     Bench("shuffle", __doc__, rounds=(15, 3), codec="null", **sizes).run(main)

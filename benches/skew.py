@@ -136,7 +136,15 @@ def measure(reader: fastpipe.Reader, rows: list[int] | None, threads: int) -> di
 def main(bench: Bench) -> None:
     """Measures all files. Ratios over the target fail nothing: they are times."""
     args = bench.args
-    columns = ("threads|", "engine|,.3f", "met", "rows|,.3f", "blocks|,.3f", "longest|,.3f", "skipping|,.3f")
+    columns: tuple[str, ...] = (
+        "threads|",
+        "engine|,.3f",
+        "met",
+        "rows|,.3f",
+        "blocks|,.3f",
+        "longest|,.3f",
+        "skipping|,.3f",
+    )
     columns += ("consumer|,.3f", "model error|,.3f", "tasks off|,.3f")
     row = bench.table("data", "order", "batch", *columns)
     generate.CACHE.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ share nothing, so what they do together is as much as two cores can do. Both rea
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import plan
@@ -37,6 +38,9 @@ def main(bench: Bench) -> None:
     peers = {name: Peer("fastpipe", None, pin, bench.say) for name, pin in pins.items()}
     enough = 0.15 if bench.quick else 0.4
 
+    def alone(who: str, job: Job) -> float:
+        return rate(peers[who].ask("read", job, enough))
+
     def pair(job: Job) -> float:
         # Sent to both before an answer is received: they run side by side.
         for side in ("left", "right"):
@@ -48,12 +52,11 @@ def main(bench: Bench) -> None:
             cell = plan.Spec.parse(text)
             path, _ = cell.file(plan.RECORDS[cell.dataset] // (plan.PART if bench.quick else 1), bench.say)
             job = Job(str(path), cell.dataset, bench.args.batch_size)
-            two = dataclasses.replace(job, threads=2)
             turns = take_turns(
                 {
-                    "one": lambda job=job: rate(peers["left"].ask("read", job, enough)),
-                    "two": lambda two=two: rate(peers["both"].ask("read", two, enough)),
-                    "pair": lambda job=job: pair(job),
+                    "one": partial(alone, "left", job),
+                    "two": partial(alone, "both", dataclasses.replace(job, threads=2)),
+                    "pair": partial(pair, job),
                 },
                 bench.rounds,
             )
