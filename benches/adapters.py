@@ -4,8 +4,8 @@ On one core with one thread (`--cores 1`, the default) all that an adapter does 
 are as many threads as fastpipe chooses by default.
 
 All ways read one reader, which is made once, so that none pays for fresh memory, and the batches of all are in the same
-memory: its addresses make some 4 % of a difference. Times are those of plain batches in the same round. Beside them is
-Torch's `DataLoader` over fastavro, which makes each record a dict and collates 1,024 of them to the same tensors; it
+memory: its addresses make some 4 % of a difference. Times are relative to plain batches of the same round. Beside them
+is Torch's `DataLoader` over fastavro, which makes each record a dict and collates 1,024 of them to the same tensors; it
 reads a small part of the file, and its rate is compared.
 """
 

@@ -20,7 +20,7 @@ from peers.job import Job
 
 @dataclass(frozen=True)
 class Load:
-    """What is read, and by what factor fastpipe is meant to be faster."""
+    """The dataset's codec and order, and by what factor fastpipe is meant to be faster."""
 
     codec: str
     shuffle: int

@@ -1,7 +1,7 @@
 """Measures what `num_threads="auto"` chooses, against every fixed number of threads.
 
 * A consumer that drops batches at once: "auto" is within 5 % of the best fixed number.
-* A consumer that takes 1 or 5 ms a batch, asleep or busy: "auto" yields as many batches a second as all threads do (no
+* A consumer that takes 1 or 5 ms a batch, asleep or busy: "auto" yields the batches a second of all threads (no
   less than 98 %), for no more CPU time if one thread keeps up with it (`one` at least 98 %), else for at most 5 % more.
   What the consumer spends isn't counted.
 

@@ -1,6 +1,7 @@
-"""What logical types and resolved schemas cost: the same bytes read with and without them, in turn, in one process.
+"""Measures what logical types and resolved schemas cost.
 
-Each row is a pair of readers over one file. The figure is how much longer the first takes than the second, by CPU time.
+The same bytes are read with and without them, in turn, in one process. Each row is a pair of readers over one file. The
+figure is how much longer the first takes than the second, by CPU time.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def _promoted(schema: Any) -> Any:
 
 
 def _features(path: str, **types: str) -> fastpipe.Features:
-    """What is inferred, with other dtypes."""
+    """Returns the inferred features, with other dtypes."""
     found = fastpipe.infer_features(path)
     for name, spec in found.items():
         if spec.dtype in types:

@@ -1,8 +1,8 @@
 """Compares fastpipe with other Avro readers, one thread each, on one core.
 
 For every cell (a dataset, a codec, a block size, an order) all readers read the same generated file, in turn. Each
-first sums up every value that it read; the sums must be those of the generator, or the readers didn't do the same work.
-See `peers` for what exactly each of them does, and `notes/peers.md` for how to read the tables.
+first sums up every value that it read; the sums must be equal to the generator's, or the readers didn't do the same
+work. See `peers` for what exactly each of them does, and `notes/peers.md` for how to read the tables.
 
 The exit status is not 0 if fastpipe fails or its values differ. A peer that can't read a dataset, or has other values,
 is a result: the table has the reason.

@@ -1,6 +1,6 @@
 """CSV files: finding rows, parsing them, and samples of them, beside polars, pyarrow, DuckDB and pandas, in turn.
 
-One file of 20 columns of floats, cached by the system; two threads each. Ratios are those of the medians. Peers parse
+One file of 20 columns of floats, cached by the system; two threads each. Ratios are of the medians. Peers parse
 to a frame, fastpipe to batches of 8,192 rows.
 """
 

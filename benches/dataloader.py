@@ -10,9 +10,9 @@ Four parts, named by `--parts`:
 * `slow`: an epoch in which one item in a hundred takes 2 seconds. Each round draws other ones.
 * `memory`: the peak of shared and of private memory for 1 to 16 workers, see `dataloader_memory.py`.
 
-`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports torch,
-which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Workers of a fork server start at
-once, since the server has imported torch before.
+`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports
+torch, which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Workers of a fork
+server start at once, since the server has imported torch before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Cell(NamedTuple):
     def shape(self, quick: bool) -> tuple[int, int]:
         """Rows of a batch, and batches of an epoch: more than workers have at once."""
         large, slow = self.size == "4 MB", self.workers and self.collation == "identity"
-        # Where torch sends arrays through pipes, or tensors as a file each, an epoch of as many takes too long.
+        # An epoch takes too long if torch sends arrays through pipes, or each tensor as a file.
         batches = max(16 if slow else 24, (2 if slow else 3) * self.workers)
         if not large:
             batches = 40 if slow and self.kind == "tensor" else 300
@@ -175,7 +175,7 @@ EIGHT, ROWS, WAIT = 8, 32, 0.02
 
 
 def new_first(make: Callable[[], Any]) -> float:
-    """Seconds from `iter` to the first batch, of workers that are started for it. What is behind isn't timed."""
+    """Seconds from `iter` to the first batch, of workers that are started for it. The rest isn't timed."""
     loader = make()
     begin = time.perf_counter()
     iterator = iter(loader)

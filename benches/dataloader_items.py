@@ -1,4 +1,4 @@
-"""What the comparison of DataLoaders loads: data sets, functions to collate by, and loaders of both kinds.
+"""Items for the comparison of DataLoaders: datasets, functions to collate by, and loaders of both kinds.
 
 It imports no more than it needs: workers that are spawned import it, too.
 """
@@ -28,7 +28,7 @@ _POOL = 64 << 20
 
 
 class Copies(Dataset[Any]):
-    """Items that cost next to nothing: copies of rows that lie in memory. Fresh, as one that was decoded would be.
+    """Items that cost next to nothing: copies of rows in memory. Fresh, as a decoded row would be.
 
     Args:
         kind: "numpy" or "tensor".
@@ -50,7 +50,7 @@ class Copies(Dataset[Any]):
         return self.rows[row].copy() if self._tensors is None else self._tensors[row].clone()
 
     def expected(self, first: int, rows: int) -> np.ndarray:
-        """The values of so many items from one on."""
+        """Returns the values of a range of items."""
         return self.rows[np.arange(first, first + rows) % len(self.rows)]
 
 
@@ -81,7 +81,7 @@ class Waiting(Dataset[Any]):
 
 
 class Filled(Dataset[Any]):
-    """Items of so many bytes, made when they are asked for: nothing of them lies in memory before.
+    """Items of a given size, made when they are asked for: none is in memory before.
 
     Args:
         size: bytes of an item.

@@ -1,13 +1,13 @@
 """Memory of DataLoaders by the number of workers: fastpipe's, and torch's.
 
-A program of its own loads batches and takes 20 ms for each, so workers get as far ahead as they may. All its processes
+A separate program loads batches and takes 20 ms for each, so workers get as far ahead as they may. All its processes
 are looked at from outside: each 10 ms at shared memory, and ten times less often at private memory, which is a walk
 through their page tables.
 
 * Shared memory is what the files take that the processes have open, each counted once: of torch those in /dev/shm, of
   fastpipe the one without a name (`memfd`).
 * Private memory is the anonymous memory of all processes; pages that several share since a fork are counted once. What
-  the interpreters take is subtracted: the peak of the same program with as many workers and items of 1 KB.
+  the interpreters take is subtracted: the peak of the same program with the same workers and items of 1 KB.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORKERS = (1, 2, 4, 8, 12, 16)
 
 
 class Load(NamedTuple):
-    """What is loaded.
+    """A load.
 
     Attributes:
         size: bytes of an item.
@@ -59,7 +59,7 @@ class Load(NamedTuple):
 
 LOADS = {
     "64 MiB": Load(4 * MiB, 16),
-    # Workers wait for each other, so more batches are begun: as many as the slack allows.
+    # Workers wait for each other, so more batches are begun, up to the slack.
     "4 MiB, some slow": Load(MiB // 4, 16, 50),
 }
 INTERPRETER = Load(1024, 16)
@@ -92,7 +92,7 @@ def shared(processes: list[int]) -> int:
 
 
 def private(processes: list[int]) -> int:
-    """Bytes of anonymous memory of the processes, those that several have in common once."""
+    """Bytes of anonymous memory of the processes, counting shared pages once."""
     kilobytes = 0
     for process in processes:
         try:

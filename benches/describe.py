@@ -4,8 +4,8 @@ Each describes one column in memory: count, extremes, mean, deviation and five q
 often each value occurs, of integers and text. They take turns, and their results are compared.
 
 NumPy and Arrow see the whole column at once, and keep it; `describe` reads batches, as it does of files that don't fit
-into memory. NumPy's quantiles are exact, by a partition of all values; Arrow's are those of a t-digest, and fastpipe's
-those of a KLL sketch. Arrow's functions run one after the other on one thread.
+into memory. NumPy's quantiles are exact, by a partition of all values; Arrow's come from a t-digest, and fastpipe's
+from a KLL sketch. Arrow's functions run one after the other on one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MOST = 2.0
 
 
 class Found(NamedTuple):
-    """The statistics of a column; None for those that it doesn't have."""
+    """The statistics of a column; None if it doesn't have them."""
 
     values: int
     mean: float | None

@@ -1,6 +1,6 @@
 """Measures fastpipe on a machine with one GPU: `benches/device.sh` installs what it needs and runs this.
 
-Each part (`device_parts.py`) runs in a process of its own with a limit of time, so that a crash or a hang costs one
+Each part (`device_parts.py`) runs in a separate process with a limit of time, so that a crash or a hang costs one
 part only. A part prints its figures as it finds them. After each part, all figures and failures are written to
 `benches/results/device.json`. The exit status is 1 if a part failed.
 
@@ -76,7 +76,7 @@ PARTS = (
 
 @dataclass
 class Results:
-    """What was measured, and what failed.
+    """The figures and failures of a run.
 
     Attributes:
         dry_run: Whether plain memory replaced the GPU.
@@ -154,7 +154,7 @@ def table(results: dict[str, Any] | None) -> list[str]:
     """The section of RESULTS.md.
 
     Args:
-        results: The content of `device.json`; None if there is none.
+        results: The content of `device.json`; None if it doesn't exist.
     """
     if results is None:
         return NOT_RUN.splitlines()
@@ -170,7 +170,7 @@ def table(results: dict[str, Any] | None) -> list[str]:
 
 
 def load() -> dict[str, Any] | None:
-    """What `device.json` has; None if there is none."""
+    """Returns the content of `device.json`; None if it doesn't exist."""
     if not RESULTS.exists():
         return None
     results: dict[str, Any] = json.loads(RESULTS.read_text())

@@ -93,7 +93,7 @@ def copies(device: Machine) -> Figures:
                     pass
 
             copying = min(device.seconds(ring) for _ in range(2)) / many
-            # Products take long enough if few of them fill 1.5 times the time of a copy, whatever the size of batches.
+            # Products take long enough if few of them fill 1.5 times the time of a copy, for any size of batches.
             matrix, one = _product(device, copying / 2)
             products = 1 if device.dry_run else max(1, round(1.5 * copying / one))
 

@@ -56,7 +56,7 @@ class Machine:
         return sorted({available, *(2**k for k in range(5) if 2**k <= available)})
 
     def engine(self) -> TorchEngine:
-        """What copies batches."""
+        """Returns the engine that copies batches."""
         from fastpipe._interop.tensors import Forms
         from fastpipe.cuda._torch import TorchEngine
 

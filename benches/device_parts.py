@@ -1,4 +1,4 @@
-"""The parts that `device.py` runs on a machine with one GPU, each in a process of its own.
+"""The parts that `device.py` runs on a machine with one GPU, each in a separate process.
 
     python benches/device_parts.py PART [--dry-run]
 
@@ -28,7 +28,7 @@ from harness.data import drain, open_reader
 
 
 def machine(device: Machine) -> Figures:
-    """What this runs on."""
+    """Describes the machine."""
     import torch
 
     if not device.dry_run:
@@ -82,7 +82,7 @@ def scaling(device: Machine) -> Figures:
 
         ways: dict[str, Callable[[], float]] = {}
         for num_threads in device.threads():
-            # As many epochs as take long enough to be measured.
+            # Enough epochs to be measured.
             epochs = max(1, round(enough * once(num_threads, 2) / rows))
             ways[str(num_threads)] = partial(once, num_threads, epochs)
         found = device.medians(ways)

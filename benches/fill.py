@@ -1,7 +1,7 @@
 """Filling four devices with random rows of a CSV file, beside four fills one after the other, and beside pandas.
 
 One file of 20 columns of floats, cached by the system; each device gets a twentieth of the rows as float32. Ratios are
-those of the medians. Devices are memory of this process, or GPUs with `--gpus`; then it is also shown how fast a bare
+of the medians. Devices are memory of this process, or GPUs with `--gpus`; then it is also shown how fast a bare
 copy from page-locked memory is, and how much of copying is hidden.
 """
 
@@ -29,7 +29,7 @@ SEED = 7
 
 
 def with_pandas(path: Path, rows: int, total: int, parts: int) -> list[Any]:
-    """What one does without fastpipe: read all, draw, and copy each part."""
+    """The way without fastpipe: read all, draw, and copy each part."""
     frame = pd.read_csv(path, dtype=np.float32)
     drawn = np.random.default_rng(SEED).permutation(total)[: rows * parts].reshape(parts, rows)
     return [np.ascontiguousarray(frame.to_numpy()[np.sort(part)]) for part in drawn]

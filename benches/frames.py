@@ -1,4 +1,4 @@
-"""Compares frames and record batches that fastpipe makes of Avro files with those of other readers.
+"""Compares frames and record batches that fastpipe makes of Avro files with other readers' frames.
 
 Whole files: `pa.table(reader)` and `pl.DataFrame(reader)` beside `read_avro` of polars and of polars-avro, and all
 record batches of arrow-avro, kept. Batch by batch: record batches, each dropped before the next. One core, one thread.

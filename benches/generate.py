@@ -5,9 +5,9 @@ by record would take longer than all the measurements. Every part of a record is
 one after another, and how many of them belong to each record. `weave` interleaves such parts; nothing else is needed
 to go from columns to records, since an array is a count, items and a zero, and a union is an index and a value.
 
-Files depend on (data set, records, block bytes, codec, seed) alone and are cached under `benches/.cache`. Beside each
-lies a JSON file with the number of rows and a checksum of every column, taken from the columns *before* they were
-encoded: whoever reads the file must come to the same sums, which tests this writer along with the readers.
+Files depend on (data set, records, block bytes, codec, seed) and are cached under `benches/.cache`. Beside each
+is a JSON file with the number of rows and a checksum of every column, taken from the columns *before* they were
+encoded: each reader of the file must come to the same sums, which tests this writer along with the readers.
 
 The data sets:
 
@@ -166,7 +166,7 @@ class Sums:
         Args:
             leaf: The column's name.
             values: Any shape, in row order.
-            dtype: What the values are, whatever type the reader holds them in.
+            dtype: The dtype of the values, even if the reader has another one.
         """
         flat = np.ascontiguousarray(values, dtype).reshape(-1)
         entry = self._sums.setdefault(leaf, [0, 0, 0])
@@ -364,7 +364,7 @@ def generate(
     cache: Path = CACHE,
     log: Callable[[str], None] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes a data set, unless it lies in the cache already.
+    """Writes a data set, unless it is in the cache already.
 
     Args:
         dataset: A key of `DATASETS`.
@@ -373,7 +373,7 @@ def generate(
         codec: A key of `CODECS`.
         seed: Another seed gives other values.
         cache: Folder to write to.
-        log: Told of each file that is really written.
+        log: Called for each file that is really written.
 
     Returns:
         The file's path, and what is known of it: rows, blocks, bytes, raw_bytes (uncompressed records) and sums.
@@ -406,7 +406,7 @@ def generate(
             "raw_bytes": raw,
         }
         info["sums"] = sums.result()
-        # The note first: a file with its note is complete, whatever stops this program in between.
+        # The note first: a file with its note is complete even if this program is stopped in between.
         note.write_text(json.dumps(info))
         partial.replace(path)
     finally:
@@ -420,12 +420,12 @@ def generate(
 def page_in(path: Path) -> None:
     """Has a file in the page cache as reading it once in sequence leaves it, however it came there before.
 
-    It may lie there in pages of 4 KB or in larger ones, depending on who wrote or read it first, and is copied from the
+    It may be there in pages of 4 KB or in larger ones, depending on who wrote or read it first, and is copied from the
     former less than half as fast: without this, all that is measured would depend on what became of the file days ago.
     """
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
-            # What isn't on the disk yet wouldn't be let go of.
+            # Pages that aren't on the disk yet wouldn't be dropped.
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     read_through(path)

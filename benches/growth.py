@@ -4,7 +4,7 @@
   repeatedly.
 * `files`: dataset (d) in 1 to 10,000 files of 2,000 records each: links to a few files, so that each path is different.
 
-Readers are made once and take turns; a turn is as many passes as it takes to read at least a million records, so that
+Readers are made once and take turns; a turn repeats passes until at least a million records are read, so that
 small datasets aren't measured by a single pass. `ratio` is to the first row of each part, `grown` to the fastest row so
 far; opening (finding all blocks) isn't part of them. At most 10 % may be grown. The start of a pass is part of the
 time, so with a few thousand records each takes longer.

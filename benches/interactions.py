@@ -10,10 +10,10 @@ turns on the same arrays, with the same number of threads, and what each returns
 * `complement` lists what each user hasn't seen, and draws from the list.
 * `bisect` draws a number below that of the items that the user hasn't seen, and finds out by bisection over the sorted
   positives which of them it is, for all positives of some users at once.
-* `reject` draws of all items, looks all of them up among the sorted positives with `searchsorted`, and draws those that
-  are found there again.
+* `reject` draws of all items, looks all of them up among the sorted positives with `searchsorted`, and draws the found
+  ones again.
 
-Wanted: at least 2, 10 and 10 times as many a second as these, of which the last two are called user by user. Both are
+Wanted: at least 2, 10 and 10 times the rates of these; the last two are called user by user. Both are
 also shown for 64 users a call, as few would write them. "By CPU time" compares what the threads spent, which other
 programs disturb less.
 
@@ -66,12 +66,12 @@ def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
     rng = np.random.default_rng(seed)
     weights = rng.lognormal(0, 1.05, users)
     for _ in range(20):
-        # Those that are cut off leave more to the others, or less.
+        # Clipping changes the total.
         weights *= total / np.clip(weights, 20, items // 2).sum()
     counts = np.clip(weights, 20, items // 2).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     owners = np.repeat(np.arange(users), counts)
-    # One of each of as many stretches of the items.
+    # One item in each of `counts` equal ranges.
     at = np.arange(indptr[-1]) - indptr[owners] + rng.random(indptr[-1])
     found = (at * (items / counts[owners])).astype(np.uint32)
     keep = np.append(True, (found[1:] != found[:-1]) | (owners[1:] != owners[:-1]))
@@ -100,7 +100,8 @@ def complement(data: Positives, first: int, end: int, rng: np.random.Generator, 
 def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
     """Finds unseen items by their rank.
 
-    The k-th has as many positives in front of it as are at most k when each is lessened by those in front of it.
+    The number of positives before the k-th unseen item is the number of positives that are at most k after subtracting
+    the number of positives before each.
     """
     low, high = data.indptr[first], data.indptr[end]
     counts = np.diff(data.indptr[first : end + 1])
@@ -108,7 +109,7 @@ def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out:
     ranks_of_positives = data.items[low:high] - (np.arange(high - low) - (data.indptr[first:end] - low)[users])
     unseen = data.num_items - counts
     ranks = rng.integers(0, np.repeat(unseen, counts)[:, None], size=(high - low, NEGATIVES))
-    # All users in one sorted array, each shifted behind the one before.
+    # All users in one sorted array, each shifted past the one before.
     step = data.num_items + 1
     at = np.searchsorted(ranks_of_positives + users * step, ranks + (users * step)[:, None], side="right")
     out[:] = ranks + at - (data.indptr[first:end] - low)[users][:, None]
@@ -154,7 +155,7 @@ def check(data: Positives, negatives: Items) -> None:
     if negatives.max() >= data.num_items or (keys[at] == wanted).any():
         raise RuntimeError("a negative is a positive")
 
-    # Of each tenth of the items, as many as are expected of users who haven't seen them.
+    # Each tenth of the items must be drawn at the rate that is expected of users who haven't seen them.
     def tenth(of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         return of.astype(np.int64) * 10 // data.num_items
 

@@ -1,9 +1,9 @@
 """A thousand workers on leases against one PostgreSQL: how many exchanges a second it answers, for `leases.py`.
 
 A worker talks to the ledger by exchanges: one transaction that commits what it used, and leases its next stretch. Here
-each of so many workers has its own connection and its own exchanges, as a real one has; what is left out is its data,
+each worker has its own connection and its own exchanges, as a real one has; what is left out is its data,
 its consumer, and its waiting. A few processes let their workers take turns, each asking again as soon as the others of
-its process have asked. So the server is as busy as it can be, and shares the processors with those who ask.
+its process have asked. So the server is as busy as it can be, and shares the processors with the askers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BUSIEST = 10
 
 
 class Measured(NamedTuple):
-    """What a process has measured.
+    """The measurements of a process.
 
     Attributes:
         leases: that its workers were given.
@@ -74,7 +74,7 @@ class Simulated:
 
 
 def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
-    """Some of the workers, in a process of their own: measures when it is told to, for so many seconds."""
+    """Some of the workers, in a separate process: measures on request, for a number of seconds."""
     reader = fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1)
     database = database_of(url)
     wanted = job_of(passes_of(reader), name="crowd", stretch=STRETCH, barrier=True)
@@ -106,7 +106,7 @@ def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
 
 
 def cpu_of(database: str) -> Callable[[], float]:
-    """What tells the seconds of processors that the server's processes for a database have taken so far."""
+    """Returns a function that returns the CPU seconds of the server's processes for a database so far."""
     mine = []
     for path in Path("/proc").glob("[0-9]*"):
         # Processes come and go.
@@ -119,8 +119,8 @@ def cpu_of(database: str) -> Callable[[], float]:
 
 
 def measure(url: str, workers: int, seconds: float) -> tuple[list[Measured], float]:
-    """What the processes of so many workers have measured, and the server's seconds."""
-    # More than they can do, so that nobody is out of work.
+    """Returns the measurements of the workers' processes, and the server's seconds."""
+    # More than they can do, so that no worker is out of work.
     batches = STRETCH * (workers + int(20_000 * seconds))
     context = multiprocessing.get_context("spawn")
     names = [f"worker-{number}" for number in range(workers)]

@@ -1,10 +1,10 @@
-"""What leases cost, and how well they share out work among workers that come, go and differ.
+"""Measures what leases cost, and how well they share out work among workers that come, go and differ.
 
 Three parts, named by `--parts`:
 
 * `makespan`: workers 2 -> 8 -> 3 within an epoch, one of them ten times slower than the others, and still there at the
-  end. Beside it the ideal: the batches, divided by the summed speed of those who were there. Batches take as long as
-  their worker sleeps for each, so that two cores are enough; speeds are what sleeping really takes.
+  end. Beside it the ideal: the batches, divided by the summed speed of the workers that were there. Batches take as
+  long as their worker sleeps for each, so that two cores are enough; speeds are what sleeping really takes.
 * `overhead`: batches that their consumer works on for a millisecond, leased and committed one by one, beside plain
   iteration of the same reader, in turn. The consumer spins, which a background thread disturbs most, or sleeps.
 * `crowd`: a thousand workers against one PostgreSQL, see `lease_crowd.py`.
@@ -76,7 +76,7 @@ def ledgers() -> Iterator[Ledgers]:
 
 
 def reader_of(batches: int) -> fastpipe.Reader:
-    """A reader of so many batches, which cost nothing."""
+    """Returns a reader of batches that cost nothing."""
     return fastpipe.from_arrays({"id": np.arange(batches * 4)}, batch_size=4, shuffle=True, shuffle_buffer=400, seed=1)
 
 
@@ -84,7 +84,7 @@ def reader_of(batches: int) -> fastpipe.Reader:
 
 
 def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connection) -> None:
-    """A worker, in a process of its own: begins at the order "go", ends at "leave". Sends how many batches it did."""
+    """A worker, in a separate process: begins at the order "go", ends at "leave". Sends how many batches it did."""
     reader = reader_of(batches)
     orders.send("there")
     orders.recv()
@@ -116,7 +116,7 @@ class Share(NamedTuple):
 
 
 def shares(phase: float) -> list[Share]:
-    """Workers 2 -> 8 -> 3, each number for so many seconds; the first one is the slow one, and stays."""
+    """Workers 2 -> 8 -> 3, each number for `phase` seconds; the first one is the slow one, and stays."""
     slow, fast = FAST * 10, FAST
     return [
         Share(slow, 0.0, None),
@@ -140,7 +140,7 @@ def ideal(team: list[Share], batches: int) -> float:
 
 
 def batches_of(team: list[Share], seconds: float) -> int:
-    """Batches that they do in so many seconds."""
+    """Returns the batches that they do in this time."""
     return int(sum((min(share.goes or seconds, seconds) - share.comes) / share.seconds for share in team))
 
 

@@ -41,7 +41,7 @@ def path_of(dataset: str, codec: str, rows: int | None = None) -> str:
 
 
 def speed(bench: Bench) -> None:
-    """What a limit of 1.25 times the least takes."""
+    """The cost of a limit of 1.25 times the least."""
     sizes = [f"{name}, MB|,.1f" for name in ("least", "limit", "most reserved", "most reserved without a limit")]
     row = bench.table(
         "data", "codec", "order", *sizes, "speed|,.3f", "met", title="Speed at 1.25 times the least limit"
@@ -69,7 +69,7 @@ def kept_child(dataset: str, codec: str, order: str, batch: int, times: int, fac
     limit = int(least_limit(open_reader(paths, dataset, order, batch_size=batch)) * factor)
     reader = open_reader(paths, dataset, order, batch_size=batch, memory_limit=limit)
     gc.collect()
-    threading.Thread(target=int).start()  # What the first thread takes isn't the pass's.
+    threading.Thread(target=int).start()  # The first thread's memory isn't the pass's.
     held = 0
     with sampled() as peak:
         for values in reader:
@@ -127,7 +127,7 @@ def epochs_child(dataset: str, codec: str, order: str, epochs: int) -> list[int]
 
 
 def epochs(bench: Bench) -> None:
-    """Whether epochs leave anything behind."""
+    """Whether memory grows with epochs."""
     count = 300 if bench.quick else 1000
     columns = ("after 100, MB|,.1f", f"after {count:,}, MB|,.1f", "kept")
     row = bench.table("data", "codec", "order", *columns, title="RssAnon by the number of epochs")

@@ -1,7 +1,7 @@
 """Compares `read_parquet` with other readers of Parquet files, on one core, and what ten fetches at once save.
 
 In sequence the peer is pyarrow's `iter_batches`, which stops at record batches; shuffled, the streams of Hugging Face's
-datasets and Ray Data. Each has a process and an environment of its own. Targets are compared with CPU time, which other
+datasets and Ray Data. Each has a separate process and environment. Targets are compared with CPU time, which other
 programs disturb less.
 """
 

@@ -6,7 +6,7 @@ vectors  float32[128] and a label
 texts    two strings, a ragged array of 0 to 16 longs, a label
 ====  ==============================================
 
-Beside each file lies a JSON file with the number of rows and a checksum of every column, taken before it was written.
+Beside each file is a JSON file with the number of rows and a checksum of every column, taken before it was written.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sum
 
 
 def write(table: str, rows: int, row_group: int) -> tuple[Path, dict[str, Any]]:
-    """Writes a table, unless it lies in the cache already.
+    """Writes a table, unless it is in the cache already.
 
     Args:
         table: A key of `LEAVES`.

@@ -1,4 +1,4 @@
-"""What is compared: the cells, how many records they have, and by what factor fastpipe is meant to be faster."""
+"""The cells of the comparison: how many records they have, and by what factor fastpipe is meant to be faster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}
 
 @dataclass(frozen=True)
 class Spec:
-    """One cell: a data set as it lies on disk, and the order in which it is read."""
+    """One cell: a dataset as it is stored, and the order in which it is read."""
 
     dataset: str
     codec: str = "null"
@@ -78,5 +78,5 @@ GOALS = {
     "b/null/shuffled": Goal(10),
 }
 CELLS = [*GOALS, "a/zstandard", "b/snappy", "c/null/16K", "f/deflate"]
-# Of each peer what is fastest as a rule.
+# The usually fastest reader of each peer.
 QUICK_READERS = ["fastpipe", "atds", "fastavro", "polars", "polars-avro-batches", "jetliner-batches", "duckdb-batches"]

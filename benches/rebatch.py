@@ -6,9 +6,9 @@ that were made before, from columns as long as the buffer. So there are two comp
 while batches come in; and of only drawing, when all rows are in the buffer already. Both sides make arrays for each
 batch, and still hold the batch before.
 
-Each runs for a while in turn. Ratios are rows per second of `rebatch` to those of `take`. Incoming batches have been
+Each runs for a while in turn. Ratios divide rows per second of `rebatch` by `take`'s. Incoming batches have been
 made before, so making them isn't timed; nor is filling the buffer at first. They
-have twice as many rows as the buffer, so that few are still in it when they come again: what is in the buffer takes
+have twice the rows of the buffer, so that few are still in it when they come again: what is in the buffer takes
 about as much memory as what `take` draws from, wherever `rebatch` has it.
 """
 

@@ -1,12 +1,12 @@
 """Measures batches that a server makes, beside a bare carrier and beside other services.
 
-All take turns in one run, over loopback, with the server in a process of its own. Parts (`--parts`):
+All take turns in one run, over loopback, with the server in a separate process. Parts (`--parts`):
 
 * `flight`: a bare Flight `do_get` of the same batches as record batches, held in the server's memory;
 * `tfdata`: tf.data service;
 * `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
 * `shared`: a `LocalService` beside local reading (`service_shared.py`);
-* `three`: whether three servers make what three make alone, with batches that cost time (`service_three.py`).
+* `three`: whether three servers make what three separate ones make, with batches that cost time (`service_three.py`).
 
 Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
 consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
@@ -112,7 +112,7 @@ def flight_server(command: list[str]) -> Iterator[service_peers.Peer]:
 
 
 def timed(way: service_peers.Way, name: str, rows: int) -> Turn:
-    """Reads an epoch, or some of it. Seconds are those of a row; preparing isn't timed."""
+    """Reads an epoch, or some of it. Seconds are per row; preparing isn't timed."""
     run = way()
     cpu, begun = time.process_time(), time.perf_counter()
     found = run()

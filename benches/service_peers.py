@@ -2,7 +2,7 @@
 
 Each has the data decoded and in memory, and what suits it best:
 
-* tf.data service: dispatcher and worker in a process of their own; no compression, messages by gRPC, as many requests
+* tf.data service: dispatcher and worker in a separate process; no compression, messages by gRPC, as many requests
   outstanding as it likes, `prefetch(AUTOTUNE)`. Each epoch is of a job of its own, or what was fetched ahead would
   count as read in no time; starting a job, up to its first batch, isn't timed. Twice: `tfdata` makes batches of
   shuffled rows, as the service does; `tfdata-ready` has whole batches as the elements of its data set, and does nothing
@@ -71,7 +71,7 @@ def serve_tf_data(tables: dict[str, Arrays]) -> None:
 
 @contextmanager
 def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str, Peer]]:
-    """tf.data service in a process of its own.
+    """tf.data service in a separate process.
 
     Args:
         command: starts it: it calls `serve_tf_data`.

@@ -2,7 +2,7 @@
 
 fastpipe makes NumPy batches of 4,096 rows, planning included; ConnectorX makes an Arrow table, cut into the same number
 of partitions by the primary key; Ray Data's `read_sql` makes blocks, and pandas' `read_sql` frames of 65,536 rows. Each
-has a process of its own (`peers/sql.py`), started before anything is timed, and takes turns with the others. All may
+has a separate process (`peers/sql.py`), started before anything is timed, and takes turns with the others. All may
 use every core. The number of rows and the sum of a column are checked in each pass.
 """
 

@@ -1,4 +1,4 @@
-"""What a bench is made of: its options, tables and targets, and the figures that it keeps.
+"""The parts of a bench: its options, tables and targets, and the figures that it keeps.
 
 A bench is a script with a function `main(bench)`, and `Bench(name, __doc__, ...).run(main)` at its end. Its tables are
 printed as Markdown as they grow. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to

@@ -34,7 +34,7 @@ def program(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Pop
 
 
 class Side:
-    """A reader in a process of its own, and what it reads.
+    """A reader in a separate process, and what it reads.
 
     Args:
         reader: A key of `READERS`.

@@ -1,4 +1,4 @@
-"""Contenders take turns, A B B A, so that whatever else the machine does affects all of them alike."""
+"""Contenders take turns, A B B A, so that other work of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CannotError(Exception):
 
 
 class Turn(NamedTuple):
-    """What a turn took.
+    """The cost of a turn.
 
     Attributes:
         seconds: Wall time.
@@ -49,7 +49,7 @@ class Turns:
 
     Attributes:
         turns: Contender -> round -> turn.
-        errors: Why contenders could not go on, by contender.
+        errors: Why contenders stopped, by contender.
     """
 
     def __init__(self, names: list[Any]) -> None:

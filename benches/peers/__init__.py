@@ -1,4 +1,4 @@
-"""The readers that are compared, each in a process and an environment of its own.
+"""The readers that are compared, each in a separate process and environment.
 
 One family a file: `ours` (fastpipe), `records` (fastavro), `frames` (polars, polars-avro, jetliner, DuckDB,
 arrow-avro), `tensors` (AvroTensorDataset and AvroRecordDataset of tensorflow-io), `parquet` (readers of Parquet files)

@@ -1,6 +1,6 @@
 """From Arrow arrays to the NumPy batches that fastpipe gives: what a frame still lacks to be one.
 
-Nothing is copied that needn't be: values and offsets are views of Arrow's buffers. Only sparse indices have to be put
+Copies are avoided: values and offsets are views of Arrow's buffers. Only sparse indices have to be put
 together, booleans unpacked, and arrays in several pieces joined.
 """
 

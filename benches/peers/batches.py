@@ -1,4 +1,4 @@
-"""Readers of batches, and sums over batches of NumPy arrays, whichever reader made them."""
+"""Readers of batches, and sums over batches of NumPy arrays, of any reader."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PINS: dict[str, list[str]] = {
     "polars": [*FRAMES],
     "polars-avro": ["polars-avro==0.13.0", *FRAMES],
     "jetliner": ["jetliner==0.2.0", *FRAMES],
-    # DuckDB fetches its extensions from a server of its own; this package brings the avro one, for that very version.
+    # DuckDB fetches its extensions from its server; this package brings the avro one, for that very version.
     "duckdb": ["duckdb==1.5.5", "duckdb-extension-avro==1.5.5", "pyarrow==26.0.1", *NUMPY],
     "datasets": ["datasets==5.2.0", "pyarrow==26.0.1", *NUMPY],
     "ray-data": ["ray[data]==2.60.0", "pyarrow==26.0.1", *NUMPY],
@@ -80,7 +80,7 @@ def _make(env: str, log: Callable[[str], None]) -> str:
 
 @cache
 def _result(env: str, log: Callable[[str], None]) -> str | NoEnvironmentError:
-    # Remembered, failures too: nobody wants to wait for the same refusal in every cell.
+    # Failures are remembered too, or each cell would wait for the same refusal.
     try:
         return _make(env, log)
     except NoEnvironmentError as error:
@@ -94,7 +94,7 @@ def interpreter(env: str | None, log: Callable[[str], None]) -> str:
 
     Args:
         env: A key of `PINS`; None: the driver's own.
-        log: Told of each environment that is made.
+        log: Called for each environment that is made.
 
     Raises:
         NoEnvironmentError: It couldn't be made; the text is the last that the installer had to say.

@@ -38,7 +38,7 @@ class FrameWorker(BatchWorker):
         return arrow.to_numpy(column, values.to_arrow() if hasattr(values, "to_arrow") else values)
 
     def heights(self, job: Job) -> Iterator[int]:
-        """Yields the rows of frames, each of which is dropped before the next."""
+        """Yields the rows of frames, and drops each frame before the next."""
         if job.shuffle:
             raise CannotError("doesn't shuffle")
         return map(self.height, self.frames(job))
@@ -227,7 +227,7 @@ class FastpipePolarsWorker(FastpipeTableWorker):
 
 
 class ArrowAvroWorker:
-    """The crate arrow-avro, in a program of its own that takes its time itself: see `benches/arrow_avro`."""
+    """The crate arrow-avro, in a program that takes its time itself: see `benches/arrow_avro`."""
 
     packages: tuple[str, ...] = ()
     keeps = "keep"

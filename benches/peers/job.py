@@ -1,4 +1,4 @@
-"""What a reader is asked to do, and what it answers: shared by drivers and workers."""
+"""Requests to a reader, and its answers: shared by drivers and workers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Pass:
 
 
 class Worker(Protocol):
-    """What a reader's class does; its constructor imports the library."""
+    """The interface of a reader's class; its constructor imports the library."""
 
     packages: tuple[str, ...]
     """Distributions whose versions are reported."""

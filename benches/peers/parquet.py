@@ -21,7 +21,7 @@ SEED = 1
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all that it started, and they: Ray decodes in processes of its own."""
+    """CPU time of this process and of all that it started, and they: Ray decodes in further processes."""
     parents, spent = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -55,7 +55,7 @@ def _leaf(array: Any) -> tuple[Any, int]:
 
 
 def flat(value: Any) -> Any:
-    """The numbers of a column, or the bytes of its strings, whatever a reader makes of them."""
+    """The numbers of a column, or the bytes of its strings, for all readers."""
     if type(value).__module__.partition(".")[0] == "pyarrow":
         return _leaf(value)[0]
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
@@ -160,7 +160,7 @@ class DatasetsWorker(ParquetWorker):
 
 
 class RayWorker(ParquetWorker):
-    """Ray Data, with as many CPUs as it has threads. Its start isn't timed, that of its tasks is."""
+    """Ray Data, with a CPU for each of its threads. Its start isn't timed, the start of its tasks is."""
 
     packages = ("ray", "pyarrow")
 

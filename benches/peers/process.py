@@ -59,8 +59,8 @@ class Peer:
         Args:
             name: A key of `peers.READERS`.
             env: Its environment.
-            cores: The cores it stays on, with one thread for each library; none: any, with as many threads as it likes.
-            log: Told of what takes time.
+            cores: The cores it stays on, with one thread for each library; none: any, with any number of threads.
+            log: Called before slow steps.
         """
         self.name = name
         self.versions: dict[str, str] = {}
@@ -143,7 +143,7 @@ class Peer:
             self._process.stdin.flush()
 
     def receive(self, sample: Sample | None = None) -> dict[str, Any]:
-        """Waits for the answer to `send`, noting the process's memory meanwhile, where asked to."""
+        """Waits for the answer to `send`, and samples the process's memory if asked to."""
         return {"error": self.error or "the process died"} if self._process is None else self._receive(sample)
 
     def ask(self, op: str, job: Job, enough: float = 0.25, sample: Sample | None = None) -> dict[str, Any]:

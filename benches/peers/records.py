@@ -66,7 +66,7 @@ class FastavroWorker(BatchWorker):
 
 
 class FastavroRecordsWorker(FastavroWorker):
-    """fastavro: iterates over the records and makes nothing of them: what it costs alone."""
+    """fastavro: iterates over the records and makes nothing of them."""
 
     def read(self, job: Job) -> Pass:
         with open(job.path, "rb") as file:

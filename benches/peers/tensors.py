@@ -4,7 +4,7 @@ They yield tensors. `AtdsNumpyWorker` takes the last step to NumPy arrays itself
 SparseTensor into NumPy element by element and would take minutes for what takes milliseconds.
 
 Iterating is timed to the last batch. After it the dataset may wait for its own prefetching thread, for up to two
-seconds, which is nobody's work.
+seconds, which isn't work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TensorWorker(BatchWorker):
         return ((self.rows(batch), batch) for batch in self.dataset(job))
 
     def take(self, batch: dict[str, Any], job: Job) -> None:
-        """What is done with each batch while the clock runs."""
+        """Processes a batch while the clock runs."""
 
     def rows(self, batch: dict[str, Any]) -> int:
         value = next(iter(batch.values()))
@@ -171,7 +171,7 @@ class AtdsGraphWorker(AtdsEpochsWorker):
             self._loops[job] = loop.get_concrete_function()
         begun, cpu_begun = time.time(), time.process_time()
         rows, last = self._loops[job]()
-        # What follows the last batch counts as CPU time, which is next to nothing.
+        # The CPU time after the last batch counts; it is next to nothing.
         seconds, spent = float(last) - begun, time.process_time() - cpu_begun
         return Pass(int(rows), None, seconds, spent)
 
@@ -210,7 +210,7 @@ class AvroRecordWorker(TensorWorker):
 
         tf = self._tf
         if job.dataset not in "abcd":
-            raise CannotError("measured with numbers alone")
+            raise CannotError("measured only with numbers")
         features: dict[str, Any] = {}
         for column in job.columns:
             for part in self._parts(column):

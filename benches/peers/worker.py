@@ -4,9 +4,9 @@ It lives as long as a cell is measured, so nothing but the read is timed: neithe
 A request is `{"op": ...}` and a `Job`'s fields:
 
 * `read` -> `{"seconds", "cpu", "rows", "passes"}`: reads the file, keeping nothing. `seconds` runs from opening the
-  file to having the last batch (or the frame); freeing a frame isn't counted. It is the mean of as many passes as fill
+  file to having the last batch (or the frame); freeing a frame isn't counted. It is the mean of the passes that fill
   `enough` seconds, so that a moment's disturbance weighs less. Before the clock starts the file is read through: some
-  systems take back the page cache of what nobody has read for some seconds, such as while others had their turns.
+  systems take back pages that weren't read for some seconds, such as while others had their turns.
 * `check` -> `{"rows", "sums", "plain"}`: reads it again and sums up every value, untimed.
 
 Anything that goes wrong comes back as `{"error"}`.
@@ -74,7 +74,7 @@ def serve(name: str, cores: str) -> None:
             raise
         except CannotError as error:
             line = {"error": str(error)}
-        except BaseException as error:  # A Rust panic is no Exception, and is a result too.
+        except BaseException as error:  # A Rust panic isn't an Exception, and is a result too.
             line = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(line) + "\n")
 
