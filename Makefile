@@ -7,8 +7,9 @@ CARGO_FLAGS ?=
 # For a free-threaded Python, `--no-default-features`.
 EXTENSION_FLAGS ?=
 PYTEST_ARGS ?=
-# A process for each core, in which all tests of a file run one after the other.
-PYTEST_PROCESSES ?= auto
+# Processes in which all tests of a file run one after the other. One more than there are cores: many tests wait for
+# programs that they start.
+PYTEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BENCH_ARGS ?=
 FILES ?=
 FUZZ_SECONDS ?= 60
@@ -63,7 +64,8 @@ Path(sysconfig.get_path("purelib"), "fastpipe_data.pth").write_text(f"{Path('pyt
 endef
 export IN_PLACE
 
-.PHONY: help demo test test-rust build-rust-tests test-python soak fuzz bench lint lint-rust lint-python msrv licenses build deps clean
+.PHONY: help demo test test-rust build-rust-tests test-python test-fast soak fuzz bench lint lint-rust lint-python lines msrv \
+    licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 # Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
@@ -89,6 +91,11 @@ test-python: $(STAMPS)/test $(STAMPS)/checked
 	FASTPIPE_REWRITE="$(abspath $(TARGET)/debug/examples/rewrite)" $(BIN)/python -m pytest \
 	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 2 $(PYTEST_ARGS)
+
+# With the extension that is there, however it was built.
+test-fast: $(STAMPS)/test ## run what needs no framework, server or other program, without a build
+	@ls python/fastpipe/_fastpipe*.so >/dev/null 2>&1 || { echo "The extension isn't built: make build, or make test." >&2; exit 1; }
+	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder --quick $(PYTEST_ARGS)
 
 soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: many examples, negatives, mutated files, running out of memory
 	FASTPIPE_EXAMPLES=500 $(BIN)/python -m pytest -n $(PYTEST_PROCESSES) -m hypothesis $(PYTEST_ARGS)
@@ -128,6 +135,15 @@ lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml fastpipe._fastpipe
+
+lines: ## count the lines of each part
+	@for part in rust python tests benches examples docs; do \
+	    printf '%-9s %7d\n' $$part $$(git ls-files -z "$$part/*.rs" "$$part/*.py" "$$part/*.pyi" "docs/*.md" | \
+	        grep -z "^$$part/" | xargs -0 cat | wc -l); \
+	done
+	@for room in rust/* python/fastpipe/*/; do \
+	    printf '  %-32s %6d\n' $${room%/} $$(git ls-files -z "$$room" | xargs -0 cat | wc -l); \
+	done
 
 msrv: $(STAMPS)/venv ## check with the oldest Rust that Cargo.toml promises, where rustup can get it
 	@rustup run $(MSRV) rustc --version >/dev/null 2>&1 || rustup toolchain install $(MSRV) --profile minimal || \

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -126,6 +128,33 @@ def _no_garbage_for_others() -> Iterator[None]:
     """What exceptions of a file's tests have kept by their tracebacks, passes and their threads, ends with the file."""
     yield
     gc.collect()
+
+
+# What a test that takes long needs: itself, or a helper that it imports.
+NEEDS = re.compile(
+    r"^ *(?:import|from) (?:jax|multiprocessing|ray|subprocess|tensorflow|torch|xgboost)\b"
+    r"|importorskip|\b(?:postgres|mariadb|certificates|soak)\b",
+    re.MULTILINE,
+)
+HELPERS = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+
+
+@functools.cache
+def takes_long(path: Path) -> bool:
+    """Whether a file of tests, or a helper, needs a framework, a server or another program."""
+    text = path.read_text()
+    helpers = (path.with_name(f"{name}.py") for name in HELPERS.findall(text))
+    return NEEDS.search(text) is not None or any(takes_long(helper) for helper in helpers if helper.exists())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out what needs frameworks, servers or other programs")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files, with `--quick`."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if is_test and config.getoption("--quick") and takes_long(collection_path) else None
 
 
 # The slowest files run first, so that none of them runs alone at the end.
