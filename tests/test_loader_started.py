@@ -16,10 +16,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from torch.utils.data import get_worker_info
 
 from apart import apart
-from fastpipe.torch import DataLoader
+from fastpipe.torch import DataLoader, worker_info
 from loader_data import FORKED, SERVED, SHARED, SPAWNED, WORKERS, Augmented, Numbers, assert_same, copied, with_noise
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
@@ -38,7 +37,7 @@ def bind(number: int) -> None:
 
 def here() -> tuple[int, list[int]]:
     """The number of the worker that asks, and where it may run."""
-    return get_worker_info().id, sorted(os.sched_getaffinity(0))  # type: ignore[union-attr]
+    return worker_info().id, sorted(os.sched_getaffinity(0))  # type: ignore[union-attr]
 
 
 class Bound(Numbers):
