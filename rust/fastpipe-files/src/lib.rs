@@ -8,32 +8,32 @@
 //! The text of compressed files is read by position, too: see [`CompressedText`] and [`TextFiles`].
 //!
 //! Nothing here knows Python or a thread pool. Whoever opens files is told every few milliseconds how far it got
-//! ([`Tell`]), and ends it by an error of its own.
+//! ([`OnProgress`]), and ends it by an error of its own.
 #![forbid(unsafe_code)]
 
 mod compressed;
+mod file_set;
 mod format;
 mod head;
 mod index_cache;
-mod note;
-mod open_files;
-mod opened;
-mod opening;
+mod indexed_file;
+mod indexed_files;
+mod log_record;
+mod progress;
 mod storage;
 mod survey;
-mod tell;
 #[cfg(test)]
 mod toy;
 mod walk;
 
 pub use compressed::{CompressedText, Compression, Layout, MOST_GAP, Packed, Point, TextFiles};
+pub use file_set::Files;
 pub use format::{Extent, Format};
 pub use index_cache::{IndexCache, Key, Lookup, Stamp};
-pub use note::{Level, Note};
-pub use open_files::Files;
-pub use opened::{Kept, Opened, open, open_front};
-pub use opening::{Found, Opening, open_all};
+pub use indexed_file::{CacheOutcome, Opened, open, open_front};
+pub use indexed_files::{Found, Opening, open_all};
+pub use log_record::{Level, LogRecord};
+pub use progress::{Halt, LOOK_AFTER, OnProgress};
 pub use storage::LocalFile;
 pub use survey::{LOOKED_AT_WHOLE, Survey, survey};
-pub use tell::{Halt, LOOK_AFTER, Tell};
 pub use walk::{walk, walk_front};

@@ -2,9 +2,9 @@
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass, Result, Source, Unit};
 
-use crate::note::Note;
-use crate::open_files::Files;
-use crate::tell::{Halt, Tell};
+use crate::file_set::Files;
+use crate::log_record::LogRecord;
+use crate::progress::{Halt, OnProgress};
 
 /// Sources of up to this many bytes are looked at as a whole; of larger ones a sample is.
 pub const LOOKED_AT_WHOLE: u64 = 16 << 20;
@@ -27,17 +27,17 @@ pub trait Survey {
 
 /// Shows a survey units of a source, spread evenly over it, or over some of its units, until it has found out
 /// everything. A damaged unit says nothing here: reading it reports its error where it stands. Where storage or memory
-/// fails, so does this: what is found out follows from the data alone. Returns what is to be logged. `tell` is called
-/// behind every unit.
+/// fails, so does this: what is found out follows from the data alone. Returns what is to be logged. `on_progress` is
+/// called behind every unit.
 ///
 /// # Errors
-/// Of storage or memory; if a file was changed since it was indexed; whatever `tell` returns.
+/// Of storage or memory; if a file was changed since it was indexed; whatever `on_progress` returns.
 pub fn survey<E>(
     source: &dyn Source,
     some: Option<&[u64]>,
     survey: &mut dyn Survey,
-    tell: &mut Tell<'_, E>,
-) -> Result<Vec<Note>, Halt<E>> {
+    on_progress: &mut OnProgress<'_, E>,
+) -> Result<Vec<LogRecord>, Halt<E>> {
     let units = some.map_or_else(|| source.units(), |some| some.len() as u64);
     let unit = |i: u64| some.map_or(i, |some| some[i as usize]);
     let stored: u64 = (0..units)
@@ -63,7 +63,7 @@ pub fn survey<E>(
             }
             damaged.push(error);
         }
-        tell(0).map_err(Halt::Interrupted)?;
+        on_progress(0).map_err(Halt::Interrupted)?;
     }
     files.check()?;
     Ok(passed_over(&damaged))
@@ -97,13 +97,13 @@ fn says_nothing(kind: ErrorKind) -> bool {
 }
 
 /// Warnings about units that were passed over.
-fn passed_over(damaged: &[Error]) -> Vec<Note> {
+fn passed_over(damaged: &[Error]) -> Vec<LogRecord> {
     const SHOWN: usize = 3;
-    let warning = |error: &Error| Note::warning(format!("a block says nothing of the features: {error}"));
+    let warning = |error: &Error| LogRecord::warning(format!("a block says nothing of the features: {error}"));
     let mut notes: Vec<_> = damaged.iter().take(SHOWN).map(warning).collect();
     if damaged.len() > SHOWN {
         let more = damaged.len() - SHOWN;
-        notes.push(Note::warning(format!(
+        notes.push(LogRecord::warning(format!(
             "{more} more damaged blocks say nothing of the features"
         )));
     }
@@ -119,7 +119,7 @@ mod tests {
     use fastpipe_batch::{ByteRange, Fetched, Mark, Pick, Row, Sink, SourceFacts, Starts, UnitInfo, Unpicked, Work};
 
     use super::*;
-    use crate::note::Level;
+    use crate::log_record::Level;
     use crate::storage::LocalFile;
 
     /// Units of one file, each as long: the first byte of each is its rows, and 0 is damage.
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    fn seen(source: &Bytes, enough: usize) -> (Seen, Result<Vec<Note>, Halt<Infallible>>) {
+    fn seen(source: &Bytes, enough: usize) -> (Seen, Result<Vec<LogRecord>, Halt<Infallible>>) {
         let mut seen = Seen {
             rows: Vec::new(),
             records: 0,

@@ -3,7 +3,7 @@
 use fastpipe_batch::{BufferPool, Error, ReadAt, Result};
 
 use crate::format::{Extent, Format};
-use crate::tell::{Halt, Tell};
+use crate::progress::{Halt, OnProgress};
 
 /// Appends a block to the index of a file, if the system has memory for it.
 fn push<B>(blocks: &mut Vec<B>, block: B, path: &str) -> Result<()> {
@@ -21,9 +21,9 @@ pub fn walk<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
     header: &F::Header,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Vec<F::Block>, Halt<E>> {
-    walk_on(format, file, header, Vec::new(), tell)
+    walk_on(format, file, header, Vec::new(), on_progress)
 }
 
 /// The same of a file whose first blocks are known.
@@ -32,7 +32,7 @@ pub(crate) fn walk_on<F: Format, E>(
     file: &dyn ReadAt,
     header: &F::Header,
     mut blocks: Vec<F::Block>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Vec<F::Block>, Halt<E>> {
     let known = blocks.last().map(|block| format.extent(block).end());
     let mut behind = known.unwrap_or_else(|| format.first_block(header));
@@ -48,7 +48,7 @@ pub(crate) fn walk_on<F: Format, E>(
             behind = extent.end();
             push(&mut blocks, block, file.location())?;
         }
-        tell(behind).map_err(Halt::Interrupted)?;
+        on_progress(behind).map_err(Halt::Interrupted)?;
         if blocks.len() - from < F::BLOCKS_AT_ONCE {
             blocks.shrink_to_fit();
             return Ok(blocks);
@@ -61,7 +61,7 @@ pub fn walk_front<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
     header: &F::Header,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Vec<F::Block>, Halt<E>> {
     let mut blocks = Vec::new();
     let Ok(walk) = format.walk(file, header) else {
@@ -71,7 +71,7 @@ pub fn walk_front<F: Format, E>(
         let behind = format.extent(&block).end();
         push(&mut blocks, block, file.location())?;
         if blocks.len().is_multiple_of(F::BLOCKS_AT_ONCE) {
-            tell(behind).map_err(Halt::Interrupted)?;
+            on_progress(behind).map_err(Halt::Interrupted)?;
         }
     }
     Ok(blocks)
@@ -84,7 +84,7 @@ pub(crate) fn check_all_empty<F: Format, E>(
     file: &dyn ReadAt,
     header: &F::Header,
     blocks: &[F::Block],
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<(), Halt<E>> {
     let pool = BufferPool::default();
     let extents = (0..)
@@ -93,7 +93,7 @@ pub(crate) fn check_all_empty<F: Format, E>(
     for (looked_at, numbered) in extents.filter(|(_, _, extent)| extent.rows == 0).enumerate() {
         check_empty(format, file, header, numbered, &pool)?;
         if looked_at % F::BLOCKS_AT_ONCE == F::BLOCKS_AT_ONCE - 1 {
-            tell(format.first_block(header)).map_err(Halt::Interrupted)?;
+            on_progress(format.first_block(header)).map_err(Halt::Interrupted)?;
         }
     }
     Ok(())

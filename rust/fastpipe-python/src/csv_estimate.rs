@@ -97,7 +97,7 @@ impl Population {
         paths: &[Arc<str>],
         contents: Vec<Option<Bytes>>,
         threads: usize,
-        notes: &mut Vec<fastpipe_files::Note>,
+        notes: &mut Vec<fastpipe_files::LogRecord>,
     ) -> std::result::Result<Population, Halt<PyErr>> {
         let how = Opening {
             contents: &contents,

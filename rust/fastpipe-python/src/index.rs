@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpipe_batch::path_text;
-use fastpipe_files::{Halt, IndexCache, Kept, LOOK_AFTER, Level, Note, open};
+use fastpipe_files::{CacheOutcome, Halt, IndexCache, LOOK_AFTER, Level, LogRecord, open};
 use pyo3::prelude::*;
 
 use crate::avro_format::AvroFormat;
@@ -34,7 +34,7 @@ pub(crate) fn signals() -> impl FnMut(u64) -> PyResult<()> + Send {
 }
 
 /// Logs texts at their levels.
-pub(crate) fn log(py: Python<'_>, notes: &[Note]) -> PyResult<()> {
+pub(crate) fn log(py: Python<'_>, notes: &[LogRecord]) -> PyResult<()> {
     if notes.is_empty() {
         return Ok(());
     }
@@ -76,12 +76,12 @@ pub(crate) fn index_file(
     log(py, &opened.notes)?;
     let rows = opened.blocks.iter().map(|block| u64::from(block.rows)).sum();
     let kept = match opened.kept {
-        Kept::Nowhere => "nowhere",
-        Kept::Small => "small",
-        Kept::Before => "before",
-        Kept::Now => "now",
-        Kept::Unsettled => "unsettled",
-        Kept::Changed => "changed",
+        CacheOutcome::Disabled => "nowhere",
+        CacheOutcome::TooSmall => "small",
+        CacheOutcome::Hit => "before",
+        CacheOutcome::Stored => "now",
+        CacheOutcome::TooRecent => "unsettled",
+        CacheOutcome::FileChanged => "changed",
     };
     Ok((opened.blocks.len(), rows, opened.stamp.size, opened.entry, kept))
 }

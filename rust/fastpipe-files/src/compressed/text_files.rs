@@ -8,7 +8,7 @@ use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, Result, So
 use super::compression::Compression;
 use super::decoder::{Decoder, SCRATCH};
 use super::layout::Layout;
-use crate::open_files::{Files, changed};
+use crate::file_set::{Files, changed};
 
 /// Decoders that are kept to decompress on where they are: one for each thread that reads, and a few more.
 const KEPT: usize = 8;

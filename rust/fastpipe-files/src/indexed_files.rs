@@ -13,9 +13,9 @@ use fastpipe_batch::Error;
 
 use crate::format::Format;
 use crate::index_cache::IndexCache;
-use crate::opened::{Opened, open_file, open_file_front};
+use crate::indexed_file::{Opened, open_file, open_file_front};
+use crate::progress::{Halt, LOOK_AFTER, OnProgress};
 use crate::storage::LocalFile;
-use crate::tell::{Halt, LOOK_AFTER, Tell};
 
 /// Threads that open files at most: more wait for one another in the system.
 const MOST_THREADS: usize = 16;
@@ -63,16 +63,16 @@ struct Work<'a, F> {
 struct Stopped;
 
 impl<F: Format> Work<'_, F> {
-    /// Opens files until there are none left. `tell` is called every now and then.
-    fn run<E>(&self, tell: &mut Tell<'_, E>) -> Result<Numbered<F>, Halt<E>> {
+    /// Opens files until there are none left. `on_progress` is called every now and then.
+    fn run<E>(&self, on_progress: &mut OnProgress<'_, E>) -> Result<Numbered<F>, Halt<E>> {
         let mut opened = Vec::new();
         loop {
             let number = self.next.fetch_add(1, Ordering::Relaxed);
             if number >= self.end.load(Ordering::Relaxed) {
                 return Ok(opened);
             }
-            tell(0).map_err(Halt::Interrupted)?;
-            match self.open(number, tell) {
+            on_progress(0).map_err(Halt::Interrupted)?;
+            match self.open(number, on_progress) {
                 Ok(file) => opened.push((number, file)),
                 Err(Halt::Failed(error)) => self.fail(number, error),
                 Err(halt) => return Err(halt),
@@ -80,19 +80,19 @@ impl<F: Format> Work<'_, F> {
         }
     }
 
-    fn open<E>(&self, number: usize, tell: &mut Tell<'_, E>) -> Result<Found<F>, Halt<E>> {
+    fn open<E>(&self, number: usize, on_progress: &mut OnProgress<'_, E>) -> Result<Found<F>, Halt<E>> {
         let path = &self.paths[number];
         let contents = self.how.contents.get(number).and_then(Option::as_ref);
         let cache = self.how.cache.filter(|_| contents.is_none());
         let file = || LocalFile::of(path, contents);
         let opened = file().map_err(Halt::from);
-        match opened.and_then(|file| open_file(self.format, &file, path, cache, tell)) {
+        match opened.and_then(|file| open_file(self.format, &file, path, cache, on_progress)) {
             Ok(opened) => Ok(Found {
                 opened: Some(opened),
                 damage: None,
             }),
             Err(Halt::Failed(error)) if self.how.tolerant && error.kind().is_damage() => Ok(Found {
-                opened: open_file_front(self.format, &file()?, path, tell)?,
+                opened: open_file_front(self.format, &file()?, path, on_progress)?,
                 damage: Some(error),
             }),
             Err(halt) => Err(halt),
@@ -115,11 +115,11 @@ impl<F: Format> Work<'_, F> {
     }
 
     /// What the caller's thread does: the same, but it asks the caller whether to go on, for the others too.
-    fn lead<E>(&self, helpers: &Receiver<()>, tell: &mut Tell<'_, E>) -> Result<Numbered<F>, Halt<E>> {
+    fn lead<E>(&self, helpers: &Receiver<()>, on_progress: &mut OnProgress<'_, E>) -> Result<Numbered<F>, Halt<E>> {
         let mut run = || {
-            let opened = self.run(tell)?;
+            let opened = self.run(on_progress)?;
             while let Err(RecvTimeoutError::Timeout) = helpers.recv_timeout(LOOK_AFTER) {
-                tell(0).map_err(Halt::Interrupted)?;
+                on_progress(0).map_err(Halt::Interrupted)?;
             }
             Ok(opened)
         };
@@ -133,15 +133,15 @@ impl<F: Format> Work<'_, F> {
 type Outcome<F> = (Vec<Found<F>>, Option<Error>);
 
 /// Opens files: the files before the first one that fails, and why that one does. If damage is tolerated, it is no
-/// failure. `tell` is called in the caller's thread every few milliseconds, or between files that take less.
+/// failure. `on_progress` is called in the caller's thread every few milliseconds, or between files that take less.
 ///
 /// # Errors
-/// Whatever `tell` returns.
+/// Whatever `on_progress` returns.
 pub fn open_all<F: Format, E>(
     format: &F,
     paths: &[Arc<str>],
     how: Opening<'_>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Outcome<F>, Halt<E>> {
     let work = Work {
         format,
@@ -163,7 +163,7 @@ pub fn open_all<F: Format, E>(
         };
         let handles: Vec<_> = (1..threads).map_while(spawn).collect();
         drop(done);
-        let mut opened = work.lead(&helpers, tell)?;
+        let mut opened = work.lead(&helpers, on_progress)?;
         for handle in handles {
             opened.extend(handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
@@ -239,7 +239,7 @@ mod tests {
             assert_eq!(damaged.as_deref(), Some("<bytes #3>"));
             assert_eq!(blocks(&found), [1, 2, 3, 3, 5, 6].map(Some));
             let kept = |i: usize| found[i].opened.as_ref().map(|opened| opened.kept);
-            assert_eq!(kept(0), Some(crate::opened::Kept::Nowhere));
+            assert_eq!(kept(0), Some(crate::indexed_file::CacheOutcome::Disabled));
         }
     }
 

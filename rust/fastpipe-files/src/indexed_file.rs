@@ -7,26 +7,26 @@ use fastpipe_batch::{FileStamp, ReadAt, Result, shown_path};
 use crate::format::Format;
 use crate::head::{HEAD_BYTES, Head};
 use crate::index_cache::{IndexCache, Key, Lookup, Stamp};
-use crate::note::Note;
+use crate::log_record::LogRecord;
+use crate::progress::{Halt, OnProgress};
 use crate::storage::LocalFile;
-use crate::tell::{Halt, Tell};
 use crate::walk::{check_all_empty, walk, walk_front, walk_on};
 
 /// What came of a file's entry in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum CacheOutcome {
     /// There is no cache.
-    Nowhere,
+    Disabled,
     /// It needs none: the file is read whole with its header.
-    Small,
+    TooSmall,
     /// It was there already.
-    Before,
+    Hit,
     /// It was written.
-    Now,
+    Stored,
     /// It wasn't written: the file was modified so recently that its next change might not show.
-    Unsettled,
+    TooRecent,
     /// It wasn't written: the file changed during the walk.
-    Changed,
+    FileChanged,
 }
 
 /// A file with its blocks.
@@ -40,9 +40,9 @@ pub struct Opened<F: Format> {
     /// What it looked like before anything was read of it.
     pub stamp: FileStamp,
     /// What is to be logged.
-    pub notes: Vec<Note>,
+    pub notes: Vec<LogRecord>,
     /// What came of its entry in the cache.
-    pub kept: Kept,
+    pub kept: CacheOutcome,
     /// Bytes of that entry.
     pub entry: u64,
 }
@@ -66,24 +66,25 @@ impl<'f, F: Format> Begun<'f, F> {
             blocks: Vec::new(),
             stamp: stamp.file(),
             notes: Vec::new(),
-            kept: Kept::Nowhere,
+            kept: CacheOutcome::Disabled,
             entry: 0,
         };
         Ok(Begun { head, stamp, opened })
     }
 }
 
-/// Opens a file and finds its blocks. `tell` is called every few milliseconds with the number of bytes that lie behind.
+/// Opens a file and finds its blocks. `on_progress` is called every few milliseconds with the number of bytes that lie
+/// behind.
 ///
 /// # Errors
-/// If the file can't be read or is damaged; if its index can't be written to the cache; whatever `tell` returns.
+/// If the file can't be read or is damaged; if its index can't be written to the cache; whatever `on_progress` returns.
 pub fn open<F: Format, E>(
     format: &F,
     path: &Arc<str>,
     cache: Option<&IndexCache>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Opened<F>, Halt<E>> {
-    open_file(format, &LocalFile::open(path)?, path, cache, tell)
+    open_file(format, &LocalFile::open(path)?, path, cache, on_progress)
 }
 
 /// The same of a file that is open.
@@ -92,7 +93,7 @@ pub(crate) fn open_file<F: Format, E>(
     file: &LocalFile,
     path: &Arc<str>,
     cache: Option<&IndexCache>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Opened<F>, Halt<E>> {
     let Begun {
         head,
@@ -100,12 +101,12 @@ pub(crate) fn open_file<F: Format, E>(
         mut opened,
     } = Begun::new(format, file, path)?;
     match cache {
-        None => opened.blocks = walk(format, &head, &opened.header, tell)?,
+        None => opened.blocks = walk(format, &head, &opened.header, on_progress)?,
         Some(_) if stamp.size() <= HEAD_BYTES => {
-            opened.kept = Kept::Small;
-            opened.blocks = walk(format, &head, &opened.header, tell)?;
+            opened.kept = CacheOutcome::TooSmall;
+            opened.blocks = walk(format, &head, &opened.header, on_progress)?;
         }
-        Some(cache) => open_cached(format, &head, file, stamp, cache, &mut opened, tell)?,
+        Some(cache) => open_cached(format, &head, file, stamp, cache, &mut opened, on_progress)?,
     }
     Ok(opened)
 }
@@ -113,13 +114,13 @@ pub(crate) fn open_file<F: Format, E>(
 /// Opens a damaged file with the blocks in front of the damage; `None` if that is in its header.
 ///
 /// # Errors
-/// If the file can't be opened any more, or its index has no room in memory; whatever `tell` returns.
+/// If the file can't be opened any more, or its index has no room in memory; whatever `on_progress` returns.
 pub fn open_front<F: Format, E>(
     format: &F,
     path: &Arc<str>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Option<Opened<F>>, Halt<E>> {
-    open_file_front(format, &LocalFile::open(path)?, path, tell)
+    open_file_front(format, &LocalFile::open(path)?, path, on_progress)
 }
 
 /// The same of a file that is open.
@@ -127,12 +128,12 @@ pub(crate) fn open_file_front<F: Format, E>(
     format: &F,
     file: &LocalFile,
     path: &Arc<str>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Option<Opened<F>>, Halt<E>> {
     let Ok(Begun { head, mut opened, .. }) = Begun::new(format, file, path) else {
         return Ok(None);
     };
-    opened.blocks = walk_front(format, &head, &opened.header, tell)?;
+    opened.blocks = walk_front(format, &head, &opened.header, on_progress)?;
     Ok(Some(opened))
 }
 
@@ -144,13 +145,13 @@ fn open_cached<F: Format, E>(
     before: Stamp,
     cache: &IndexCache,
     opened: &mut Opened<F>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<(), Halt<E>> {
     let key = Key::local(file.location(), &before, format.cache_tag())?;
-    let front = match load(format, cache, &key, head, opened, tell)? {
+    let front = match load(format, cache, &key, head, opened, on_progress)? {
         Loaded::Whole(blocks, entry) => {
-            tell(before.size()).map_err(Halt::Interrupted)?;
-            (opened.blocks, opened.kept, opened.entry) = (blocks, Kept::Before, entry);
+            on_progress(before.size()).map_err(Halt::Interrupted)?;
+            (opened.blocks, opened.kept, opened.entry) = (blocks, CacheOutcome::Hit, entry);
             return Ok(());
         }
         Loaded::Front(blocks, size) => {
@@ -159,18 +160,18 @@ fn open_cached<F: Format, E>(
                 "the block index of {path} is extended: the file grew from {size} to {} bytes",
                 before.size()
             );
-            opened.notes.push(Note::info(text));
+            opened.notes.push(LogRecord::info(text));
             blocks
         }
         Loaded::Nothing => Vec::new(),
     };
     cache.check_writable()?;
-    opened.blocks = walk_on(format, head, &opened.header, front, tell)?;
+    opened.blocks = walk_on(format, head, &opened.header, front, on_progress)?;
     (opened.kept, opened.entry) = keep(format, cache, &key, &before, file, opened)?;
-    if matches!(opened.kept, Kept::Unsettled | Kept::Changed) {
+    if matches!(opened.kept, CacheOutcome::TooRecent | CacheOutcome::FileChanged) {
         let why = "the file was modified a moment ago, or has a time of modification in the future";
         let text = format!("the block index of {} wasn't kept: {why}", shown_path(&opened.path));
-        opened.notes.push(Note::info(text));
+        opened.notes.push(LogRecord::info(text));
     }
     Ok(())
 }
@@ -191,7 +192,7 @@ fn load<F: Format, E>(
     key: &Key,
     file: &dyn ReadAt,
     opened: &mut Opened<F>,
-    tell: &mut Tell<'_, E>,
+    on_progress: &mut OnProgress<'_, E>,
 ) -> Result<Loaded<F>, Halt<E>> {
     let header = &opened.header;
     let (size, bytes, entry) = match cache.load(key) {
@@ -210,7 +211,7 @@ fn load<F: Format, E>(
     };
     let failed = match blocks {
         Ok(None) => return Ok(Loaded::Nothing),
-        Ok(Some(blocks)) => match check_all_empty(format, file, header, &blocks, tell) {
+        Ok(Some(blocks)) => match check_all_empty(format, file, header, &blocks, on_progress) {
             Ok(()) if grown => return Ok(Loaded::Front(blocks, size)),
             Ok(()) => return Ok(Loaded::Whole(blocks, entry)),
             Err(Halt::Failed(error)) => error,
@@ -222,13 +223,13 @@ fn load<F: Format, E>(
     Ok(Loaded::Nothing)
 }
 
-fn damaged(cache: &IndexCache, key: &Key, path: &str, damage: &str) -> Note {
+fn damaged(cache: &IndexCache, key: &Key, path: &str, damage: &str) -> LogRecord {
     let (entry, path) = (cache.path(key), shown_path(path));
     let text = format!(
         "the block index of {path} in {} is damaged ({damage}): it is made anew",
         entry.display()
     );
-    Note::warning(text)
+    LogRecord::warning(text)
 }
 
 /// Writes the blocks of a file to the cache, unless a change of the file might go unnoticed.
@@ -239,15 +240,15 @@ fn keep<F: Format>(
     before: &Stamp,
     file: &LocalFile,
     opened: &Opened<F>,
-) -> Result<(Kept, u64)> {
+) -> Result<(CacheOutcome, u64)> {
     if !Stamp::of(file)?.same(before) {
-        return Ok((Kept::Changed, 0));
+        return Ok((CacheOutcome::FileChanged, 0));
     }
     if !before.is_settled() {
-        return Ok((Kept::Unsettled, 0));
+        return Ok((CacheOutcome::TooRecent, 0));
     }
     let entry = cache.store(key, &format.encode(&opened.header, &opened.blocks)?)?;
-    Ok((Kept::Now, entry))
+    Ok((CacheOutcome::Stored, entry))
 }
 
 #[cfg(test)]
@@ -258,7 +259,7 @@ mod tests {
     use fastpipe_batch::ErrorKind;
 
     use super::*;
-    use crate::note::Level;
+    use crate::log_record::Level;
     use crate::toy::{HEADER, Toy, file, many, write};
 
     fn never(_: u64) -> Result<(), Infallible> {
@@ -312,11 +313,11 @@ mod tests {
         let place = Place::new();
         let path = place.write(&file(b'x', &many()));
         let plain = opened(&Toy::default(), &path, None);
-        assert_eq!((plain.kept, plain.entry), (Kept::Nowhere, 0));
+        assert_eq!((plain.kept, plain.entry), (CacheOutcome::Disabled, 0));
         let first = place.opened(&path);
-        assert_eq!((first.kept, place.format.walks()), (Kept::Now, 1));
+        assert_eq!((first.kept, place.format.walks()), (CacheOutcome::Stored, 1));
         let second = place.opened(&path);
-        assert_eq!((second.kept, place.format.walks()), (Kept::Before, 1));
+        assert_eq!((second.kept, place.format.walks()), (CacheOutcome::Hit, 1));
         let bytes = std::fs::metadata(entry(&place.folder.path().join("cache")))
             .unwrap()
             .len();
@@ -334,7 +335,7 @@ mod tests {
         let place = Place::new();
         let small = place.write(&file(b'x', &[(1, 2), (3, 4)]));
         let found = place.opened(&small);
-        assert_eq!((found.kept, found.blocks.len()), (Kept::Small, 2));
+        assert_eq!((found.kept, found.blocks.len()), (CacheOutcome::TooSmall, 2));
         let none = place.write(b"toyx");
         assert_eq!(place.opened(&none).blocks, []);
         assert_eq!(std::fs::read_dir(place.folder.path().join("cache")).unwrap().count(), 0);
@@ -345,16 +346,19 @@ mod tests {
         let place = Place::new();
         let mut blocks = many();
         let path = place.write(&file(b'x', &blocks));
-        assert_eq!(place.opened(&path).kept, Kept::Now);
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Stored);
         blocks[7].0 += 1;
         // Of the same size, and of another time.
         let path = place.write(&file(b'x', &blocks));
         let again = place.opened(&path);
-        assert_eq!((again.kept, again.blocks[7].rows), (Kept::Now, u32::from(blocks[7].0)));
+        assert_eq!(
+            (again.kept, again.blocks[7].rows),
+            (CacheOutcome::Stored, u32::from(blocks[7].0))
+        );
         blocks.push((9, 9));
         let path = place.write(&file(b'x', &blocks));
         assert_eq!(place.opened(&path).blocks.len(), blocks.len());
-        assert_eq!(place.opened(&path).kept, Kept::Before);
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Hit);
         assert_eq!(place.format.walks(), 3);
     }
 
@@ -375,7 +379,7 @@ mod tests {
         let grown = place.opened(&path);
         assert_eq!(
             (grown.kept, &grown.blocks),
-            (Kept::Now, &opened(&Toy::default(), &path, None).blocks)
+            (CacheOutcome::Stored, &opened(&Toy::default(), &path, None).blocks)
         );
         assert_eq!(grown.blocks[..299], before.blocks[..299]);
         let [note] = &grown.notes[..] else { panic!() };
@@ -385,7 +389,7 @@ mod tests {
             before.stamp.size, grown.stamp.size
         );
         assert!(note.text.contains(&sizes), "{}", note.text);
-        assert_eq!(place.opened(&path).kept, Kept::Before);
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Hit);
         // One that shrinks is walked, and so is one of another header.
         blocks.pop();
         assert!(place.opened(&place.write(&file(b'x', &blocks))).notes.is_empty());
@@ -418,7 +422,7 @@ mod tests {
         let open = std::fs::File::options().write(true).open(&*path).unwrap();
         open.set_modified(time).unwrap();
         let again = place.opened(&path);
-        assert_eq!((again.kept, again.header.name), (Kept::Now, b'y'));
+        assert_eq!((again.kept, again.header.name), (CacheOutcome::Stored, b'y'));
         assert!(again.notes.is_empty());
     }
 
@@ -450,7 +454,7 @@ mod tests {
         for (what, damage) in damages {
             damage();
             let again = place.opened(&path);
-            assert_eq!((again.kept, &again.blocks), (Kept::Now, &blocks), "{what}");
+            assert_eq!((again.kept, &again.blocks), (CacheOutcome::Stored, &blocks), "{what}");
             let [note] = &again.notes[..] else { panic!("{what}") };
             assert_eq!(note.level, Level::Warning);
             assert!(
@@ -473,8 +477,8 @@ mod tests {
         let path = place.write(&file(b'x', &many()));
         for tag in [&b""[..], b"csv;", b"csv,"] {
             let format = Toy { tag, ..Toy::default() };
-            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, Kept::Now);
-            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, Kept::Before);
+            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, CacheOutcome::Stored);
+            assert_eq!(opened(&format, &path, Some(&place.cache)).kept, CacheOutcome::Hit);
         }
     }
 
@@ -485,7 +489,7 @@ mod tests {
         let open = std::fs::File::options().write(true).open(&*path).unwrap();
         open.set_modified(std::time::SystemTime::now()).unwrap();
         let found = place.opened(&path);
-        assert_eq!((found.kept, found.blocks.len()), (Kept::Unsettled, 300));
+        assert_eq!((found.kept, found.blocks.len()), (CacheOutcome::TooRecent, 300));
         let [note] = &found.notes[..] else { panic!() };
         assert_eq!(note.level, Level::Info);
         assert!(note.text.contains("wasn't kept: the file was modified a moment ago"));
@@ -501,8 +505,8 @@ mod tests {
             Ok::<_, Infallible>(())
         };
         let found = open(&place.format, &path, Some(&place.cache), &mut change).unwrap_or_else(|_| panic!());
-        assert_eq!((found.kept, found.notes.len()), (Kept::Changed, 1));
-        assert_eq!(place.opened(&path).kept, Kept::Now);
+        assert_eq!((found.kept, found.notes.len()), (CacheOutcome::FileChanged, 1));
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Stored);
     }
 
     #[test]
@@ -518,7 +522,7 @@ mod tests {
         assert!(matches!(halted, Err(Halt::Interrupted("enough"))));
         assert_eq!(told, [4, 8, 12].map(|blocks| HEADER + 257 * blocks));
         // Nothing was kept of it.
-        assert_eq!(place.opened(&path).kept, Kept::Now);
+        assert_eq!(place.opened(&path).kept, CacheOutcome::Stored);
         let mut told = Vec::new();
         let mut note = |behind| {
             told.push(behind);
@@ -548,7 +552,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(place.folder.path().join("cache")).unwrap().count(), 0);
         let front = open_front(&place.format, &path, &mut never).unwrap_or_else(|_| panic!());
         let front = front.expect("its header is sound");
-        assert_eq!((front.blocks.len(), front.kept), (299, Kept::Nowhere));
+        assert_eq!((front.blocks.len(), front.kept), (299, CacheOutcome::Disabled));
         let headless = place.write(b"boy");
         assert_eq!(failure(&headless, None).kind(), ErrorKind::Malformed);
         let front = open_front(&place.format, &headless, &mut never);

@@ -7,8 +7,8 @@ use fastpipe_batch::Error;
 /// Time between two looks of a caller at what may end the work, such as signals.
 pub const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// Is told every few milliseconds how many bytes of a file lie behind. Its error ends the work.
-pub type Tell<'a, E> = dyn FnMut(u64) -> Result<(), E> + 'a;
+/// Called every few milliseconds with the number of bytes of a file that were read. Its error ends the work.
+pub type OnProgress<'a, E> = dyn FnMut(u64) -> Result<(), E> + 'a;
 
 /// Why work ended before its time.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
-//! What is to be logged, by whoever has a log.
+//! Records for the caller to log.
 
-/// How much a note matters.
+/// How much a record matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// It explains what may surprise.
@@ -11,21 +11,21 @@ pub enum Level {
 
 /// A text for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct LogRecord {
     /// How much it matters.
     pub level: Level,
     /// One line.
     pub text: String,
 }
 
-impl Note {
-    pub(crate) fn info(text: String) -> Note {
+impl LogRecord {
+    pub(crate) fn info(text: String) -> LogRecord {
         let level = Level::Info;
-        Note { level, text }
+        LogRecord { level, text }
     }
 
-    pub(crate) fn warning(text: String) -> Note {
+    pub(crate) fn warning(text: String) -> LogRecord {
         let level = Level::Warning;
-        Note { level, text }
+        LogRecord { level, text }
     }
 }
