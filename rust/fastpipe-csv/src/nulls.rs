@@ -4,7 +4,7 @@
 //! The search runs beside the scan for rows, over the same bytes. It asks of each byte behind a delimiter or a newline
 //! whether a null may begin there, many at once, and looks at the fields of a row only where one may.
 
-use memchr::{memchr_iter, memrchr};
+use memchr::memrchr;
 
 use crate::dialect::{Dialect, Lines};
 use crate::fields::{Ended, Fields};
@@ -77,33 +77,30 @@ impl NullSearch {
 
     /// Looks at lines of which each is a row without quotes. `offset` is that of the bytes in the file.
     pub(crate) fn see_lines(&mut self, bytes: &[u8], offset: u64) {
-        let mut at = 0;
-        while at < bytes.len() && self.left > 0 {
-            let block = at / AT_ONCE * AT_ONCE;
-            let end = (block + AT_ONCE).min(bytes.len());
-            if !self.may_begin(bytes, block) {
-                at = end;
+        // Up to `at` lie rows that were looked at, and this column of the row that begins there.
+        let (mut row, mut at, mut column) = (0, 0, 0);
+        let mut candidates = [0; AT_ONCE];
+        for block in (0..bytes.len()).step_by(AT_ONCE) {
+            if self.left == 0 || !self.find_candidates(bytes, block, &mut candidates) {
                 continue;
             }
-            let mut row = memrchr(b'\n', &bytes[..at]).map_or(0, |before| before + 1);
-            let mut column = memchr_iter(self.lines.delimiter, &bytes[row..at]).count();
-            let mut begins = at == row || bytes[at - 1] == self.lines.delimiter;
-            while at < end {
-                let byte = bytes[at];
-                if begins
-                    && self.begins_null[usize::from(byte)]
-                    && self.is_open(column)
-                    && self.may_be_null(&bytes[at..])
-                {
-                    at = newline(bytes, at);
-                    self.see_row(&bytes[row..at], offset + row as u64);
-                    (row, column, begins) = (at, 0, true);
+            let eights = candidates.as_chunks::<8>().0.iter().enumerate();
+            // Most have none.
+            let some = eights.filter(|(_, eight)| **eight != [0; 8]);
+            for candidate in some.flat_map(|(i, _)| block + 8 * i..block + 8 * i + 8) {
+                if candidates[candidate - block] == 0 || candidate < at || !self.may_be_null(&bytes[candidate..]) {
                     continue;
                 }
-                at += 1;
-                begins = byte == self.lines.delimiter || byte == b'\n';
-                column += usize::from(begins);
-                if byte == b'\n' {
+                for &byte in &bytes[at..candidate] {
+                    at += 1;
+                    column += usize::from(byte == self.lines.delimiter);
+                    if byte == b'\n' {
+                        (row, column) = (at, 0);
+                    }
+                }
+                if self.is_open(column) {
+                    at = newline(bytes, candidate);
+                    self.see_row(&bytes[row..at], offset + row as u64);
                     (row, column) = (at, 0);
                 }
             }
@@ -149,16 +146,26 @@ impl NullSearch {
         byte == self.lines.delimiter || byte == b'\n'
     }
 
-    /// Whether a null may begin in the next bytes from `from` on, as far as these can be told at once.
-    fn may_begin(&self, bytes: &[u8], from: usize) -> bool {
-        let before = from
+    /// Marks the bytes of a block that a field begins with, and that a null may begin with. Whether there may be any.
+    fn find_candidates(&self, bytes: &[u8], block: usize, candidates: &mut [u8; AT_ONCE]) -> bool {
+        let before = block
             .checked_sub(1)
             .and_then(|before| bytes[before..].first_chunk::<AT_ONCE>());
-        let (Some(before), Some(these)) = (before, bytes[from..].first_chunk::<AT_ONCE>()) else {
+        let (Some(before), Some(these)) = (before, bytes[block..].first_chunk::<AT_ONCE>()) else {
+            // At either end of the bytes.
+            for (i, candidate) in candidates.iter_mut().enumerate() {
+                let begins = (block + i)
+                    .checked_sub(1)
+                    .is_none_or(|before| bytes.get(before).is_some_and(|&b| self.ends_field(b)));
+                let may_be = bytes
+                    .get(block + i)
+                    .is_some_and(|&byte| self.begins_null[usize::from(byte)]);
+                *candidate = u8::from(begins && may_be);
+            }
             return true;
         };
         let delimiter = self.lines.delimiter;
-        let mut begins = [0u8; AT_ONCE];
+        let mut begins = [0; AT_ONCE];
         let mut others = 0;
         for ((begin, &before), &this) in begins.iter_mut().zip(before).zip(these) {
             *begin = u8::from((before == delimiter) | (before == b'\n'));
@@ -167,10 +174,13 @@ impl NullSearch {
         if others == 0 && !self.numeric {
             return false;
         }
-        self.firsts.iter().any(|&first| {
-            let pairs = begins.iter().zip(these);
-            pairs.fold(0, |any, (begin, &this)| any | (begin & u8::from(this == first))) != 0
-        })
+        *candidates = [0; AT_ONCE];
+        for &first in &self.firsts {
+            for ((candidate, &begin), &this) in candidates.iter_mut().zip(&begins).zip(these) {
+                *candidate |= begin & u8::from(this == first);
+            }
+        }
+        true
     }
 
     /// Whether a field that begins here may be a null: if it isn't, it is none.
@@ -184,8 +194,11 @@ impl NullSearch {
             [first, ..] if !self.begins_null[usize::from(*first)] => false,
             [first, ..] if first.is_ascii_whitespace() || *first == self.lines.delimiter => true,
             _ => self.dialect.null_values.iter().any(|word| {
-                let behind = field.strip_prefix(&**word).filter(|_| !word.is_empty());
-                behind.is_some_and(|behind| {
+                // Most texts differ in a byte.
+                if field.first() != word.first() {
+                    return false;
+                }
+                field.strip_prefix(&**word).is_some_and(|behind| {
                     behind
                         .first()
                         .is_none_or(|&byte| self.ends_field(byte) || byte.is_ascii_whitespace())
