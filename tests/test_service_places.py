@@ -55,7 +55,7 @@ def test_an_answer_that_is_changed_on_its_way_is_asked_for_again(sent: bytes) ->
         assert network.faults == 1
 
 
-@pytest.mark.parametrize("sent", [b'"epochs": 1', b'"seed": 7', b'"batch_size": 16', b"\xf4\x01\x00\x00"])
+@pytest.mark.parametrize("sent", [b'"epochs": 1', b'seed\\": 7', b'batch_size\\": 16', b"\xf4\x01\x00\x00"])
 def test_a_description_that_is_changed_on_its_way_is_asked_for_again(sent: bytes) -> None:
     with read().serve() as server, through(server.port) as network:
         network.change_answer = (sent, bytes([*sent[:-1], sent[-1] ^ 1]))

@@ -77,7 +77,8 @@ impl Seen {
         }
     }
 
-    /// The type that all values have, and what nulls become. A type with a value that stands for none always reads them.
+    /// The type that all values have, and what nulls become. A type with a value that stands for none always reads
+    /// them.
     fn leaf(&self) -> (Leaf, Nulls) {
         let mask = if self.nulls > 0 { Nulls::Mask } else { Nulls::Error };
         let fixed = |dtype| (Leaf::Fixed(dtype), mask.clone());

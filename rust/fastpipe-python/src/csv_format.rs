@@ -57,8 +57,8 @@ impl CsvFormat {
     }
 }
 
-/// What is known of a file before its rows are found. Once they are: which columns have nulls, if that was asked; and of
-/// a compressed file where decompressing can begin.
+/// What is known of a file before its rows are found. Once they are: which columns have nulls, if that was asked; and
+/// of a compressed file where decompressing can begin.
 pub(crate) struct CsvHeader {
     pub(crate) header: Header,
     compression: Option<Compression>,

@@ -69,8 +69,8 @@ fn features(columns: usize) -> Vec<Feature> {
     leaves.into_iter().enumerate().map(feature).collect()
 }
 
-/// The stretches of a text, and its nulls, scanned in pieces that end with the line or the row of each of these bytes, or of the last
-/// one; `None` if a row ends within quotes.
+/// The stretches of a text, and its nulls, scanned in pieces that end with the line or the row of each of these bytes,
+/// or of the last one; `None` if a row ends within quotes.
 fn stretches(
     bytes: &[u8],
     first: u64,
