@@ -22,7 +22,8 @@ import servers
 WORKERS = 8
 # Seconds: short enough for leases to expire while their workers are stopped.
 TTL = 0.6
-CHAOS = 1.5
+# What happens to workers in a run, in an order that chance chooses.
+ACTS = Counter(kill=8, stop=10, slow=10, twin=3)
 # Within which a run that doesn't hang has ended many times over, on whatever machine.
 LONGEST = 90.0
 
@@ -161,18 +162,21 @@ class Run:
         Raises:
             AssertionError: if a worker fails, or doesn't end.
         """
+        # The last epoch waits, so that the job isn't done before all has happened, however fast or slow the machine is.
+        self._pace.epochs = self.request["options"]["epochs"] - 1
         for slot in range(WORKERS):
             self._pace[slot] = self.chance.uniform(0.004, 0.04)
             self._start(slot)
-        begin = time.monotonic()
-        goes = begin + self.chance.uniform(0.2, 0.8)
-        while (now := time.monotonic()) < begin + CHAOS and self._reap():
-            if self.outage is not None and self.away is None and now > goes:
+        acts = list(ACTS.elements())
+        self.chance.shuffle(acts)
+        outage = self.chance.randrange(len(acts) // 2)
+        for number, act in enumerate(acts):
+            self._reap()
+            if self.outage is not None and number == outage:
                 self._lose_database(self.outage)
-            self._act()
+            self._act(act)
             time.sleep(self.chance.uniform(0.01, 0.08))
         self._finish()
-        assert self.outage is None or self.away is not None, "the job was done before the database went"
         return self
 
     def _start(self, slot: int, name: str | None = None) -> None:
@@ -199,10 +203,9 @@ class Run:
         self.away = went, time.time()
         self.did["outage"] += 1
 
-    def _act(self) -> None:
+    def _act(self, does: str) -> None:
         """Lets one thing happen, to one worker."""
         worker = self.chance.choice(self._workers)
-        does = self.chance.choices(("kill", "stop", "slow", "twin"), (3, 4, 4, 1))[0]
         self.did[does] += 1
         if does == "kill":
             worker.send(signal.SIGKILL)
@@ -238,15 +241,17 @@ class Run:
             # Whoever is stopped now may hold SQLite's lock.
             worker.wakes = worker.wakes and 0.0
         self._reap()
-        hanging = self.chance.choice(self._workers) if len(self._workers) > 1 else None
-        if hanging is not None:
-            self._hang(hanging, deadline)
+        # Neither one that was killed nor one whose name another has taken: those end by themselves.
+        newest = {worker.slot: worker for worker in self._workers if not worker.killed}
+        hanging = self.chance.choice(list(newest.values()))
+        self._hang(hanging, deadline)
+        self._pace.epochs = float("inf")
         while self._reap() and self._workers != [hanging]:
             self._check_time(deadline)
             time.sleep(0.01)
-        if hanging is not None and hanging in self._workers:
-            self.did["outlasted"] += 1
-            hanging.wakes = 0.0
+        assert hanging in self._workers, self._told(hanging, "ended although it was stopped")
+        self.did["outlasted"] += 1
+        hanging.wakes = 0.0
         while self._reap():
             self._check_time(deadline)
             time.sleep(0.01)

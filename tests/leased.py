@@ -42,20 +42,33 @@ class Log:
 
 
 class Pace:
-    """Seconds that each worker takes for a batch: doubles in a file, which the test changes while they run."""
+    """How fast workers go: doubles in a file, which the test changes while they run.
+
+    The first one is the number of epochs that may be used; then come the seconds that each worker takes for a batch.
+    """
 
     def __init__(self, path: Path, slots: int) -> None:
+        size = PACE.size * (slots + 1)
         if not path.exists():
-            path.write_bytes(bytes(PACE.size * slots))
+            path.write_bytes(bytes(size))
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), PACE.size * slots)
+            self._memory = mmap.mmap(file.fileno(), size)
+
+    @property
+    def epochs(self) -> float:
+        epochs: float = PACE.unpack_from(self._memory)[0]
+        return epochs
+
+    @epochs.setter
+    def epochs(self, epochs: float) -> None:
+        PACE.pack_into(self._memory, 0, epochs)
 
     def __getitem__(self, slot: int) -> float:
-        seconds: float = PACE.unpack_from(self._memory, slot * PACE.size)[0]
+        seconds: float = PACE.unpack_from(self._memory, (slot + 1) * PACE.size)[0]
         return seconds
 
     def __setitem__(self, slot: int, seconds: float) -> None:
-        PACE.pack_into(self._memory, slot * PACE.size, seconds)
+        PACE.pack_into(self._memory, (slot + 1) * PACE.size, seconds)
 
 
 def work(request: dict[str, Any]) -> None:
@@ -94,6 +107,8 @@ def _use(request: dict[str, Any], log: Log) -> None:
             if batch is None:
                 continue
             epoch, step = worker.position
+            while epoch >= pace.epochs:
+                time.sleep(0.01)
             log.note("used", epoch, step, batch["id"].tolist())
             time.sleep(pace[request["slot"]])
             wait = request["wait"]
