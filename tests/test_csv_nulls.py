@@ -16,7 +16,7 @@ from fastpipe import DenseSpec
 
 ROWS = 300_000
 # Types of more than 16 MiB are inferred from the first rows of 64 stretches: not from these two.
-LAST, UNSEEN = ROWS - 1, 5000
+LAST, UNSEEN = ROWS - 1, 2000
 LONG_AGO = 1_600_000_000
 
 Lines = list[bytes]

@@ -144,8 +144,9 @@ impl Format for CsvFormat {
         from: u64,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
         let compressed = header.compression.map(|how| CompressedText::new(file, how));
-        // An index that has nulls keeps them, whoever makes it longer.
-        let front = header.nulls().take().or(self.seeks_nulls.then(FirstNulls::new));
+        // An index that has nulls keeps them, whoever makes it longer. Those of one that was dismissed are nobody's.
+        let known = header.nulls().take().filter(|_| from > header.header.first);
+        let front = known.or(self.seeks_nulls.then(FirstNulls::new));
         Ok(Walk {
             // How much text there is shows at its end.
             size: AtomicU64::new(if compressed.is_some() {
