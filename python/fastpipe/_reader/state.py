@@ -4,7 +4,7 @@ A state is a dict of strings, numbers, bools, lists and dicts. It is small (some
 each rank), can be stored as JSON, and has these entries:
 
 `version`
-    1. What a version writes all later ones read; a state of a later version is refused.
+    2. What a version writes all later ones read; a state of a later version is refused.
 `data`
     What tells the data set from others, as its source has it (`Dataset.fingerprint`): a few numbers, and a digest.
 `order`

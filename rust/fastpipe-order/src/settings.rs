@@ -126,7 +126,10 @@ impl Settings {
         within("shuffle_buffer", settings.shuffle_buffer, 1, LARGEST_BUFFER)?;
         within("world_size", settings.ranks, 1, LARGEST_WORLD)?;
         within("rank", settings.rank, 0, settings.ranks - 1)?;
-        within("in_step", settings.in_step(), 1, LARGEST_WORLD)?;
+        within("in_step", settings.in_step(), 1, settings.ranks)?;
+        if !settings.ranks.is_multiple_of(settings.in_step()) {
+            return Err(SettingsError("entry 'in_step' of an order must divide 'world_size'".into()));
+        }
         within("skipped", settings.skipped, 0, MOST_SKIPPED)?;
         Ok(settings)
     }
@@ -266,7 +269,12 @@ mod tests {
             (
                 "\"in_step\":null",
                 "\"in_step\":0",
-                "entry 'in_step' of an order must be between 1 and 1048576; got 0",
+                "entry 'in_step' of an order must be between 1 and 6; got 0",
+            ),
+            (
+                "\"in_step\":null",
+                "\"in_step\":4",
+                "entry 'in_step' of an order must divide 'world_size'",
             ),
             (
                 "\"sample\"",
