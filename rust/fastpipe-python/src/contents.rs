@@ -1,6 +1,10 @@
 //! Files that lie in memory: bytes of Python, which are read where they are.
 
+use std::ffi::OsString;
+use std::sync::Arc;
+
 use bytes::Bytes;
+use fastpipe_batch::path_text;
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -18,4 +22,13 @@ pub(crate) fn contents(of: InMemory) -> PyResult<Option<Bytes>> {
         return Err(PyIndexError::new_err(reason));
     }
     Ok(Some(Bytes::from_owner(whole).slice(start..end)))
+}
+
+/// Files with their paths, as text, and with the bytes of those that lie in memory.
+pub(crate) type PathsAndContents = (Vec<Arc<str>>, Vec<Option<Bytes>>);
+
+/// Files of a data set.
+pub(crate) fn files(paths: &[OsString], of: Vec<InMemory>) -> PyResult<PathsAndContents> {
+    let paths = paths.iter().map(|path| path_text(path).into()).collect();
+    Ok((paths, of.into_iter().map(contents).collect::<PyResult<_>>()?))
 }

@@ -2,27 +2,21 @@
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
-use std::hash::Hasher;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use fastpipe_batch::{Error, Feature, FileStamp, Source, Unit, path_text, text_path};
-use fastpipe_csv::{
-    CsvFile, CsvSource, Dialect, Evidence, FirstNulls, Header, KeptRows, Names, OnRagged, Origins, inferring,
-};
+use fastpipe_batch::{Feature, Source, text_path};
+use fastpipe_csv::{CsvSource, Dialect, Names, OnRagged};
+use fastpipe_datasets::{CsvFiles, layout_digest};
 use fastpipe_engine::default_threads;
-use fastpipe_files::{IndexCache, LOOKED_AT_WHOLE, Opening, Packed, Survey, open_all, survey};
+use fastpipe_files::{IndexCache, Opening};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use siphasher::sip128::{Hasher128, SipHasher24};
 
-use crate::contents::{InMemory, contents as in_memory};
-use crate::csv_format::CsvFormat;
-use crate::csv_packed::{PackedCsv, joined};
+use crate::contents::{InMemory, files};
 use crate::data::{Begun, Data};
-use crate::errors::{IntoPy, to_py};
+use crate::errors::IntoPy;
 use crate::features::{Described, Lowered, describe};
 use crate::index::{log, signals};
 use crate::lookups::{Lookups, lifted};
@@ -66,85 +60,37 @@ pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
 pub(crate) struct CsvDataset {
     source: Arc<CsvSource>,
     features: Vec<Feature>,
-    files: Arc<Files>,
-}
-
-/// Files whose rows were found.
-struct Files {
-    dialect: Dialect,
-    files: Vec<CsvFile>,
-    stamps: Vec<FileStamp>,
-    contents: Vec<Option<Bytes>>,
-    /// Where the rows of each were, if they are rows that were picked out of others.
-    origins: Vec<Arc<Origins>>,
-    /// For each file where its columns have nulls; none if these weren't searched for.
-    nulls: Vec<FirstNulls>,
-    /// For each file how it is compressed; none if no file is.
-    packed: Option<Arc<[Option<Packed>]>>,
-}
-
-impl Files {
-    fn source(&self, features: &[Feature]) -> Result<CsvSource, Error> {
-        let source = CsvSource::new(features, &self.dialect, &self.files)?;
-        Ok(source
-            .with_stamps(self.stamps.clone())
-            .with_contents(self.contents.clone())
-            .with_origins(&self.origins))
-    }
+    files: Arc<CsvFiles>,
 }
 
 impl CsvDataset {
-    fn of(py: Python<'_>, files: Arc<Files>, features: Vec<Feature>) -> PyResult<PyClassInitializer<Self>> {
+    fn of(py: Python<'_>, files: Arc<CsvFiles>, features: Vec<Feature>) -> PyResult<PyClassInitializer<Self>> {
         let source = Arc::new(files.source(&features).py(py)?);
-        let dataset = CsvDataset {
-            source: source.clone(),
-            features,
-            files,
-        };
-        let data = match &dataset.files.packed {
-            None => Data::new(source),
-            Some(packed) => {
-                let packed = Arc::new(PackedCsv::new(source, packed.clone()));
-                let units = packed.units();
+        let data = match files.compressed(&source, default_threads()) {
+            None => Data::new(source.clone()),
+            Some(compressed) => {
+                let compressed = Arc::new(compressed);
+                let units = compressed.units();
                 let begin = {
-                    let packed = packed.clone();
+                    let compressed = compressed.clone();
                     move |_: Python<'_>| {
-                        let source = Arc::new(packed.again());
+                        let source = Arc::new(compressed.again());
                         Ok(Begun { source, lease: None })
                     }
                 };
-                Data::with_passes(packed, Box::new(begin), units)
+                Data::with_passes(compressed, Box::new(begin), units)
             }
+        };
+        let dataset = CsvDataset {
+            source,
+            features,
+            files,
         };
         Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
     /// Rows that were picked out of files, with no features yet.
-    pub(crate) fn kept(
-        py: Python<'_>,
-        dialect: Dialect,
-        kept: Vec<(Arc<str>, Header, KeptRows)>,
-    ) -> PyResult<Py<Self>> {
-        let mut files = Files {
-            dialect,
-            files: Vec::with_capacity(kept.len()),
-            stamps: Vec::with_capacity(kept.len()),
-            contents: Vec::with_capacity(kept.len()),
-            origins: Vec::with_capacity(kept.len()),
-            nulls: Vec::new(),
-            packed: None,
-        };
-        for (path, header, rows) in kept {
-            let (file, bytes, origins) = rows.file(&path, &header);
-            // As that of any file in memory.
-            files.stamps.push(FileStamp {
-                size: bytes.len() as u64,
-                modified: 0,
-            });
-            files.files.push(file);
-            files.contents.push(Some(bytes));
-            files.origins.push(origins);
-        }
+    pub(crate) fn picked(py: Python<'_>, files: CsvFiles) -> PyResult<Py<Self>> {
         Py::new(py, CsvDataset::of(py, Arc::new(files), Vec::new())?)
     }
 }
@@ -168,51 +114,18 @@ impl CsvDataset {
     ) -> PyResult<PyClassInitializer<Self>> {
         let dialect = self::dialect(dialect)?;
         let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
-        let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
-        let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
-        // Several files are scanned at once, or several regions of one.
-        let threads = default_threads();
-        let format = CsvFormat::new(
-            dialect.clone(),
-            if paths.len() == 1 { threads } else { 1 },
-            features.is_none(),
-        );
+        let (paths, contents) = files(&paths, contents)?;
         let how = Opening {
             contents: &contents,
             cache: cache.as_ref(),
             tolerant: false,
-            threads,
+            threads: default_threads(),
         };
-        let (found, failed) = py.detach(|| open_all(&format, &paths, how, &mut signals())).py(py)?;
-        if let Some(error) = failed {
-            return Err(to_py(py, &error));
-        }
-        let (mut files, mut stamps) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
-        let (mut nulls, mut packed) = (Vec::with_capacity(found.len()), Vec::with_capacity(found.len()));
-        for file in found.into_iter().filter_map(|file| file.opened) {
-            log(py, &file.notes)?;
-            stamps.push(file.stamp);
-            let how = file.header.packed();
-            nulls.extend(file.header.nulls().take());
-            files.push(CsvFile {
-                path: file.path,
-                header: file.header.header,
-                stretches: match &how {
-                    Some(how) => joined(file.blocks, &how.layout),
-                    None => file.blocks,
-                },
-            });
-            packed.push(how);
-        }
-        let files = Arc::new(Files {
-            dialect,
-            files,
-            stamps,
-            contents,
-            origins: Vec::new(),
-            nulls,
-            packed: packed.iter().any(Option::is_some).then(|| packed.into()),
-        });
+        let seeks_nulls = features.is_none();
+        let opened = py.detach(|| CsvFiles::open(dialect, &paths, how, seeks_nulls, &mut signals()));
+        let (files, notes) = opened.py(py)?;
+        log(py, &notes)?;
+        let files = Arc::new(files);
         let features = match features {
             Some(features) => lifted(features, lookups)?,
             None => inferred(py, &files, columns.as_deref())?,
@@ -244,7 +157,7 @@ impl CsvDataset {
 
     /// Path, size in bytes, and a digest of the first and the last bytes of each file.
     fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
-        let files = self.files.files.iter();
+        let files = self.files.files().iter();
         files
             .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
             .collect()
@@ -258,9 +171,7 @@ impl CsvDataset {
 
     /// A digest of where all stretches lie and of how many rows each has, in 16 bytes.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        let mut hasher = SipHasher24::new();
-        py.detach(|| self.source.write_layout(|bytes| hasher.write(bytes)));
-        PyBytes::new(py, &hasher.finish128().as_bytes())
+        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
     }
 
     /// The file of a row, and its number there.
@@ -274,38 +185,8 @@ impl CsvDataset {
 }
 
 /// Features of the columns of the first file, or of some of them, by a look at rows.
-fn inferred(py: Python<'_>, files: &Files, columns: Option<&[String]>) -> PyResult<Vec<Feature>> {
-    let Some(first) = files.files.first() else {
-        return Ok(Vec::new());
-    };
-    let evidence = inferring(&files.dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
-    let mut columns = Columns(evidence.py(py)?);
-    let source = files.source(&[]).py(py)?;
-    let notes = match &files.packed {
-        None => py.detach(|| survey(&source, None, &mut columns, &mut signals())),
-        Some(packed) => py.detach(|| {
-            let source = PackedCsv::new(Arc::new(source), packed.clone());
-            let at_hand = source.at_hand(LOOKED_AT_WHOLE);
-            survey(&source, Some(&at_hand), &mut columns, &mut signals())
-        }),
-    };
-    let notes = notes.py(py)?;
+fn inferred(py: Python<'_>, files: &CsvFiles, columns: Option<&[String]>) -> PyResult<Vec<Feature>> {
+    let (features, notes) = py.detach(|| files.infer(columns, &mut signals())).py(py)?;
     log(py, &notes)?;
-    for (file, nulls) in files.files.iter().zip(&files.nulls) {
-        columns.0.add_nulls(&file.header, nulls);
-    }
-    Ok(columns.0.features())
-}
-
-/// A survey of the types of columns.
-struct Columns<'d>(Evidence<'d>);
-
-impl Survey for Columns<'_> {
-    fn is_open(&self) -> bool {
-        true
-    }
-
-    fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<(), Error> {
-        self.0.observe(unit, records)
-    }
+    Ok(features)
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Source, UnitRange, partitions, try_collect};
+use fastpipe_datasets::default_window;
 use fastpipe_engine::{Memory, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use fastpipe_wire::write_columns;
@@ -16,9 +17,6 @@ use pyo3::types::PyCapsule;
 use crate::arrays::array;
 use crate::arrow_schema::arrow_schema;
 use crate::errors::IntoPy;
-
-/// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
-pub(crate) const LARGEST_BUFFER: u64 = 1 << 31;
 
 /// A data set: units of rows. Its subclasses know what they are units of.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
@@ -128,13 +126,9 @@ impl Data {
 
 #[pymethods]
 impl Data {
-    /// Rows of a window, a pool or a buffer of no given size: 16 batches or 64 average units, whichever is more. How
-    /// large units are cut doesn't count: orders don't depend on it.
+    /// Rows of a window, a pool or a buffer of no given size.
     fn default_buffer(&self, py: Python<'_>, batch_size: u64) -> PyResult<u64> {
-        let units = self.units().py(py)?;
-        let average = units.total().div_ceil(self.uncut.unwrap_or(units.len() as u64).max(1));
-        let rows = batch_size.saturating_mul(16).max(average.saturating_mul(64));
-        Ok(rows.clamp(1, LARGEST_BUFFER))
+        Ok(default_window(&*self.units().py(py)?, self.uncut, batch_size))
     }
 
     /// Rows of all units.

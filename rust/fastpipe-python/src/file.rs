@@ -7,13 +7,13 @@ use std::sync::{Arc, OnceLock};
 
 use fastpipe_avro::{Block, Codec, FileInfo, Header, decompress, whole_blocks_end};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, path_text, text_path, try_collect};
+use fastpipe_datasets::AvroFormat;
 use fastpipe_files::{LocalFile, walk};
 use numpy::PyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::arrays::array;
-use crate::avro_format::AvroFormat;
 use crate::contents::{InMemory, contents};
 use crate::errors::IntoPy;
 use crate::index::signals;

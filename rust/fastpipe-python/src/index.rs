@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fastpipe_batch::path_text;
+use fastpipe_datasets::AvroFormat;
 use fastpipe_files::{CacheOutcome, Halt, IndexCache, LOOK_AFTER, Level, LogRecord, open};
 use pyo3::prelude::*;
 
-use crate::avro_format::AvroFormat;
 use crate::errors::{IntoPy, to_py};
 
 impl<T> IntoPy<T> for Result<T, Halt<PyErr>> {

@@ -7,17 +7,12 @@ mod arrow_export;
 mod arrow_import;
 mod arrow_schema;
 mod avro_columns;
-mod avro_format;
 mod avro_writer;
 mod borrowed;
 mod calls;
 mod contents;
 mod csv;
-mod csv_estimate;
-mod csv_format;
-mod csv_packed;
-mod csv_stream;
-mod csv_window;
+mod csv_samples;
 mod data;
 mod dataset;
 mod drawing;
@@ -69,9 +64,7 @@ mod _fastpipe {
     #[pymodule_export]
     use super::csv::CsvDataset;
     #[pymodule_export]
-    use super::csv_estimate::estimate_csv;
-    #[pymodule_export]
-    use super::csv_stream::CsvReservoir;
+    use super::csv_samples::{CsvReservoir, estimate_csv};
     #[pymodule_export]
     use super::data::Data;
     #[pymodule_export]

@@ -3,15 +3,10 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::io::Read;
 use std::sync::Arc;
 
-use fastpipe_avro::{FolderColumns, Schema, with_form};
-use fastpipe_batch::{
-    DType, Error, ErrorKind, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text,
-    try_with_capacity,
-};
-use fastpipe_files::Halt;
+use fastpipe_batch::{DType, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text};
+use fastpipe_datasets::{LOOK_AFTER_KEYS, read_vocabulary};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyList, PyString};
@@ -58,68 +53,6 @@ fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
     })
 }
 
-/// Keys after which is looked whether the user wants to stop.
-const LOOK_AFTER_KEYS: usize = 1 << 16;
-
-/// The keys of a text file, one a line. `tell` is called now and then, with the number of keys.
-fn read(path: &str, mut tell: impl FnMut(u64) -> PyResult<()>) -> Result<Table, Halt<PyErr>> {
-    let own = fastpipe_batch::text_path(path);
-    let io = |error: std::io::Error| Error::io(path, &error);
-    let found = std::fs::metadata(&own).map_err(io)?;
-    if !found.is_file() {
-        let reason = "expected a text file with a key a line, found a directory or a device";
-        return Err(Error::new(ErrorKind::Storage, reason).at_path(path).into());
-    }
-    let mut file = std::fs::File::open(&own).map_err(io)?;
-    let size = usize::try_from(found.len()).unwrap_or(usize::MAX);
-    let text = try_with_capacity(size.saturating_add(1), "the text of a vocabulary");
-    let mut text = text.map_err(|error| error.at_path(path))?;
-    file.read_to_end(&mut text).map_err(io)?;
-    table(&text, &mut tell).map_err(|halt| match halt {
-        Halt::Failed(error) => Halt::Failed(error.at_path(path)),
-        interrupted @ Halt::Interrupted(_) => interrupted,
-    })
-}
-
-fn table(text: &[u8], tell: &mut impl FnMut(u64) -> PyResult<()>) -> Result<Table, Halt<PyErr>> {
-    let malformed = |reason: String| Err(Error::new(ErrorKind::Malformed, reason).into());
-    for (start, what) in [
-        (
-            &b"\xef\xbb\xbf"[..],
-            "begins with a byte order mark: write it without one",
-        ),
-        (b"\x1f\x8b", "is compressed by gzip: decompress it first"),
-    ] {
-        if text.starts_with(start) {
-            return malformed(format!("expected a vocabulary, a key a line; the file {what}"));
-        }
-    }
-    let text = text.strip_suffix(b"\n").unwrap_or(text);
-    let lines = || text.split(|&byte| byte == b'\n');
-    let mut table = Table::with_capacity(lines().count(), text.len())?;
-    if text.is_empty() {
-        return Ok(table);
-    }
-    for (number, line) in lines().enumerate() {
-        if number % LOOK_AFTER_KEYS == 0 {
-            tell(number as u64).map_err(Halt::Interrupted)?;
-        }
-        let Ok(index) = u32::try_from(number) else {
-            return Err(Error::new(ErrorKind::Limit, "a vocabulary has more than 2^32 keys").into());
-        };
-        let key = line.strip_suffix(b"\r").unwrap_or(line);
-        if let Some(before) = table.push(key, index)? {
-            let key = String::from_utf8_lossy(key);
-            return malformed(format!(
-                "expected each key once, found {key:?} on line {} and on line {}",
-                u64::from(before) + 1,
-                number + 1
-            ));
-        }
-    }
-    Ok(table)
-}
-
 #[pymethods]
 impl Vocabulary {
     /// Takes keys, and an index for each, or their places.
@@ -149,7 +82,7 @@ impl Vocabulary {
     #[staticmethod]
     fn read(py: Python<'_>, path: OsString) -> PyResult<Self> {
         let path = path_text(&path);
-        let table = py.detach(|| read(&path, signals())).py(py)?;
+        let table = py.detach(|| read_vocabulary(&path, &mut signals())).py(py)?;
         Ok(Vocabulary(Arc::new(table)))
     }
 
@@ -207,7 +140,7 @@ pub(crate) type LoweredLookup<'py> = (
     String,
 );
 
-/// A feature from its name, its lowered spec and its lookup. What form it has follows from a schema: [`in_form`].
+/// A feature from its name, its lowered spec and its lookup. What form it has follows from a schema.
 pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLookup<'_>) -> PyResult<Feature> {
     let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
     let number = |name: &str| {
@@ -252,21 +185,4 @@ pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Looku
         None => features::feature(name, spec),
     });
     lifted.collect()
-}
-
-/// Features in the forms that follow from the schema of the first file.
-pub(crate) fn in_form(
-    py: Python<'_>,
-    features: Vec<Feature>,
-    first: Option<(&Arc<Schema>, &Arc<str>)>,
-    folders: &FolderColumns,
-) -> PyResult<Vec<Feature>> {
-    let Some((schema, path)) = first else {
-        return Ok(features);
-    };
-    let in_form = |feature| match folders.with_form(feature) {
-        Some(feature) => Ok(feature),
-        None => with_form(schema, feature).map_err(|error| error.at_path(path)),
-    };
-    features.iter().map(in_form).collect::<Result<_, _>>().py(py)
 }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
+use fastpipe_datasets::window_rows;
 use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
@@ -11,7 +12,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::arrays::{VALID, array};
-use crate::data::{Data, LARGEST_BUFFER};
+use crate::data::Data;
 use crate::errors::IntoPy;
 use crate::pass::{Origin, Pass};
 use crate::pass_memory::PassMemory;
@@ -36,7 +37,7 @@ impl Order {
     fn new(py: Python<'_>, data: Py<Data>, settings: &str, rows: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let mut settings = read(settings)?;
-        settings.shuffle_buffer = buffer(&settings);
+        settings.shuffle_buffer = window_rows(&settings);
         // Samples are read as they stand.
         if matches!(settings.kind, Kind::Window | Kind::Block) {
             data.get().source().check_random().py(py)?;
@@ -372,16 +373,6 @@ fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
         return Err(PyValueError::new_err(reason));
     }
     Ok(rows.iter().map(|&row| row as u64).collect())
-}
-
-/// Rows of a window, pool or buffer.
-fn buffer(settings: &Settings) -> u64 {
-    let rows = settings.shuffle_buffer.min(LARGEST_BUFFER);
-    match settings.kind {
-        // Windows hold whole batches.
-        Kind::Sequential | Kind::Window => rows.next_multiple_of(settings.batch_size.into()),
-        Kind::Block | Kind::Buffer | Kind::Sample | Kind::Bootstrap => rows,
-    }
 }
 
 fn read(settings: &str) -> PyResult<Settings> {

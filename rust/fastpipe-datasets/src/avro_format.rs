@@ -8,7 +8,7 @@ use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 use fastpipe_files::{Extent, Format};
 
 /// Container files. Their blocks are Avro's.
-pub(crate) struct AvroFormat {
+pub struct AvroFormat {
     /// Whether values are what logical types say that they stand for.
     logical_types: bool,
     /// The schemas that were parsed, by their texts: files that have the same share one.
@@ -16,7 +16,8 @@ pub(crate) struct AvroFormat {
 }
 
 impl AvroFormat {
-    pub(crate) fn new(logical_types: bool) -> AvroFormat {
+    /// Files that are read so.
+    pub fn new(logical_types: bool) -> AvroFormat {
         AvroFormat {
             logical_types,
             schemas: Mutex::default(),

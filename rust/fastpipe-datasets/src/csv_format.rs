@@ -1,5 +1,7 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
+mod file_window;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -10,7 +12,7 @@ use fastpipe_csv::{
 };
 use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
 
-use crate::csv_window::Window;
+use self::file_window::FileWindow;
 
 /// What positions of compressed files count, but for those of damage.
 pub(crate) const TEXT: &str = "decompressed text";
@@ -161,7 +163,7 @@ impl Format for CsvFormat {
             lines: Lines::new(&self.dialect, header.header.names.len()),
             nulls: front.map(|front| NullSearch::new(&self.dialect, header.header.names.len(), front)),
             at: if self.scans { from } else { header.header.size },
-            window: Window::default(),
+            window: FileWindow::default(),
             joining: Joining::default(),
             failed: None,
             header,
@@ -252,7 +254,7 @@ struct Walk<'w> {
     nulls: Option<NullSearch>,
     /// Bytes of text; the largest number until its end is met.
     size: AtomicU64,
-    window: Window,
+    window: FileWindow,
     /// The next row.
     at: u64,
     threads: usize,
@@ -339,7 +341,7 @@ impl Walk<'_> {
             let want = (end - at).min(PIECE) as usize;
             let found = self.file.read_at(at, &mut bytes[..want])?;
             if let Some(newline) = memchr::memchr(b'\n', &bytes[..found]) {
-                return self.region(&mut Window::default(), at + newline as u64 + 1, end);
+                return self.region(&mut FileWindow::default(), at + newline as u64 + 1, end);
             }
             if found == 0 {
                 break;
@@ -356,7 +358,7 @@ impl Walk<'_> {
     }
 
     /// Finds the rows that begin from `start` on, which is the first of them, and in front of `end`.
-    fn region(&self, window: &mut Window, start: u64, end: u64) -> Result<Region> {
+    fn region(&self, window: &mut FileWindow, start: u64, end: u64) -> Result<Region> {
         let mut region = Region {
             start,
             cuts: Vec::new(),
@@ -394,7 +396,7 @@ impl Walk<'_> {
 
     /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a
     /// line has no more than a row may.
-    fn read_line(&self, window: &mut Window, at: u64, until: u64) -> Result<usize> {
+    fn read_line(&self, window: &mut FileWindow, at: u64, until: u64) -> Result<usize> {
         let (mut slack, last) = (SLACK, (until - at).saturating_sub(1) as usize);
         loop {
             let want = ((until + slack).min(self.size()) - at) as usize;

@@ -3,29 +3,20 @@
 //! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has
 //! at least that many: so every row is taken with the same probability at each draw, whatever its length. The lengths
 //! of the rows that the first bytes lie in, taken or not, say how many rows there are (M. H. Hansen, W. N. Hurwitz, On
-//! the theory of sampling from finite populations, 1943).
+//! the theory of sampling from finite alls, 1943).
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, path_text, try_collect, try_filled, try_reserve};
+use fastpipe_batch::{Error, ErrorKind, FileStamp, Result, try_collect, try_filled, try_reserve};
 use fastpipe_csv::{Dialect, Header, KeptRows, RowAt, Surroundings};
-use fastpipe_engine::default_threads;
-use fastpipe_files::{Halt, LocalFile, Opening, open_all};
+use fastpipe_files::{Halt, LocalFile, LogRecord, OnProgress, Opening, open_all};
 use fastpipe_random::{Draws, Key, Purpose};
-use numpy::PyArray1;
-use pyo3::exceptions::PyValueError;
-use pyo3::prelude::*;
 
-use crate::arrays::array;
-use crate::contents::{InMemory, contents as in_memory};
-use crate::csv::{CsvDataset, LoweredDialect, dialect};
+use crate::csv_files::CsvFiles;
 use crate::csv_format::CsvFormat;
-use crate::errors::IntoPy;
-use crate::index::{log, signals};
 
 /// Draws of which the rows' lengths are looked at, at least and at most.
 const LEAST_LOOKS: u64 = 512;
@@ -57,7 +48,7 @@ struct Drawn {
 }
 
 /// Files that rows are drawn from.
-struct Population {
+pub struct UnscannedCsv {
     dialect: Dialect,
     contents: Vec<Option<Bytes>>,
     files: Vec<Drawn>,
@@ -90,52 +81,59 @@ struct Estimate {
     error: f64,
 }
 
-impl Population {
-    /// Opens files.
-    fn of(
+/// Rows that were drawn, and an estimate of how many there are.
+pub struct CsvDraw {
+    /// The rows, each in a file of its own in memory that stands for the file that it is of.
+    pub rows: CsvFiles,
+    /// Of each row its file, and its byte there.
+    pub files: Vec<i64>,
+    /// See `files`.
+    pub offsets: Vec<i64>,
+    /// How many rows there are, with a range in which that lies with a probability of 95 %.
+    pub estimate: (f64, f64, f64),
+}
+
+impl UnscannedCsv {
+    /// Opens files, of which only the headers are read. Returns also what is to be logged.
+    ///
+    /// # Errors
+    /// That of the first file that can't be opened; of compressed files; whatever `on_progress` returns.
+    pub fn open<E>(
         dialect: Dialect,
         paths: &[Arc<str>],
-        contents: Vec<Option<Bytes>>,
-        threads: usize,
-        notes: &mut Vec<fastpipe_files::LogRecord>,
-    ) -> std::result::Result<Population, Halt<PyErr>> {
-        let how = Opening {
-            contents: &contents,
-            cache: None,
-            tolerant: false,
-            threads,
-        };
-        let (found, failed) = open_all(&CsvFormat::unscanned(dialect.clone()), paths, how, &mut signals())?;
+        how: Opening<'_>,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<(UnscannedCsv, Vec<LogRecord>), Halt<E>> {
+        let (found, failed) = open_all(&CsvFormat::unscanned(dialect.clone()), paths, how, on_progress)?;
         if let Some(error) = failed {
             return Err(error.into());
         }
-        let mut population = Population {
+        let mut notes = Vec::new();
+        let mut all = UnscannedCsv {
             dialect,
-            contents,
+            contents: how.contents.to_vec(),
             files: Vec::new(),
             span: 0,
             least: u64::MAX,
-            threads,
+            threads: how.threads,
         };
         for (number, file) in found.into_iter().filter_map(|file| file.opened).enumerate() {
             notes.extend(file.notes);
-            let open = LocalFile::of(&file.path, population.contents.get(number).and_then(Option::as_ref))?;
-            let around = Surroundings::new(&open, &population.dialect, &file.header.header);
+            let open = LocalFile::of(&file.path, all.contents.get(number).and_then(Option::as_ref))?;
+            let around = Surroundings::new(&open, &all.dialect, &file.header.header);
             let bytes = around.map_err(|e| e.at_path(&file.path))?.span();
-            population.least = population
-                .least
-                .min(Surroundings::least_bytes(file.header.header.names.len()));
-            try_reserve(&mut population.files, 1, "the list of files")?;
-            population.files.push(Drawn {
+            all.least = all.least.min(Surroundings::least_bytes(file.header.header.names.len()));
+            try_reserve(&mut all.files, 1, "the list of files")?;
+            all.files.push(Drawn {
                 path: file.path,
                 header: file.header.header,
                 stamp: file.stamp,
-                start: population.span,
+                start: all.span,
                 first: bytes.start,
             });
-            population.span += bytes.end - bytes.start;
+            all.span += bytes.end - bytes.start;
         }
-        Ok(population)
+        Ok((all, notes))
     }
 
     /// The file that a byte of all is in.
@@ -144,7 +142,13 @@ impl Population {
     }
 
     /// What draws come to, in their order; of those before `looks` the lengths too.
-    fn draw(&self, draws: Draws, from: u64, count: u64, looks: u64) -> std::result::Result<Vec<Draw>, Halt<PyErr>> {
+    fn draw<E: Send>(
+        &self,
+        draws: Draws,
+        (from, count): (u64, u64),
+        looks: u64,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Vec<Draw>, Halt<E>> {
         let mut order: Vec<(u64, u64)> = try_collect(
             (from..from + count).map(|i| (draws.below(i, self.span), i)),
             "the bytes that are drawn",
@@ -156,10 +160,10 @@ impl Population {
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
         let failed: Mutex<Option<(u64, Error)>> = Mutex::new(None);
         let chunks: Vec<&[(u64, u64)]> = order.chunks(DRAWS).collect();
-        let work = |tell: &mut dyn FnMut() -> PyResult<()>| -> PyResult<Vec<(u64, Draw)>> {
+        let work = |on_progress: &mut OnProgress<'_, E>| -> Result<Vec<(u64, Draw)>, E> {
             let mut found = Vec::new();
             while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                tell().inspect_err(|_| stopped.store(true, Ordering::Relaxed))?;
+                on_progress(0).inspect_err(|_| stopped.store(true, Ordering::Relaxed))?;
                 if let Err((number, error)) = self.look(chunk, looks, &stopped, &mut found) {
                     stopped.store(true, Ordering::Relaxed);
                     let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,11 +182,10 @@ impl Population {
                 .filter_map(|_| {
                     let builder = std::thread::Builder::new().name("fastpipe-draw".to_owned());
                     // Where the system has no more threads, this one does it alone.
-                    builder.spawn_scoped(scope, || work(&mut || Ok(()))).ok()
+                    builder.spawn_scoped(scope, || work(&mut |_| Ok(()))).ok()
                 })
                 .collect();
-            let mut signals = signals();
-            let mut lists = vec![work(&mut || signals(0))];
+            let mut lists = vec![work(on_progress)];
             lists.extend(
                 helpers
                     .into_iter()
@@ -208,7 +211,7 @@ impl Population {
         looks: u64,
         stopped: &AtomicBool,
         found: &mut Vec<(u64, Draw)>,
-    ) -> std::result::Result<(), (u64, Error)> {
+    ) -> Result<(), (u64, Error)> {
         let mut rest = draws;
         while let Some(&(byte, first)) = rest.first() {
             let number = self.file(byte);
@@ -274,15 +277,24 @@ impl Population {
         }
     }
 
-    /// Draws this many rows, and estimates how many there are.
-    fn sample(&self, rows: u64, replace: bool, key: Key) -> std::result::Result<(Vec<Taken>, Estimate), Halt<PyErr>> {
-        let refuse = |reason: String| Halt::Interrupted(PyValueError::new_err(reason));
+    /// Draws this many rows, and estimates how many there are. The inner error says why so many can't be drawn.
+    ///
+    /// # Errors
+    /// Of storage, of the text or of memory; whatever `on_progress` returns.
+    pub fn sample<E: Send>(
+        &self,
+        rows: u64,
+        replace: bool,
+        seed: u64,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<Result<CsvDraw, String>, Halt<E>> {
         if self.span == 0 {
-            return Err(refuse("there are no rows to draw from".to_owned()));
+            return Ok(Err("there are no rows to draw from".to_owned()));
         }
+        let key = Key { seed, epoch: 0 };
         let draws = Draws::new(key, Purpose::Bytes, 0);
         let looks = rows.clamp(LEAST_LOOKS, MOST_LOOKS);
-        let mut round = self.draw(draws, 0, looks, looks)?;
+        let mut round = self.draw(draws, (0, looks), looks, on_progress)?;
         let estimate = self.estimate(&round);
         // Of each draw, to take a row.
         let chance = estimate.rows * self.least as f64 / self.span as f64;
@@ -304,11 +316,11 @@ impl Population {
             }
             if taken.len() as u64 == rows {
                 taken.sort_unstable_by_key(|row| (row.file, row.offset));
-                return Ok((taken, estimate));
+                return Ok(Ok(self.drawn(taken, estimate)?));
             }
             let hopeless = !replace && rows as f64 > estimate.rows + CERTAIN * estimate.error + 1.0;
             if drawn >= most || chance == 0.0 || hopeless {
-                return Err(refuse(format!(
+                return Ok(Err(format!(
                     "rows={rows}, and {drawn} random bytes are in about {:.0} rows: method=\"exact\" draws all rows, or nearly \
                      all, and says how many there are",
                     estimate.rows
@@ -316,64 +328,25 @@ impl Population {
             }
             let missing = (rows - taken.len() as u64) as f64 / chance * 1.1 + 64.0;
             let count = (missing as u64).min(MOST_DRAWS).min(most - drawn);
-            round = self.draw(draws, drawn, count, looks)?;
+            round = self.draw(draws, (drawn, count), looks, on_progress)?;
             drawn += count;
         }
     }
 
-    /// The rows as files of their own.
-    fn kept(&self, taken: Vec<Taken>) -> Result<Vec<(Arc<str>, Header, KeptRows)>> {
-        let mut kept: Vec<_> = self
-            .files
-            .iter()
-            .map(|file| (file.path.clone(), file.header.clone(), KeptRows::default()))
-            .collect();
-        for row in taken {
-            kept[row.file as usize].2.push(&row.text, row.offset, None)?;
-        }
-        Ok(kept)
-    }
-}
-
-/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a
-/// range in which that lies with a probability of 95 %.
-type Estimated<'py> = (
-    Py<CsvDataset>,
-    Bound<'py, PyArray1<i64>>,
-    Bound<'py, PyArray1<i64>>,
-    (f64, f64, f64),
-);
-
-/// Draws rows at random bytes.
-#[pyfunction]
-#[pyo3(signature = (paths, dialect, contents, rows, seed, *, replace, num_threads))]
-#[allow(clippy::too_many_arguments)] // Keywords in Python.
-pub(crate) fn estimate_csv<'py>(
-    py: Python<'py>,
-    paths: Vec<OsString>,
-    dialect: LoweredDialect,
-    contents: Vec<InMemory>,
-    rows: u64,
-    seed: u64,
-    replace: bool,
-    num_threads: Option<usize>,
-) -> PyResult<Estimated<'py>> {
-    let dialect = self::dialect(dialect)?;
-    let paths: Vec<Arc<str>> = paths.iter().map(|path| path_text(path).into()).collect();
-    let contents = contents.into_iter().map(in_memory).collect::<PyResult<Vec<_>>>()?;
-    let threads = num_threads.unwrap_or_else(default_threads);
-    let mut notes = Vec::new();
-    let drawn = py.detach(|| {
-        let population = Population::of(dialect.clone(), &paths, contents, threads, &mut notes)?;
-        let (taken, estimate) = population.sample(rows, replace, Key { seed, epoch: 0 })?;
+    fn drawn(&self, taken: Vec<Taken>, estimate: Estimate) -> Result<CsvDraw> {
         let files = try_collect(taken.iter().map(|row| i64::from(row.file)), "the rows' files")?;
         let offsets = try_collect(taken.iter().map(|row| row.offset as i64), "the rows' offsets")?;
-        Ok::<_, Halt<PyErr>>((population.kept(taken)?, files, offsets, estimate))
-    });
-    let (kept, files, offsets, estimate) = drawn.py(py)?;
-    log(py, &notes)?;
-    let half = NORMAL * estimate.error;
-    let range = (estimate.rows, estimate.rows - half, estimate.rows + half);
-    let dataset = CsvDataset::kept(py, dialect, kept)?;
-    Ok((dataset, array(py, files)?, array(py, offsets)?, range))
+        let own = |file: &Drawn| (file.path.clone(), file.header.clone(), KeptRows::default());
+        let mut picked: Vec<_> = self.files.iter().map(own).collect();
+        for row in taken {
+            picked[row.file as usize].2.push(&row.text, row.offset, None)?;
+        }
+        let half = NORMAL * estimate.error;
+        Ok(CsvDraw {
+            rows: CsvFiles::picked(self.dialect.clone(), picked),
+            files,
+            offsets,
+            estimate: (estimate.rows, estimate.rows - half, estimate.rows + half),
+        })
+    }
 }

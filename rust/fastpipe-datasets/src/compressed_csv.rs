@@ -8,7 +8,6 @@ use fastpipe_batch::{
     BufferPool, Error, ErrorKind, Fetched, Pass, Result, Row, Sink, Source, SourceFacts, Unit, UnitInfo, Unpicked,
 };
 use fastpipe_csv::{CsvSource, STRETCH_BYTES, Stretch};
-use fastpipe_engine::default_threads;
 use fastpipe_files::{Layout, MOST_GAP, Packed, TextFiles};
 
 use crate::csv_format::TEXT;
@@ -18,32 +17,35 @@ use crate::csv_format::TEXT;
 const IN_A_GAP: u64 = 16;
 
 /// CSV files of which some are compressed. Each pass has its own decoders.
-pub(crate) struct PackedCsv {
+pub struct CompressedCsv {
     source: Arc<CsvSource>,
     packed: Arc<[Option<Packed>]>,
     texts: TextFiles,
     facts: SourceFacts,
+    threads: usize,
 }
 
-impl PackedCsv {
-    pub(crate) fn new(source: Arc<CsvSource>, packed: Arc<[Option<Packed>]>) -> PackedCsv {
-        let mut made = PackedCsv {
+impl CompressedCsv {
+    /// Files of which each may be compressed, which this many threads decompress if they can.
+    pub(crate) fn new(source: Arc<CsvSource>, packed: Arc<[Option<Packed>]>, threads: usize) -> CompressedCsv {
+        let mut made = CompressedCsv {
             texts: TextFiles::of(source.facts(), packed.clone()),
             facts: source.facts().clone(),
             source,
             packed,
+            threads,
         };
         // A file in one piece is read in the order of need: two calls at once would each decompress the text before.
         made.facts.fetches = match made.in_one_piece() {
             Some(_) => 1,
-            None => default_threads().max(1),
+            None => threads.max(1),
         };
         made
     }
 
     /// The same files, with decoders of its own.
-    pub(crate) fn again(&self) -> PackedCsv {
-        PackedCsv::new(self.source.clone(), self.packed.clone())
+    pub fn again(&self) -> CompressedCsv {
+        CompressedCsv::new(self.source.clone(), self.packed.clone(), self.threads)
     }
 
     /// How the file of a unit is compressed, if it is.
@@ -104,7 +106,7 @@ pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
     out
 }
 
-impl Source for PackedCsv {
+impl Source for CompressedCsv {
     fn facts(&self) -> &SourceFacts {
         &self.facts
     }

@@ -8,7 +8,7 @@ const STEP: usize = 4 << 20;
 /// Bytes of a file, one behind the other. What two reads have in common is read once: of a compressed file, which can
 /// only be read forward, nothing is read twice.
 #[derive(Default)]
-pub(crate) struct Window {
+pub(super) struct FileWindow {
     bytes: Vec<u8>,
     /// Where they begin in the file.
     start: u64,
@@ -16,14 +16,14 @@ pub(crate) struct Window {
     len: usize,
 }
 
-impl Window {
+impl FileWindow {
     /// What was read last, and perhaps more behind it.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
     /// Reads this many bytes from a position on; fewer only at the end of the file. Returns how many there are.
-    pub(crate) fn read(&mut self, file: &dyn ReadAt, at: u64, want: usize) -> Result<usize> {
+    pub(super) fn read(&mut self, file: &dyn ReadAt, at: u64, want: usize) -> Result<usize> {
         let before = at.checked_sub(self.start).filter(|&before| before <= self.len as u64);
         // All of them were read before, or none.
         let before = before.map_or(self.len, |before| before as usize);

@@ -1,0 +1,226 @@
+//! Avro files that are read together: opened, indexed, and resolved to one schema.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastpipe_avro::{
+    AvroSource, Block, ColumnTimes, FileInfo, FolderColumn, FolderColumns, InferredColumns, LaterColumns, LengthSample,
+    Schema, later_columns, merged_schema, with_form,
+};
+use fastpipe_batch::{Buffer, BufferPool, Error, Feature, FileStamp, Result, Source, Unit};
+use fastpipe_files::{Files, Halt, LogRecord, OnProgress, Opening, Survey, open_all, survey};
+
+use crate::avro_format::AvroFormat;
+
+/// Blocks among which one is chosen to see what columns take.
+const LOOKED_AT: u64 = 16;
+
+/// Files whose blocks were found. Their blocks are the units of a source.
+#[derive(Default)]
+pub struct AvroFiles {
+    files: Vec<(FileInfo, Vec<Block>)>,
+    stamps: Vec<FileStamp>,
+    contents: Vec<Option<Bytes>>,
+    /// The number of each among all paths.
+    numbers: Vec<usize>,
+    /// The schema that theirs are resolved to, if there is one.
+    reader: Option<Arc<Schema>>,
+    folders: Arc<FolderColumns>,
+}
+
+/// What the caller is told of opening files.
+#[derive(Default)]
+pub struct AvroReport {
+    /// What is to be logged.
+    pub notes: Vec<LogRecord>,
+    /// The damage of files, if it is passed over.
+    pub damage: Vec<Error>,
+    /// The path and the text of the schema of the first file, and of each that has another schema.
+    pub schemas: Vec<(Arc<str>, Arc<str>)>,
+    /// Why a file couldn't be opened. Those behind it aren't there.
+    pub failed: Option<Error>,
+}
+
+/// Features that were inferred.
+pub struct InferredAvro {
+    /// With the fixed shapes that a look at the data suggests.
+    pub features: Vec<Feature>,
+    /// For each column that was left out: why.
+    pub left_out: Vec<(String, String)>,
+    /// Columns that the file which decides on the features lacks.
+    pub later: LaterColumns,
+    /// What is to be logged.
+    pub notes: Vec<LogRecord>,
+}
+
+impl AvroFiles {
+    /// Opens files. Damaged ones have the blocks in front of the damage, if it is tolerated. `reader_schema` is the
+    /// text of the schema that theirs are resolved to.
+    ///
+    /// # Errors
+    /// If `reader_schema` doesn't parse; whatever `on_progress` returns.
+    pub fn open<E>(
+        paths: &[Arc<str>],
+        how: Opening<'_>,
+        reader_schema: Option<&str>,
+        logical_types: bool,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<(AvroFiles, AvroReport), Halt<E>> {
+        let mut files = AvroFiles {
+            reader: reader_schema.map(|json| parsed(json, logical_types)).transpose()?,
+            ..AvroFiles::default()
+        };
+        let format = AvroFormat::new(logical_types);
+        let (found, failed) = open_all(&format, paths, how, on_progress)?;
+        let texts = format.schema_texts();
+        let mut report = AvroReport {
+            failed,
+            ..AvroReport::default()
+        };
+        let mut seen = HashSet::new();
+        for (number, file) in found.into_iter().enumerate() {
+            report.damage.extend(file.damage);
+            let Some(file) = file.opened else { continue };
+            report.notes.extend(file.notes);
+            let schema = Arc::as_ptr(&file.header.schema);
+            if seen.insert(schema)
+                && let Some(text) = texts.get(&schema)
+            {
+                report.schemas.push((file.path, text.clone()));
+            }
+            files.stamps.push(file.stamp);
+            files.contents.extend(how.contents.get(number).cloned());
+            files.numbers.push(number);
+            files.files.push((file.header, file.blocks));
+        }
+        Ok((files, report))
+    }
+
+    /// Resolves the files to a schema that is made of all of theirs.
+    ///
+    /// # Errors
+    /// If they can't be merged.
+    pub fn merge(&mut self) -> Result<()> {
+        self.reader = merged_schema(&self.files)?;
+        Ok(())
+    }
+
+    /// Adds the columns that folders stand for, with a value for each path.
+    pub fn add_folders(&mut self, mut folders: Vec<FolderColumn>) {
+        for column in &mut folders {
+            let of = |&number: &usize| column.values.get(number).cloned().flatten();
+            column.values = self.numbers.iter().map(of).collect();
+        }
+        let schemas: Vec<&Schema> = match &self.reader {
+            Some(reader) => vec![reader],
+            None => self.files.iter().map(|(info, _)| &*info.schema).collect(),
+        };
+        self.folders = Arc::new(FolderColumns::new(folders, &schemas));
+    }
+
+    /// The files and their blocks, in their order.
+    pub fn files(&self) -> &[(FileInfo, Vec<Block>)] {
+        &self.files
+    }
+
+    /// The schema that decides on features, and the file that it is of.
+    fn deciding(&self) -> Option<(&Arc<Schema>, &Arc<str>)> {
+        let (first, _) = self.files.get(FileInfo::deciding(&self.files))?;
+        Some((self.reader.as_ref().unwrap_or(&first.schema), &first.path))
+    }
+
+    /// Features in the forms that follow from the schema.
+    ///
+    /// # Errors
+    /// If it lacks one.
+    pub fn with_forms(&self, features: Vec<Feature>) -> Result<Vec<Feature>> {
+        let Some((schema, path)) = self.deciding() else {
+            return Ok(features);
+        };
+        let in_form = |feature| match self.folders.with_form(feature) {
+            Some(feature) => Ok(feature),
+            None => with_form(schema, feature).map_err(|error| error.at_path(path)),
+        };
+        features.iter().map(in_form).collect()
+    }
+
+    /// Features of all columns, or of some.
+    ///
+    /// # Errors
+    /// If the schema lacks one of the columns; of storage or memory; whatever `on_progress` returns.
+    pub fn infer<E>(
+        &self,
+        columns: Option<&[String]>,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<InferredAvro, Halt<E>> {
+        let (mut inferred, mut later) = (InferredColumns::default(), LaterColumns::default());
+        if let Some((schema, path)) = self.deciding() {
+            inferred = self.folders.infer(schema, columns).map_err(|e| e.at_path(path))?;
+            if self.reader.is_none() {
+                later = later_columns(&self.files, columns)?;
+            }
+        }
+        let source = self.source(&inferred.features)?;
+        let mut lengths = Lengths(LengthSample::new(&source));
+        let notes = survey(&source, None, &mut lengths, on_progress)?;
+        Ok(InferredAvro {
+            features: lengths.0.refine(),
+            left_out: inferred.left_out,
+            later,
+            notes,
+        })
+    }
+
+    /// What reads these features of the files.
+    ///
+    /// # Errors
+    /// If the files' schemas lack what a feature needs, or can't be resolved.
+    pub fn source(&self, features: &[Feature]) -> Result<AvroSource> {
+        let source = AvroSource::resolved(features, &self.files, self.reader.clone(), self.folders.clone())?;
+        Ok(source
+            .with_stamps(self.stamps.clone())
+            .with_contents(self.contents.clone()))
+    }
+}
+
+/// The schema that a user gives.
+fn parsed(json: &str, logical_types: bool) -> Result<Arc<Schema>> {
+    let parsed = Schema::parse(json);
+    let parsed = parsed.map_err(|e| Error::new(e.kind(), format!("reader_schema: {}", e.reason())))?;
+    Ok(Arc::new(if logical_types {
+        parsed
+    } else {
+        parsed.without_logical_types()
+    }))
+}
+
+/// A survey of the lengths of arrays.
+struct Lengths<'a>(LengthSample<'a>);
+
+impl Survey for Lengths<'_> {
+    fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
+
+    fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
+        self.0.observe(unit, records)
+    }
+}
+
+/// What columns take in a block of many records near the start; `None` if there is no block.
+///
+/// # Errors
+/// Of storage, or of the block.
+pub fn column_times(source: &AvroSource) -> Result<Option<ColumnTimes>> {
+    let units = 0..source.units().min(LOOKED_AT);
+    let Some(unit) = units.max_by_key(|&unit| source.describe(unit).rows) else {
+        return Ok(None);
+    };
+    let bytes = match source.describe(unit).range {
+        Some(range) => Files::of(source.facts()).read(range, &BufferPool::default())?,
+        None => Buffer::default(),
+    };
+    let times = fastpipe_avro::column_times(source, unit, bytes).map_err(|e| source.locate(unit, e))?;
+    Ok(Some(times))
+}

@@ -1,0 +1,164 @@
+//! CSV files that are read together.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fastpipe_batch::{Feature, FileStamp, Result, Unit};
+use fastpipe_csv::{CsvFile, CsvSource, Dialect, Evidence, FirstNulls, Header, KeptRows, Origins, inferring};
+use fastpipe_files::{Halt, LOOKED_AT_WHOLE, LogRecord, OnProgress, Opening, Packed, Survey, open_all, survey};
+
+use crate::compressed_csv::{CompressedCsv, joined};
+use crate::csv_format::CsvFormat;
+
+/// Files whose rows were found.
+pub struct CsvFiles {
+    dialect: Dialect,
+    files: Vec<CsvFile>,
+    stamps: Vec<FileStamp>,
+    contents: Vec<Option<Bytes>>,
+    /// Where the rows of each were, if they are rows that were picked out of others.
+    origins: Vec<Arc<Origins>>,
+    /// For each file where its columns have nulls; none if these weren't searched for.
+    nulls: Vec<FirstNulls>,
+    /// For each file how it is compressed; none if no file is.
+    packed: Option<Arc<[Option<Packed>]>>,
+}
+
+impl CsvFiles {
+    /// Opens files and finds their rows, and which columns have nulls if that is asked. Returns also what is to be
+    /// logged.
+    ///
+    /// # Errors
+    /// That of the first file that can't be opened; whatever `on_progress` returns.
+    pub fn open<E>(
+        dialect: Dialect,
+        paths: &[Arc<str>],
+        how: Opening<'_>,
+        seeks_nulls: bool,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<(CsvFiles, Vec<LogRecord>), Halt<E>> {
+        // Several files are scanned at once, or several regions of one.
+        let threads = if paths.len() == 1 { how.threads } else { 1 };
+        let format = CsvFormat::new(dialect.clone(), threads, seeks_nulls);
+        let (found, failed) = open_all(&format, paths, how, on_progress)?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let mut files = CsvFiles {
+            contents: how.contents.to_vec(),
+            ..CsvFiles::none(dialect, found.len())
+        };
+        let (mut packed, mut notes) = (Vec::with_capacity(found.len()), Vec::new());
+        for file in found.into_iter().filter_map(|file| file.opened) {
+            notes.extend(file.notes);
+            files.stamps.push(file.stamp);
+            let how = file.header.packed();
+            files.nulls.extend(file.header.nulls().take());
+            files.files.push(CsvFile {
+                path: file.path,
+                header: file.header.header,
+                stretches: match &how {
+                    Some(how) => joined(file.blocks, &how.layout),
+                    None => file.blocks,
+                },
+            });
+            packed.push(how);
+        }
+        files.packed = packed.iter().any(Option::is_some).then(|| packed.into());
+        Ok((files, notes))
+    }
+
+    /// Rows that were picked out of files, of each with its path and header.
+    pub(crate) fn picked(dialect: Dialect, picked: Vec<(Arc<str>, Header, KeptRows)>) -> CsvFiles {
+        let mut files = CsvFiles::none(dialect, picked.len());
+        for (path, header, rows) in picked {
+            let (file, bytes, origins) = rows.file(&path, &header);
+            // As that of any file in memory.
+            files.stamps.push(FileStamp {
+                size: bytes.len() as u64,
+                modified: 0,
+            });
+            files.files.push(file);
+            files.contents.push(Some(bytes));
+            files.origins.push(origins);
+        }
+        files
+    }
+
+    fn none(dialect: Dialect, count: usize) -> CsvFiles {
+        CsvFiles {
+            dialect,
+            files: Vec::with_capacity(count),
+            stamps: Vec::with_capacity(count),
+            contents: Vec::new(),
+            origins: Vec::new(),
+            nulls: Vec::new(),
+            packed: None,
+        }
+    }
+
+    /// The files, in their order.
+    pub fn files(&self) -> &[CsvFile] {
+        &self.files
+    }
+
+    /// What reads these features of the files. Of compressed ones only [`CsvFiles::compressed`] can read it.
+    ///
+    /// # Errors
+    /// If the files lack what a feature needs.
+    pub fn source(&self, features: &[Feature]) -> Result<CsvSource> {
+        let source = CsvSource::new(features, &self.dialect, &self.files)?;
+        Ok(source
+            .with_stamps(self.stamps.clone())
+            .with_contents(self.contents.clone())
+            .with_origins(&self.origins))
+    }
+
+    /// The source for the engine, whose text this many threads decompress; `None` if no file is compressed.
+    pub fn compressed(&self, source: &Arc<CsvSource>, threads: usize) -> Option<CompressedCsv> {
+        let packed = self.packed.as_ref()?.clone();
+        Some(CompressedCsv::new(source.clone(), packed, threads))
+    }
+
+    /// Features of the columns of the first file, or of some of them, by a look at rows. Returns also what is to be
+    /// logged.
+    ///
+    /// # Errors
+    /// If the file lacks one of the columns; of storage or memory; whatever `on_progress` returns.
+    pub fn infer<E>(
+        &self,
+        columns: Option<&[String]>,
+        on_progress: &mut OnProgress<'_, E>,
+    ) -> Result<(Vec<Feature>, Vec<LogRecord>), Halt<E>> {
+        let Some(first) = self.files.first() else {
+            return Ok((Vec::new(), Vec::new()));
+        };
+        let evidence = inferring(&self.dialect, &first.header, columns).map_err(|e| e.at_path(&first.path));
+        let mut columns = Columns(evidence?);
+        let source = Arc::new(self.source(&[])?);
+        let notes = match self.compressed(&source, 1) {
+            None => survey(&*source, None, &mut columns, on_progress)?,
+            Some(source) => {
+                let at_hand = source.at_hand(LOOKED_AT_WHOLE);
+                survey(&source, Some(&at_hand), &mut columns, on_progress)?
+            }
+        };
+        for (file, nulls) in self.files.iter().zip(&self.nulls) {
+            columns.0.add_nulls(&file.header, nulls);
+        }
+        Ok((columns.0.features(), notes))
+    }
+}
+
+/// A survey of the types of columns.
+struct Columns<'d>(Evidence<'d>);
+
+impl Survey for Columns<'_> {
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
+        self.0.observe(unit, records)
+    }
+}

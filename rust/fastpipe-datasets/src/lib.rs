@@ -1,0 +1,30 @@
+//! Where formats meet files: Avro and CSV files are opened, surveyed and sampled here.
+//!
+//! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and make a source for the
+//! engine. [`CompressedCsv`] is the source of CSV files of which some are compressed. [`UnscannedCsv`] draws rows at
+//! random bytes of files, [`CsvReservoir`] rows of a stream. [`default_window`] says how many rows are shuffled
+//! together if the user doesn't.
+//!
+//! Nothing here knows Python or the engine.
+#![forbid(unsafe_code)]
+
+mod avro_files;
+mod avro_format;
+mod compressed_csv;
+mod csv_estimate;
+mod csv_files;
+mod csv_format;
+mod csv_reservoir;
+mod layout_digest;
+mod vocabulary_file;
+mod window;
+
+pub use avro_files::{AvroFiles, AvroReport, InferredAvro, column_times};
+pub use avro_format::AvroFormat;
+pub use compressed_csv::CompressedCsv;
+pub use csv_estimate::{CsvDraw, UnscannedCsv};
+pub use csv_files::CsvFiles;
+pub use csv_reservoir::CsvReservoir;
+pub use layout_digest::layout_digest;
+pub use vocabulary_file::{LOOK_AFTER_KEYS, read_vocabulary};
+pub use window::{default_window, window_rows};
