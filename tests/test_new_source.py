@@ -23,14 +23,15 @@ PATCH = Path(__file__).with_name("toy_source") / "rust.patch"
 LISTS = {
     "Cargo.toml": 2,
     "rust/fastpipe-python/Cargo.toml": 1,
-    "rust/fastpipe-python/src/lib.rs": 3,
+    "rust/fastpipe-python/src/lib.rs": 1,
+    "rust/fastpipe-python/src/sources/mod.rs": 1,
     "python/fastpipe/_fastpipe.pyi": 5,
     "python/fastpipe/__init__.py": 2,
 }
 OWN = {
     "rust/fastpipe-toy/Cargo.toml",
     "rust/fastpipe-toy/src/lib.rs",
-    "rust/fastpipe-python/src/toy.rs",
+    "rust/fastpipe-python/src/sources/toy.rs",
     "python/fastpipe/sources/toy.py",
 }
 

@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, release_address_space, text_path};
 use fastpipe_engine::panicked;
+use fastpipe_files::Halt;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -170,5 +171,14 @@ pub(crate) trait IntoPy<T> {
 impl<T> IntoPy<T> for Result<T, Error> {
     fn py(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|e| to_py(py, &e))
+    }
+}
+
+impl<T> IntoPy<T> for Result<T, Halt<PyErr>> {
+    fn py(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|halt| match halt {
+            Halt::Failed(error) => to_py(py, &error),
+            Halt::Interrupted(error) => error,
+        })
     }
 }

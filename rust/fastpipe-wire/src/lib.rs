@@ -17,6 +17,7 @@ mod feed;
 mod group;
 mod header;
 mod receive;
+mod remote_units;
 
 pub use arrivals::{Arrivals, Wanted};
 pub use check::check;
@@ -25,3 +26,4 @@ pub use feed::{Feed, Look};
 pub use group::{read_group, write_group};
 pub use header::Header;
 pub use receive::{Receiving, in_common};
+pub use remote_units::RemoteUnits;

@@ -11,7 +11,7 @@ use fastpipe_order::RemainingEpoch;
 
 use super::api::Failure;
 use super::outputs::Column;
-use crate::pass::Running;
+use crate::passes::pass::Running;
 
 /// What elements consist of, and where they come from.
 pub(crate) struct Iteration {

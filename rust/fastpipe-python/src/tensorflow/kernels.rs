@@ -20,7 +20,7 @@ use super::outputs::{Outputs, Wanted, columns};
 use super::parsing::parse_avro;
 use super::registered::{REGISTERED, Registered, guarded};
 use super::ticket;
-use crate::pass::Pass;
+use crate::passes::pass::Pass;
 
 static GATE: Gate = Gate::new();
 

@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use pyo3::exceptions::{PyImportError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::messages::MessageDecoder;
+use crate::sources::avro_messages::MessageDecoder;
 use outputs::Wanted;
 
 /// Registers the ops, once in a process.

@@ -10,7 +10,7 @@ use fastpipe_engine::{Batch, BufferRange};
 use super::api::handle::{Context, Tensor};
 use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
 use super::coordinates::coordinates;
-use crate::arrays::VALID;
+use crate::arrays::batch_arrays::VALID;
 
 /// A column of an element.
 pub(crate) enum Column {

@@ -14,7 +14,7 @@ use super::failure::read_failure;
 use super::inputs::Input;
 use super::outputs::{Column, Outputs, Wanted, columns};
 use super::registered::guarded;
-use crate::messages::{Halted, Known};
+use crate::sources::avro_messages::{Halted, Known};
 
 /// What decodes records of a schema to the tensors of features.
 struct Parser {

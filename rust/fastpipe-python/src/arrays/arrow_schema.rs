@@ -1,0 +1,60 @@
+//! Schemas of columns, and record batches, as the PyCapsules of Arrow's C data interface.
+
+use std::collections::HashMap;
+
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema};
+use arrow_array::{Array, RecordBatch, StructArray};
+use arrow_schema::{ArrowError, SchemaRef};
+use fastpipe_batch::{ColumnSpec, Error, ErrorKind};
+use fastpipe_columns::schema;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyTuple};
+
+use crate::arrays::batch_arrays::VALID;
+use crate::errors::{IntoPy, guarded};
+
+/// The schema of batches of such columns, as Arrow has it.
+pub(crate) fn schema_of(
+    columns: &[ColumnSpec],
+    padded: bool,
+    metadata: HashMap<String, String>,
+) -> Result<SchemaRef, Error> {
+    // They would end a text of C's.
+    let names = columns.iter().map(|column| &*column.name);
+    let texts = metadata.iter().flat_map(|(key, value)| [&**key, &**value]);
+    if let Some(text) = names.chain(texts).find(|text| text.contains('\0')) {
+        let reason = format!("Arrow has no column {text:?}: its names have no NUL characters");
+        return Err(Error::new(ErrorKind::Schema, reason));
+    }
+    schema(columns, padded.then_some(VALID), metadata)
+}
+
+fn unexported(error: &ArrowError) -> Error {
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be handed out: {error}"))
+}
+
+pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
+    let schema = FFI_ArrowSchema::try_from(&**schema).map_err(|error| unexported(&error));
+    PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
+}
+
+/// A record batch, as the capsules of its schema and of an array.
+pub(crate) fn array_capsules<'py>(
+    py: Python<'py>,
+    schema: &SchemaRef,
+    batch: RecordBatch,
+) -> PyResult<Bound<'py, PyTuple>> {
+    let array = FFI_ArrowArray::new(&StructArray::from(batch).to_data());
+    let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
+    PyTuple::new(py, [schema_capsule(py, schema)?, array])
+}
+
+/// The schema of batches of such columns, as a capsule; `padded` if they say which of their rows are valid.
+pub(crate) fn arrow_schema<'py>(
+    py: Python<'py>,
+    columns: &[ColumnSpec],
+    padded: bool,
+    metadata: HashMap<String, String>,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    guarded(py, || schema_capsule(py, &schema_of(columns, padded, metadata).py(py)?))
+}

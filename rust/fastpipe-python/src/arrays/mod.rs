@@ -1,0 +1,9 @@
+//! Arrays of NumPy and tables of Arrow: batches to them, and them to columns.
+
+pub(crate) mod arrow_import;
+pub(crate) mod arrow_schema;
+pub(crate) mod batch_arrays;
+pub(crate) mod numpy_buffers;
+pub(crate) mod row_buffer;
+pub(crate) mod shared_arena;
+pub(crate) mod shared_slabs;

@@ -1,0 +1,354 @@
+//! The consumer's side: begins batches, waits for them, and takes them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fastpipe_loader::{Activity, Consumer, ControlBlock, Failure, Indices, Joining, Options, Slab, State, WorkerView};
+use fastpipe_memory::SharedMemory;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList};
+
+use super::layout::ItemLayout;
+use super::memory::ItemMemory;
+use super::room::no_memory;
+use crate::arrays::shared_slabs::as_much_as_can_be;
+
+/// How long a wait may keep Ctrl-C waiting.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// The one that batches are made for.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct ItemConsumer {
+    consumer: Arc<Consumer>,
+}
+
+/// A batch that was taken: memory, rows, layout, where the slab lies, where what was made of it lies (offset, length).
+type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize, usize)>);
+
+#[pymethods]
+impl ItemConsumer {
+    /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if item workers make batches, 2 if batch
+    /// workers do.
+    #[new]
+    #[pyo3(signature = (*, makers, joiners, slots, joining, whole, turns, ahead, slack, most, shared))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        makers: usize,
+        joiners: usize,
+        slots: usize,
+        joining: u32,
+        whole: bool,
+        turns: bool,
+        ahead: usize,
+        slack: usize,
+        most: u64,
+        shared: bool,
+    ) -> PyResult<Self> {
+        if makers == 0 || slots == 0 {
+            return Err(PyValueError::new_err("there are no workers, or no batches"));
+        }
+        let options = Options {
+            item_workers: makers,
+            batch_workers: joiners,
+            slots,
+            joining: match joining {
+                0 => Joining::InPlace,
+                1 => Joining::ByMakers,
+                _ => Joining::ByJoiners,
+            },
+            whole,
+            turns,
+            most,
+        };
+        let memory = as_much_as_can_be(|space| match shared {
+            true => for_processes(space),
+            false => SharedMemory::private(space),
+        })?;
+        Ok(ItemConsumer {
+            consumer: Consumer::new(memory, &options, ahead, slack)?,
+        })
+    }
+
+    /// The number of the memory's file, for workers that are processes; None if they are threads.
+    #[getter]
+    fn file(&self) -> Option<i32> {
+        #[cfg(target_os = "linux")]
+        {
+            use std::os::fd::AsRawFd;
+            self.block().arena().memory().file().map(|file| file.as_raw_fd())
+        }
+        #[cfg(not(target_os = "linux"))]
+        None
+    }
+
+    /// Whether another batch can be begun just now.
+    fn can_begin(&self) -> bool {
+        self.consumer.can_begin()
+    }
+
+    /// Whether one more batch like that, of so many rows, is within the slack. Without a layout it is one that a worker
+    /// makes in one piece; before the first of these is made, there is no slack.
+    fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
+        let sizes = layout.map(|layout| self.sizes(&layout, rows)).transpose()?;
+        Ok(self.consumer.slabs().has_slack(sizes.map(|(bytes, _)| bytes)))
+    }
+
+    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Without a layout a
+    /// worker gets its memory, or `plan` says of it later. Returns the batch.
+    #[allow(clippy::too_many_arguments)] // As `new`.
+    fn begin(
+        &self,
+        py: Python<'_>,
+        indices: &Bound<'_, PyList>,
+        pickle: &Bound<'_, PyAny>,
+        number: u64,
+        seed: u64,
+        layout: Option<(u32, PyRef<'_, ItemLayout>)>,
+        later: bool,
+    ) -> PyResult<u64> {
+        let rows = indices.len();
+        let slab = match layout {
+            Some((number, layout)) => {
+                let (bytes, for_rows) = self.sizes(&layout, rows)?;
+                Slab::Of {
+                    layout: number,
+                    bytes,
+                    for_rows,
+                }
+            }
+            None if later => Slab::Later,
+            None => Slab::ByMaker,
+        };
+        let begun = match numbers(indices) {
+            Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),
+            None => {
+                let blob = pickle.call1((indices,))?.cast_into::<PyBytes>()?;
+                self.consumer
+                    .begin(number, seed, &Indices::Blob(blob.as_bytes(), rows), slab)
+            }
+        };
+        begun.map_err(|refused| no_memory(py, &refused))
+    }
+
+    /// The earliest batch that `plan` has to say of, and its layout, if the layout that batches begin with is this one.
+    fn unplanned(&self, layout: u32) -> Option<(u64, u32)> {
+        let batch = self.consumer.slabs().unplanned()?;
+        Some((batch, self.consumer.slabs().layout_of(batch, layout)))
+    }
+
+    /// Says how much memory a batch needs.
+    fn plan(&self, batch: u64, layout: PyRef<'_, ItemLayout>) -> PyResult<()> {
+        let (bytes, for_rows) = self.sizes(&layout, self.consumer.rows(batch))?;
+        self.consumer.slabs().plan(batch, bytes, for_rows);
+        Ok(())
+    }
+
+    /// Waits until a batch is ready, or any of those begun if None; at most so many seconds. Returns whether it is.
+    fn wait(&self, py: Python<'_>, batch: Option<u64>, seconds: f64) -> PyResult<bool> {
+        let ready = |batch: u64| self.consumer.state(batch) == State::Ready;
+        if let Some(batch) = batch {
+            if ready(batch) {
+                return Ok(true);
+            }
+            self.consumer.slabs().need(batch);
+        }
+        let most = Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX);
+        let begin = Instant::now();
+        loop {
+            let left = most.saturating_sub(begin.elapsed());
+            py.detach(|| self.consumer.wait(batch, left.min(PATIENCE)));
+            if batch.is_some_and(ready) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if batch.is_none() || begin.elapsed() >= most {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Sees to it that a batch has its memory, whatever the consumer has.
+    fn need(&self, batch: u64) {
+        self.consumer.slabs().need(batch);
+    }
+
+    /// Whether a batch can be taken.
+    fn ready(&self, batch: u64) -> bool {
+        self.consumer.state(batch) == State::Ready
+    }
+
+    /// Takes a batch that is ready. Of one that has failed, by `failed`: ("row", memory, row, offset, length), or
+    /// ("memory", wanted, held, most, errno).
+    fn take<'py>(&self, py: Python<'py>, batch: u64) -> PyResult<Outcome<'py>> {
+        if self.consumer.state(batch) != State::Ready {
+            return Err(PyRuntimeError::new_err("the batch isn't ready"));
+        }
+        match self.consumer.take(batch) {
+            Ok(taken) => {
+                let memory = Bound::new(py, ItemMemory::new(self.block().clone(), Some(taken.lent)))?;
+                let slab = taken.slab.map_or(0, |(offset, _)| offset);
+                Ok(Outcome::Taken((memory, taken.rows, taken.layout, slab, taken.result)))
+            }
+            Err((Failure::Row { row, offset, len }, lent)) => {
+                let memory = Bound::new(py, ItemMemory::new(self.block().clone(), Some(lent)))?;
+                Ok(Outcome::Row(("row", memory, row, offset, len)))
+            }
+            Err((
+                Failure::Memory {
+                    wanted,
+                    held,
+                    most,
+                    errno,
+                },
+                _lent,
+            )) => Ok(Outcome::Memory(("memory", wanted, held, most, errno))),
+        }
+    }
+
+    /// Gives batches up: no rows of them are made any more. They are to be waited for and taken.
+    fn cancel(&self, batches: Vec<u64>) {
+        self.consumer.cancel(batches);
+    }
+
+    /// Item workers that have nothing to do, and wait.
+    fn idle(&self) -> usize {
+        self.consumer.idle()
+    }
+
+    /// Rows of a batch that aren't finished.
+    fn left(&self, batch: u64) -> u32 {
+        self.consumer.left(batch)
+    }
+
+    /// Whether all workers have begun.
+    fn has_begun(&self) -> bool {
+        self.block().has_begun()
+    }
+
+    /// What the first worker says that couldn't begin: memory, offset, and bytes; None while there is none.
+    fn refusal<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, ItemMemory>, usize, usize)>> {
+        let Some((offset, len)) = self.block().refusal() else {
+            return Ok(None);
+        };
+        let memory = Bound::new(py, ItemMemory::new(self.block().clone(), None))?;
+        Ok(Some((memory, offset, len)))
+    }
+
+    /// Lets all workers end.
+    fn stop(&self) {
+        self.block().stop();
+    }
+
+    /// The number of the layout that batches begin with, and its description; None if there is none.
+    fn layout<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
+        let layout = self.block().layout()?;
+        Some((layout, self.description(py, layout)?))
+    }
+
+    /// The description of a layout.
+    fn description<'py>(&self, py: Python<'py>, layout: u32) -> Option<Bound<'py, PyBytes>> {
+        let (offset, len) = self.block().description(layout)?;
+        let memory = ItemMemory::new(self.block().clone(), None);
+        memory.copied(py, offset, len).ok()
+    }
+
+    /// Tells of a layout that was learned before, if there is none yet.
+    fn tell(&self, py: Python<'_>, description: &[u8]) -> PyResult<()> {
+        let told = self.block().tell_of(description);
+        told.map_err(|refused| no_memory(py, &refused))
+    }
+
+    /// Bytes of memory that batches take or took.
+    #[getter]
+    fn held(&self) -> u64 {
+        self.consumer.held()
+    }
+
+    /// Bytes of memory that batches may take.
+    fn set_most(&self, most: u64) {
+        self.block().arena().set_most(most);
+    }
+
+    /// What each worker says of itself: item workers first.
+    fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        self.block().views().iter().map(|view| told(py, view)).collect()
+    }
+}
+
+/// Memory in common of so many bytes of address space. A worker maps it beside what it has from this process, and both
+/// need some of what is allowed them (`ulimit -v`) for other things.
+fn for_processes(space: usize) -> std::io::Result<SharedMemory> {
+    let memory = SharedMemory::create(space)?;
+    #[cfg(target_os = "linux")]
+    {
+        let again = || {
+            SharedMemory::open(
+                memory
+                    .file()
+                    .ok_or(std::io::ErrorKind::Unsupported)?
+                    .try_clone_to_owned()?,
+            )
+        };
+        let _others = [again()?, again()?, again()?];
+    }
+    Ok(memory)
+}
+
+/// What `take` returns.
+#[derive(IntoPyObject)]
+enum Outcome<'py> {
+    Taken(TakenBatch<'py>),
+    Row((&'static str, Bound<'py, ItemMemory>, u32, usize, usize)),
+    Memory((&'static str, u64, u64, u64, Option<i32>)),
+}
+
+impl ItemConsumer {
+    pub(crate) fn block(&self) -> &ControlBlock {
+        self.consumer.block()
+    }
+
+    /// Bytes of a slab for so many rows, and how many of them are for these.
+    fn sizes(&self, layout: &ItemLayout, rows: usize) -> PyResult<(usize, usize)> {
+        let end = layout.plan(rows)?.end;
+        Ok((end.saturating_add(rows.saturating_mul(self.block().tail())), end))
+    }
+}
+
+/// The numbers of a list; `None` if there is anything else, of a class derived from int too.
+fn numbers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
+    let mut found = Vec::with_capacity(list.len());
+    for item in list.iter() {
+        found.push(item.cast_exact::<PyInt>().ok()?.extract().ok()?);
+    }
+    Some(found)
+}
+
+fn told<'py>(py: Python<'py>, view: &WorkerView) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    let activity = match view.activity {
+        Activity::Starting => "starting",
+        Activity::Waiting => "waiting",
+        Activity::Making => "making",
+        Activity::Joining => "joining",
+        Activity::Ended => "ended",
+    };
+    let index = |index: i64| (index != i64::MIN).then_some(index);
+    let seconds = |nanos: u64| nanos as f64 / 1e9;
+    dict.set_item("activity", activity)?;
+    dict.set_item("batch", view.batch)?;
+    dict.set_item("row", view.row)?;
+    dict.set_item("index", index(view.index))?;
+    dict.set_item("for", seconds(view.for_nanos))?;
+    dict.set_item("items", view.items)?;
+    dict.set_item("making", seconds(view.making))?;
+    dict.set_item("placing", seconds(view.placing))?;
+    dict.set_item("joining", seconds(view.joining))?;
+    dict.set_item("waiting", seconds(view.waiting))?;
+    let slowest = view
+        .slowest
+        .iter()
+        .map(|slow| (seconds(slow.nanos), index(slow.index), slow.batch, slow.row));
+    dict.set_item("slowest", slowest.collect::<Vec<_>>())?;
+    Ok(dict)
+}

@@ -1,0 +1,323 @@
+//! Items to bytes: each value of an item to where it belongs.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use fastpipe_loader::ControlBlock;
+use numpy::npyffi::PY_ARRAY_API;
+use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+
+use super::node::{Leaf, Node};
+use super::room::ItemRoom;
+use super::tensors::Tensors;
+use crate::arrays::numpy_buffers;
+
+/// Copies of at least this many bytes let other threads run meanwhile.
+const LONG: usize = 256 << 10;
+
+/// A row of a slab, and where values go that have no place there.
+pub(crate) struct Row<'a, 'py> {
+    pub(crate) block: &'a ControlBlock,
+    /// Where the arrays of the parts begin.
+    pub(crate) starts: &'a [usize],
+    pub(crate) widths: &'a [usize],
+    pub(crate) slab: usize,
+    pub(crate) row: usize,
+    pub(crate) room: &'a Bound<'py, ItemRoom>,
+    /// Pickles: returns offset and length of what it has written to the room.
+    pub(crate) pack: &'a Bound<'py, PyAny>,
+    /// Whether other threads of this process wait.
+    pub(crate) threaded: bool,
+}
+
+impl<'py> Row<'_, 'py> {
+    /// Where the value of a part goes.
+    fn at(&self, part: usize) -> Option<NonNull<u8>> {
+        let width = *self.widths.get(part)?;
+        let offset = self.slab + self.starts.get(part)? + width * self.row;
+        self.block.at(offset, width)
+    }
+
+    /// Writes numbers to the cell of a part.
+    fn cell(&self, part: usize, numbers: &[u64]) -> bool {
+        let Some(at) = self.at(part) else { return false };
+        if numbers.len() * 8 > self.widths[part] {
+            return false;
+        }
+        // SAFETY: the row is this worker's alone, and has as many bytes for the part.
+        unsafe {
+            at.as_ptr()
+                .copy_from_nonoverlapping(numbers.as_ptr().cast(), numbers.len() * 8);
+        };
+        true
+    }
+
+    /// Writes bytes to a part's place.
+    fn value(&self, part: usize, bytes: &[u8]) -> bool {
+        let Some(at) = self.at(part) else { return false };
+        if bytes.len() != self.widths[part] {
+            return false;
+        }
+        // SAFETY: as in `cell`.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        true
+    }
+
+    /// Writes an item. False if it isn't what the layout says; then what was written of it is of no use.
+    pub(crate) fn place(&self, node: &Node, item: &Bound<'py, PyAny>) -> PyResult<bool> {
+        match node {
+            Node::Leaf(leaf, part) => self.leaf(leaf, *part, item),
+            Node::Dict(pairs) => {
+                let Ok(dict) = item.cast_exact::<PyDict>() else {
+                    return Ok(false);
+                };
+                if dict.len() != pairs.len() || !in_order(dict, pairs)? {
+                    return Ok(false);
+                }
+                for (key, node) in pairs {
+                    match dict.get_item(key)? {
+                        Some(value) if self.place(node, &value)? => {}
+                        _ => return Ok(false),
+                    }
+                }
+                Ok(true)
+            }
+            Node::List(nodes) => match item.cast_exact::<PyList>() {
+                Ok(list) if list.len() == nodes.len() => self.all(nodes, list.iter()),
+                _ => Ok(false),
+            },
+            Node::Tuple(class, nodes) => {
+                if item.get_type_ptr().cast() != class.as_ptr() {
+                    return Ok(false);
+                }
+                let tuple = item.cast::<PyTuple>()?;
+                if tuple.len() != nodes.len() {
+                    return Ok(false);
+                }
+                self.all(nodes, tuple.iter())
+            }
+            Node::Fields(class, pairs) => {
+                if item.get_type_ptr().cast() != class.as_ptr() {
+                    return Ok(false);
+                }
+                for (name, node) in pairs {
+                    match item.getattr_opt(name)? {
+                        Some(value) if self.place(node, &value)? => {}
+                        _ => return Ok(false),
+                    }
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    fn all(&self, nodes: &[Node], items: impl Iterator<Item = Bound<'py, PyAny>>) -> PyResult<bool> {
+        for (node, item) in nodes.iter().zip(items) {
+            if !self.place(node, &item)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    #[inline]
+    fn leaf(&self, leaf: &Leaf, part: usize, item: &Bound<'py, PyAny>) -> PyResult<bool> {
+        let py = item.py();
+        let is = |class: *mut pyo3::ffi::PyObject| item.get_type_ptr().cast() == class;
+        match leaf {
+            Leaf::Array {
+                class, dtype, shape, ..
+            } if is(class.as_ptr()) => {
+                let array = item.cast::<PyUntypedArray>()?;
+                if array.shape() != shape.as_slice() || !same(dtype.bind(py), &array.dtype()) {
+                    return Ok(false);
+                }
+                self.at(part).map_or(Ok(false), |at| self.copy_array(array, at))
+            }
+            Leaf::AnyArray {
+                class,
+                dtype,
+                dims,
+                item: size,
+            } if is(class.as_ptr()) => {
+                let array = item.cast::<PyUntypedArray>()?;
+                if array.ndim() != *dims || !same(dtype.bind(py), &array.dtype()) {
+                    return Ok(false);
+                }
+                let len = array.len() * size;
+                let (offset, at) = self.room.get().take(self.room.py(), len)?;
+                let sizes = array.shape().iter().map(|&size| size as u64);
+                Ok(self.copy_array(array, at)? && self.cell(part, &cell(offset, len, sizes)))
+            }
+            Leaf::Tensor {
+                dtype, element, shape, ..
+            } => {
+                let tensors = Tensors::get(py)?;
+                if !tensors.is(item) {
+                    return Ok(false);
+                }
+                if let Some(found) = tensors.elements(item, dtype, *element, Some(shape))? {
+                    return Ok(self.copy_elements(py, part, found.start, found.len));
+                }
+                let Some(item) = made_plain(item, dtype)? else {
+                    return Ok(false);
+                };
+                match tensors.elements(&item, dtype, *element, Some(shape))? {
+                    Some(found) => Ok(self.copy_elements(py, part, found.start, found.len)),
+                    None => Ok(false),
+                }
+            }
+            Leaf::AnyTensor {
+                dtype, element, dims, ..
+            } => {
+                let tensors = Tensors::get(py)?;
+                if !tensors.is(item) {
+                    return Ok(false);
+                }
+                let Some(item) = made_plain(item, dtype)? else {
+                    return Ok(false);
+                };
+                let shape: Vec<i64> = item.getattr("shape")?.cast::<PyTuple>()?.extract()?;
+                if shape.len() != *dims {
+                    return Ok(false);
+                }
+                let Some(found) = tensors.elements(&item, dtype, *element, None)? else {
+                    return Ok(false);
+                };
+                let (offset, at) = self.room.get().take(self.room.py(), found.len)?;
+                self.copy(py, found.start, at, found.len);
+                Ok(self.cell(part, &cell(offset, found.len, shape.iter().map(|&size| size as u64))))
+            }
+            Leaf::Scalar { class, bytes, .. } if is(class.as_ptr()) => {
+                let mut value = [0u8; 32];
+                if *bytes > value.len() {
+                    return Ok(false);
+                }
+                // SAFETY: NumPy's API as documented: it writes the scalar's value, of a number type of at most 32
+                // bytes, since layouts have no others.
+                unsafe { PY_ARRAY_API.PyArray_ScalarAsCtype(py, item.as_ptr(), value.as_mut_ptr().cast()) };
+                Ok(self.value(part, &value[..*bytes]))
+            }
+            Leaf::Bool => match item.cast_exact::<PyBool>() {
+                Ok(found) => Ok(self.value(part, &[u8::from(found.is_true())])),
+                Err(_) => Ok(false),
+            },
+            Leaf::Int => match item.cast_exact::<PyInt>().map(|found| found.extract::<i64>()) {
+                Ok(Ok(found)) => Ok(self.value(part, &found.to_ne_bytes())),
+                _ => Ok(false),
+            },
+            Leaf::Float => match item.cast_exact::<PyFloat>() {
+                Ok(found) => Ok(self.value(part, &found.value().to_ne_bytes())),
+                Err(_) => Ok(false),
+            },
+            Leaf::Text => match item.cast_exact::<PyString>().map(|found| found.to_cow()) {
+                Ok(Ok(text)) => self.elsewhere(part, text.as_bytes()),
+                // Half a surrogate pair.
+                _ => Ok(false),
+            },
+            Leaf::Bytes => match item.cast_exact::<PyBytes>() {
+                Ok(found) => self.elsewhere(part, found.as_bytes()),
+                Err(_) => Ok(false),
+            },
+            Leaf::Object => {
+                let (offset, len): (usize, usize) = self.pack.call1((item, self.room))?.extract()?;
+                Ok(self.cell(part, &[offset as u64, len as u64]))
+            }
+            Leaf::Array { .. } | Leaf::AnyArray { .. } | Leaf::Scalar { .. } => Ok(false),
+        }
+    }
+
+    /// Writes bytes elsewhere, and to the cell of a part where.
+    fn elsewhere(&self, part: usize, bytes: &[u8]) -> PyResult<bool> {
+        let (offset, at) = self.room.get().take(self.room.py(), bytes.len())?;
+        // SAFETY: the room is this worker's alone, and has as many bytes.
+        unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Ok(self.cell(part, &[offset as u64, bytes.len() as u64]))
+    }
+
+    /// Writes an array's elements, in C order, to where there is room for them.
+    fn copy_array(&self, array: &Bound<'py, PyUntypedArray>, at: NonNull<u8>) -> PyResult<bool> {
+        let py = array.py();
+        if let Some(bytes) = numpy_buffers::bytes(array) {
+            self.copy(py, bytes.as_ptr().cast(), at, bytes.len());
+            return Ok(true);
+        }
+        let shape = array.shape().to_vec();
+        // SAFETY: there is room for as many elements as the shape has, which this worker has to itself; the array
+        // doesn't outlive this function.
+        let to = unsafe { numpy_buffers::view(&array.dtype(), &shape, at.as_ptr(), py.None().into_bound(py))? };
+        // SAFETY: NumPy's API as documented: two arrays of one shape.
+        let failed = unsafe { PY_ARRAY_API.PyArray_CopyInto(py, to.as_array_ptr(), array.as_array_ptr()) } < 0;
+        if failed { Err(PyErr::fetch(py)) } else { Ok(true) }
+    }
+
+    fn copy_elements(&self, py: Python<'_>, part: usize, from: *const u8, len: usize) -> bool {
+        match self.at(part) {
+            Some(at) if len == self.widths[part] => {
+                self.copy(py, from, at, len);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Copies bytes of an object of Python's, of which the caller has a reference.
+    fn copy(&self, py: Python<'_>, from: *const u8, to: NonNull<u8>, len: usize) {
+        if len == 0 {
+            return;
+        }
+        let (from, to) = (from.expose_provenance(), to.as_ptr().expose_provenance());
+        let copy = move || {
+            // SAFETY: the object has as many bytes, and is kept by the caller; who resizes it meanwhile, in another
+            // thread, does what NumPy and PyTorch forbid. The place is this worker's alone, and has as many.
+            unsafe {
+                let from = std::ptr::with_exposed_provenance::<u8>(from);
+                from.copy_to_nonoverlapping(std::ptr::with_exposed_provenance_mut::<u8>(to), len);
+            }
+        };
+        if self.threaded && len >= LONG {
+            py.detach(copy);
+        } else {
+            copy();
+        }
+    }
+}
+
+/// Whether a dict has its keys in the layout's order: a batch has them in that of its first item.
+fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<bool> {
+    for (found, (key, _)) in dict.keys().iter().zip(pairs) {
+        if !found.is(key) && (found.get_type_ptr() != key.bind(dict.py()).get_type_ptr() || !found.eq(key)?) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A tensor of this dtype as one whose elements lie one behind the other; `None` if it has another dtype, or is more
+/// than its elements: then it is pickled.
+fn made_plain<'py>(item: &Bound<'py, PyAny>, dtype: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = item.py();
+    let is = |name: &str| item.getattr(name)?.is_truthy();
+    let strided = py.import("torch")?.getattr("strided")?;
+    if is("requires_grad")? || !is("is_cpu")? || is("is_nested")? {
+        return Ok(None);
+    }
+    if !item.getattr("dtype")?.is(dtype) || !item.getattr("layout")?.is(&strided) {
+        return Ok(None);
+    }
+    let found = item.call_method0("resolve_conj")?.call_method0("resolve_neg")?;
+    Ok(Some(found.call_method0("contiguous")?))
+}
+
+/// Whether two dtypes are one.
+#[inline]
+fn same(one: &Bound<'_, PyArrayDescr>, other: &Bound<'_, PyArrayDescr>) -> bool {
+    one.is(other) || one.is_equiv_to(other)
+}
+
+/// What the cell of an array says.
+fn cell(offset: usize, len: usize, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
+    [offset as u64, len as u64].into_iter().chain(sizes).collect()
+}

@@ -1,0 +1,11 @@
+//! Orders of rows, and the passes that yield batches in such an order.
+
+pub(crate) mod arrow_batches;
+pub(crate) mod batch_feed;
+pub(crate) mod batch_source;
+pub(crate) mod order;
+pub(crate) mod pass;
+pub(crate) mod pass_memory;
+pub(crate) mod progress;
+pub(crate) mod stats;
+pub(crate) mod stratified_draws;

@@ -1,0 +1,203 @@
+//! Avro files as a data set: opened, indexed, and compiled for a set of features.
+
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fastpipe_avro::{AvroSource, FolderColumn, LaterColumns};
+use fastpipe_batch::{Feature, Scalar, Source, text_path};
+use fastpipe_datasets::{AvroFiles, column_times, layout_digest};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{IndexCache, Opening};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::callbacks::{log, signals};
+use crate::errors::{IntoPy, to_py};
+use crate::sources::data::Data;
+use crate::sources::in_memory_files::{InMemory, files};
+use crate::specs::features::{Described, Lowered, describe};
+use crate::specs::lookups::{Lookups, lifted};
+
+/// A column's name, the path of the first file that has it, and how many files have it.
+type LaterColumn<'a> = (&'a str, Cow<'a, OsStr>, usize);
+
+/// Avro files, ready to be read. Their units are blocks.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct AvroDataset {
+    source: Arc<AvroSource>,
+    features: Vec<Feature>,
+    left_out: Vec<(String, String)>,
+    later: LaterColumns,
+    files: Vec<(Arc<str>, u64, [u8; 16])>,
+}
+
+#[pymethods]
+impl AvroDataset {
+    /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another
+    /// schema; what it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of
+    /// such a file the blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is
+    /// the text of the schema that files' schemas are resolved to, and with `merged` that is made of all of theirs.
+    /// `lookups` has more of the features of kind `"lookup"`, `contents` the bytes of files that lie in memory, whose
+    /// paths are then names, and `folders` the columns that folders stand for, with a value for each path.
+    #[new]
+    #[pyo3(signature = (
+        paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false,
+        logical_types=true, lookups=None, contents=Vec::new(), folders=None
+    ))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        py: Python<'_>,
+        paths: Vec<OsString>,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+        index_cache: Option<PathBuf>,
+        check: Option<&Bound<'_, PyAny>>,
+        damaged: Option<&Bound<'_, PyList>>,
+        reader_schema: Option<&str>,
+        merged: bool,
+        logical_types: bool,
+        lookups: Option<Lookups<'_>>,
+        contents: Vec<InMemory>,
+        folders: Option<Vec<(String, Vec<Option<FolderValue>>)>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
+        let (paths, contents) = files(&paths, contents)?;
+        let how = Opening {
+            contents: &contents,
+            cache: cache.as_ref(),
+            tolerant: damaged.is_some(),
+            threads: default_threads(),
+        };
+        let open = || AvroFiles::open(&paths, how, reader_schema, logical_types, &mut signals());
+        let (mut files, report) = py.detach(open).py(py)?;
+        if let Some(damaged) = damaged {
+            for damage in &report.damage {
+                damaged.append(to_py(py, damage).value(py))?;
+            }
+        }
+        log(py, &report.notes)?;
+        if let Some(check) = check {
+            for (path, schema) in &report.schemas {
+                check.call1((text_path(path), &**schema))?;
+            }
+        }
+        if let Some(error) = report.failed {
+            return Err(error).py(py);
+        }
+        if merged {
+            py.detach(|| files.merge()).py(py)?;
+        }
+        files.add_folders(folders.unwrap_or_default().into_iter().map(folder_column).collect());
+        let (mut left_out, mut later) = (Vec::new(), LaterColumns::default());
+        let features = match features {
+            Some(features) => files.with_forms(lifted(features, lookups)?).py(py)?,
+            None => {
+                let inferred = py.detach(|| files.infer(columns.as_deref(), &mut signals())).py(py)?;
+                log(py, &inferred.notes)?;
+                (left_out, later) = (inferred.left_out, inferred.later);
+                inferred.features
+            }
+        };
+        let source = Arc::new(files.source(&features).py(py)?);
+        let files = files.files().iter().map(|(info, blocks)| {
+            let size = blocks.last().map_or(info.header.size, |last| last.offset + last.len());
+            (info.path.clone(), size, info.header.sync)
+        });
+        let dataset = AvroDataset {
+            files: files.collect(),
+            source: source.clone(),
+            features,
+            left_out,
+            later,
+        };
+        Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// For each column that was left out: why.
+    fn left_out(&self) -> Vec<(String, String)> {
+        self.left_out.clone()
+    }
+
+    /// Name of each column that the file which decides on the features lacks, with the first file that has it and how
+    /// many have it; and whether the files' schemas can be merged.
+    fn later_columns(&self) -> (Vec<LaterColumn<'_>>, bool) {
+        let columns = self.later.columns.iter();
+        let columns = columns.map(|(name, path, files)| (name.as_str(), text_path(path), *files));
+        (columns.collect(), self.later.mergeable)
+    }
+
+    /// The symbols of enums that are read as codes.
+    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+        let columns = self.source.avro_columns().iter();
+        columns
+            .filter_map(|c| Some((c.feature.name.clone(), c.symbols.as_ref()?.to_vec())))
+            .collect()
+    }
+
+    /// The columns that are read of the folders of files.
+    fn folders(&self) -> Vec<&str> {
+        self.source.folders_read()
+    }
+
+    /// Path, size in bytes and sync marker of each file.
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 16])> {
+        let files = self.files.iter();
+        files
+            .map(|(path, size, sync)| (text_path(path), *size, *sync))
+            .collect()
+    }
+
+    /// A digest of where all blocks lie and of how many rows each has, in 16 bytes.
+    fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
+    }
+
+    /// For each file the number of its blocks.
+    fn blocks(&self) -> Vec<u64> {
+        self.source.units_by_file()
+    }
+
+    /// Nanoseconds that a record takes to decode: with all features, and for each feature without it.
+    fn column_times(&self, py: Python<'_>) -> PyResult<(f64, Vec<(String, f64)>)> {
+        let times = py.detach(|| column_times(&self.source)).py(py)?;
+        let Some(times) = times else {
+            return Ok((0.0, Vec::new()));
+        };
+        let names = self.source.avro_columns().iter().map(|c| c.feature.name.clone());
+        Ok((times.all, names.zip(times.without).collect()))
+    }
+
+    /// The file of a block, and its number there.
+    fn place_of(&self, unit: u64) -> PyResult<(Cow<'_, OsStr>, u64)> {
+        if unit >= self.source.units() {
+            return Err(PyIndexError::new_err(format!("there is no block {unit}")));
+        }
+        let (path, block) = self.source.place_of(unit);
+        Ok((text_path(path), block))
+    }
+}
+
+/// What a folder says of its files.
+#[derive(FromPyObject)]
+enum FolderValue {
+    Int(i64),
+    Text(String),
+}
+
+/// A column that folders stand for, with a value for each path.
+fn folder_column((name, values): (String, Vec<Option<FolderValue>>)) -> FolderColumn {
+    let scalar = |value| match value {
+        FolderValue::Int(value) => Scalar::Int(value.into()),
+        FolderValue::Text(text) => Scalar::Bytes(text.into_bytes()),
+    };
+    let values = values.into_iter().map(|value| value.map(scalar)).collect();
+    FolderColumn { name, values }
+}

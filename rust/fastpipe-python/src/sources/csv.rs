@@ -1,0 +1,192 @@
+//! CSV files as a data set.
+
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fastpipe_batch::{Feature, Source, text_path};
+use fastpipe_csv::{CsvSource, Dialect, Names, OnRagged};
+use fastpipe_datasets::{CsvFiles, layout_digest};
+use fastpipe_engine::default_threads;
+use fastpipe_files::{IndexCache, Opening};
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::callbacks::{log, signals};
+use crate::errors::IntoPy;
+use crate::sources::data::{Begun, Data};
+use crate::sources::in_memory_files::{InMemory, files};
+use crate::specs::features::{Described, Lowered, describe};
+use crate::specs::lookups::{Lookups, lifted};
+
+/// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
+/// value, and whether ragged rows are passed over.
+pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool, bool);
+
+/// Where the names of columns come from.
+#[derive(FromPyObject)]
+pub(crate) enum GivenNames {
+    FirstRow(bool),
+    Given(Vec<String>),
+}
+
+/// The dialect, if its bytes can be told apart.
+pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
+    let (delimiter, quote, comment, decimal, names, null_values, skip, lossless) = lowered;
+    let dialect = Dialect {
+        delimiter,
+        quote,
+        comment,
+        decimal,
+        names: match names {
+            GivenNames::FirstRow(true) => Names::FirstRow,
+            GivenNames::FirstRow(false) => Names::Numbered,
+            GivenNames::Given(names) => Names::Given(names),
+        },
+        null_values,
+        on_ragged: if skip { OnRagged::Skip } else { OnRagged::Error },
+        lossless,
+    };
+    match dialect.check() {
+        Ok(()) => Ok(dialect),
+        Err(error) => Err(PyValueError::new_err(error.reason().to_owned())),
+    }
+}
+
+/// CSV files, ready to be read. Their units are stretches of rows.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct CsvDataset {
+    source: Arc<CsvSource>,
+    features: Vec<Feature>,
+    files: Arc<CsvFiles>,
+}
+
+impl CsvDataset {
+    fn of(py: Python<'_>, files: Arc<CsvFiles>, features: Vec<Feature>) -> PyResult<PyClassInitializer<Self>> {
+        let source = Arc::new(files.source(&features).py(py)?);
+        let data = match files.compressed(&source, default_threads()) {
+            None => Data::new(source.clone()),
+            Some(compressed) => {
+                let compressed = Arc::new(compressed);
+                let units = compressed.units();
+                let begin = {
+                    let compressed = compressed.clone();
+                    move |_: Python<'_>| {
+                        let source = Arc::new(compressed.again());
+                        Ok(Begun { source, lease: None })
+                    }
+                };
+                Data::with_passes(compressed, Box::new(begin), units)
+            }
+        };
+        let dataset = CsvDataset {
+            source,
+            features,
+            files,
+        };
+        Ok(PyClassInitializer::from(data).add_subclass(dataset))
+    }
+
+    /// Rows that were picked out of files, with no features yet.
+    pub(crate) fn picked(py: Python<'_>, files: CsvFiles) -> PyResult<Py<Self>> {
+        Py::new(py, CsvDataset::of(py, Arc::new(files), Vec::new())?)
+    }
+}
+
+#[pymethods]
+impl CsvDataset {
+    /// Opens files and finds their rows; `columns` are of those that are found out by a look at rows, if there are no
+    /// `features`.
+    #[new]
+    #[pyo3(signature = (paths, dialect, features, columns, index_cache=None, contents=Vec::new(), lookups=None))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        py: Python<'_>,
+        paths: Vec<OsString>,
+        dialect: LoweredDialect,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+        index_cache: Option<PathBuf>,
+        contents: Vec<InMemory>,
+        lookups: Option<Lookups<'_>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let dialect = self::dialect(dialect)?;
+        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
+        let (paths, contents) = files(&paths, contents)?;
+        let how = Opening {
+            contents: &contents,
+            cache: cache.as_ref(),
+            tolerant: false,
+            threads: default_threads(),
+        };
+        let seeks_nulls = features.is_none();
+        let opened = py.detach(|| CsvFiles::open(dialect, &paths, how, seeks_nulls, &mut signals()));
+        let (files, notes) = opened.py(py)?;
+        log(py, &notes)?;
+        let files = Arc::new(files);
+        let features = match features {
+            Some(features) => lifted(features, lookups)?,
+            None => inferred(py, &files, columns.as_deref())?,
+        };
+        CsvDataset::of(py, files, features)
+    }
+
+    /// The same files, read for other features. Nothing is opened.
+    #[pyo3(signature = (features, lookups=None))]
+    fn with_features(
+        &self,
+        py: Python<'_>,
+        features: Vec<(String, Lowered<'_>)>,
+        lookups: Option<Lookups<'_>>,
+    ) -> PyResult<Py<CsvDataset>> {
+        Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features, lookups)?)?)
+    }
+
+    /// The same files, read for features that are found out by a look at rows.
+    fn inferred(&self, py: Python<'_>) -> PyResult<Py<CsvDataset>> {
+        let features = inferred(py, &self.files, None)?;
+        Py::new(py, CsvDataset::of(py, self.files.clone(), features)?)
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// Path, size in bytes, and a digest of the first and the last bytes of each file.
+    fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
+        let files = self.files.files().iter();
+        files
+            .map(|file| (text_path(&file.path), file.header.size, file.header.digest))
+            .collect()
+    }
+
+    /// Bytes of all rows, decompressed if their file is compressed.
+    fn text_bytes(&self) -> u64 {
+        let ranges = (0..self.source.units()).filter_map(|unit| self.source.describe(unit).range);
+        ranges.map(|range| range.len).sum()
+    }
+
+    /// A digest of where all stretches lie and of how many rows each has, in 16 bytes.
+    fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
+    }
+
+    /// The file of a row, and its number there.
+    fn place_of(&self, unit: u64, record: u32) -> PyResult<(Cow<'_, OsStr>, u64)> {
+        if unit >= self.source.units() {
+            return Err(PyIndexError::new_err(format!("there is no stretch {unit}")));
+        }
+        let (path, row) = self.source.place_of(unit, record);
+        Ok((text_path(path), row))
+    }
+}
+
+/// Features of the columns of the first file, or of some of them, by a look at rows.
+fn inferred(py: Python<'_>, files: &CsvFiles, columns: Option<&[String]>) -> PyResult<Vec<Feature>> {
+    let (features, notes) = py.detach(|| files.infer(columns, &mut signals())).py(py)?;
+    log(py, &notes)?;
+    Ok(features)
+}

@@ -1,0 +1,128 @@
+//! Samples of CSV files that aren't scanned first: rows at random bytes, and rows of a stream.
+
+use std::ffi::OsString;
+use std::sync::{Mutex, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, Result, path_text};
+use fastpipe_datasets::UnscannedCsv;
+use fastpipe_engine::default_threads;
+use fastpipe_files::{Halt, Opening};
+use numpy::PyArray1;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
+
+use crate::arrays::batch_arrays::array;
+use crate::callbacks::{log, signals};
+use crate::errors::IntoPy;
+use crate::sources::csv::{CsvDataset, LoweredDialect, dialect};
+use crate::sources::in_memory_files::{InMemory, files};
+use crate::specs::features::Lowered;
+use crate::specs::lookups::{Lookups, lifted};
+
+/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a
+/// range in which that lies with a probability of 95 %.
+type Estimated<'py> = (
+    Py<CsvDataset>,
+    Bound<'py, PyArray1<i64>>,
+    Bound<'py, PyArray1<i64>>,
+    (f64, f64, f64),
+);
+
+/// Draws rows at random bytes.
+#[pyfunction]
+#[pyo3(signature = (paths, dialect, contents, rows, seed, *, replace, num_threads))]
+#[allow(clippy::too_many_arguments)] // Keywords in Python.
+pub(crate) fn estimate_csv<'py>(
+    py: Python<'py>,
+    paths: Vec<OsString>,
+    dialect: LoweredDialect,
+    contents: Vec<InMemory>,
+    rows: u64,
+    seed: u64,
+    replace: bool,
+    num_threads: Option<usize>,
+) -> PyResult<Estimated<'py>> {
+    let dialect = self::dialect(dialect)?;
+    let (paths, contents) = files(&paths, contents)?;
+    let how = Opening {
+        contents: &contents,
+        cache: None,
+        tolerant: false,
+        threads: num_threads.unwrap_or_else(default_threads),
+    };
+    let drawn = py.detach(|| {
+        let (files, notes) = UnscannedCsv::open(dialect, &paths, how, &mut signals())?;
+        Ok::<_, Halt<PyErr>>((files.sample(rows, replace, seed, &mut signals())?, notes))
+    });
+    let (drawn, notes) = drawn.py(py)?;
+    let drawn = drawn.map_err(PyValueError::new_err)?;
+    log(py, &notes)?;
+    let (files, offsets) = (array(py, drawn.files)?, array(py, drawn.offsets)?);
+    Ok((CsvDataset::picked(py, drawn.rows)?, files, offsets, drawn.estimate))
+}
+
+/// Draws rows of a stream while its bytes are pushed.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct CsvReservoir(Mutex<Option<fastpipe_datasets::CsvReservoir>>);
+
+impl CsvReservoir {
+    /// Does something with the reservoir. One that failed is gone.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        part: impl FnOnce(&mut fastpipe_datasets::CsvReservoir) -> Result<T> + Send,
+    ) -> PyResult<T> {
+        let done = py.detach(|| {
+            let mut locked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(mut reservoir) = locked.take() else {
+                return Err(Error::new(ErrorKind::Closed, "the stream has ended"));
+            };
+            let result = part(&mut reservoir)?;
+            *locked = Some(reservoir);
+            Ok(result)
+        });
+        done.py(py)
+    }
+}
+
+#[pymethods]
+impl CsvReservoir {
+    /// `features` are those that are read later; none if they are inferred.
+    #[new]
+    #[pyo3(signature = (name, dialect, features, rows, seed, memory_limit, lookups=None))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        name: OsString,
+        dialect: LoweredDialect,
+        features: Vec<(String, Lowered<'_>)>,
+        rows: u64,
+        seed: u64,
+        memory_limit: Option<u64>,
+        lookups: Option<Lookups<'_>>,
+    ) -> PyResult<Self> {
+        let (name, dialect, features) = (
+            path_text(&name).into(),
+            self::dialect(dialect)?,
+            lifted(features, lookups)?,
+        );
+        let reservoir = fastpipe_datasets::CsvReservoir::new(name, dialect, features, rows, seed, memory_limit);
+        Ok(CsvReservoir(Mutex::new(Some(reservoir))))
+    }
+
+    /// Passes over more bytes.
+    fn push(&self, py: Python<'_>, bytes: PyBackedBytes) -> PyResult<()> {
+        self.with(py, |reservoir| reservoir.push(&bytes))
+    }
+
+    /// Ends the stream. Returns how many rows it had.
+    fn end(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |reservoir| reservoir.end())
+    }
+
+    /// The rows that are kept, as a data set, and their numbers. They are handed out once.
+    fn take<'py>(&self, py: Python<'py>) -> PyResult<(Py<CsvDataset>, Bound<'py, PyArray1<i64>>)> {
+        let (files, numbers) = self.with(py, |reservoir| reservoir.take())?;
+        Ok((CsvDataset::picked(py, files)?, array(py, numbers)?))
+    }
+}

@@ -1,0 +1,50 @@
+//! The indexes of files' blocks: keeping them.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use fastpipe_batch::path_text;
+use fastpipe_datasets::AvroFormat;
+use fastpipe_files::{CacheOutcome, IndexCache, open};
+use pyo3::prelude::*;
+
+use crate::callbacks::log;
+use crate::errors::IntoPy;
+
+/// Blocks, rows and bytes of a file, bytes of its index, and what came of that.
+type Row = (usize, u64, u64, u64, &'static str);
+
+/// Sees to it that the block index of a file lies in a directory. `progress` is called every few milliseconds with the
+/// number of bytes that lie behind.
+#[pyfunction]
+pub(crate) fn index_file(
+    py: Python<'_>,
+    path: OsString,
+    index_cache: PathBuf,
+    progress: &Bound<'_, PyAny>,
+) -> PyResult<Row> {
+    let cache = IndexCache::open(&index_cache).py(py)?;
+    let (path, progress) = (Arc::from(path_text(&path)), progress.clone().unbind());
+    let opened = py.detach(|| {
+        let mut tell = |behind: u64| {
+            Python::attach(|py| {
+                progress.call1(py, (behind,))?;
+                py.check_signals()
+            })
+        };
+        open(&AvroFormat::new(true), &path, Some(&cache), &mut tell)
+    });
+    let opened = opened.py(py)?;
+    log(py, &opened.notes)?;
+    let rows = opened.blocks.iter().map(|block| u64::from(block.rows)).sum();
+    let kept = match opened.kept {
+        CacheOutcome::Disabled => "nowhere",
+        CacheOutcome::TooSmall => "small",
+        CacheOutcome::Hit => "before",
+        CacheOutcome::Stored => "now",
+        CacheOutcome::TooRecent => "unsettled",
+        CacheOutcome::FileChanged => "changed",
+    };
+    Ok((opened.blocks.len(), rows, opened.stamp.size, opened.entry, kept))
+}

@@ -1,0 +1,17 @@
+//! Data sets: one class for each kind of source, all of which are a [`data::Data`].
+
+pub(crate) mod avro;
+pub(crate) mod avro_columns;
+pub(crate) mod avro_file;
+pub(crate) mod avro_messages;
+pub(crate) mod avro_writer;
+pub(crate) mod csv;
+pub(crate) mod csv_samples;
+pub(crate) mod data;
+pub(crate) mod in_memory_files;
+pub(crate) mod index_cache;
+pub(crate) mod interactions;
+pub(crate) mod interactions_preparation;
+pub(crate) mod tables;
+pub(crate) mod unit_calls;
+pub(crate) mod units;

@@ -1,0 +1,175 @@
+//! Units that Python reads as a data set.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fastpipe_batch::{Error, ErrorKind, Feature};
+use fastpipe_columns::{Inferred, ReadUnit, Slice, UnitsSource, infer, with_form};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::arrays::arrow_import::import_schema;
+use crate::errors::{IntoPy, guarded};
+use crate::sources::data::{Begun, Data};
+use crate::sources::unit_calls::{Asking, Calls, UnitCalls, name_of};
+use crate::specs::features::{Described, Lowered, describe, listed};
+use crate::specs::lookups::{Lookups, lifted};
+
+/// Stands where no pass reads.
+struct Unread(Arc<Py<PyAny>>);
+
+impl ReadUnit for Unread {
+    fn at_once(&self) -> usize {
+        1
+    }
+
+    fn name(&self, unit: u64) -> String {
+        name_of(&self.0, unit)
+    }
+
+    fn read(
+        &self,
+        _slice: &Slice,
+        _cancelled: &dyn Fn() -> bool,
+    ) -> Result<(arrow_schema::SchemaRef, Vec<arrow_array::RecordBatch>), Error> {
+        Err(Error::new(ErrorKind::Internal, "units are read by passes"))
+    }
+}
+
+/// What passes need of Python.
+struct Reading {
+    source: Arc<UnitsSource<Unread>>,
+    name: Arc<Py<PyAny>>,
+    /// Starts threads that answer: is called with a `UnitCalls` and their number, and returns how many there are.
+    start: Py<PyAny>,
+    at_once: usize,
+    /// Only locked with the GIL, so that no other thread can hold it when a process forks.
+    calls: Mutex<Option<Arc<Calls>>>,
+}
+
+impl Reading {
+    /// The source of a pass.
+    fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+        let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = match &*kept {
+            Some(calls) if calls.are_ours() => calls.clone(),
+            _ => kept.insert(Calls::new(self.at_once)).clone(),
+        };
+        drop(kept);
+        let (lease, missing) = calls.enter();
+        if missing > 0 {
+            let started = self
+                .start
+                .call1(py, (UnitCalls(calls.clone()), missing))
+                .and_then(|started| started.extract::<usize>(py));
+            let started = started.inspect_err(|_| calls.without(missing))?;
+            calls.without(missing - started.min(missing));
+            if started == 0 && missing == self.at_once {
+                return Err(PyRuntimeError::new_err("no thread could be started that reads units"));
+            }
+        }
+        let asking = Asking::new(calls, self.name.clone());
+        Ok(Begun {
+            source: Arc::new(self.source.with_reader(asking)),
+            lease: Some(Arc::new(lease)),
+        })
+    }
+}
+
+/// Units that Python reads: whatever a callable returns that is Arrow.
+#[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
+pub(crate) struct UnitsDataset {
+    source: Arc<UnitsSource<Unread>>,
+    features: Vec<Feature>,
+}
+
+#[pymethods]
+impl UnitsDataset {
+    /// Units of a schema, with this many rows each, and as many bytes if that is known. `name` says what a unit is
+    /// called; `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred
+    /// of all columns, or of some. With `slice_bytes`, a unit that takes more than twice as much is read a slice at a
+    /// time. `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
+    #[new]
+    #[pyo3(signature = (
+        schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None,
+        lookups=None
+    ))]
+    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    fn new(
+        py: Python<'_>,
+        schema: &Bound<'_, PyAny>,
+        rows: Vec<u32>,
+        bytes: Option<Vec<u64>>,
+        name: Py<PyAny>,
+        start: Py<PyAny>,
+        at_once: usize,
+        features: Option<Vec<(String, Lowered<'_>)>>,
+        columns: Option<Vec<String>>,
+        slice_bytes: Option<u64>,
+        dictionaries: Option<HashMap<String, Vec<String>>>,
+        lookups: Option<Lookups<'_>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        let schema = guarded(py, || import_schema(schema))?;
+        let features = match features {
+            Some(features) => {
+                let features = lifted(features, lookups)?;
+                let features = features.iter().map(|feature| with_form(&schema, feature));
+                features.collect::<Result<Vec<_>, _>>().py(py)?
+            }
+            None => {
+                let Inferred { features, left_out } = infer(&schema, columns.as_deref()).py(py)?;
+                if let Some((name, reason)) = left_out.first() {
+                    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
+                    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
+                    return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name)).py(py);
+                }
+                features
+            }
+        };
+        let name = Arc::new(name);
+        let dictionaries = dictionaries.unwrap_or_default();
+        let unread = Unread(name.clone());
+        let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, &dictionaries, unread).py(py)?;
+        let source = Arc::new(source);
+        let reading = Reading {
+            source: source.clone(),
+            name,
+            start,
+            at_once: at_once.max(1),
+            calls: Mutex::default(),
+        };
+        let dataset = UnitsDataset {
+            source: source.clone(),
+            features,
+        };
+        let uncut = source.uncut();
+        let data = Data::with_passes(source, Box::new(move |py| reading.begin(py)), uncut);
+        Ok(PyClassInitializer::from(data).add_subclass(dataset))
+    }
+
+    /// Name, kind, shape, dtype and nulls of each feature.
+    fn features(&self) -> Vec<Described> {
+        self.features.iter().map(describe).collect()
+    }
+
+    /// For each feature that is codes of a dictionary, what they stand for.
+    fn symbols(&self) -> Vec<(String, Vec<String>)> {
+        listed(self.source.symbols())
+    }
+
+    /// The columns that units are read for.
+    fn used(&self) -> Vec<String> {
+        self.source.used().map(str::to_owned).collect()
+    }
+
+    /// The unit that row `record` of the engine's unit `unit` is of, and its row there.
+    fn row_of(&self, unit: u64, record: u64) -> (u64, u64) {
+        let slice = self.source.slice(unit);
+        (slice.unit, u64::from(slice.rows.start) + record)
+    }
+
+    /// Bytes that rows are taken to have, one with another.
+    fn row_bytes(&self) -> u64 {
+        self.source.row_bytes()
+    }
+}

@@ -1,0 +1,188 @@
+//! Vocabularies, and features whose text becomes indices.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use fastpipe_batch::{DType, Feature, Indices, Lookup, SparseLayout, Unknown, Vocabulary as Table, path_text};
+use fastpipe_datasets::{LOOK_AFTER_KEYS, read_vocabulary};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyList, PyString};
+
+use crate::callbacks::signals;
+use crate::errors::IntoPy;
+use crate::specs::features::{self, Lowered};
+
+/// The keys of a vocabulary, each with its index. Specs and readers share it.
+#[pyclass(frozen, module = "fastpipe._fastpipe")]
+pub(crate) struct Vocabulary(Arc<Table>);
+
+/// The bytes of a key; `place` says which it is.
+fn bytes_of<'a>(key: &'a Bound<'_, PyAny>, place: usize) -> PyResult<Cow<'a, [u8]>> {
+    if let Ok(text) = key.cast::<PyString>() {
+        return match text.to_str() {
+            Ok(text) => Ok(Cow::Borrowed(text.as_bytes())),
+            Err(_) => Err(PyValueError::new_err(format!(
+                "key number {place} of the vocabulary can't be written as UTF-8; bytes are taken as they are"
+            ))),
+        };
+    }
+    if let Ok(bytes) = key.cast::<PyBytes>() {
+        return Ok(Cow::Borrowed(bytes.as_bytes()));
+    }
+    let kind = key.get_type();
+    let reason = format!("keys of a vocabulary are str or bytes, and number {place} is of type {kind}");
+    Err(PyTypeError::new_err(reason))
+}
+
+/// An index that the user gave for a key.
+fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
+    let found = if index.is_instance_of::<PyBool>() {
+        None
+    } else {
+        index.extract().ok()
+    };
+    found.ok_or_else(|| {
+        let reason = format!(
+            "indices of a vocabulary are integers from 0 to {}; that of {key:?} is {index:?}",
+            u32::MAX
+        );
+        PyValueError::new_err(reason)
+    })
+}
+
+#[pymethods]
+impl Vocabulary {
+    /// Takes keys, and an index for each, or their places.
+    #[staticmethod]
+    #[pyo3(signature = (keys, indices=None))]
+    fn of(py: Python<'_>, keys: &Bound<'_, PyList>, indices: Option<&Bound<'_, PyList>>) -> PyResult<Self> {
+        let mut table = Table::with_capacity(keys.len(), 0).py(py)?;
+        for (place, key) in keys.iter().enumerate() {
+            if place % LOOK_AFTER_KEYS == 0 {
+                py.check_signals()?;
+            }
+            let index = match indices {
+                Some(indices) => index_of(&indices.get_item(place)?, &key)?,
+                None => {
+                    u32::try_from(place).map_err(|_| PyValueError::new_err("a vocabulary has more than 2^32 keys"))?
+                }
+            };
+            if let Some(before) = table.push(&bytes_of(&key, place)?, index).py(py)? {
+                let reason = format!("the key {key:?} is there twice, with the indices {before} and {index}");
+                return Err(PyValueError::new_err(reason));
+            }
+        }
+        Ok(Vocabulary(Arc::new(table.settled().py(py)?)))
+    }
+
+    /// Reads a text file: a key a line, whose index is the number of lines before it.
+    #[staticmethod]
+    fn read(py: Python<'_>, path: OsString) -> PyResult<Self> {
+        let path = path_text(&path);
+        let table = py.detach(|| read_vocabulary(&path, &mut signals())).py(py)?;
+        Ok(Vocabulary(Arc::new(table)))
+    }
+
+    /// What [`Vocabulary::dump`] returned.
+    #[staticmethod]
+    fn load(py: Python<'_>, dumped: &[u8]) -> PyResult<Self> {
+        let table = py.detach(|| Table::from_bytes(dumped)).py(py)?;
+        Ok(Vocabulary(Arc::new(table)))
+    }
+
+    /// Keys and indices, for pickles.
+    fn dump<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, self.0.as_bytes())
+    }
+
+    fn __len__(&self) -> usize {
+        self.0.len()
+    }
+
+    /// One more than the greatest index.
+    #[getter]
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    /// The same for the same keys with the same indices, in any order.
+    #[getter]
+    fn digest(&self) -> String {
+        format!("{:032x}", self.0.digest())
+    }
+
+    /// Bytes that it takes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    /// The first keys with their indices, in the order in which they were given.
+    #[pyo3(signature = (most=None))]
+    fn items<'py>(&self, py: Python<'py>, most: Option<usize>) -> Vec<(Bound<'py, PyBytes>, u32)> {
+        let items = self.0.iter().take(most.unwrap_or(usize::MAX));
+        items.map(|(key, index)| (PyBytes::new(py, key), index)).collect()
+    }
+}
+
+/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or
+/// `"hash"`; the number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
+pub(crate) type LoweredLookup<'py> = (
+    Option<Bound<'py, Vocabulary>>,
+    String,
+    u64,
+    u64,
+    Vec<u8>,
+    Option<String>,
+    String,
+);
+
+/// A feature from its name, its lowered spec and its lookup. What form it has follows from a schema.
+pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLookup<'_>) -> PyResult<Feature> {
+    let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
+    let number = |name: &str| {
+        let reason = || PyValueError::new_err(format!("{name:?} is no dtype of indices or values"));
+        DType::from_name(name).ok_or_else(reason)
+    };
+    let unknown = match unknown.as_str() {
+        "drop" => Unknown::Drop,
+        "bucket" => Unknown::Buckets(buckets),
+        _ => Unknown::Error,
+    };
+    let lookup = Lookup {
+        indices: match vocabulary {
+            Some(vocabulary) => Indices::Vocabulary(vocabulary.get().0.clone(), unknown),
+            None => Indices::Hash { buckets, seed },
+        },
+        separator: separator.into(),
+        dtype: number(&lowered.2)?,
+        values: values.as_deref().map(number).transpose()?,
+        layout: if layout == "csr" {
+            SparseLayout::Csr
+        } else {
+            SparseLayout::Coo
+        },
+    };
+    lowered.0 = "dense".into();
+    let feature = features::feature(name, lowered)?;
+    Ok(Feature {
+        lookup: Some(Arc::new(lookup)),
+        ..feature
+    })
+}
+
+/// More of the features of kind `"lookup"`.
+pub(crate) type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
+
+/// Features from what Python lowers them to.
+pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
+    let mut lookups = lookups.unwrap_or_default();
+    let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
+        Some(lookup) => feature(name, spec, lookup),
+        None => features::feature(name, spec),
+    });
+    lifted.collect()
+}

@@ -1,0 +1,4 @@
+//! Python's specs to features and back, and vocabularies.
+
+pub(crate) mod features;
+pub(crate) mod lookups;
