@@ -46,6 +46,20 @@ impl Above {
     }
 }
 
+/// Finds the features of a schema as [`infer`] does, of which all must be readable.
+///
+/// # Errors
+/// If a column can't be read, if one of `columns` isn't there, or if two features have one name.
+pub fn infer_all(schema: &Schema, columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
+    let Inferred { features, left_out } = infer(schema, columns)?;
+    let Some((name, reason)) = left_out.first() else {
+        return Ok(features);
+    };
+    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
+    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
+    Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name))
+}
+
 /// Finds the features of a schema: of all columns, or of those that are named, with what is nested in them.
 pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Error> {
     let mut inferred = Inferred::default();

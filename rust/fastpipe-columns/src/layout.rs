@@ -267,6 +267,14 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
     Ok(())
 }
 
+/// Features in the forms that follow from a schema: see [`with_form`].
+///
+/// # Errors
+/// If it lacks one.
+pub fn with_forms(schema: &Schema, features: &[Feature]) -> Result<Vec<Feature>, Error> {
+    features.iter().map(|feature| with_form(schema, feature)).collect()
+}
+
 /// A feature with the form that follows from its lookup and a schema; any other as it is.
 ///
 /// # Errors

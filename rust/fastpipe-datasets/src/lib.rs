@@ -2,7 +2,7 @@
 //!
 //! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and make a source for the
 //! engine. [`CompressedCsv`] is the source of CSV files of which some are compressed. [`UnscannedCsv`] draws rows at
-//! random bytes of files, [`CsvReservoir`] rows of a stream. [`default_window`] says how many rows are shuffled
+//! random bytes of files, [`CsvReservoir`] rows of a stream. [`MessageDecoder`] decodes messages of Avro. [`default_window`] says how many rows are shuffled
 //! together if the user doesn't.
 //!
 //! Nothing here knows Python or the engine.
@@ -10,6 +10,7 @@
 
 mod avro_files;
 mod avro_format;
+mod avro_messages;
 mod compressed_csv;
 mod csv_estimate;
 mod csv_files;
@@ -21,6 +22,7 @@ mod window;
 
 pub use avro_files::{AvroFiles, AvroReport, InferredAvro, column_times};
 pub use avro_format::AvroFormat;
+pub use avro_messages::{DecodedMessages, KnownSchemas, MessageDecoder};
 pub use compressed_csv::CompressedCsv;
 pub use csv_estimate::{CsvDraw, UnscannedCsv};
 pub use csv_files::CsvFiles;

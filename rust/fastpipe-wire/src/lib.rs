@@ -16,6 +16,7 @@ mod columns;
 mod feed;
 mod group;
 mod header;
+mod outgoing;
 mod receive;
 mod remote_units;
 
@@ -25,5 +26,6 @@ pub use columns::{read_columns, write_columns};
 pub use feed::{Feed, Look};
 pub use group::{read_group, write_group};
 pub use header::Header;
+pub use outgoing::{Outgoing, lend, nbytes, read_pieces};
 pub use receive::{Receiving, in_common};
 pub use remote_units::RemoteUnits;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use fastpipe_batch::{Error, ErrorKind, SlabPool, Source};
 use fastpipe_engine::{Batch, Memory, Options};
 use fastpipe_order::Settings;
-use fastpipe_wire::{Arrivals, Feed, Wanted, check};
+use fastpipe_wire::{Arrivals, Feed, Wanted, check, read_pieces};
 use numpy::PyReadonlyArray1;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -15,7 +15,6 @@ use crate::arrays::shared_arena::SharedArena;
 use crate::errors::{IntoPy, Raised};
 use crate::passes::pass::Pass;
 use crate::passes::progress::Progress;
-use crate::service::outgoing::read_pieces;
 
 /// Batches that are kept for whoever reads a batch after the other, and for those that arrive.
 const KEPT: u64 = 8;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind, SlabPool, Source};
 use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
 use fastpipe_order::{Order, RemainingEpoch, State};
+use fastpipe_wire::nbytes;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -16,11 +17,14 @@ use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::passes::batch_source::{Look, Supply, Task};
 use crate::passes::progress::Progress;
 use crate::passes::stats;
-use crate::service::outgoing::{self, Lent, Sent, nbytes};
+use crate::service::outgoing::{self, Lent, Sent};
 use crate::sources::data::{Begun, Lease};
 
 /// How long a wait for a batch may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Free slabs that are kept for batches that are sent together.
+const SENT_TOGETHER: usize = 8;
 
 /// How far a pass has come. Outlives it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -419,7 +423,7 @@ impl Pass {
     /// within `patience` seconds. None if there are no more.
     #[pyo3(signature = (*, most, patience))]
     fn next_sent(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Sent>> {
-        let pool = self.sending.get_or_init(outgoing::pool);
+        let pool = self.sending.get_or_init(|| SlabPool::new(SENT_TOGETHER));
         let batches = self.draw_several(py, most, patience)?;
         batches.map(|batches| Sent::new(py, batches, pool)).transpose()
     }

@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
-use arrow_schema::{Field, Schema};
-use fastpipe_batch::{Error, ErrorKind, Feature};
-use fastpipe_columns::{Inferred, TableSource, infer, with_form};
+use fastpipe_batch::Feature;
+use fastpipe_columns::{TableSource, infer_all, with_forms, without_nulls};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -38,20 +36,10 @@ impl TableDataset {
     ) -> PyResult<PyClassInitializer<Self>> {
         let (schema, batches) = guarded(py, || import(table))?;
         let features = match features {
-            Some(features) => {
-                let features = lifted(features, lookups)?;
-                let features = features.iter().map(|feature| with_form(&schema, feature));
-                features.collect::<Result<Vec<_>, _>>().py(py)?
-            }
+            Some(features) => with_forms(&schema, &lifted(features, lookups)?).py(py)?,
             None => {
                 let known = py.detach(|| without_nulls(&schema, &batches));
-                let Inferred { features, left_out } = infer(&known, columns.as_deref()).py(py)?;
-                if let Some((name, reason)) = left_out.first() {
-                    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
-                    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
-                    return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name)).py(py);
-                }
-                features
+                infer_all(&known, columns.as_deref()).py(py)?
             }
         };
         let source = guarded(py, || {
@@ -86,36 +74,4 @@ impl TableDataset {
         let digest = py.detach(|| self.source.digest()).py(py)?;
         Ok(PyBytes::new(py, &digest))
     }
-}
-
-/// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be
-/// null. Below the first level nulls are taken to be where they may be, unless no value of the column is null.
-fn without_nulls(schema: &Schema, batches: &[RecordBatch]) -> Schema {
-    let fields = schema.fields.iter().enumerate().map(|(i, field)| {
-        let any = batches.iter().any(|batch| has_nulls(&batch.columns()[i].to_data()));
-        if any { field.as_ref().clone() } else { certain(field) }
-    });
-    Schema::new(fields.collect::<Vec<_>>())
-}
-
-fn has_nulls(data: &arrow_data::ArrayData) -> bool {
-    data.null_count() > 0 || data.child_data().iter().any(has_nulls)
-}
-
-/// A field without nulls at any level.
-fn certain(field: &Field) -> Field {
-    use arrow_schema::DataType::{FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
-    let inner = |field: &Arc<Field>| Arc::new(certain(field));
-    let ty = match field.data_type() {
-        List(item) => List(inner(item)),
-        LargeList(item) => LargeList(inner(item)),
-        ListView(item) => ListView(inner(item)),
-        LargeListView(item) => LargeListView(inner(item)),
-        FixedSizeList(item, size) => FixedSizeList(inner(item), *size),
-        Map(entries, sorted) => Map(inner(entries), *sorted),
-        RunEndEncoded(ends, values) => RunEndEncoded(ends.clone(), inner(values)),
-        Struct(fields) => Struct(fields.iter().map(inner).collect()),
-        other => other.clone(),
-    };
-    Field::new(field.name(), ty, false)
 }

@@ -4,19 +4,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Feature};
-use fastpipe_columns::{Inferred, ReadUnit, Slice, UnitsSource, infer, with_form};
+use fastpipe_columns::{Answer, ReadUnit, Slice, UnitAsker, UnitName, UnitsSource, infer_all, with_forms};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::arrays::arrow_import::import_schema;
 use crate::errors::{IntoPy, guarded};
 use crate::sources::data::{Begun, Data};
-use crate::sources::unit_calls::{Asking, Calls, UnitCalls, name_of};
+use crate::sources::unit_calls::UnitCalls;
 use crate::specs::features::{Described, Lowered, describe, listed};
 use crate::specs::lookups::{Lookups, lifted};
 
 /// Stands where no pass reads.
-struct Unread(Arc<Py<PyAny>>);
+struct Unread(UnitName);
 
 impl ReadUnit for Unread {
     fn at_once(&self) -> usize {
@@ -24,27 +24,34 @@ impl ReadUnit for Unread {
     }
 
     fn name(&self, unit: u64) -> String {
-        name_of(&self.0, unit)
+        (self.0)(unit)
     }
 
-    fn read(
-        &self,
-        _slice: &Slice,
-        _cancelled: &dyn Fn() -> bool,
-    ) -> Result<(arrow_schema::SchemaRef, Vec<arrow_array::RecordBatch>), Error> {
+    fn read(&self, _slice: &Slice, _cancelled: &dyn Fn() -> bool) -> Answer {
         Err(Error::new(ErrorKind::Internal, "units are read by passes"))
     }
+}
+
+/// What a source calls a unit; its number if it can't be asked, or doesn't say.
+fn named(name: Py<PyAny>) -> UnitName {
+    Arc::new(move |unit| {
+        let asked = Python::try_attach(|py| name.call1(py, (unit,))?.extract::<String>(py));
+        match asked {
+            Some(Ok(name)) => name,
+            _ => unit.to_string(),
+        }
+    })
 }
 
 /// What passes need of Python.
 struct Reading {
     source: Arc<UnitsSource<Unread>>,
-    name: Arc<Py<PyAny>>,
+    name: UnitName,
     /// Starts threads that answer: is called with a `UnitCalls` and their number, and returns how many there are.
     start: Py<PyAny>,
     at_once: usize,
     /// Only locked with the GIL, so that no other thread can hold it when a process forks.
-    calls: Mutex<Option<Arc<Calls>>>,
+    calls: Mutex<Option<Arc<fastpipe_columns::UnitCalls>>>,
 }
 
 impl Reading {
@@ -53,7 +60,7 @@ impl Reading {
         let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = match &*kept {
             Some(calls) if calls.are_ours() => calls.clone(),
-            _ => kept.insert(Calls::new(self.at_once)).clone(),
+            _ => kept.insert(fastpipe_columns::UnitCalls::new(self.at_once)).clone(),
         };
         drop(kept);
         let (lease, missing) = calls.enter();
@@ -68,7 +75,7 @@ impl Reading {
                 return Err(PyRuntimeError::new_err("no thread could be started that reads units"));
             }
         }
-        let asking = Asking::new(calls, self.name.clone());
+        let asking = UnitAsker::new(calls, self.name.clone());
         Ok(Begun {
             source: Arc::new(self.source.with_reader(asking)),
             lease: Some(Arc::new(lease)),
@@ -111,22 +118,11 @@ impl UnitsDataset {
     ) -> PyResult<PyClassInitializer<Self>> {
         let schema = guarded(py, || import_schema(schema))?;
         let features = match features {
-            Some(features) => {
-                let features = lifted(features, lookups)?;
-                let features = features.iter().map(|feature| with_form(&schema, feature));
-                features.collect::<Result<Vec<_>, _>>().py(py)?
-            }
-            None => {
-                let Inferred { features, left_out } = infer(&schema, columns.as_deref()).py(py)?;
-                if let Some((name, reason)) = left_out.first() {
-                    let names: Vec<_> = features.iter().map(|feature| format!("{:?}", feature.name)).collect();
-                    let reason = format!("{reason}; columns=[{}] reads the others", names.join(", "));
-                    return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name)).py(py);
-                }
-                features
-            }
+            Some(features) => with_forms(&schema, &lifted(features, lookups)?),
+            None => infer_all(&schema, columns.as_deref()),
         };
-        let name = Arc::new(name);
+        let features = features.py(py)?;
+        let name = named(name);
         let dictionaries = dictionaries.unwrap_or_default();
         let unread = Unread(name.clone());
         let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, &dictionaries, unread).py(py)?;

@@ -8,17 +8,21 @@ use std::convert::Infallible;
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
+use fastpipe_datasets::KnownSchemas;
+use fastpipe_engine::default_threads;
+use fastpipe_files::Halt;
+
 use super::api::handle::Context;
 use super::api::{Code, Failure};
 use super::failure::read_failure;
 use super::inputs::Input;
 use super::outputs::{Column, Outputs, Wanted, columns};
 use super::registered::guarded;
-use crate::sources::avro_messages::{Halted, Known};
+use crate::sources::avro_messages::decode;
 
 /// What decodes records of a schema to the tensors of features.
 struct Parser {
-    known: Arc<Known>,
+    known: Arc<KnownSchemas>,
     columns: Vec<Column>,
 }
 
@@ -26,7 +30,7 @@ static PARSERS: LazyLock<RwLock<HashMap<i64, Arc<Parser>>>> = LazyLock::new(RwLo
 
 /// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is
 /// the same.
-pub(super) fn register(number: i64, known: Arc<Known>, wanted: Vec<Wanted>) -> Result<(), Failure> {
+pub(super) fn register(number: i64, known: Arc<KnownSchemas>, wanted: Vec<Wanted>) -> Result<(), Failure> {
     let columns = columns(known.specs(), wanted)?;
     let parser = Arc::new(Parser { known, columns });
     let mut parsers = PARSERS.write().unwrap_or_else(PoisonError::into_inner);
@@ -58,11 +62,11 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
             let records = serialized
                 .strings()
                 .ok_or_else(|| Failure::new(Code::InvalidArgument, "serialized isn't a tensor of strings"))?;
-            let go_on = &mut || Ok::<(), Infallible>(());
-            let batch = match parser.known.decode(records.len(), records, None, go_on) {
+            let go_on = &mut |_| Ok::<(), Infallible>(());
+            let batch = match decode(&parser.known, records.len(), records, default_threads(), go_on) {
                 Ok(batch) => batch,
-                Err(Halted::Failed(error)) => return Err(read_failure(&error, None)),
-                Err(Halted::Interrupted(never)) => match never {},
+                Err(Halt::Failed(error)) => return Err(read_failure(&error, None)),
+                Err(Halt::Interrupted(never)) => match never {},
             };
             Outputs::new(api, context).batch(parser.known.specs(), &parser.columns, batch)
         });

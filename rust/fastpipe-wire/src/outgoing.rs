@@ -1,0 +1,128 @@
+//! Batches for those who are sent them: on other machines, or in a process that has memory in common with this one.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, ErrorKind, Result, SharedSlabs, Slab, SlabPool};
+use fastpipe_engine::Batch;
+use fastpipe_memory::Lender;
+
+use crate::group::write_group;
+use crate::header::Header;
+
+/// Bytes of a number.
+const NUMBER: usize = size_of::<u64>();
+
+/// Batches that are sent together, most often one message: a large one by itself, in its slabs; small ones one behind
+/// the other in memory of their own.
+pub struct Outgoing {
+    headers: Vec<Vec<u8>>,
+    /// Where the bytes of each end.
+    ends: Vec<usize>,
+}
+
+impl Outgoing {
+    /// Batches to be sent, with checksums; and their memory.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn new(mut batches: Vec<Batch>, pool: &Arc<SlabPool>) -> Result<(Outgoing, Vec<Slab>)> {
+        let headers = batches.iter().map(|batch| Header::of(batch, true).write()).collect();
+        let ends = batches.iter().scan(0, |end, batch| {
+            *end += nbytes(batch);
+            Some(*end)
+        });
+        let ends = ends.collect();
+        let slabs = match &mut batches[..] {
+            [batch] => std::mem::take(&mut batch.slabs),
+            _ => vec![together(&batches, pool)?],
+        };
+        Ok((Outgoing { headers, ends }, slabs))
+    }
+
+    /// How many batches there are.
+    pub fn count(&self) -> usize {
+        self.headers.len()
+    }
+
+    /// Their bytes.
+    pub fn nbytes(&self) -> usize {
+        self.ends.last().copied().unwrap_or_default()
+    }
+
+    /// What is said of some of the batches, and where their bytes are; `None` if there aren't so many.
+    pub fn part(&self, batches: Range<usize>) -> Option<(Vec<u8>, Range<usize>)> {
+        let headers = self.headers.get(batches.clone())?;
+        let end = |count: usize| count.checked_sub(1).map_or(0, |last| self.ends[last]);
+        let said = write_group(headers.iter().map(Vec::as_slice));
+        Some((said, end(batches.start)..end(batches.end)))
+    }
+}
+
+/// The bytes of batches, one behind the other.
+fn together(batches: &[Batch], pool: &Arc<SlabPool>) -> Result<Slab> {
+    let mut together = pool.take(batches.iter().map(nbytes).sum())?;
+    let mut room = together.bytes_mut();
+    for slab in batches.iter().flat_map(|batch| &batch.slabs) {
+        let (now, later) = room.split_at_mut(slab.len());
+        now.copy_from_slice(slab.bytes());
+        room = later;
+    }
+    Ok(together)
+}
+
+/// Bytes of a batch.
+pub fn nbytes(batch: &Batch) -> usize {
+    batch.slabs.iter().map(Slab::len).sum()
+}
+
+/// Offsets and lengths of pieces, from their bytes.
+///
+/// # Errors
+/// If the bytes are those of something else.
+pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
+    let number = |bytes: [u8; NUMBER]| usize::try_from(u64::from_ne_bytes(bytes)).ok();
+    let (numbers, rest) = bytes.as_chunks::<NUMBER>();
+    let (pairs, odd) = numbers.as_chunks::<2>();
+    let pieces = pairs
+        .iter()
+        .map(|[offset, len]| Some((number(*offset)?, number(*len)?)));
+    let pieces = pieces
+        .collect::<Option<_>>()
+        .filter(|_| rest.is_empty() && odd.is_empty());
+    pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "what is said of lent memory can't be read"))
+}
+
+/// Lends batches to another process. Returns what is said of them, and the offset and the length of each piece of
+/// memory, as [`read_pieces`] reads them.
+///
+/// # Errors
+/// Out of memory.
+pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u8>)> {
+    let headers: Vec<_> = batches.iter().map(|batch| Header::of(batch, false).write()).collect();
+    let slabs = batches.iter().flat_map(|batch| &batch.slabs);
+    let mut pieces = Vec::new();
+    for slab in slabs.filter(|slab| !slab.is_empty()) {
+        let offset = lend_slab(lender, slab)?;
+        pieces.extend([offset, slab.len()].map(|number| (number as u64).to_ne_bytes()));
+    }
+    Ok((write_group(headers.iter().map(Vec::as_slice)), pieces.concat()))
+}
+
+/// Lends a slab, or a copy if it lies elsewhere: a source may have memory of its own. Returns its offset.
+fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize> {
+    let memory = lender.arena().memory();
+    let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
+    let nothing = || Error::new(ErrorKind::Internal, "a piece of memory can't be lent");
+    if all.contains(&slab.as_ptr().addr()) {
+        let offset = NonNull::new(slab.as_ptr()).and_then(|start| lender.lend(start));
+        slab.detach();
+        return offset.ok_or_else(nothing);
+    }
+    let mut copy = SlabPool::with_allocator(0, Some(Arc::new(SharedSlabs(lender.clone())))).take(slab.len())?;
+    copy.bytes_mut().copy_from_slice(slab.bytes());
+    NonNull::new(copy.as_ptr())
+        .and_then(|start| lender.lend(start))
+        .ok_or_else(nothing)
+}
