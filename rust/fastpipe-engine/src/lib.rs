@@ -32,7 +32,9 @@
 //! # The parts of a pass
 //!
 //! ```text
-//!   stream.rs    observer.rs, stats.rs                  what the bindings have
+//!   running_pass.rs, batch_source.rs                    what the bindings have
+//!       |             |
+//!   stream.rs    observer.rs, stats.rs
 //!       |             |
 //!   runners.rs  admission/  sequence/  scatter/  finish.rs  opening.rs  minimum_memory.rs: activities of any thread
 //!       |             |         |         |          |          |          |
@@ -62,6 +64,7 @@ mod admission;
 mod admission_gate;
 mod assemble;
 mod batch;
+mod batch_source;
 mod batches;
 mod budget;
 mod cost;
@@ -82,6 +85,7 @@ mod panicked;
 mod pass;
 mod pass_config;
 mod runners;
+mod running_pass;
 mod scatter;
 mod schedule;
 mod sequence;
@@ -95,12 +99,14 @@ mod working_memory;
 
 pub use assemble::assemble;
 pub use batch::{Batch, BatchInfo, BufferRange};
+pub use batch_source::{BatchSource, ObservePass, Task};
 pub use cost::Learned;
 pub use memory::Memory;
 pub use observer::PassObserver;
 pub use options::Options;
 pub use order_memory::{check_order, check_state, unplanned};
 pub use panicked::panicked;
+pub use running_pass::{Delivered, Lease, Origin, PassSource, RunningPass, Seen};
 pub use stats::Stats;
 pub use stream::{Poll, Stream};
 pub use telemetry::{Activity, Span};

@@ -18,6 +18,7 @@ mod group;
 mod header;
 mod outgoing;
 mod receive;
+mod remote_batches;
 mod remote_units;
 
 pub use arrivals::{Arrivals, Wanted};
@@ -28,4 +29,5 @@ pub use group::{read_group, write_group};
 pub use header::Header;
 pub use outgoing::{Outgoing, lend, nbytes, read_pieces};
 pub use receive::{Receiving, in_common};
+pub use remote_batches::RemoteBatches;
 pub use remote_units::RemoteUnits;

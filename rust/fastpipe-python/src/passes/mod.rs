@@ -2,7 +2,6 @@
 
 pub(crate) mod arrow_batches;
 pub(crate) mod batch_feed;
-pub(crate) mod batch_source;
 pub(crate) mod order;
 pub(crate) mod pass;
 pub(crate) mod pass_memory;

@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_datasets::window_rows;
-use fastpipe_engine::{Memory, Options, Stream, check_order, check_state, unplanned};
+use fastpipe_engine::{BatchSource, Memory, Options, Origin, Stream, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
+use fastpipe_wire::RemoteBatches;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -14,8 +15,7 @@ use pyo3::prelude::*;
 use crate::arrays::batch_arrays::{VALID, array};
 use crate::errors::IntoPy;
 use crate::passes::batch_feed::{BatchFeed, request};
-use crate::passes::batch_source::Supply;
-use crate::passes::pass::{Origin, Pass};
+use crate::passes::pass::Pass;
 use crate::passes::pass_memory::PassMemory;
 use crate::passes::progress::Progress;
 use crate::sources::data::Data;
@@ -326,16 +326,16 @@ impl Order {
     ) -> PyResult<Pass> {
         let data = self.data.get();
         let (begun, memory) = (data.begin(py, csr)?, memory.unwrap_or_else(|| data.memory()));
-        let supply = match data.bringer() {
+        let batches: Box<dyn BatchSource> = match data.bringer() {
             None => {
                 let start = || Stream::start(begun.source.clone(), cursor, options, memory.clone());
-                Supply::Engine(py.detach(start).py(py)?)
+                Box::new(py.detach(start).py(py)?)
             }
             Some(bringer) => {
                 let total = total.or(options.limit);
                 let size = self.order.settings().batch_size;
                 let feed = BatchFeed::new(begun.source.clone(), memory.clone(), size, options.memory_limit);
-                let supply = Supply::Remote(feed.feed().clone());
+                let batches = Box::new(RemoteBatches(feed.feed().clone()));
                 if let Some(total) = total {
                     feed.feed().end(total);
                 }
@@ -352,7 +352,7 @@ impl Order {
                 };
                 let request = request(py, numbers, progress, total, csr, &options, self.order.settings())?;
                 bringer.call1(py, (feed, request))?;
-                supply
+                batches
             }
         };
         let padded = self.order.settings().uneven == Uneven::Pad;
@@ -361,7 +361,7 @@ impl Order {
             options,
             memory,
         };
-        Pass::new(py, supply, begun, padded, total, origin, state)
+        Pass::new(py, batches, begun, padded, total, origin, state)
     }
 }
 

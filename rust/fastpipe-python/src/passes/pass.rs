@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{ColumnSpec, Error, ErrorKind, SlabPool, Source};
-use fastpipe_engine::{Batch, Memory as Kept, Options, Poll, Stream, unplanned};
-use fastpipe_order::{Order, RemainingEpoch, State};
+use fastpipe_batch::{ColumnSpec, Error, SlabPool};
+use fastpipe_engine::{Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen, Task};
+use fastpipe_order::State;
 use fastpipe_wire::nbytes;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -14,14 +14,9 @@ use pyo3::types::PyDict;
 use crate::arrays::batch_arrays::to_dict;
 use crate::arrays::shared_slabs::SharedSlabs;
 use crate::errors::{guarded, lost, raised_of, to_py};
-use crate::passes::batch_source::{Look, Supply, Task};
 use crate::passes::progress::Progress;
 use crate::passes::stats;
 use crate::service::outgoing::{self, Lent, Sent};
-use crate::sources::data::{Begun, Lease};
-
-/// How long a wait for a batch may keep Ctrl-C waiting.
-const PATIENCE: Duration = Duration::from_millis(20);
 
 /// Free slabs that are kept for batches that are sent together.
 const SENT_TOGETHER: usize = 8;
@@ -30,170 +25,13 @@ const SENT_TOGETHER: usize = 8;
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Position {
     seen: Arc<Seen>,
-    look: Look,
-    running: Weak<Running>,
-}
-
-/// What the consumer has got.
-struct Seen {
-    /// Only locked for a moment, and with the GIL, so that no other thread can hold it when a process forks; but for
-    /// TensorFlow's threads, and TensorFlow itself doesn't survive a fork.
-    state: Mutex<Delivered>,
-}
-
-struct Delivered {
-    batches: u64,
-    /// The number of the last batch, counted from 1, its epoch, and what is left after it.
-    last: u64,
-    epoch: u64,
-    state: State,
-    /// Whether the consumer has seen that there is no more.
-    ended: bool,
-}
-
-impl Seen {
-    fn lock(&self) -> MutexGuard<'_, Delivered> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    look: Box<dyn ObservePass>,
+    running: Weak<RunningPass>,
 }
 
 impl Position {
     fn seen(&self) -> MutexGuard<'_, Delivered> {
         self.seen.lock()
-    }
-}
-
-/// A pass under way. Its threads end when it is dropped.
-pub(crate) struct Running {
-    supply: Supply,
-    source: Arc<dyn Source>,
-    /// Dropped behind the stream, which waits for its threads when it is; or when there is nothing more to read.
-    lease: Mutex<Option<Lease>>,
-    origin: Origin,
-    seen: Arc<Seen>,
-    /// What closed it, in words.
-    closed_by: OnceLock<String>,
-}
-
-/// What a pass was started with.
-pub(crate) struct Origin {
-    pub(crate) order: Arc<Order>,
-    pub(crate) options: Options,
-    pub(crate) memory: Arc<Kept>,
-}
-
-impl Running {
-    fn new(supply: Supply, begun: Begun, origin: Origin, state: State) -> Arc<Self> {
-        let delivered = Delivered {
-            batches: 0,
-            last: 0,
-            epoch: state.epoch,
-            state,
-            ended: false,
-        };
-        let seen = Arc::new(Seen {
-            state: Mutex::new(delivered),
-        });
-        Arc::new(Running {
-            supply,
-            source: begun.source,
-            lease: Mutex::new(begun.lease),
-            origin,
-            seen,
-            closed_by: OnceLock::new(),
-        })
-    }
-
-    /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a
-    /// unit. Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
-    pub(crate) fn without(&self, rest: &RemainingEpoch, unit: u64) -> Result<(Arc<Running>, RemainingEpoch), Error> {
-        let Origin { order, options, memory } = &self.origin;
-        if matches!(self.supply, Supply::Remote(_)) {
-            let reason = "batches that others make can't be had without one of their units; let the reader that is \
-                          served leave out what can't be read";
-            return Err(Error::new(ErrorKind::Unsupported, reason));
-        }
-        // All but the last one are of one size, and nothing fails behind the last.
-        let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
-        let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
-        let cursor = order.remaining_epoch(&rest).map_err(unplanned)?;
-        let stream = Stream::start(self.source.clone(), cursor, *options, memory.clone())?;
-        let origin = Origin {
-            order: order.clone(),
-            options: *options,
-            memory: memory.clone(),
-        };
-        let state = State::start(rest.epoch, order.settings().ranks);
-        let begun = Begun {
-            source: self.source.clone(),
-            lease: self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-        };
-        Ok((Running::new(Supply::Engine(stream), begun, origin, state), rest))
-    }
-
-    /// The epoch of the batch behind those that the consumer has got.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.seen.lock().state.epoch
-    }
-
-    /// Looks for the next batch, waiting for a moment. An error ends the pass, and its threads. Without the GIL.
-    pub(crate) fn poll(&self) -> Result<Poll, Error> {
-        self.poll_for(PATIENCE)
-    }
-
-    /// Looks for the next batch, waiting at most so long.
-    pub(crate) fn poll_for(&self, wait: Duration) -> Result<Poll, Error> {
-        self.supply.poll(wait).map_err(|error| match self.closed_by.get() {
-            Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
-            _ => error,
-        })
-    }
-
-    /// Ends the pass and waits for its threads. Whoever draws from it afterwards is told why it ended.
-    fn close(&self, by: Option<String>) {
-        if let Some(by) = by {
-            self.closed_by.get_or_init(|| by);
-        }
-        self.supply.close();
-        self.release();
-    }
-
-    /// Ends the pass with an error and waits for its threads. Without the GIL.
-    fn fail(&self, error: Error) {
-        self.supply.fail(error);
-        self.release();
-    }
-
-    /// Nothing more is read.
-    fn release(&self) {
-        drop(self.lease.lock().unwrap_or_else(PoisonError::into_inner).take());
-    }
-
-    /// The columns of its batches.
-    pub(crate) fn columns(&self) -> &[ColumnSpec] {
-        &self.source.facts().columns
-    }
-
-    /// Notes that the consumer has got a batch of an epoch, and what is left after it.
-    pub(crate) fn delivered(&self, number: u64, epoch: u64, after: State) {
-        let mut seen = self.seen.lock();
-        seen.batches += 1;
-        // Several threads may draw, and one overtake another between the two steps.
-        if number >= seen.last {
-            (seen.last, seen.epoch, seen.state) = (number + 1, epoch, after);
-        }
-    }
-
-    /// Notes that the consumer has seen the end.
-    pub(crate) fn ended(&self) {
-        let mut seen = self.seen.lock();
-        // Others may still have batches of this epoch; for this rank it is over.
-        seen.state = State::start(
-            self.origin.options.end_epoch.unwrap_or(0).max(seen.state.epoch),
-            seen.state.ranks,
-        );
-        seen.epoch = seen.state.epoch;
-        seen.ended = true;
     }
 }
 
@@ -258,7 +96,7 @@ impl Position {
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Pass {
     /// Dropped with the GIL released, since it waits for threads.
-    running: Option<Arc<Running>>,
+    running: Option<Arc<RunningPass>>,
     /// Whether batches say which of their rows are valid.
     padded: bool,
     total: Option<u64>,
@@ -274,18 +112,17 @@ impl Pass {
     /// Makes an iterator of a pass that starts with `state` and has `total` batches.
     pub(crate) fn new(
         py: Python<'_>,
-        supply: Supply,
-        begun: Begun,
+        batches: Box<dyn BatchSource>,
+        begun: PassSource,
         padded: bool,
         total: Option<u64>,
         origin: Origin,
         state: State,
     ) -> PyResult<Self> {
-        let look = supply.look();
-        let running = Running::new(supply, begun, origin, state);
+        let running = RunningPass::new(batches, begun, origin, state);
         let position = Position {
-            seen: running.seen.clone(),
-            look,
+            seen: running.seen().clone(),
+            look: running.observe(),
             running: Arc::downgrade(&running),
         };
         Ok(Pass {
@@ -299,7 +136,7 @@ impl Pass {
     }
 
     /// The exception for what ended the pass.
-    fn failed(&self, py: Python<'_>, running: &Running, error: &Error) -> PyErr {
+    fn failed(&self, py: Python<'_>, running: &RunningPass, error: &Error) -> PyErr {
         py.detach(|| running.release());
         let Some(raised) = raised_of(error) else {
             return to_py(py, error);
@@ -404,7 +241,7 @@ impl Pass {
     }
 
     /// The pass itself, for whoever draws from it without Python.
-    pub(crate) fn running(&self) -> Option<Arc<Running>> {
+    pub(crate) fn running(&self) -> Option<Arc<RunningPass>> {
         self.running.clone()
     }
 }
@@ -457,10 +294,7 @@ impl Pass {
     fn __repr__(&self) -> String {
         let seen = self.position.get().seen();
         let total = self.total.map_or_else(String::new, |total| format!(" of {total}"));
-        let closed = self
-            .running
-            .as_ref()
-            .is_some_and(|running| running.closed_by.get().is_some());
+        let closed = self.running.as_ref().is_some_and(|running| running.is_closed());
         let end = match (seen.ended, closed) {
             (true, _) => ", ended",
             (false, true) => ", closed",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fastpipe_batch::{Feature, Source, text_path};
 use fastpipe_csv::{CsvSource, Dialect, Names, OnRagged};
 use fastpipe_datasets::{CsvFiles, layout_digest};
-use fastpipe_engine::default_threads;
+use fastpipe_engine::{PassSource, default_threads};
 use fastpipe_files::{IndexCache, Opening};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 
 use crate::callbacks::{log, signals};
 use crate::errors::IntoPy;
-use crate::sources::data::{Begun, Data};
+use crate::sources::data::Data;
 use crate::sources::in_memory_files::{InMemory, files};
 use crate::specs::features::{Described, Lowered, describe};
 use crate::specs::lookups::{Lookups, lifted};
@@ -75,7 +75,7 @@ impl CsvDataset {
                     let compressed = compressed.clone();
                     move |_: Python<'_>| {
                         let source = Arc::new(compressed.again());
-                        Ok(Begun { source, lease: None })
+                        Ok(PassSource { source, lease: None })
                     }
                 };
                 Data::with_passes(compressed, Box::new(begin), units)

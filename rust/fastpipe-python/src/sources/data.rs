@@ -1,13 +1,12 @@
 //! What orders and passes need of a data set, whatever its source.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Source, UnitRange, partitions, try_collect};
 use fastpipe_datasets::default_window;
-use fastpipe_engine::{Memory, unplanned};
+use fastpipe_engine::{Memory, PassSource, unplanned};
 use fastpipe_order::{Units, UnitsError};
 use fastpipe_wire::write_columns;
 use numpy::PyArray1;
@@ -34,16 +33,7 @@ pub(crate) struct Data {
 }
 
 /// Makes the source of a pass.
-pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<Begun> + Send + Sync>;
-
-/// The source of a pass, which may be looked at when the pass is over; and what is dropped when it is.
-pub(crate) struct Begun {
-    pub(crate) source: Arc<dyn Source>,
-    pub(crate) lease: Option<Lease>,
-}
-
-/// What a pass keeps as long as it is under way.
-pub(crate) type Lease = Arc<dyn Any + Send + Sync>;
+pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<PassSource> + Send + Sync>;
 
 impl Data {
     pub(crate) fn new(source: Arc<dyn Source>) -> Self {
@@ -81,8 +71,8 @@ impl Data {
     }
 
     /// The source of a new pass; with `csr` its sparse columns are in that layout.
-    pub(crate) fn begin(&self, py: Python<'_>, csr: bool) -> PyResult<Begun> {
-        let whole = || Begun {
+    pub(crate) fn begin(&self, py: Python<'_>, csr: bool) -> PyResult<PassSource> {
+        let whole = || PassSource {
             source: self.source.clone(),
             lease: None,
         };
@@ -201,7 +191,7 @@ impl Data {
             let whole = slf.clone().unbind();
             data.begin = Some(Box::new(move |py| {
                 let begun = whole.get().begin(py, false)?;
-                Ok(Begun {
+                Ok(PassSource {
                     source: Arc::new(UnitRange::new(begun.source, start..end)),
                     lease: begun.lease,
                 })

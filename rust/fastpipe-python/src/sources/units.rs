@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Feature};
 use fastpipe_columns::{Answer, ReadUnit, Slice, UnitAsker, UnitName, UnitsSource, infer_all, with_forms};
+use fastpipe_engine::PassSource;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::arrays::arrow_import::import_schema;
 use crate::errors::{IntoPy, guarded};
-use crate::sources::data::{Begun, Data};
+use crate::sources::data::Data;
 use crate::sources::unit_calls::UnitCalls;
 use crate::specs::features::{Described, Lowered, describe, listed};
 use crate::specs::lookups::{Lookups, lifted};
@@ -56,7 +57,7 @@ struct Reading {
 
 impl Reading {
     /// The source of a pass.
-    fn begin(&self, py: Python<'_>) -> PyResult<Begun> {
+    fn begin(&self, py: Python<'_>) -> PyResult<PassSource> {
         let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = match &*kept {
             Some(calls) if calls.are_ours() => calls.clone(),
@@ -76,7 +77,7 @@ impl Reading {
             }
         }
         let asking = UnitAsker::new(calls, self.name.clone());
-        Ok(Begun {
+        Ok(PassSource {
             source: Arc::new(self.source.with_reader(asking)),
             lease: Some(Arc::new(lease)),
         })

@@ -7,11 +7,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::Error;
+use fastpipe_engine::RunningPass;
 use fastpipe_order::RemainingEpoch;
 
 use super::api::Failure;
 use super::outputs::Column;
-use crate::passes::pass::Running;
 
 /// What elements consist of, and where they come from.
 pub(crate) struct Iteration {
@@ -28,7 +28,7 @@ struct Stage {
     /// Told before anything else.
     failures: VecDeque<Failure>,
     /// None: it is over.
-    pass: Option<Arc<Running>>,
+    pass: Option<Arc<RunningPass>>,
     /// What the pass goes through, once it isn't the whole epoch.
     rest: Option<RemainingEpoch>,
 }
@@ -36,13 +36,13 @@ struct Stage {
 /// What comes next.
 pub(crate) enum Turn {
     Fails(Failure),
-    Draws(Arc<Running>),
+    Draws(Arc<RunningPass>),
     Over,
 }
 
 impl Iteration {
     pub(crate) fn new(
-        pass: Option<Arc<Running>>,
+        pass: Option<Arc<RunningPass>>,
         columns: Vec<Column>,
         shapes: Option<HashMap<String, String>>,
         failures: VecDeque<Failure>,
@@ -79,7 +79,7 @@ impl Iteration {
     }
 
     /// A pass has failed: goes on behind what is damaged. Returns an error of that, which is told next.
-    pub(crate) fn leave(&self, pass: &Arc<Running>, error: &Error) -> Result<(), Error> {
+    pub(crate) fn leave(&self, pass: &Arc<RunningPass>, error: &Error) -> Result<(), Error> {
         let mut stage = self.stage();
         if !stage.pass.as_ref().is_some_and(|current| Arc::ptr_eq(current, pass)) {
             // Another thread has seen the same error.

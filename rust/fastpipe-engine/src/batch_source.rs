@@ -1,0 +1,78 @@
+//! Where the batches of a pass come from: threads of this process, or other processes that send them.
+
+use std::time::Duration;
+
+use fastpipe_batch::{Error, Result};
+
+use crate::observer::PassObserver;
+use crate::stats::Stats;
+use crate::stream::{Poll, Stream};
+
+/// Yields the batches of a pass, one after the other. The pass ends when it is dropped.
+pub trait BatchSource: Send + Sync {
+    /// The next batch, if it is there within `wait`.
+    ///
+    /// # Errors
+    /// What ended the pass.
+    fn poll(&self, wait: Duration) -> Result<Poll>;
+
+    /// Ends the pass with an error.
+    fn fail(&self, error: Error);
+
+    /// Ends the pass.
+    fn close(&self);
+
+    /// Whether this process makes the batches.
+    fn is_local(&self) -> bool;
+
+    /// A look at the pass, which may outlast it.
+    fn observe(&self) -> Box<dyn ObservePass>;
+}
+
+/// A task that was done: what, for which batch, by which thread, when it started, when it ended, and how long it was
+/// expected to take.
+pub type Task = (&'static str, u64, u32, u64, u64, u64);
+
+/// A look at a pass.
+pub trait ObservePass: Send + Sync {
+    /// What the pass has done, and where its time went. `None` in a forked child, where it isn't the child's.
+    fn stats(&self) -> Option<Stats>;
+
+    /// Every task that was done, if they were recorded.
+    fn tasks(&self) -> Vec<Task>;
+}
+
+impl BatchSource for Stream {
+    fn poll(&self, wait: Duration) -> Result<Poll> {
+        Stream::poll(self, wait)
+    }
+
+    fn fail(&self, error: Error) {
+        Stream::fail(self, error);
+    }
+
+    fn close(&self) {
+        Stream::close(self);
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn observe(&self) -> Box<dyn ObservePass> {
+        Box::new(self.observer())
+    }
+}
+
+impl ObservePass for PassObserver {
+    fn stats(&self) -> Option<Stats> {
+        PassObserver::stats(self)
+    }
+
+    fn tasks(&self) -> Vec<Task> {
+        let (spans, work) = (self.spans().into_iter(), self.work());
+        spans
+            .map(|s| (s.activity.name(work), s.batch, s.thread, s.start, s.end, s.expected))
+            .collect()
+    }
+}
