@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+import fastpipe
 import samples
 from fastpipe import _fastpipe
 
@@ -63,6 +67,41 @@ def test_no_framework_is_loaded_and_nothing_warns() -> None:
         print(*(name for name in sys.argv[2].split() if name in sys.modules))
     """
     assert outcome(script, "", " ".join(frameworks)) == ""
+
+
+def test_what_few_programs_use_is_loaded_late() -> None:
+    script = """
+        import fastpipe
+        late = ["csv", "http.client", "leases", "logging", "service", "sources.avro", "sources.sql", "statistics"]
+        print([name for name in late if name in sys.modules or f"fastpipe.{name}" in sys.modules])
+        print(set(fastpipe.__all__) <= set(dir(fastpipe)), fastpipe.read_avro is fastpipe.sources.avro.read_avro)
+        from fastpipe import *
+        print(all(globals()[name] is getattr(fastpipe, name) for name in fastpipe.__all__))
+        try:
+            fastpipe.read_arvo
+        except AttributeError as error:
+            print(error)
+    """
+    assert outcome(script, "", "").splitlines() == [
+        "[]",
+        "True True",
+        "True",
+        "module 'fastpipe' has no attribute 'read_arvo'",
+    ]
+
+
+@pytest.mark.parametrize("package", ["", "service/"])
+def test_type_checkers_know_what_is_loaded_late(package: str) -> None:
+    path = Path(fastpipe.__file__).parent / package / "__init__.py"
+    late = [each for each in ast.parse(path.read_text("utf-8")).body if isinstance(each, ast.If)]
+    imports = [each for each in ast.walk(late[0]) if isinstance(each, ast.ImportFrom)]
+    table = ast.literal_eval(next(each for each in ast.walk(late[0]) if isinstance(each, ast.Dict)))
+    assert {(each.module, name.name) for each in imports for name in each.names} == {
+        (module, name)
+        for module, names in table.items()
+        for name in names.split()
+        if module != "fastpipe" and name != "__version__"
+    }
 
 
 def test_no_library_is_loaded_that_was_not(tmp_path: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.request
-from urllib.parse import urlsplit
 
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
@@ -39,9 +37,14 @@ def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a
 
 
 def _of_url(url: str, scheme: str) -> str:
-    host, path = urlsplit(url)[1:3]
-    if scheme.lower() == "file" and host in ("", "localhost"):
-        return urllib.request.url2pathname(path)
+    if scheme.lower() == "file":
+        # They load HTTP and TLS, which takes as long as all of fastpipe.
+        from urllib.parse import urlsplit
+        from urllib.request import url2pathname
+
+        host, path = urlsplit(url)[1:3]
+        if host in ("", "localhost"):
+            return url2pathname(path)
     reason = (
         f"only local files are read, and this is a URL of {scheme}://; copy the data to a local disk, or mount them "
         "there, and give the path"

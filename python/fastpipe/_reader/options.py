@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable
@@ -154,6 +153,8 @@ class Settings:
     def __init__(self, function: Callable[..., Reader], batch_size: SupportsIndex, options: Options) -> None:
         parameters = inspect.signature(function).parameters
         for unknown in options.keys() - Options.__annotations__.keys():
+            import difflib  # For this alone.
+
             near = difflib.get_close_matches(unknown, parameters, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f": it takes {', '.join(parameters)}"
             raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown!r}{hint}")

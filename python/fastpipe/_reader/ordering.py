@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
-import secrets
+import os
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from functools import cached_property
@@ -17,7 +16,18 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
 
-__all__ = ["LARGEST_BATCH", "LARGEST_WORLD", "Ordering", "ShardBy", "Shuffle", "Uneven", "integer", "within"]
+__all__ = [
+    "LARGEST_BATCH",
+    "LARGEST_WORLD",
+    "Ordering",
+    "ShardBy",
+    "Shuffle",
+    "Uneven",
+    "digest",
+    "integer",
+    "seed_of",
+    "within",
+]
 
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
@@ -26,7 +36,17 @@ Uneven: TypeAlias = Literal["drop", "pad", "allow"]
 LARGEST_BATCH = 2**31 - 1
 LARGEST_WORLD = 2**20
 _LARGEST_BUFFER = 2**31
-_LARGEST_SEED = 2**64 - 1
+
+
+def digest(*parts: bytes | memoryview) -> str:
+    """Returns 32 hexadecimal digits of the SHA-256 of the parts."""
+    # It loads OpenSSL, which takes milliseconds, and most programs save no state.
+    import hashlib
+
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()[:32]
 
 
 class Rows:
@@ -42,7 +62,7 @@ class Rows:
     @cached_property
     def digest(self) -> str:
         """Of the numbers, in 32 hexadecimal digits."""
-        return hashlib.sha256(self.numbers.data).hexdigest()[:32]
+        return digest(self.numbers.data)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and self.digest == other.digest
@@ -121,8 +141,7 @@ class Ordering:
         return cls(
             shuffle=kind,
             shuffle_buffer=buffer,
-            # Within what JSON and other languages' integers hold exactly.
-            seed=secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED),
+            seed=seed_of(seed),
             seed_given=seed is not None,
             batch_size=size,
             drop_last=flag("drop_last", drop_last),
@@ -135,8 +154,7 @@ class Ordering:
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
         """A sample of this many rows, drawn behind this many others."""
         kind = "bootstrap" if replace else "sample"
-        drawn = secrets.randbits(48) if seed is None else within("seed", seed, 0, _LARGEST_SEED)
-        sampled = self.with_seed(drawn)
+        sampled = self.with_seed(seed_of(seed))
         return replaced(
             sampled, shuffle=kind, shuffle_buffer=rows, skipped=skipped, shard_by="batch", seed_given=seed is not None
         )
@@ -239,6 +257,17 @@ def integer(name: str, value: SupportsIndex) -> int:
     except TypeError:
         kind = type(value).__name__
         raise TypeError(f"{name} is an integer, not {kind}: {shown(value)}") from None
+
+
+def seed_of(seed: SupportsIndex | None) -> int:
+    """The seed that the user gave, or one that is drawn.
+
+    Raises:
+        TypeError: if it is no integer.
+        ValueError: if it is out of range.
+    """
+    # 48 bits are within what JSON and other languages' integers hold exactly.
+    return int.from_bytes(os.urandom(6)) if seed is None else within("seed", seed, 0, 2**64 - 1)
 
 
 def within(name: str, value: SupportsIndex, least: int, most: int) -> int:

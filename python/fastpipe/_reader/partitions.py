@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from typing import Any, NamedTuple, SupportsIndex
 
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.ordering import Ordering, within
+from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
 
@@ -84,7 +83,7 @@ class _Part:
         """That of all, with the part's rows, and a digest of its own."""
         whole = copy.copy(self._whole.fingerprint(version))
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
-        return whole | {"rows": self._part.rows, "digest": hashlib.sha256(named.encode()).hexdigest()[:32]}
+        return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
         """Where it comes from in the whole."""

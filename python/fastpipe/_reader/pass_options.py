@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Literal, Self, SupportsIndex, TypedDict
 
 from fastpipe._reader.ordering import integer, within
@@ -104,4 +103,5 @@ def memory_size(name: str, size: SupportsIndex | str) -> int:
     if found is None or unit is None:
         raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
     # Exactly: a float would make 2,299,999 bytes of 2.3 MB.
-    return within(name, int(Decimal(found[1]) * unit), 1, 2**63 - 1)
+    digits, _, decimals = found[1].partition(".")
+    return within(name, int(digits + decimals) * unit // 10 ** len(decimals), 1, 2**63 - 1)

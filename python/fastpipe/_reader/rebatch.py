@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, SupportsIndex
 
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag
-from fastpipe._reader.ordering import LARGEST_BATCH, within
+from fastpipe._reader.ordering import LARGEST_BATCH, seed_of, within
 from fastpipe.batch._flatten import ColumnLayout
 
 __all__ = ["Rebatcher", "rebatch"]
@@ -104,7 +103,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
     ) -> None:
         self._batch_size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         self._shuffle_buffer = within("shuffle_buffer", shuffle_buffer, 0, 2**31 - 1)
-        self._seed = secrets.randbits(64) if seed is None else within("seed", seed, 0, 2**64 - 1)
+        self._seed = seed_of(seed)
         self._epoch = within("epoch", epoch, 0, 2**63 - 1)
         self._drop_last = flag("drop_last", drop_last)
         self._copy = flag("copy", copy)

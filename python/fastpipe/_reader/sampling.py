@@ -11,7 +11,6 @@ asked for.
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import replace as replaced
 from typing import Any, NamedTuple, SupportsIndex
 
@@ -19,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag
-from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, within
+from fastpipe._reader.ordering import LARGEST_BATCH, Ordering, seed_of, within
 from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
@@ -293,7 +292,7 @@ def _drawn(
     """A sample that isn't uniform."""
     if stratify is not None and weights is not None:
         raise ValueError("give stratify or weights, not both")
-    drawn = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
+    drawn = seed_of(seed)
     if stratify is not None:
         codes = codes_of(_values(reader, "stratify", stratify))
         numbers = stratified(codes, rows, drawn, part, replace=replace)

@@ -6,22 +6,22 @@ come and go. `LocalService` does both within this machine, by memory in common. 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fastpipe.service._connect import connect
-from fastpipe.service._local import LocalService
-from fastpipe.service._settings import Directory
+from fastpipe._lazy import lazily
 
 if TYPE_CHECKING:
-    from fastpipe.service._server import Server
-
-__all__ = ["Directory", "LocalService", "Server", "connect"]
-
-
-def __getattr__(name: str) -> Any:
-    # Flight is loaded when it is first asked for.
-    if name == "Server":
-        from fastpipe.service._server import Server
-
-        return Server
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fastpipe.service._connect import connect as connect
+    from fastpipe.service._local import LocalService as LocalService
+    from fastpipe.service._server import Server as Server
+    from fastpipe.service._settings import Directory as Directory
+else:
+    __getattr__, __dir__, __all__ = lazily(
+        __name__,
+        {
+            "fastpipe.service._connect": "connect",
+            "fastpipe.service._local": "LocalService",
+            "fastpipe.service._server": "Server",
+            "fastpipe.service._settings": "Directory",
+        },
+    )

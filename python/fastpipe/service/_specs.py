@@ -7,13 +7,13 @@ JSON, so it is the same in each process and on each machine.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.ordering import digest
 
 __all__ = ["identity", "specs_digest"]
 
@@ -27,7 +27,7 @@ def specs_digest(data: Dataset) -> str:
         "columns": data.handle.columns_text(),
         "interpretation": dict(data.interpretation),
     }
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return digest(json.dumps(told, sort_keys=True).encode())
 
 
 def identity(fingerprint: Mapping[str, Any], specs: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe._arguments import flag, names, shown
 from fastpipe._progress import progress_bar
-from fastpipe._reader.ordering import within
+from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, counts_of, gathered
@@ -303,7 +302,7 @@ def fill(
     allowed = memory_size("memory", memory)
     if allowed < _LEAST_MEMORY:
         raise ValueError(f"memory is at least {_LEAST_MEMORY} bytes, not {allowed}")
-    chosen = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
+    chosen = seed_of(seed)
     targets = _devices(devices, framework)
     reader, read = _opened(source, columns, kind, index_cache, num_threads)
     units = counts_of(reader)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from fastpipe import _fastpipe
 from fastpipe._arguments import names
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.avro._schemas import AS_WRITTEN, Resolution
 from fastpipe.sources.files._in_memory_files import Contents
@@ -179,18 +179,18 @@ class AvroData:
         return self._fingerprints[version]
 
     def _fingerprint(self, version: int) -> dict[str, Any]:
-        digest = hashlib.sha256()
+        parts = []
         files = self.handle.files()
         for path, size, marker in files:
             name = os.path.basename(path).encode(errors="surrogateescape")
-            digest.update(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
+            parts.append(len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + bytes(marker))
         if version > 1:
-            digest.update(self.handle.layout())
+            parts.append(self.handle.layout())
         told: dict[str, Any] = {
             "files": len(files),
             "rows": self.handle.num_rows,
             "bytes": sum(size for _, size, _ in files),
-            "digest": digest.hexdigest()[:32],
+            "digest": digest(*parts),
         }
         return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -65,6 +64,8 @@ class AvroFile:
         text = self._file.schema_json
         with contextlib.suppress(RecursionError):
             return json.loads(text)
+        import concurrent.futures  # For this alone.
+
         # The parser counts the frames of its callers as well, of which a thread has next to none.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import operator
 import os
-import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
@@ -134,7 +133,7 @@ def write_avro(
         wanted |= {"codec": known.codec, "sync": known.sync_marker, "appending_to": known.schema_json}
         place: Any = truncated_on_failure(target, length)
     else:
-        wanted |= {"codec": codec or "zstandard", "sync": secrets.token_bytes(_SYNC_BYTES), "appending_to": None}
+        wanted |= {"codec": codec or "zstandard", "sync": os.urandom(_SYNC_BYTES), "appending_to": None}
         place = replacing(target)
     with _bar(data, showing) as bar, place as temporary:
         writer = _fastpipe.AvroWriter(temporary or target, shown=target, schema=text, **wanted)
@@ -181,7 +180,7 @@ def copy_records(
             level=None,
             block_bytes=block_bytes,
             num_threads=_threads("auto"),
-            sync=secrets.token_bytes(_SYNC_BYTES),
+            sync=os.urandom(_SYNC_BYTES),
             metadata=list(metadata.items()),
             appending_to=None,
             encoded=True,

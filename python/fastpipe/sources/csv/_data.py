@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from fastpipe import _fastpipe
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.csv._dialect import Dialect
 from fastpipe.sources.files._in_memory_files import Contents
@@ -132,18 +132,19 @@ class CsvData:
         lie.
         """
         if self._fingerprint is None:
-            digest = hashlib.sha256()
+            parts = []
             files = self.handle.files()
             for path, size, ends in files:
                 name = os.path.basename(path).encode(errors="surrogateescape")
-                digest.update(len(name).to_bytes(8, "little") + name)
-                digest.update(size.to_bytes(8, "little") + ends.to_bytes(8, "little"))
-            digest.update(self.handle.layout())
+                parts.append(
+                    len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + ends.to_bytes(8, "little")
+                )
+            parts.append(self.handle.layout())
             self._fingerprint = {
                 "files": len(files),
                 "rows": self.handle.num_rows,
                 "bytes": sum(size for _, size, _ in files),
-                "digest": digest.hexdigest()[:32],
+                "digest": digest(*parts),
             }
         return self._fingerprint
 

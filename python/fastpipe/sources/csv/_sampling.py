@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from typing import Any, Literal, SupportsIndex, cast
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
 from fastpipe._reader.options import Options, Settings
-from fastpipe._reader.ordering import within
+from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
 from fastpipe.errors import MissingFileError, StorageError
@@ -358,7 +357,7 @@ def sample_csv(
         >>> drawn.values.shape, drawn.values.dtype, len(set(drawn.rows.tolist()))
         ((500, 1), dtype('float32'), 500)
     """
-    chosen = secrets.randbits(48) if seed is None else within("seed", seed, 0, 2**64 - 1)
+    chosen = seed_of(seed)
     dialect = LosslessDialect.of(delimiter, quote, header, comment, decimal, null_values, on_ragged)
     options: Options = {"num_threads": num_threads, "memory_limit": memory_limit, "progress": progress}
     count = within("rows", rows, 1, LARGEST_SAMPLE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,7 +43,7 @@ def replacing(path: str) -> Iterator[str]:
         reason = "it isn't a regular file, and only such are replaced: give another path"
         raise StorageError(f"{reason} (file {path})", path=path, reason=reason)
     folder = os.path.dirname(target)
-    temporary = os.path.join(folder, f".fastpipe-{secrets.token_hex(8)}.tmp")
+    temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
     process = os.getpid()
     done = False
     try:

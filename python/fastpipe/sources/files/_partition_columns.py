@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
+from fastpipe._reader.ordering import digest
 from fastpipe.errors import SchemaError
 
 __all__ = ["Partitioning", "Partitions", "checked_partitioning", "digests", "partition_of"]
@@ -95,9 +95,7 @@ class Partitions:
 def digests(columns: Iterable[tuple[str, list[int | str | None]]]) -> dict[str, str]:
     """For each column a digest of its values, in the order of files."""
     return {
-        name: hashlib.sha256(repr([None if value is None else str(value) for value in values]).encode()).hexdigest()[
-            :16
-        ]
+        name: digest(repr([None if value is None else str(value) for value in values]).encode())[:16]
         for name, values in columns
     }
 

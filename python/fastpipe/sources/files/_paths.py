@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import logging
 import os
 import re
 import stat
@@ -68,8 +67,6 @@ def _too_many(what: str, text: str) -> LimitError:
     reason = f"{what} in a path: list the paths instead"
     return LimitError(f"{reason} (file {text[:200]})", path=text, reason=reason)
 
-
-_LOG = logging.getLogger("fastpipe")
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 # The first that a directory has files of is taken; several that are taken together are a tuple.
@@ -138,7 +135,11 @@ def tell_empty(files: list[str], empty: list[str]) -> None:
     if not files:
         reason = f"all files that were found are empty ({len(empty)} of zero bytes): there is no schema to read rows by"
         raise MissingFileError(f"{reason} (file {empty[0]})", path=empty[0], reason=reason)
-    _LOG.warning("passed over %d files of zero bytes, the first of which is %s", len(empty), empty[0])
+    import logging  # Seldom needed, and it takes milliseconds.
+
+    logging.getLogger("fastpipe").warning(
+        "passed over %d files of zero bytes, the first of which is %s", len(empty), empty[0]
+    )
 
 
 def with_suffix(paths: list[str], suffixes: Suffixes) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from functools import cached_property
@@ -12,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe import _fastpipe
-from fastpipe._reader.ordering import within
+from fastpipe._reader.ordering import digest, within
 from fastpipe.batch._csr import CSR, Duplicates, compress, core
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
@@ -459,12 +458,10 @@ class Interactions:
 
     @cached_property
     def _digest(self) -> str:
-        digest = hashlib.sha256()
-        for array in (self.indptr, self.indices, self.item_counts):
-            digest.update(np.ascontiguousarray(array).data)
+        arrays = (self.indptr, self.indices, self.item_counts)
         first_positive = 0 if self._part is None else self._part.first_positive
-        digest.update(f"{self.first_user} {first_positive} {self.num_users}".encode())
-        return digest.hexdigest()[:32]
+        place = f"{self.first_user} {first_positive} {self.num_users}"
+        return digest(*(np.ascontiguousarray(array).data for array in arrays), place.encode())
 
     def __len__(self) -> int:
         """Positives, as `num_positives`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import hashlib
 import operator
 import os
 import tempfile
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias, TypeVa
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.ordering import digest, within
 from fastpipe._reader.reader import Reader
 from fastpipe._text import plural
 from fastpipe.errors import FastpipeError, StorageError
@@ -365,8 +365,7 @@ def read_sql(
 
         def write() -> str:
             key = f"{engine.identity()}\0{wanted.text}\0{wanted.parameters!r}"
-            digest = hashlib.sha256(key.encode()).hexdigest()[:32]
-            return written(engine, bound, os.fspath(materialize), digest)
+            return written(engine, bound, os.fspath(materialize), digest(key.encode()))
 
         path = interruptible(write, engine.cancel)
         files = Files(None)
@@ -432,8 +431,6 @@ def partition_sql(
     require_pyarrow()
     keys, parts = checked_by(by), checked_partitions(partitions)
     if preferred_rows is not None:
-        from fastpipe._reader.ordering import within
-
         within("preferred_rows", preferred_rows, 1, 2**32 - 1)
     engine = engine_of(connection)
     bound = engine.bind(checked(query, parameters, engine.dialect))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import hashlib
 import json
 import os
 import threading
@@ -21,6 +20,7 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
 from fastpipe._fastpipe import UnitCalls
 from fastpipe._reader.dataset import SourceWording
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import SchemaError, ShapeError
 from fastpipe.specs import Features, inferred
@@ -306,8 +306,12 @@ class UnitsData:
             told = json.dumps(own, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise TypeError(f"fingerprint() must return what JSON can hold: {error}") from error
-        digest = hashlib.sha256(json.dumps(self._rows).encode() + b"\0" + told.encode())
-        return {"units": len(self._rows), "rows": self.handle.num_rows, "digest": digest.hexdigest()[:32]}
+        layout = json.dumps(self._rows).encode()
+        return {
+            "units": len(self._rows),
+            "rows": self.handle.num_rows,
+            "digest": digest(layout, b"\0", told.encode()),
+        }
 
     def default_window(self, batch_size: int) -> int:
         """Rows of a window whose units take no more than 256 MiB when they are open, as far as that is known.
