@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import Vocabulary
 
 __all__ = ["Described", "Lowered", "LoweredDialect", "LoweredLookup", "Value"]
 
@@ -26,4 +26,4 @@ Described: TypeAlias = "tuple[str, str, list[int | None], str, str, int | None]"
 LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool, bool]"
 
 # How the values of a feature become numbers.
-LoweredLookup: TypeAlias = "tuple[_fastpipe.Vocabulary | None, str, int, int, bytes, str | None, str]"
+LoweredLookup: TypeAlias = "tuple[Vocabulary | None, str, int, int, bytes, str | None, str]"

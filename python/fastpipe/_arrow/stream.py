@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from fastpipe import _fastpipe
 from fastpipe._arrow.schema import metadata_of, require_pyarrow, schema_of
+from fastpipe._fastpipe import ArrowBatches, Pass
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,8 +49,8 @@ class ArrowStreams:
         features: Features,
         padded: bool,
         schema: Callable[[bool, dict[str, str]], object],
-        start: Callable[[], _fastpipe.Pass],
-        counter: Callable[[_fastpipe.Pass], Counter | None],
+        start: Callable[[], Pass],
+        counter: Callable[[Pass], Counter | None],
     ) -> None:
         self._features, self._padded = features, padded
         self._schema, self._start, self._counter = schema, start, counter
@@ -97,8 +97,8 @@ class ArrowStreams:
         """
         return self._schema(self._padded, metadata_of(self._features))
 
-    def _started(self) -> _fastpipe.ArrowBatches:
+    def _started(self) -> ArrowBatches:
         metadata = metadata_of(self._features)
         nan_is_null = {name for name, spec in self._features.items() if spec._nan_is_null}
         started = self._start()
-        return _fastpipe.ArrowBatches(started, metadata, nan_is_null, self._counter(started))
+        return ArrowBatches(started, metadata, nan_is_null, self._counter(started))

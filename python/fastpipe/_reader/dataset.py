@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Data
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 
@@ -33,7 +33,7 @@ class Dataset(Protocol):
     """A data set. Printed, it says what it is of; pickled, it opens itself anew where it is unpickled."""
 
     @property
-    def handle(self) -> _fastpipe.Data:
+    def handle(self) -> Data:
         """What orders and passes are made of."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Order
 from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import RowsLeftOutWarning
 
@@ -15,7 +15,7 @@ __all__ = ["check", "stacklevel", "warn"]
 _UNSAID = 10
 
 
-def check(order: _fastpipe.Order, ordering: Ordering, rows: int, units: str) -> None:
+def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
     """Refuses to deal out rows among ranks such that none of them gets a batch.
 
     Args:
@@ -45,7 +45,7 @@ def check(order: _fastpipe.Order, ordering: Ordering, rows: int, units: str) -> 
     )
 
 
-def _choices(order: _fastpipe.Order, ordering: Ordering, rows: int, batches: int) -> list[str]:
+def _choices(order: Order, ordering: Ordering, rows: int, batches: int) -> list[str]:
     """What gives every rank a batch, or says that some shall have none."""
     size, ranks, own = ordering.batch_size, ordering.world_size, order.own_rows
     choices = []
@@ -66,7 +66,7 @@ def _batches(rows: int, size: int, *, drop_last: bool) -> int:
     return rows // size if drop_last else -(-rows // size)
 
 
-def warn(order: _fastpipe.Order, ordering: Ordering, rows: int) -> None:
+def warn(order: Order, ordering: Ordering, rows: int) -> None:
     """Warns whoever called fastpipe if more than a tenth of the rows are in no batch of any rank."""
     left_out = order.left_out
     if left_out * _UNSAID <= rows:

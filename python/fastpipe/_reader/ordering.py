@@ -13,8 +13,8 @@ from typing import Any, Literal, Self, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
+from fastpipe._fastpipe import Data, Order, check_settings
 
 __all__ = [
     "LARGEST_BATCH",
@@ -202,11 +202,11 @@ class Ordering:
         world = within("world_size * num_workers", self.world_size * workers, 1, LARGEST_WORLD)
         return replaced(self, rank=worker * self.world_size + self.rank, world_size=world, in_step=self.world_size)
 
-    def of(self, data: _fastpipe.Data) -> _fastpipe.Order:
+    def of(self, data: Data) -> Order:
         """The order of a data set."""
         buffer = data.default_buffer(self.batch_size) if self.shuffle_buffer is None else self.shuffle_buffer
         rows = None if self.rows is None else self.rows.numbers
-        return _fastpipe.Order(data, self.with_buffer(buffer).text(), rows)
+        return Order(data, self.with_buffer(buffer).text(), rows)
 
     def text(self) -> str:
         """The settings of the order as JSON, as Rust's `fastpipe_order::Settings` has them."""
@@ -222,7 +222,7 @@ class Ordering:
         Raises:
             ValueError: if they are something else; it says which entry is wrong.
         """
-        _fastpipe.check_settings(text)
+        check_settings(text)
         return cls(**json.loads(text), seed_given=seed_given)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastpipe._reader import state as _state
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import Position
 
 __all__ = ["PassCursor"]
 
@@ -26,7 +26,7 @@ class PassCursor:
 
     def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
         self.loaded = loaded
-        self.position: _fastpipe.Position | None = None
+        self.position: Position | None = None
         # With which the last pass began, or the next one will.
         self._first = epoch
         # What the pass of that position began with.
@@ -76,7 +76,7 @@ class PassCursor:
         epoch, progress = self.next_start()
         return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
 
-    def start(self, epoch: int, progress: _state.State | None, position: _fastpipe.Position) -> None:
+    def start(self, epoch: int, progress: _state.State | None, position: Position) -> None:
         """A pass has begun, with what `next_start` returned."""
         self.loaded = None
         self._first, self.position = epoch, position

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import Pass, PassMemory, SharedSlabs
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
@@ -231,7 +231,7 @@ class Passes(ABC):
     # Batches.
 
     @abstractmethod
-    def start(self, memory: _fastpipe.PassMemory | None = None) -> Started:
+    def start(self, memory: PassMemory | None = None) -> Started:
         """Starts a pass: where a loaded state stands, else at the start of the next epoch.
 
         Args:
@@ -312,15 +312,15 @@ class Passes(ABC):
         """
         raise UnsupportedError(f"{self!r} can't say how many rows a batch has")
 
-    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory | None:
+    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> PassMemory | None:
         """Memory of one's own for batches, of which this many may be held; None if these don't choose their memory."""
         return None
 
-    def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory | None:
+    def shared_memory(self, slabs: SharedSlabs, held: int) -> PassMemory | None:
         """Memory for batches that other processes map, as `memory`; None if these don't choose their memory."""
         return None
 
-    def start_in_engine(self) -> _fastpipe.Pass:
+    def start_in_engine(self) -> Pass:
         """Starts a pass for those that draw without Python.
 
         Raises:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag
 from fastpipe._arrow.schema import require_pyarrow
+from fastpipe._fastpipe import Order, Pass, PassMemory, Position
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import state as _state
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe.leases import LeaseWorker
-    from fastpipe.service import Server
+    from fastpipe.service._server import Server
 
 __all__ = ["Reader"]
 
@@ -80,7 +80,7 @@ class Reader:
         self._progress = flag("progress", progress)
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._cursor = PassCursor()
-        self._active: _fastpipe.Position | None = None
+        self._active: Position | None = None
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
     def _warned(self) -> Self:
@@ -206,7 +206,7 @@ class Reader:
     def __arrow_c_schema__(self) -> object:
         return arrow_streams(self).schema_capsule()
 
-    def _start(self, memory: _fastpipe.PassMemory | None = None, *, csr: bool = False) -> _fastpipe.Pass:
+    def _start(self, memory: PassMemory | None = None, *, csr: bool = False) -> Pass:
         """Starts a pass whose batches lie in this memory; with `csr` their sparse columns are in that layout.
 
         Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
@@ -229,7 +229,7 @@ class Reader:
         self._cursor.start(epoch, progress, started.position)
         return started
 
-    def _shown(self, started: _fastpipe.Pass) -> Iterator[dict[str, Any]]:
+    def _shown(self, started: Pass) -> Iterator[dict[str, Any]]:
         """The batches of a pass, with a progress bar if that is wanted."""
         if not self._progress:
             return started
@@ -392,7 +392,7 @@ class Reader:
         return _rebuild(self._data, self._options(), *self._cursor.following())
 
     @staticmethod
-    def _check(order: _fastpipe.Order, progress: _state.State) -> None:
+    def _check(order: Order, progress: _state.State) -> None:
         try:
             order.check(progress)
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastpipe import _fastpipe
 from fastpipe._arrow import ArrowStreams
+from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
 from fastpipe._progress import Counter
 from fastpipe._reader.passes import Passes, Position, Started
 
@@ -39,7 +39,7 @@ class ReaderParts(NamedTuple):
 
     data: Dataset
     ordering: Ordering
-    order: _fastpipe.Order
+    order: Order
     running: PassOptions
     epochs: int | None
 
@@ -162,7 +162,7 @@ class ReaderPasses(Passes):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._reader.load_state_dict(state_dict)
 
-    def start(self, memory: _fastpipe.PassMemory | None = None) -> Started:
+    def start(self, memory: PassMemory | None = None) -> Started:
         started = self._reader._start(memory)
         return Started(self._reader._shown(started), started.position, started.close)
 
@@ -172,11 +172,11 @@ class ReaderPasses(Passes):
     def close(self) -> None:
         self._reader.close()
 
-    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> _fastpipe.PassMemory:
-        return _fastpipe.PassMemory(self._reader._data.handle, allocate, held)
+    def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> PassMemory:
+        return PassMemory(self._reader._data.handle, allocate, held)
 
-    def shared_memory(self, slabs: _fastpipe.SharedSlabs, held: int) -> _fastpipe.PassMemory:
-        return _fastpipe.PassMemory.shared(self._reader._data.handle, slabs, held)
+    def shared_memory(self, slabs: SharedSlabs, held: int) -> PassMemory:
+        return PassMemory.shared(self._reader._data.handle, slabs, held)
 
     def limit_threads(self, most: int) -> None:
         running = self._reader._running
@@ -200,7 +200,7 @@ class ReaderPasses(Passes):
         started = self._stretch(epoch, start, stop, csr=False)
         return Started(started, started.position, started.close)
 
-    def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> _fastpipe.Pass:
+    def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> Pass:
         return self._reader._order.batches(epoch, start, stop, **self._reader._running.of_pass, csr=csr)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
@@ -210,7 +210,7 @@ class ReaderPasses(Passes):
         units, _ = self._reader._order.rows(epoch, step)
         return len(units)
 
-    def start_in_engine(self) -> _fastpipe.Pass:
+    def start_in_engine(self) -> Pass:
         self._reader._close(
             "another iterator over the tf.data.Dataset of this reader began, and a reader has one pass at a time. For"
             " two iterators at a time, make a second reader and fastpipe.tf.dataset(second_reader)"
@@ -218,10 +218,10 @@ class ReaderPasses(Passes):
         return self._reader._start()
 
 
-def arrow_streams(reader: Reader, start: Callable[[], _fastpipe.Pass] | None = None) -> ArrowStreams:
+def arrow_streams(reader: Reader, start: Callable[[], Pass] | None = None) -> ArrowStreams:
     """The Arrow streams of a reader: of its passes, or of what is started instead, without a progress bar."""
 
-    def counter(started: _fastpipe.Pass) -> Counter | None:
+    def counter(started: Pass) -> Counter | None:
         return (
             Counter(total=started.total, batch_size=reader.batch_size) if reader._progress and start is None else None
         )

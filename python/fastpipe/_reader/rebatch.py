@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, SupportsIndex
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._fastpipe import RowBuffer
 from fastpipe._reader.ordering import LARGEST_BATCH, seed_of, within
 from fastpipe.batch._flatten import ColumnLayout
 
@@ -216,7 +216,7 @@ class _Rows:
         self._columns = ColumnLayout(first, batch_size)
         arrays = self._columns.arrays
         self._plain = arrays is not None
-        self._buffer = _fastpipe.RowBuffer(self._columns.parts, batch_size=batch_size, arrays=arrays, **options)
+        self._buffer = RowBuffer(self._columns.parts, batch_size=batch_size, arrays=arrays, **options)
 
     def push(self, batch: Mapping[str, Any]) -> None:
         if self._plain and self._buffer.push_arrays(batch):

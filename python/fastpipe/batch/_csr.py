@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import compress_interactions, core_of, keep_positives
 
 __all__ = ["CSR", "Duplicates", "compress", "core"]
 
@@ -44,7 +44,7 @@ class CSR(NamedTuple):
 
     def keep(self, kept: npt.NDArray[np.bool_]) -> Self:
         """Those positives that are marked, of the same users."""
-        return type(self)(*_fastpipe.keep_positives(self.indptr, self.items, self.sequence, kept))
+        return type(self)(*keep_positives(self.indptr, self.items, self.sequence, kept))
 
     def take(self, users: npt.NDArray[np.int64]) -> Self:
         """The positives of some users, in the order in which these are named."""
@@ -80,7 +80,7 @@ def compress(
             that comes first or last in the arrays.
     """
     known = None if times is None else _orderable(times)
-    return CSR(*_fastpipe.compress_interactions(users, items, known, num_users=num_users, duplicates=duplicates))
+    return CSR(*compress_interactions(users, items, known, num_users=num_users, duplicates=duplicates))
 
 
 def _orderable(times: np.ndarray) -> np.ndarray:
@@ -107,4 +107,4 @@ def core(csr: CSR, num_items: int, min_per_user: int, min_per_item: int) -> npt.
     Returns:
         bool `[positives]`.
     """
-    return _fastpipe.core_of(csr.indptr, csr.items, num_items, min_per_user, min_per_item)
+    return core_of(csr.indptr, csr.items, num_items, min_per_user, min_per_item)

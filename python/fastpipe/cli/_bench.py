@@ -27,6 +27,8 @@ from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, table
 from fastpipe.cli import _formats, _inspect
 from fastpipe.errors import LimitError, SchemaError
+from fastpipe.sources.avro import read_avro
+from fastpipe.sources.csv import read_csv
 
 _SHUFFLES = ("off", "window", "block", "buffer")
 _BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -148,7 +150,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
     else:
         what = {"columns": arguments.columns}
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as cache:
-        if format_.function in ("read_avro", "read_csv"):
+        if format_.function in (read_avro, read_csv):
             what["index_cache"] = cache  # Or each reader would look for blocks or rows again.
 
         def make(size: int, threads: Any, shuffle: str, memory_limit: str | None = arguments.memory_limit) -> Reader:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastpipe import AvroFile, write_avro
 from fastpipe._arrow.schema import require_pyarrow, schema_of
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError
+from fastpipe.sources.avro import AvroFile, write_avro
 from fastpipe.sources.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.sources.avro._writing import copy_records
 from fastpipe.sources.files._atomic_write import replacing

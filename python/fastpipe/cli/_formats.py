@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import fastpipe
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import UnsupportedError
+from fastpipe.sources.avro import read_avro
+from fastpipe.sources.csv import read_csv
 from fastpipe.sources.files._paths import Paths, expand
+from fastpipe.sources.units import read_arrow, read_parquet
 
 __all__ = ["AVRO", "FORMATS", "FileFormat", "avro_only", "found"]
 
@@ -20,7 +22,7 @@ class FileFormat(NamedTuple):
     Attributes:
         name: as JSON has it.
         title: as messages have it.
-        function: of fastpipe's, which reads such files.
+        function: reads such files.
         suffixes: what the names of such files end in; those in a tuple are taken together from a directory.
         magic: the first bytes of such files; None if they have none.
         options: of the function, for such files.
@@ -30,7 +32,7 @@ class FileFormat(NamedTuple):
 
     name: str
     title: str
-    function: str
+    function: Callable[..., Reader]
     suffixes: tuple[str | tuple[str, ...], ...]
     magic: bytes | None
     options: Mapping[str, Any] = MappingProxyType({})
@@ -44,20 +46,19 @@ class FileFormat(NamedTuple):
 
     def read(self, files: list[str], **options: Any) -> Reader:
         """A reader of such files."""
-        reader: Reader = getattr(fastpipe, self.function)(files, **self.options, **options)
-        return reader
+        return self.function(files, **self.options, **options)
 
 
-AVRO = FileFormat("avro", "Avro", "read_avro", (".avro",), b"Obj\x01", rows="records", units="blocks")
+AVRO = FileFormat("avro", "Avro", read_avro, (".avro",), b"Obj\x01", rows="records", units="blocks")
 FORMATS = (
     AVRO,
-    FileFormat("parquet", "Parquet", "read_parquet", (".parquet", ".pq"), b"PAR1", units="row groups"),
-    FileFormat("arrow", "Arrow", "read_arrow", (".arrow", ".feather", ".ipc"), b"ARROW1", units="record batches"),
-    FileFormat("csv", "CSV", "read_csv", ((".csv", ".csv.gz", ".csv.zst"),), None, units="stretches"),
+    FileFormat("parquet", "Parquet", read_parquet, (".parquet", ".pq"), b"PAR1", units="row groups"),
+    FileFormat("arrow", "Arrow", read_arrow, (".arrow", ".feather", ".ipc"), b"ARROW1", units="record batches"),
+    FileFormat("csv", "CSV", read_csv, ((".csv", ".csv.gz", ".csv.zst"),), None, units="stretches"),
     FileFormat(
         "tsv",
         "CSV with tabs",
-        "read_csv",
+        read_csv,
         ((".tsv", ".tsv.gz", ".tsv.zst"),),
         None,
         MappingProxyType({"delimiter": "\t"}),

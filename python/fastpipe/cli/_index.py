@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fastpipe import _fastpipe, _text
+import fastpipe._text as _text
+from fastpipe._fastpipe import index_file
 from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, StorageError
@@ -70,7 +71,7 @@ def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
 def _index(path: str, directory: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
     """Indexes one file; None if it was modified too recently."""
     try:
-        blocks, rows, size, index_size, kept = _fastpipe.index_file(path, directory, lambda behind: tell(path, behind))
+        blocks, rows, size, index_size, kept = index_file(path, directory, lambda behind: tell(path, behind))
     except FastpipeError as error:
         return IndexedFile(path, error=error)
     if kept not in _STATES:

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import fastpipe
 from fastpipe._reader.sampling import counts_of
 from fastpipe._text import clean, table
 from fastpipe.cli._formats import AVRO, FileFormat
-from fastpipe.errors import FastpipeError
+from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, UnsupportedError
+from fastpipe.sources.avro import AvroFile
 from fastpipe.sources.avro._data import AvroData
 from fastpipe.sources.avro._schemas import Field, schema_fields
 from fastpipe.specs import Features
@@ -64,7 +64,7 @@ class FileSummary:
         """What became of reading it, in a word or two."""
         if self.error is None:
             return "ok"
-        states = {fastpipe.MalformedFileError: "broken", fastpipe.MissingFileError: "missing"}
+        states = {MalformedFileError: "broken", MissingFileError: "missing"}
         return states.get(type(self.error), "not read")
 
     @property
@@ -107,13 +107,13 @@ def summarise(path: str, format_: FileFormat = AVRO) -> FileSummary:
             summary.error = error
         return summary
     try:
-        file = fastpipe.AvroFile(path)
+        file = AvroFile(path)
         summary.size, summary.codec, summary.schema = file.size, file.codec, file.schema
         shown = ("avro.schema", "avro.codec")
         summary.metadata = {key: value for key, value in file.metadata.items() if key not in shown}
         summary.blocks, summary.records = len(file.blocks), file.num_records
         summary.sample = file.sample_uncompressed()
-    except fastpipe.UnsupportedError as error:
+    except UnsupportedError as error:
         summary.error = error if summary.schema is None else None  # An unknown codec is no fault of the file.
     except FastpipeError as error:
         summary.error = error

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from fastpipe import AvroFile
 from fastpipe._reader.ordering import Ordering
 from fastpipe._text import size_text, table
 from fastpipe.cli._formats import avro_only
 from fastpipe.errors import FastpipeError
+from fastpipe.sources.avro import AvroFile
 from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport
 from fastpipe.statistics._shuffle_text import number, score, share
 

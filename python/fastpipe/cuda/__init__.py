@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, Supp
 
 import numpy as np
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import PassMemory
 from fastpipe._reader.ordering import within
 from fastpipe._reader.passes import Passes, Position, passes_of
 from fastpipe._reader.reader import Reader
@@ -285,7 +285,7 @@ class _Lane:
         self.passes = passes
         self.engine = engine
         self._depth = depth
-        self._memory: _fastpipe.PassMemory | None = None
+        self._memory: PassMemory | None = None
         self._position: Position | None = None
         self._seen: _Seen | None = None
         self._lock = threading.Lock()

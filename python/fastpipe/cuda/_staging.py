@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Memory
 from fastpipe.errors import PassClosedError
 
 __all__ = ["Completion", "CopyEngine", "Drawn", "PackedBatch", "StagingRing"]
@@ -55,7 +55,7 @@ class PackedBatch:
     def __init__(self, batch: Mapping[str, Any], allocate: Callable[[int], np.ndarray]) -> None:
         arrays = [array for node in batch.values() for array in _arrays(node)]
         bases: list[Any] = [array.base for array in arrays]
-        self._memory = next((base for base in bases if isinstance(base, _fastpipe.Memory)), None)
+        self._memory = next((base for base in bases if isinstance(base, Memory)), None)
         self.pieces: list[tuple[np.ndarray, int]] = [] if self._memory is None else self._memory.pieces()
         self.nbytes = 0
         if self.pieces:

@@ -18,7 +18,7 @@ from fastpipe.service._settings import Options
 from fastpipe.service._wire import DamagedError, Ticket, as_error, intact, sealed
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import IncomingBatches
 
 __all__ = ["Answer", "Connection"]
 
@@ -165,7 +165,7 @@ class _Bytes(NamedTuple):
         """Whether batches begin with it."""
         return self.said is not None
 
-    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+    def into(self, incoming: IncomingBatches) -> None:
         """Copies the bytes, and hands over the batches that are whole."""
         incoming.take(self.said, self.data)
 

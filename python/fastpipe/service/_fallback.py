@@ -9,11 +9,11 @@ from fastpipe.errors import ServiceError
 from fastpipe.service._request import Request
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import BatchFeed, Pass
 
 __all__ = ["Fallback", "Make"]
 
-Make: TypeAlias = "Callable[[int, dict[str, Any] | None, int, int, bool], _fastpipe.Pass]"
+Make: TypeAlias = "Callable[[int, dict[str, Any] | None, int, int, bool], Pass]"
 """Begins a pass in this process: of epoch, progress, start, stop, and layout."""
 
 
@@ -29,9 +29,9 @@ class Fallback:
 
     file = __file__
 
-    def __init__(self, feed: _fastpipe.BatchFeed, request: Request, boundary: Callable[[int], int], make: Make) -> None:
+    def __init__(self, feed: BatchFeed, request: Request, boundary: Callable[[int], int], make: Make) -> None:
         self._feed, self._request, self._boundary, self._make = feed, request, boundary, make
-        self._made: _fastpipe.Pass | None = None
+        self._made: Pass | None = None
         # The batch that it makes next, and the one behind its last.
         self._next = self._stop = 0
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Intake as _NativeIntake
 from fastpipe.service._logs import say
 
 __all__ = ["INTAKE", "Arrived", "Intake"]
@@ -68,7 +68,7 @@ class Intake:
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._intake = _fastpipe.Intake(*self._limits)
+        self._intake = _NativeIntake(*self._limits)
         self._watched: dict[int, list[Callable[[], None]]] = {}
         self._thread: threading.Thread | None = None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import IncomingBatches, SharedArena
 from fastpipe.errors import PassClosedError, ServiceError
 from fastpipe.service._local_wire import ASK, BATCHES, SEEN, Frame, read_frame, send_frame
 from fastpipe.service._wire import Ticket, as_error
@@ -36,7 +36,7 @@ class Link:
         self._control: socket.socket | None = control
         self._lock = threading.Lock()
         self.process = process
-        self.memory: _fastpipe.SharedArena | None = None
+        self.memory: SharedArena | None = None
         _links[url] = self
 
     def request(self, kind: bytes) -> socket.socket:
@@ -168,10 +168,10 @@ class Lent:
 
     begins = True
 
-    def __init__(self, frame: Frame, memory: _fastpipe.SharedArena, connection: socket.socket) -> None:
+    def __init__(self, frame: Frame, memory: SharedArena, connection: socket.socket) -> None:
         self._frame, self._memory, self._connection = frame, memory, connection
 
-    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+    def into(self, incoming: IncomingBatches) -> None:
         """Borrows them.
 
         Raises:

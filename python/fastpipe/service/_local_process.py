@@ -13,7 +13,7 @@ import threading
 from multiprocessing import spawn
 from typing import Any
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import SharedArena
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, ServiceError
@@ -102,7 +102,7 @@ class LocalProcess:
                 # By itself: whoever reads on in the stream loses the file that comes with this byte.
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)
                 try:
-                    link.memory = _fastpipe.SharedArena(files[0]) if files else None
+                    link.memory = SharedArena(files[0]) if files else None
                 finally:
                     for file in files:
                         os.close(file)

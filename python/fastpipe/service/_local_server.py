@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import SharedArena, SharedSlabs, end_with_parent
 from fastpipe.errors import UnsupportedError
 from fastpipe.service._local_wire import ASK, BATCHES, INIT, Frame, read_frame, send_frame
 from fastpipe.service._served import Served
@@ -43,7 +43,7 @@ class _Local:
 
     def __init__(self, reader: Any) -> None:
         self.served = Served("default", reader)
-        self.slabs = _fastpipe.SharedSlabs(_NO_LIMIT)
+        self.slabs = SharedSlabs(_NO_LIMIT)
         file = self.slabs.file
         if file is None:
             raise UnsupportedError("LocalService shares memory by means of Linux; use reader.serve() on other systems")
@@ -94,7 +94,7 @@ class _Local:
             while file.read(1):
                 unseen.popleft()
         if unseen:
-            arena = _fastpipe.SharedArena(self.file)
+            arena = SharedArena(self.file)
             for places in unseen:
                 arena.borrow([(int(at), int(size)) for at, size in np.frombuffer(places, np.uint64).reshape(-1, 2)])
 
@@ -167,7 +167,7 @@ def main(number: int, parent: int, by_main_thread: bool) -> None:
     """
     # Ctrl-C is for the program.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if by_main_thread and not _fastpipe.end_with_parent(parent):
+    if by_main_thread and not end_with_parent(parent):
         return
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     local: _Local | None = None

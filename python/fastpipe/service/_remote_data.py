@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._arrow.schema import decoded_features
+from fastpipe._fastpipe import BatchFeed, Data, Pass, RemoteDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.passes import passes_of
@@ -132,7 +132,7 @@ class RemoteData:
         self._name = name
         self._fallback = None if fallback is None else parts_of(fallback)
         bringing = _Bringing(name, description.identity, servers, patience, self._fallback)
-        self.handle: _fastpipe.Data = _fastpipe.RemoteDataset(
+        self.handle: Data = RemoteDataset(
             description.columns,
             description.csr,
             description.rows,
@@ -218,7 +218,7 @@ class _Bringing:
         self._servers, self._patience = servers, patience
         self._fallback = fallback
 
-    def start(self, feed: _fastpipe.BatchFeed, request: dict[str, Any]) -> None:
+    def start(self, feed: BatchFeed, request: dict[str, Any]) -> None:
         """Starts to bring the batches of a pass."""
         for connection in self._servers.known():
             connection.check()
@@ -236,7 +236,7 @@ class _Bringing:
 
         here = self._fallback
 
-        def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> _fastpipe.Pass:
+        def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> Pass:
             assert here is not None
             return ordering.of(here.data.handle).batches(
                 epoch,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
 from fastpipe._arrow.schema import encoded_features
+from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
 from fastpipe._reader.ordering import Ordering
 from fastpipe._reader.pass_options import PassKwargs
 from fastpipe._reader.passes import Passes, passes_of
@@ -69,7 +69,7 @@ class Served:
         self.name = name
         self._parts = parts
         self._data = parts.data
-        self._orders: OrderedDict[Ordering, _fastpipe.Order] = OrderedDict()
+        self._orders: OrderedDict[Ordering, Order] = OrderedDict()
         self._lock = threading.Lock()
         self._specs = specs_digest(self._data)
         self._identity = identity(self._data.fingerprint(), self._specs)
@@ -169,7 +169,7 @@ class Served:
             f"this server has other data: {'; '.join(differing) or self._data.words.other_digest}; connect anew"
         )
 
-    def order(self, ticket: Ticket) -> _fastpipe.Order:
+    def order(self, ticket: Ticket) -> Order:
         """The order that a ticket asks for.
 
         Raises:
@@ -186,18 +186,18 @@ class Served:
             self._orders.move_to_end(key)
         return found
 
-    def shared_memory(self, slabs: _fastpipe.SharedSlabs) -> _fastpipe.PassMemory:
+    def shared_memory(self, slabs: SharedSlabs) -> PassMemory:
         """Memory for passes, in that which other processes map."""
-        return _fastpipe.PassMemory.shared(self._data.handle, slabs, _HELD)
+        return PassMemory.shared(self._data.handle, slabs, _HELD)
 
     def begin(
         self,
         ticket: Ticket,
-        order: _fastpipe.Order,
+        order: Order,
         step: int,
         stop: int,
-        memory: _fastpipe.PassMemory | None = None,
-    ) -> _fastpipe.Pass:
+        memory: PassMemory | None = None,
+    ) -> Pass:
         """Begins a pass at a step, counted as a ticket counts, up to another one."""
         return order.batches(
             ticket.epoch,

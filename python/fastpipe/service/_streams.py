@@ -22,11 +22,11 @@ from fastpipe.service._bounds import BusyError, Shares
 if TYPE_CHECKING:
     import numpy as np
 
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import Pass, Sent
 
 __all__ = ["Counts", "Drawn", "Need", "Streams"]
 
-Begin: TypeAlias = "Callable[[int], _fastpipe.Pass]"
+Begin: TypeAlias = "Callable[[int], Pass]"
 """Begins a pass at a step, to the end of the epoch."""
 
 # Steps that a pass may be behind: rather than begin another one, whoever asks draws those between, too.
@@ -59,7 +59,7 @@ class Drawn:
     """
 
     first: int
-    sent: _fastpipe.Sent
+    sent: Sent
 
     @property
     def end(self) -> int:
@@ -109,7 +109,7 @@ class Counts:
 class _Pass:
     """A pass over a stream, or one that is to begin; the step that it comes to next, and what it has drawn last."""
 
-    batches: _fastpipe.Pass | None
+    batches: Pass | None
     next: int
     last: Drawn | None = None
     busy: bool = False

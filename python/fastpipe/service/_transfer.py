@@ -41,7 +41,7 @@ from fastpipe.service._wire import FILE_ERRORS, Ticket
 from fastpipe.service._worker import Worker
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import BatchFeed
 
 __all__ = ["Transfer"]
 
@@ -70,7 +70,7 @@ class Transfer:
 
     def __init__(
         self,
-        feed: _fastpipe.BatchFeed,
+        feed: BatchFeed,
         request: Request,
         servers: Servers,
         ticket: Callable[[int, dict[str, Any] | None, int, int, int, bool], Ticket],

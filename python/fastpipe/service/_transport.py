@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from fastpipe import _fastpipe
+    from fastpipe._fastpipe import IncomingBatches
     from fastpipe.errors import ServiceError
     from fastpipe.service._wire import Ticket
 
@@ -20,7 +20,7 @@ class Message(Protocol):
     def begins(self) -> bool:
         """Whether batches begin with it, which the consumer must have room for."""
 
-    def into(self, incoming: _fastpipe.IncomingBatches) -> None:
+    def into(self, incoming: IncomingBatches) -> None:
         """Hands over the batches that are whole with it.
 
         Raises:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, Unpack
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import asked_for, is_time, rewritten, written
+from fastpipe._fastpipe import TableDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
@@ -56,7 +56,7 @@ class TableData:
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         lookups = None if features is None else vocabularies.lowered(features)
-        self.handle = _fastpipe.TableDataset(arrow, lowered, columns, lookups)
+        self.handle = TableDataset(arrow, lowered, columns, lookups)
         if features is None:
             features = inferred(self.handle.features())
             if not features:

@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._boundary import Described, LoweredLookup
+from fastpipe._fastpipe import Vocabulary as _NativeVocabulary
 from fastpipe._local_path import local
 from fastpipe.errors import StorageError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
@@ -58,11 +58,11 @@ class Vocabulary:
         self.path: str | None = None
         if isinstance(keys, (str, os.PathLike)):
             self.path = os.path.abspath(local(keys, _TAKES))
-            self._table = _fastpipe.Vocabulary.read(self.path)
+            self._table = _NativeVocabulary.read(self.path)
         elif isinstance(keys, Mapping):
-            self._table = _fastpipe.Vocabulary.of(list(keys), list(keys.values()))
+            self._table = _NativeVocabulary.of(list(keys), list(keys.values()))
         else:
-            self._table = _fastpipe.Vocabulary.of(_keys(keys))
+            self._table = _NativeVocabulary.of(_keys(keys))
         if not len(self):
             where = f" ({self.path})" if self.path else ""
             raise ValueError(f"the vocabulary is empty{where}: HashSpec needs none")
@@ -111,7 +111,7 @@ class Vocabulary:
 
 def _loaded(dumped: bytes) -> Vocabulary:
     vocabulary = Vocabulary.__new__(Vocabulary)
-    vocabulary._table, vocabulary.path = _fastpipe.Vocabulary.load(dumped), None
+    vocabulary._table, vocabulary.path = _NativeVocabulary.load(dumped), None
     return vocabulary
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import AvroDataset, Order
 from fastpipe._reader.ordering import Ordering, Shuffle, within
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.sources.files._paths import Paths, expand
@@ -200,7 +200,7 @@ class Index:
 
     def __init__(self, files: list[str]) -> None:
         self.files = files
-        self._dataset = _fastpipe.AvroDataset(files, [], None)  # Without features only headers are read.
+        self._dataset = AvroDataset(files, [], None)  # Without features only headers are read.
         every = self._dataset.unit_rows().astype(np.int64)
         self._every_start = np.cumsum(every) - every
         self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))
@@ -246,7 +246,7 @@ class Index:
         )
 
 
-def _jump(ordering: Ordering, order: _fastpipe.Order) -> int:
+def _jump(ordering: Ordering, order: Order) -> int:
     """Rows that an order visits to reach a distant batch."""
     if ordering.shuffle == "sequential":
         return 1
@@ -267,7 +267,7 @@ def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
 
 
 def _batches(
-    order: _fastpipe.Order, epoch: int, steps: list[int], near: int
+    order: Order, epoch: int, steps: list[int], near: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
     """The batches: step, blocks and records of the rows. It visits batches in between if that is less work."""
     after = 0

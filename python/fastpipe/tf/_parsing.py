@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import shown
+from fastpipe._fastpipe import register_tensorflow_parser
 from fastpipe.sources.avro._messages import MessageDecoder, json_of
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, Spec
 from fastpipe.specs._vocabularies import described as indices_described
@@ -104,7 +104,7 @@ class _Parser:
                 dtype = self._columns[name].parts(None)[-1].dtype
                 self._columns[name] = Coordinates(Array(dtype, ()), feature.shape, nested=True)
         self._number = number
-        _fastpipe.register_tensorflow_parser(number, decoder._handle, Layout(self._columns, None).wanted())
+        register_tensorflow_parser(number, decoder._handle, Layout(self._columns, None).wanted())
 
     def build(self, records: tf.Tensor) -> dict[str, Any]:
         """The op, in the graph that is being built, and what puts its outputs together."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import tensorflow as tf
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Pass, leave_tensorflow, register_tensorflow
 from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
 __all__ = ["Layout", "Source", "Told", "from_passes", "keep", "op", "restorers", "unconverted"]
@@ -98,7 +98,7 @@ class Source(ABC):
         _sources[self.number] = self
 
     @abstractmethod
-    def start(self, *args: Any) -> tuple[_fastpipe.Pass | None, list[Told]]:
+    def start(self, *args: Any) -> tuple[Pass | None, list[Told]]:
         """The pass of an iteration.
 
         None if there is nothing to be read. Besides, exceptions that fail the first `next`s, with their messages. What
@@ -116,7 +116,7 @@ _sources: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary
 restorers: dict[bytes, Callable[[bytes], Source]] = {}
 """What makes a source again, by the first word of its description."""
 
-_Begun = tuple[_fastpipe.Pass | None, list[tuple[str, list[int] | None]], dict[str, str] | None, list[Told], bool]
+_Begun = tuple[Pass | None, list[tuple[str, list[int] | None]], dict[str, str] | None, list[Told], bool]
 
 
 def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
@@ -130,9 +130,9 @@ def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
     return started, source.layout.wanted(), source.shapes, errors, source.skips
 
 
-_fastpipe.register_tensorflow(_begin)
+register_tensorflow(_begin)
 # Before the interpreter ends: a thread of TensorFlow's that entered it then would never come back.
-atexit.register(_fastpipe.leave_tensorflow)
+atexit.register(leave_tensorflow)
 
 
 def op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Sequence[tf.DType]) -> Any:

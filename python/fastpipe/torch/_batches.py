@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import PassMemory
 from fastpipe._reader.passes import Passes, Started
 from fastpipe.errors import FastpipeError
 
@@ -61,7 +61,7 @@ class Batches(Iterator[Any]):
         make: Callable[[dict[str, Any]], Any],
         fail: Callable[[Exception], Exception],
         follow: Callable[[int, bool], None],
-        memory: _fastpipe.PassMemory | None = None,
+        memory: PassMemory | None = None,
     ) -> None:
         self._passes = passes
         self._make, self._fail, self._follow = make, fail, follow

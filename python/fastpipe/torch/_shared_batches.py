@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import BorrowedMemory, Memory, SharedArena, SharedSlabs
 from fastpipe._reader.passes import Passes
 from fastpipe.errors import WorkerError
 
@@ -56,7 +56,7 @@ class Lending:
     """
 
     def __init__(self, passes: Passes) -> None:
-        self._slabs = _fastpipe.SharedSlabs(_NO_LIMIT)
+        self._slabs = SharedSlabs(_NO_LIMIT)
         file = self._slabs.file
         assert file is not None
         self._key = _Key(os.getpid(), file, secrets.token_hex(8))
@@ -78,11 +78,11 @@ class Lending:
         return made if slabs is None else _Lent(self._key, [_Slab(*slab) for slab in slabs], made)
 
 
-def _memory_of(node: Any) -> _fastpipe.Memory | None:
+def _memory_of(node: Any) -> Memory | None:
     """The memory that the arrays of a batch lie in."""
     if isinstance(node, np.ndarray):
         base: Any = node.base
-        return base if isinstance(base, _fastpipe.Memory) else None
+        return base if isinstance(base, Memory) else None
     parts = node.values() if isinstance(node, dict) else (getattr(node, name) for name in node._parts)
     found = (_memory_of(part) for part in parts if isinstance(part, np.ndarray) or hasattr(part, "_parts"))
     return next((memory for memory in found if memory is not None), None)
@@ -149,7 +149,7 @@ class _Pickler(ForkingPickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, memory: _fastpipe.BorrowedMemory, arrays: list[tuple[int, int, int]]) -> None:
+    def __init__(self, data: bytes, memory: BorrowedMemory, arrays: list[tuple[int, int, int]]) -> None:
         super().__init__(io.BytesIO(data), buffers=[memory.array(*place) for place in arrays])
         self._memory = memory
 
@@ -167,12 +167,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 # The memory of workers that this process has mapped, and for which process that was: a forked child maps its own.
-_mapped: dict[_Key, _fastpipe.SharedArena] = {}
+_mapped: dict[_Key, SharedArena] = {}
 _mapped_by = 0
 _lock = threading.Lock()
 
 
-def _arena(key: _Key) -> _fastpipe.SharedArena:
+def _arena(key: _Key) -> SharedArena:
     global _mapped_by
     with _lock:
         if _mapped_by != os.getpid():
@@ -190,7 +190,7 @@ def _arena(key: _Key) -> _fastpipe.SharedArena:
                     f" lie: {error.strerror}. It has ended, or its files can't be opened by this process"
                 ) from error
             try:
-                found = _mapped[key] = _fastpipe.SharedArena(file)
+                found = _mapped[key] = SharedArena(file)
             finally:
                 os.close(file)
         return found

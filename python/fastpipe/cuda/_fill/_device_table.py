@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Drawing
 from fastpipe._reader.ordering import within
 from fastpipe._reader.sampling import uniform
 from fastpipe.batch import Masked
@@ -190,7 +190,7 @@ class Filled:
 
     def _divided(self, start: int, end: int, seed: int) -> tuple[Any, Any]:
         """All rows but those that stand in some places of a random order, and those."""
-        drawing = _fastpipe.Drawing(len(self), end - start, skipped=start, seed=seed, epoch=_DIVIDED)
+        drawing = Drawing(len(self), end - start, skipped=start, seed=seed, epoch=_DIVIDED)
         inside = drawing.within(0, len(self))[0]
         outside = np.ones(len(self), bool)
         outside[inside] = False

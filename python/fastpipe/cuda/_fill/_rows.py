@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Drawing, drawn_within
 from fastpipe._reader.sampling import Arc, arc
 
 __all__ = ["BlockRows", "Dealt", "ExactRows", "FilledRows"]
@@ -88,10 +88,10 @@ class ExactRows:
         """One part of the drawing."""
         return self._drawing(refill, device * self._rows, self._rows).within(0, self._total)[0]
 
-    def _drawing(self, refill: int, behind: int, rows: int) -> _fastpipe.Drawing:
+    def _drawing(self, refill: int, behind: int, rows: int) -> Drawing:
         skipped = behind if self._replace else behind + refill * self._rows * self._devices
         epoch = refill if self._replace else 0
-        return _fastpipe.Drawing(self._total, rows, skipped=skipped, seed=self._seed, epoch=epoch)
+        return Drawing(self._total, rows, skipped=skipped, seed=self._seed, epoch=epoch)
 
 
 class BlockRows:
@@ -148,7 +148,7 @@ class BlockRows:
         drawn = arc(self._counts, self._taken, skipped, needed, self._seed, self._stream(circle, 0))
         behind = np.cumsum(drawn.stops - drawn.starts)
         # Who gets which of the rows.
-        deal = _fastpipe.Drawing(needed, needed, seed=self._seed, epoch=self._stream(refill, 2))
+        deal = Drawing(needed, needed, seed=self._seed, epoch=self._stream(refill, 2))
         at, before = 0, 0
         while at < len(behind):
             end = max(int(np.searchsorted(behind, before + memory // ROW_BYTES, side="right")), at + 1)
@@ -164,7 +164,7 @@ class BlockRows:
 
     def _rows_of(self, some: Arc, choice: int) -> Numbers:
         """The rows of some units that are in an arc."""
-        rows = _fastpipe.drawn_within(
+        rows = drawn_within(
             some.units,
             self._firsts[some.units],
             self._counts[some.units],

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import names
+from fastpipe._fastpipe import AvroDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -90,7 +90,7 @@ class AvroData:
         paths, contents = _split(files)
         cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
         folders = _folders(paths, hive, [spec.field or name for name, spec in features.items()])
-        handle = _fastpipe.AvroDataset(
+        handle = AvroDataset(
             paths, lowered, None, cache, check, damaged, *resolution.lowered(), lookups, contents, folders
         )
         self._open(files, handle, index_cache, resolution, folders)
@@ -120,9 +120,7 @@ class AvroData:
         data = cls.__new__(cls)
         paths, contents = _split(files)
         cache, folders = cache_directory(index_cache), _folders(paths, hive, wanted)
-        handle = _fastpipe.AvroDataset(
-            paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents, folders
-        )
+        handle = AvroDataset(paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents, folders)
         data._open(files, handle, index_cache, resolution, folders)
         data.features = data._asked = inferred(handle.features())
         return data
@@ -130,7 +128,7 @@ class AvroData:
     def _open(
         self,
         files: Sequence[str | Contents],
-        handle: _fastpipe.AvroDataset,
+        handle: AvroDataset,
         index_cache: IndexCache,
         resolution: Resolution,
         folders: _Folders,

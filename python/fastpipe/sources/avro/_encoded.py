@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fastpipe import _fastpipe
 from fastpipe._arrow.stream import Capsules
+from fastpipe._fastpipe import AvroColumns
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
@@ -160,12 +160,12 @@ def avro_tables(
     own = ["value"] if fields is None else [field["name"] for field in fields]
     folders = Partitions(files, own, columns).integers
     wanted = None if columns is None else [name for name in columns if name not in folders]
-    chosen = _fastpipe.AvroColumns(first.path, first.schema_json, wanted)
+    chosen = AvroColumns(first.path, first.schema_json, wanted)
     for path in files[1:]:
         text = AvroFile(path).schema_json
         if text == first.schema_json:
             continue
-        if not _fastpipe.AvroColumns(path, text, chosen.names()).decode_as(chosen):
+        if not AvroColumns(path, text, chosen.names()).decode_as(chosen):
             reason = f"its columns are of other types than those of {files[0]}: convert each file, or give --columns"
             raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
     features: dict[str, Spec] = {name: _EncodedSpec((), "bytes", nulls="mask") for name in chosen.names()}
@@ -181,7 +181,7 @@ def avro_tables(
     return schema, reader, _decoded(reader, chosen, schema)
 
 
-def _decoded(reader: Reader, chosen: _fastpipe.AvroColumns, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _decoded(reader: Reader, chosen: AvroColumns, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     for batch in arrow_streams(reader).batches():

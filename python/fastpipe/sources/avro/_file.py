@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import ContainerFile
 from fastpipe.errors import LimitError
 from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, one
 
@@ -45,7 +45,7 @@ class AvroFile:
     def __init__(self, path: str | os.PathLike[str] | bytes | bytearray | memoryview | ReadableFile) -> None:
         file = one(path)
         in_memory = file.place if isinstance(file, Contents) else None
-        self._file = _fastpipe.ContainerFile(str(file), in_memory)
+        self._file = ContainerFile(str(file), in_memory)
         self._blocks: npt.NDArray[Any] | None = None
 
     @property

@@ -9,9 +9,10 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import shown
 from fastpipe._arrow.schema import asked_for
+from fastpipe._fastpipe import MessageDecoder as _NativeMessageDecoder
+from fastpipe._fastpipe import Messages
 from fastpipe.batch import Strings
 from fastpipe.sources.avro._schemas import tell_left_out
 from fastpipe.specs import Features, Spec, inferred
@@ -74,7 +75,7 @@ class MessageDecoder:
         self._num_threads = None if num_threads is None else _positive(num_threads)
         lowered = None if wanted is None else [(name, spec._lower()) for name, spec in wanted.items()]
         lookups = None if wanted is None else vocabularies.lowered(wanted)
-        self._handle = _fastpipe.MessageDecoder(framing, lowered, chosen, lookups)
+        self._handle = _NativeMessageDecoder(framing, lowered, chosen, lookups)
         self._find: Callable[[int], Any] | None = None
         self._lock = threading.Lock()
         for key, text in self._texts(schema, framing):
@@ -141,7 +142,7 @@ class MessageDecoder:
             self._find_schemas(packed)
         return self._handle.decode(packed, self._num_threads)
 
-    def _find_schemas(self, packed: _fastpipe.Messages) -> None:
+    def _find_schemas(self, packed: Messages) -> None:
         find = self._find
         if find is None or not self._handle.unknown(packed):
             return self._check_ready()
@@ -239,12 +240,12 @@ def json_of(schema: Any) -> str:
     raise TypeError(f"a schema is JSON as text or parsed, not {shown(schema)}")
 
 
-def _packed(messages: Iterable[Any] | Strings) -> _fastpipe.Messages:
+def _packed(messages: Iterable[Any] | Strings) -> Messages:
     if isinstance(messages, Strings):
         if not messages.binary or len(messages.shape) != 1:
             raise TypeError('messages as Strings are one a row, of dtype "bytes"')
         offsets = messages.offsets
-        return _fastpipe.Messages.joined(messages.values.tobytes(), offsets.tolist())
+        return Messages.joined(messages.values.tobytes(), offsets.tolist())
     if isinstance(messages, str | bytes | bytearray | memoryview):
         raise TypeError(f"messages is a sequence of bytes, not {type(messages).__name__}: a single one is [message]")
     if isinstance(messages, np.ndarray) and messages.ndim != 1:
@@ -257,7 +258,7 @@ def _packed(messages: Iterable[Any] | Strings) -> _fastpipe.Messages:
         raise TypeError(f"messages is a sequence of bytes, not {type(messages).__name__}") from None
     if set(map(type, listed)) - {bytes}:
         listed = [item if type(item) is bytes else _bytes(item, number) for number, item in enumerate(listed)]
-    return _fastpipe.Messages(listed)
+    return Messages(listed)
 
 
 def _bytes(item: Any, number: int) -> bytes:

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag, imported, shown
 from fastpipe._arrow import to_arrow
+from fastpipe._fastpipe import AvroWriter, ContainerFile
 from fastpipe._local_path import local
 from fastpipe._progress import progress_bar
 from fastpipe._reader.dropped_rows import stacklevel
@@ -136,7 +136,7 @@ def write_avro(
         wanted |= {"codec": codec or "zstandard", "sync": os.urandom(_SYNC_BYTES), "appending_to": None}
         place = replacing(target)
     with _bar(data, showing) as bar, place as temporary:
-        writer = _fastpipe.AvroWriter(temporary or target, shown=target, schema=text, **wanted)
+        writer = AvroWriter(temporary or target, shown=target, schema=text, **wanted)
         try:
             _write(writer, given, text is None and not appending, None if bar is None else bar.update)
             rows, blocks, written = writer.finish()
@@ -172,7 +172,7 @@ def copy_records(
         The number of records.
     """
     with _bar(records, progress) as bar, replacing(path) as temporary:
-        writer = _fastpipe.AvroWriter(
+        writer = AvroWriter(
             temporary,
             shown=path,
             schema=schema,
@@ -199,7 +199,7 @@ def copy_records(
     return rows
 
 
-def _write(writer: _fastpipe.AvroWriter, given: Iterator[_Part], inferring: bool, told: Any) -> None:
+def _write(writer: AvroWriter, given: Iterator[_Part], inferring: bool, told: Any) -> None:
     known = not inferring
     for data, required, declared in given:
         if declared is not None:
@@ -336,9 +336,9 @@ def _entries(metadata: Any) -> list[tuple[str, bytes]]:
     return entries
 
 
-def _appendable(path: str, codec: str | None) -> tuple[_fastpipe.ContainerFile, int]:
+def _appendable(path: str, codec: str | None) -> tuple[ContainerFile, int]:
     """A file that has this codec, and where its whole blocks end."""
-    file = _fastpipe.ContainerFile(path)
+    file = ContainerFile(path)
     if codec is not None and codec != file.codec:
         raise ValueError(f"the file's codec is {file.codec}, and codec is {codec!r}: leave codec out (file {path})")
     length = file.whole_blocks_end()

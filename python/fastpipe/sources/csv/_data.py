@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple, Self
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import CsvDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -77,7 +77,7 @@ class CsvData:
         wanted = None if columns is None else list(columns)
         cache, contents = cache_directory(index_cache), places if any(places) else []
         paths = list(map(str, files))
-        self.handle = _fastpipe.CsvDataset(paths, dialect.lowered(), lowered, wanted, cache, contents, lookups)
+        self.handle = CsvDataset(paths, dialect.lowered(), lowered, wanted, cache, contents, lookups)
         self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
         self.files = paths
         self._asked = _inferred(self.handle) if features is None else features
@@ -86,7 +86,7 @@ class CsvData:
         self._fingerprint: dict[str, Any] | None = None
 
     @classmethod
-    def of_rows(cls, handle: _fastpipe.CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
+    def of_rows(cls, handle: CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
         """Rows that were picked out of files, which a sample is read of: no state is made of it, and no process has it.
 
         Args:
@@ -163,7 +163,7 @@ class CsvData:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
 
 
-def _inferred(handle: _fastpipe.CsvDataset) -> Features:
+def _inferred(handle: CsvDataset) -> Features:
     """Specs of what was found: floats have NaN where a field stands for no value."""
     found = inferred(handle.features())
     # Columns of a type share one spec.

@@ -11,8 +11,8 @@ from typing import Any, Literal, SupportsIndex, cast
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag, shown
+from fastpipe._fastpipe import CsvReservoir, estimate_csv
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.reader import Reader
@@ -171,7 +171,7 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
         FastpipeError: as `read_csv`; a LimitError if quotes around a byte can be read in two ways.
     """
     places = [file.place if isinstance(file, Contents) else None for file in files]
-    handle, numbers, offsets, (rows, low, high) = _fastpipe.estimate_csv(
+    handle, numbers, offsets, (rows, low, high) = estimate_csv(
         list(map(str, files)),
         asked.dialect.lowered(),
         places if any(places) else [],
@@ -203,7 +203,7 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
     """
     name, stream = _opened(source)
     features = Features({}) if asked.features is None else asked.features
-    reservoir = _fastpipe.CsvReservoir(
+    reservoir = CsvReservoir(
         name,
         asked.dialect.lowered(),
         [(column, spec._lower()) for column, spec in features.items()],

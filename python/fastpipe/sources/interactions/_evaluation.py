@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import within
 from fastpipe.batch._csr import CSR
 from fastpipe.batch._form import described
@@ -117,7 +117,7 @@ def evaluation_candidates(
     distinct, places = np.unique(users, return_inverse=True)
     places = places.reshape(-1)
     seen = _seen(data._csr.take(distinct), places, items, data.num_items)
-    positives = _fastpipe.Positives(seen.indptr, seen.items, data.num_items)
+    positives = Positives(seen.indptr, seen.items, data.num_items)
     how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
     check_unseen(data.users[distinct], positives, **how)
     drawn = positives.sample_unseen(places, np.full_like(places, -1), seed=key, **how)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import number_ids
 from fastpipe.batch import Strings
 from fastpipe.errors import InteractionsError
 
@@ -257,7 +257,7 @@ def _joined(pieces: list[np.ndarray]) -> np.ndarray:
 
 def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
     """The distinct ones of integer ids in order, and the place of each id among them."""
-    distinct, codes = _fastpipe.number_ids(ids)
+    distinct, codes = number_ids(ids)
     fits = not len(distinct) or int(distinct[-1]) < 2**63
     return Vocabulary(distinct.view(np.int64) if fits else distinct), codes
 

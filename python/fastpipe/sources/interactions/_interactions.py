@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
+from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import digest, within
 from fastpipe.batch._csr import CSR, Duplicates, compress, core
 from fastpipe.batch._form import described
@@ -449,9 +449,9 @@ class Interactions:
         }
 
     @cached_property
-    def _positives(self) -> _fastpipe.Positives:
+    def _positives(self) -> Positives:
         """The same in the form in which negatives are drawn for them; a copy."""
-        return _fastpipe.Positives(self._csr.indptr, self._csr.items, self.num_items)
+        return Positives(self._csr.indptr, self._csr.items, self.num_items)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._users, self._items, self._csr, self._part)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeA
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import flag
+from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import within
@@ -54,7 +54,7 @@ def weights_of(counts: npt.NDArray[np.int64], sampling: str, power: float) -> np
 
 def check_unseen(
     ids: np.ndarray,
-    positives: _fastpipe.Positives,
+    positives: Positives,
     *,
     negatives: int,
     repeats: bool,
@@ -163,7 +163,7 @@ class InteractionsData:
             "power": float(power),
             "on_full": on_full,
         }
-        self.handle = _fastpipe.InteractionsDataset(
+        self.handle = InteractionsDataset(
             data._positives,
             **how,
             **dtypes,

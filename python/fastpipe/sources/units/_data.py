@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from fastpipe import _fastpipe
 from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import written
-from fastpipe._fastpipe import UnitCalls
+from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.state import VERSION
@@ -261,13 +260,13 @@ class UnitsData:
         lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
         lookups = None if features is None else vocabularies.lowered(features)
 
-        def begin(calls: _fastpipe.UnitCalls, threads: int) -> int:
+        def begin(calls: UnitCalls, threads: int) -> int:
             return start(chosen.read, slices, calls, threads)
 
         slice_bytes = _SLICE_BYTES if in_sequence and hasattr(units, "read_slices") else None
 
-        def handle(nbytes: list[int] | None) -> _fastpipe.UnitsDataset:
-            return _fastpipe.UnitsDataset(
+        def handle(nbytes: list[int] | None) -> UnitsDataset:
+            return UnitsDataset(
                 units.schema,
                 self._rows,
                 nbytes,
@@ -359,10 +358,10 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
 
 def _inferred(schema: Any, columns: list[str] | None) -> Features:
     """The specs that follow from the types of a schema: of these columns, or of all."""
-    return inferred(_fastpipe.UnitsDataset(schema, [], None, str, _unread, 1, None, columns).features())
+    return inferred(UnitsDataset(schema, [], None, str, _unread, 1, None, columns).features())
 
 
-def _unread(calls: _fastpipe.UnitCalls, threads: int) -> int:
+def _unread(calls: UnitCalls, threads: int) -> int:
     return 0
 
 
