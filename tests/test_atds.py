@@ -12,7 +12,7 @@ import fastavro
 import pytest
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
-from fastpipe.tf import _atds_files  # noqa: E402 - needs TensorFlow
+from fastpipe.tf import _atds_schema  # noqa: E402 - needs TensorFlow
 from fastpipe.tf.atds import (  # noqa: E402 - needs TensorFlow
     ATDS_SUPPORTED_DTYPES,
     ATDSDataset,
@@ -276,9 +276,9 @@ def test_messages_begin_with_tensorflow_ios_words(files: list[str], files_of: An
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The sets of files that are opened from here on, all of them written long ago."""
     seen: list[list[str]] = []
-    data = _atds_files.AvroData
-    monkeypatch.setattr(_atds_files, "_COARSEST_CLOCK", -(10**12))
-    monkeypatch.setattr(_atds_files, "AvroData", lambda files, *a, **k: seen.append(files) or data(files, *a, **k))
+    data = _atds_schema.AvroData
+    monkeypatch.setattr(_atds_schema, "_COARSEST_CLOCK", -(10**12))
+    monkeypatch.setattr(_atds_schema, "AvroData", lambda files, *a, **k: seen.append(files) or data(files, *a, **k))
     return seen
 
 
@@ -316,7 +316,7 @@ def test_files_written_a_moment_ago_are_not_kept(files: list[str]) -> None:
 
 
 def test_no_more_than_a_few_sets_are_kept(tmp_path: Path, opened: list[list[str]]) -> None:
-    names = [write(tmp_path / f"{i}.avro", i, i + 1) for i in range(_atds_files._KEPT + 1)]
+    names = [write(tmp_path / f"{i}.avro", i, i + 1) for i in range(_atds_schema._KEPT + 1)]
     each = tf.data.Dataset.from_tensor_slices(names).interleave(lambda name: ATDSDataset(name, 1, ID), cycle_length=1)
     for _ in range(2):
         assert ids(each) == list(range(len(names)))

@@ -25,7 +25,7 @@ import fastpipe
 from fastpipe import cli
 from fastpipe._text import size_text, table
 from fastpipe.cli import _inspect
-from fastpipe.cli._row_text import batch_rows
+from fastpipe.cli._inspect import batch_rows
 from fastpipe.sources.avro._schemas import schema_fields
 
 USER = {

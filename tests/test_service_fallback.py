@@ -21,7 +21,7 @@ pytest.importorskip("pyarrow.flight")
 
 from apart import wait_until
 from fastpipe.service import Server
-from fastpipe.service._fallback import Fallback
+from fastpipe.service._request import Fallback
 
 ARRAYS = {"id": np.arange(6000), "x": np.random.default_rng(1).random((6000, 700), "float32")}
 

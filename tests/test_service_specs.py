@@ -21,8 +21,7 @@ import wire
 from every_source import Make, make
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderPasses
-from fastpipe.service._specs import specs_digest
-from fastpipe.service._wire import as_error, sealed, summed
+from fastpipe.service._wire import as_error, sealed, specs_digest, summed
 from service_tickets import entries
 
 pytest.importorskip("pyarrow.flight")

@@ -15,7 +15,7 @@ import pytest
 import fastpipe
 from apart import wait_until
 from fastpipe.service import Server
-from fastpipe.service._unread import Unread
+from fastpipe.service._bounds import Unread
 from service_faults import through
 from service_tickets import client_of, ticket
 
@@ -113,7 +113,7 @@ def test_one_that_takes_nothing_stays_while_nobody_waits() -> None:
 
 def test_who_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("fastpipe.service._unread.time.monotonic", lambda: now)
+    monkeypatch.setattr("fastpipe.service._bounds.time.monotonic", lambda: now)
     closed: list[str] = []
     unread = Unread(closed.append)
     unread.make_room()

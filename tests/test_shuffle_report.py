@@ -14,7 +14,7 @@ import pytest
 import fastpipe
 from fastpipe import cli
 from fastpipe._reader.ordering import Ordering
-from fastpipe.statistics import _shuffle_math, _shuffle_report, _shuffle_text
+from fastpipe.statistics import _shuffle_math, _shuffle_report
 from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
 from wire import SYNC, container, header, long, stored
 
@@ -117,7 +117,7 @@ def test_the_map_of_a_few_rows_is_as_small(tmp_path: Path) -> None:
 
 def test_shades() -> None:
     density = [[0.0, 0.04, 0.06, 0.49, 0.5, 1.0, 1.49, 1.5, 3.9, 4.0, 12.0, math.nan]]
-    assert _shuffle_text.shaded(density) == "  ░░▒▒▒▓▓██ "
+    assert _shuffle_report.shaded(density) == "  ░░▒▒▒▓▓██ "
 
 
 # --- What a perfect permutation has ---
@@ -480,7 +480,7 @@ def test_the_command_prints_the_report(tmp_path: Path, run: Run, kind: str) -> N
     assert out.startswith(f"{report}\n\nshuffle_buffer ")
     table = out[len(str(report)) :].splitlines()
     assert [line.split()[0] for line in table[4:7]] == ["100", "400", "1_600"]
-    assert table[5].split()[3] == _shuffle_text.number(report.blocks.found)
+    assert table[5].split()[3] == _shuffle_report.number(report.blocks.found)
     assert table[7] == "memory: bytes of the rows in the buffer, uncompressed (sampled)"
 
 

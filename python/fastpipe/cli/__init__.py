@@ -13,8 +13,7 @@ from typing import Any
 from fastpipe._fastpipe import __version__
 from fastpipe._text import clean, plural, shorten, size_text, table
 from fastpipe.cli import _bench, _convert, _formats, _index, _inspect, _ledger, _shuffle
-from fastpipe.cli._inspect import FileSummary
-from fastpipe.cli._row_text import batch_rows, rows_text
+from fastpipe.cli._inspect import FileSummary, batch_rows, rows_text
 from fastpipe.cli._serve import add_command as add_serve
 from fastpipe.errors import FastpipeError
 from fastpipe.sources.files._index_cache import user_cache_directory

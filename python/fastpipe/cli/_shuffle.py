@@ -17,8 +17,7 @@ from fastpipe._text import size_text, table
 from fastpipe.cli._formats import avro_only
 from fastpipe.errors import FastpipeError
 from fastpipe.sources.avro import AvroFile
-from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport
-from fastpipe.statistics._shuffle_text import number, score, share
+from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, number, score, share
 
 _KINDS = ("window", "block", "buffer")
 _BATCH_SIZE = 1024

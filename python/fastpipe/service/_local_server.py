@@ -19,7 +19,7 @@ import numpy as np
 
 from fastpipe._fastpipe import SharedArena, SharedSlabs, end_with_parent
 from fastpipe.errors import UnsupportedError
-from fastpipe.service._local_wire import ASK, BATCHES, INIT, Frame, read_frame, send_frame
+from fastpipe.service._local_connection import ASK, BATCHES, INIT, Frame, read_frame, send_frame
 from fastpipe.service._served import Served
 from fastpipe.service._wire import Ticket, error_bytes
 

@@ -21,9 +21,8 @@ from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
 from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
 from fastpipe.service._request import Request
-from fastpipe.service._specs import identity, specs_digest
 from fastpipe.service._transfer import Transfer
-from fastpipe.service._wire import VERSION, Ticket
+from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader

@@ -22,8 +22,7 @@ from fastpipe._reader.rebatch import Rebatcher
 from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._bounds import Shares
-from fastpipe.service._specs import identity, specs_digest
-from fastpipe.service._wire import VERSION, Ticket
+from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
 
 __all__ = ["Served"]
 

@@ -21,14 +21,13 @@ from fastpipe._reader.ordering import within
 from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError
-from fastpipe.service._bounds import Admission, BusyError, Shares
+from fastpipe.service._bounds import Admission, BusyError, Shares, Unread
 from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._logs import RequestLog, say, say_error
 from fastpipe.service._metrics import Metrics, shown
 from fastpipe.service._served import Served
 from fastpipe.service._settings import checked_token
 from fastpipe.service._streams import Need, Streams
-from fastpipe.service._unread import Unread
 from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, messages, schema, summed, unsealed
 
 if TYPE_CHECKING:

@@ -32,9 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastpipe.errors import FastpipeError, MalformedFileError, OutOfMemoryError, PassClosedError, ServiceError
 from fastpipe.service._directory import Servers
-from fastpipe.service._fallback import Fallback, Make
 from fastpipe.service._faults import Faults
-from fastpipe.service._request import Request
+from fastpipe.service._request import Fallback, Make, Request
 from fastpipe.service._schedule import Schedule, Stretch
 from fastpipe.service._transport import Answer, Connection
 from fastpipe.service._wire import FILE_ERRORS, Ticket

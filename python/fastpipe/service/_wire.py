@@ -12,14 +12,16 @@ from __future__ import annotations
 import json
 import operator
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from fastpipe import errors
-from fastpipe._reader.ordering import Ordering, within
+from fastpipe._arrow.schema import encoded_features
+from fastpipe._reader.dataset import Dataset
+from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 
@@ -33,11 +35,13 @@ __all__ = [
     "Ticket",
     "as_error",
     "error_bytes",
+    "identity",
     "intact",
     "message",
     "messages",
     "schema",
     "sealed",
+    "specs_digest",
     "summed",
     "unsealed",
 ]
@@ -270,3 +274,20 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
     if said.get("again") is False:
         return FastpipeError(f"{server}: {message}")
     return ServiceError(f"{server}: {message}")
+
+
+def specs_digest(data: Dataset) -> str:
+    """A digest of how a data set is read, 32 hexadecimal digits."""
+    told = {
+        "features": encoded_features(data.features),
+        "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},
+        # Whether there are masks depends on the files' schemas, too.
+        "columns": data.handle.columns_text(),
+        "interpretation": dict(data.interpretation),
+    }
+    return digest(json.dumps(told, sort_keys=True).encode())
+
+
+def identity(fingerprint: Mapping[str, Any], specs: str) -> dict[str, Any]:
+    """What a request says of the data that it is for: the data set's fingerprint, and the digest of its specs."""
+    return {**fingerprint, "specs": specs}

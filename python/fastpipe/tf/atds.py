@@ -27,8 +27,16 @@ from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
-from fastpipe.tf._atds_files import Copies, OpenedFiles
-from fastpipe.tf._atds_schema import ATDS_SUPPORTED_DTYPES, DenseFeature, Feature, SparseFeature, VarlenFeature, check
+from fastpipe.tf._atds_schema import (
+    ATDS_SUPPORTED_DTYPES,
+    Copies,
+    DenseFeature,
+    Feature,
+    OpenedFiles,
+    SparseFeature,
+    VarlenFeature,
+    check,
+)
 from fastpipe.tf._forms import Array, Coordinates, Node
 from fastpipe.tf._passes import Layout, Source, Told, from_passes, keep, restorers, unconverted
 

@@ -43,8 +43,7 @@ try:
         keyed_jagged,
         tensors,
     )
-    from fastpipe.torch._batches import Batches, Seen
-    from fastpipe.torch._errors import carrying
+    from fastpipe.torch._batches import Batches, Seen, carrying
     from fastpipe.torch._shared_batches import Lending
     from fastpipe.torch._worker_epochs import ASKED_AHEAD, EpochLogFile, Joiner, Version
     from fastpipe.torch.loader import DataLoader, item_rng, worker_info

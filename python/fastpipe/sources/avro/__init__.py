@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from fastpipe.sources.avro._data import Location
 from fastpipe.sources.avro._file import AvroFile
 from fastpipe.sources.avro._messages import MessageDecoder, decode_messages
-from fastpipe.sources.avro._reading import infer_features, read_avro
+from fastpipe.sources.avro._reading import Location, infer_features, read_avro
 from fastpipe.sources.avro._writing import WrittenFile, write_avro
 
 __all__ = [

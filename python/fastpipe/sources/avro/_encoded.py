@@ -12,9 +12,8 @@ from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
 from fastpipe.errors import SchemaError, UnsupportedError
-from fastpipe.sources.avro._data import AvroData
 from fastpipe.sources.avro._file import AvroFile
-from fastpipe.sources.avro._reading import read_avro
+from fastpipe.sources.avro._reading import AvroData, read_avro
 from fastpipe.sources.files._partition_columns import Partitions
 from fastpipe.specs import DenseSpec, Features, Spec
 

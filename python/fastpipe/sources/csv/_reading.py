@@ -1,20 +1,288 @@
-"""Reading CSV files."""
+"""CSV files: how they are written, as a data set, and their reader."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import SupportsIndex, Unpack
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, Self, SupportsIndex, TypeAlias, Unpack
 
+from fastpipe._arguments import names, shown
 from fastpipe._arrow.schema import asked_for
+from fastpipe._boundary import LoweredDialect
+from fastpipe._fastpipe import CsvDataset
+from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
-from fastpipe.sources.csv._data import SUFFIXES, CsvData
-from fastpipe.sources.csv._dialect import DEFAULT_NULLS, Dialect, Header, OnRagged
-from fastpipe.sources.files._in_memory_files import Source, opened
-from fastpipe.sources.files._index_cache import IndexCache
-from fastpipe.specs import Spec
+from fastpipe._reader.state import VERSION
+from fastpipe.sources.files._in_memory_files import Contents, Source, opened
+from fastpipe.sources.files._index_cache import IndexCache, cache_directory
+from fastpipe.specs import Features, Spec, inferred
+from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["read_csv"]
+__all__ = [
+    "DEFAULT_DIALECT",
+    "DEFAULT_NULLS",
+    "SUFFIXES",
+    "CsvData",
+    "CsvLocation",
+    "Dialect",
+    "Header",
+    "LosslessDialect",
+    "OnRagged",
+    "read_csv",
+]
+
+Header: TypeAlias = bool | Sequence[str]
+OnRagged: TypeAlias = Literal["error", "skip"]
+
+DEFAULT_NULLS = ("", "NA", "N/A", "NULL", "null", "None", "NaN", "nan")
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How files are written, checked.
+
+    Attributes:
+        delimiter: as in `read_csv`, like the others.
+    """
+
+    delimiter: str
+    quote: str | None
+    header: bool | tuple[str, ...]
+    comment: str | None
+    decimal: str
+    null_values: tuple[str, ...]
+    on_ragged: OnRagged
+
+    lossless: ClassVar[bool] = False
+    """Whether floats refuse integers that they would round, and finite numbers that would be infinite."""
+
+    @classmethod
+    def of(
+        cls,
+        delimiter: Any,
+        quote: Any,
+        header: Any,
+        comment: Any,
+        decimal: Any,
+        null_values: Any,
+        on_ragged: Any,
+    ) -> Dialect:
+        """Checks what users give.
+
+        Raises:
+            TypeError: if an argument is of the wrong type.
+            ValueError: if one is out of range.
+        """
+        if on_ragged not in ("error", "skip"):
+            raise ValueError(f'on_ragged is "error" or "skip", not {shown(on_ragged)}')
+        if isinstance(null_values, str) or not isinstance(null_values, Iterable):
+            raise TypeError(f"null_values is a list of words, not {shown(null_values)}")
+        return cls(
+            delimiter=_character("delimiter", delimiter),
+            quote=None if quote is None else _character("quote", quote),
+            header=header if isinstance(header, bool) else _header(header),
+            comment=None if comment is None else _character("comment", comment),
+            decimal=_character("decimal", decimal),
+            null_values=tuple(dict.fromkeys(names("null_values", null_values))),
+            on_ragged=on_ragged,
+        )
+
+    def lowered(self) -> LoweredDialect:
+        """Plain values for the extension module."""
+        quote = None if self.quote is None else ord(self.quote)
+        comment = None if self.comment is None else ord(self.comment)
+        header = self.header if isinstance(self.header, bool) else list(self.header)
+        words = [word.encode() for word in self.null_values]
+        skip = self.on_ragged == "skip"
+        return ord(self.delimiter), quote, comment, ord(self.decimal), header, words, skip, self.lossless
+
+
+class LosslessDialect(Dialect):
+    """The same, read into floats only if they keep integers and finite numbers. Decimal fractions are rounded."""
+
+    lossless = True
+
+
+def _header(header: Any) -> tuple[str, ...]:
+    given = tuple(names("header", header))
+    if not given:
+        raise ValueError("header is empty: name each column")
+    twice = next((name for name, count in Counter(given).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"header names {twice!r} twice: columns need names of their own")
+    return given
+
+
+def _character(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is one character, not {shown(value)}")
+    if len(value) != 1 or not value.isascii():
+        raise ValueError(f"{name} is one ASCII character, not {shown(value)}")
+    return str(value)
+
+
+DEFAULT_DIALECT = Dialect.of(",", '"', True, None, ".", DEFAULT_NULLS, "error")
+
+
+# Of the files that are taken from a directory: compressed ones beside others.
+SUFFIXES = ((".csv", ".csv.gz", ".csv.zst"), (".tsv", ".tsv.gz", ".tsv.zst"))
+
+_WORDS = SourceWording(
+    units="stretches",
+    advice={
+        "reading": "Storage is the limit: faster disks make it faster; more threads don't, unless it is far away.",
+        "parsing": "Fewer columns take less, and so do numbers with fewer digits; more threads help; Parquet, Arrow "
+        "and Avro files need no parsing.",
+        "fetching": "Decompressing is the limit: files in one piece are decompressed on one thread, one after the "
+        "other; zstandard is faster than gzip.",
+        "indexing": "Rows are looked for before they can be picked. Later epochs remember where they start, up to 16 "
+        "million rows.",
+    },
+    other_digest="the data set has other contents, or its files other names or another order",
+)
+
+
+class CsvLocation(NamedTuple):
+    """Where a row stands.
+
+    Attributes:
+        file: the path of its file.
+        row: its number in the file, from 0; headers, comments and empty lines aren't counted.
+    """
+
+    file: str
+    row: int
+
+
+class CsvData:
+    """CSV files, opened for a set of features: the `Data` of `read_csv`.
+
+    Args:
+        files: their paths, or what lies in memory.
+        dialect: how they are written.
+        features: as in `read_csv`.
+        columns: as in `read_csv`.
+        index_cache: as in `read_csv`.
+    """
+
+    words = _WORDS
+
+    def __init__(
+        self,
+        files: Sequence[str | Contents],
+        dialect: Dialect,
+        features: Features | None,
+        columns: Sequence[str] | None = None,
+        index_cache: IndexCache = None,
+    ) -> None:
+        places = [file.place if isinstance(file, Contents) else None for file in files]
+        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
+        lookups = None if features is None else vocabularies.lowered(features)
+        wanted = None if columns is None else list(columns)
+        cache, contents = cache_directory(index_cache), places if any(places) else []
+        paths = list(map(str, files))
+        self.handle = CsvDataset(paths, dialect.lowered(), lowered, wanted, cache, contents, lookups)
+        self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
+        self.files = paths
+        self._asked = _inferred(self.handle) if features is None else features
+        self.features = vocabularies.in_form(self._asked, self.handle.features()) if lookups else self._asked
+        self.symbols: dict[str, list[str]] = {}
+        self._fingerprint: dict[str, Any] | None = None
+
+    @classmethod
+    def of_rows(cls, handle: CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
+        """Rows that were picked out of files, which a sample is read of: no state is made of it, and no process has it.
+
+        Args:
+            handle: the rows.
+            dialect: how they are written.
+            features: as in `read_csv`; None if they are inferred.
+        """
+        data = cls.__new__(cls)
+        data.handle = handle if features is not None else handle.inferred()
+        data._given, data._dialect, data._index_cache = [], dialect, None
+        data.files = [path for path, _, _ in handle.files()]
+        data.symbols, data._fingerprint = {}, None
+        if features is not None:
+            return data.with_features(features)
+        data._asked = data.features = _inferred(data.handle)
+        return data
+
+    def with_features(self, features: Features) -> Self:
+        """The same files, read for other features: nothing is opened."""
+        data = type(self).__new__(type(self))
+        # Copies are made as pickles are read, by opening files again.
+        data.__dict__.update(self.__dict__)
+        lowered, lookups = [(name, spec._lower()) for name, spec in features.items()], vocabularies.lowered(features)
+        data.handle = self.handle.with_features(lowered, lookups)
+        data._asked = features
+        data.features = vocabularies.in_form(features, data.handle.features()) if lookups else features
+        return data
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all rows, decompressed."""
+        return self.handle.text_bytes()
+
+    @property
+    def interpretation(self) -> dict[str, Any]:
+        """Lookups, and the dialect."""
+        return {"lookups": vocabularies.described(self._asked), "dialect": asdict(self._dialect)}
+
+    def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
+        """How many files, rows and bytes; and a digest of the files.
+
+        Of each it has the name without folders, the size, 64 KiB at either end, as they are stored, and where its rows
+        lie.
+        """
+        if self._fingerprint is None:
+            parts = []
+            files = self.handle.files()
+            for path, size, ends in files:
+                name = os.path.basename(path).encode(errors="surrogateescape")
+                parts.append(
+                    len(name).to_bytes(8, "little") + name + size.to_bytes(8, "little") + ends.to_bytes(8, "little")
+                )
+            parts.append(self.handle.layout())
+            self._fingerprint = {
+                "files": len(files),
+                "rows": self.handle.num_rows,
+                "bytes": sum(size for _, size, _ in files),
+                "digest": digest(*parts),
+            }
+        return self._fingerprint
+
+    def place(self, unit: int, record: int) -> CsvLocation:
+        """The file, and the number of the row."""
+        return CsvLocation(*self.handle.place_of(unit, record))
+
+    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
+        """Nothing: it isn't measured."""
+        return 0.0, []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CsvData, (self._given, self._dialect, self._asked, None, self._index_cache)
+
+    def __str__(self) -> str:
+        return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
+
+
+def _inferred(handle: CsvDataset) -> Features:
+    """Specs of what was found: floats have NaN where a field stands for no value."""
+    found = inferred(handle.features())
+    # Columns of a type share one spec.
+    distinct = {id(spec): spec for spec in found.values()}
+    made = {key: _with_nan(spec) for key, spec in distinct.items()}
+    return Features({name: made[id(spec)] for name, spec in found.items()})
+
+
+def _with_nan(spec: Spec) -> Spec:
+    return replace(spec, fill=math.nan) if spec.nulls == "fill" and spec.dtype == "float64" else spec
 
 
 @takes_options()

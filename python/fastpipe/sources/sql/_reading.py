@@ -23,9 +23,9 @@ from fastpipe.sources.sql._connecting import engine_of
 from fastpipe.sources.sql._engines import Column, Engine, Sessions
 from fastpipe.sources.sql._plan import SqlPlan, partition_text, planned
 from fastpipe.sources.sql._query import Parameters, Query, checked
+from fastpipe.sources.units._data import fetches, reader_of, threads_of
 from fastpipe.sources.units._files import Files
 from fastpipe.sources.units._parquet import ParquetUnits
-from fastpipe.sources.units._reading import fetches, reader_of, threads_of
 from fastpipe.specs import Spec
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ such sources.
 from __future__ import annotations
 
 from fastpipe.sources.units._arrow_files import read_arrow
-from fastpipe.sources.units._data import UnitLocation, Units, UnitsData
+from fastpipe.sources.units._data import UnitLocation, Units, UnitsData, read_units
 from fastpipe.sources.units._parquet import read_parquet
-from fastpipe.sources.units._reading import read_units
 
 __all__ = ["UnitLocation", "Units", "UnitsData", "read_arrow", "read_parquet", "read_units"]

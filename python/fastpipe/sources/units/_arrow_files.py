@@ -17,8 +17,7 @@ from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import MalformedFileError, UnsupportedError
 from fastpipe.sources.files._paths import Paths
-from fastpipe.sources.units._file_units import FileUnits, read_files
-from fastpipe.sources.units._files import File, Files, storage_errors
+from fastpipe.sources.units._files import File, Files, FileUnits, read_files, storage_errors
 from fastpipe.sources.units._schemas import common_schema
 from fastpipe.specs import Spec
 

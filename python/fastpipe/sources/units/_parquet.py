@@ -15,9 +15,8 @@ from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
 from fastpipe.sources.files._partition_columns import Partitioning, Partitions, checked_partitioning
 from fastpipe.sources.files._paths import Paths
-from fastpipe.sources.units._file_units import FileUnits, read_files
-from fastpipe.sources.units._files import File, Files, storage_errors
-from fastpipe.sources.units._reading import threads_of
+from fastpipe.sources.units._data import threads_of
+from fastpipe.sources.units._files import File, Files, FileUnits, read_files, storage_errors
 from fastpipe.sources.units._schemas import common_schema
 from fastpipe.specs import Spec
 
