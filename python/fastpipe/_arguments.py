@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["flag", "imported", "names", "shown"]
-
 
 def flag(name: str, value: Any) -> bool:
     """A bool argument, Python's or NumPy's.

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from fastpipe._fastpipe import Vocabulary
 
-__all__ = ["Described", "Lowered", "LoweredDialect", "LoweredLookup", "Value"]
-
 Value: TypeAlias = "bool | int | float | str | bytes"
 
 # A spec, as it is asked for.

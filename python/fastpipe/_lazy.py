@@ -6,8 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["lazily"]
-
 
 def lazily(
     package: str, names_of: Mapping[str, str]

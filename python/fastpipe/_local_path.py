@@ -8,8 +8,6 @@ import re
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
 
-__all__ = ["local", "refuse_contents"]
-
 # One letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 

@@ -5,8 +5,7 @@ pyarrow is an extra (`arrow`), imported when it is needed.
 
 from __future__ import annotations
 
-from fastpipe._arrow.export import to_arrow
+from fastpipe._arrow.export import ArrowStreams, to_arrow
 from fastpipe._arrow.schema import features_of, schema_of
-from fastpipe._arrow.stream import ArrowStreams
 
 __all__ = ["ArrowStreams", "features_of", "schema_of", "to_arrow"]

@@ -1,4 +1,4 @@
-"""Batches as Arrow record batches, over the same memory. Of readers the extension makes them: see `arrow_stream`.
+"""Batches as Arrow record batches, over the same memory.
 
 Arrow's layouts are those of fastpipe's forms, so most arrays are handed over as they are: numbers, offsets, bytes of
 strings. What is copied, since the layouts differ:
@@ -11,26 +11,32 @@ strings. What is copied, since the layouts differ:
 
 Buffers keep the NumPy arrays alive over which they lie, and these the memory of the reader: so what was handed over
 outlives batch, pass and reader. It also shares what is written into the arrays later.
+
+Readers are Arrow streams: the extension makes record batches of what a pass yields, over its memory, and hands them out
+through Arrow's C data interface. So only who wants objects of pyarrow's needs pyarrow. Sparse columns are read as
+`SparseCSR`, whatever the layout of the reader's batches: that is how Arrow lays them out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastpipe._arguments import shown
-from fastpipe._arrow.schema import VALID, checked_name, integers_of, require_pyarrow, schema_of
+from fastpipe._arrow.schema import VALID, checked_name, integers_of, metadata_of, require_pyarrow, schema_of
+from fastpipe._fastpipe import ArrowBatches, Pass
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.specs import Features, Spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["form_to_arrow", "to_arrow"]
+    from fastpipe._progress import Counter
+    from fastpipe.specs import Features
 
 _WORD = 8
 
@@ -394,3 +400,85 @@ def _described(node: Any) -> str:
     if isinstance(node, np.ndarray):
         return f"{node.dtype}[{', '.join(map(str, node.shape))}]"
     return shown(node)
+
+
+class Capsules:
+    """A batch for whoever takes Arrow data."""
+
+    def __init__(self, capsules: tuple[object, object]) -> None:
+        self._capsules = capsules
+
+    def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
+        return self._capsules
+
+
+class ArrowStreams:
+    """The streams of a reader: each starts a pass.
+
+    Args:
+        features: of its batches.
+        padded: whether these have the column `valid`.
+        schema: makes their Arrow schema of `padded` and its metadata.
+        start: starts a pass with sparse columns as CSR.
+        counter: makes the progress bar of a pass, if there is one.
+    """
+
+    def __init__(
+        self,
+        *,
+        features: Features,
+        padded: bool,
+        schema: Callable[[bool, dict[str, str]], object],
+        start: Callable[[], Pass],
+        counter: Callable[[Pass], Counter | None],
+    ) -> None:
+        self._features, self._padded = features, padded
+        self._schema, self._start, self._counter = schema, start, counter
+
+    def record_batches(self) -> pa.RecordBatchReader:
+        """Starts a pass, the batches of which pyarrow reads. What is raised in it is raised as it is.
+
+        Raises:
+            ImportError: if pyarrow isn't installed.
+            ValueError: if Arrow has no such name or size.
+        """
+        pyarrow = require_pyarrow()
+        schema = schema_of(self._features, valid=self._padded)
+
+        def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
+            return pyarrow.record_batch(Capsules(capsules))
+
+        # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
+        # traceback.
+        batches: Iterator[pa.RecordBatch] = map(record_batch, self._started())
+        return pyarrow.RecordBatchReader.from_batches(schema, batches)
+
+    def batches(self) -> Iterator[Capsules]:
+        """Starts a pass, the batches of which have `__arrow_c_array__`. What is raised in it is raised as it is.
+
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return map(Capsules, self._started())
+
+    def stream_capsule(self) -> object:
+        """Starts a pass, and makes it a stream of Arrow's C interface.
+
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return self._started().stream()
+
+    def schema_capsule(self) -> object:
+        """The schema of such a stream.
+
+        Raises:
+            ValueError: if Arrow has no such name or size.
+        """
+        return self._schema(self._padded, metadata_of(self._features))
+
+    def _started(self) -> ArrowBatches:
+        metadata = metadata_of(self._features)
+        nan_is_null = {name for name, spec in self._features.items() if spec._nan_is_null}
+        started = self._start()
+        return ArrowBatches(started, metadata, nan_is_null, self._counter(started))

@@ -32,22 +32,6 @@ from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, sp
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "VALID",
-    "asked_for",
-    "checked_name",
-    "decoded_features",
-    "encoded_features",
-    "features_of",
-    "integers_of",
-    "is_time",
-    "metadata_of",
-    "require_pyarrow",
-    "rewritten",
-    "schema_of",
-    "written",
-]
-
 FEATURES = b"fastpipe:features"
 # The column in which readers with uneven="pad" mark rows.
 VALID = "valid"

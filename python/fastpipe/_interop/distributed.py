@@ -6,8 +6,6 @@ import os
 
 import torch.distributed
 
-__all__ = ["local_ranks", "world"]
-
 
 def world() -> tuple[int, int, str]:
     """Rank and number of ranks, and who says so.

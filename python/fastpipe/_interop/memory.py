@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ALIGNMENT", "aligned"]
-
 ALIGNMENT = 64
 """Of the arrays of batches, in bytes, and what frameworks want: XLA copies what lies otherwise, TensorFlow aborts."""
 

@@ -13,19 +13,6 @@ from fastpipe import batch as forms
 from fastpipe.batch._form import counted
 from fastpipe.errors import UnsupportedError
 
-__all__ = [
-    "Bag",
-    "Forms",
-    "Jagged",
-    "Masked",
-    "RaggedAs",
-    "SparseAs",
-    "Strings",
-    "StringsAs",
-    "keyed_jagged",
-    "tensors",
-]
-
 RaggedAs: TypeAlias = Literal["offsets", "nested"]
 SparseAs: TypeAlias = Literal["coo", "csr", "bag"]
 StringsAs: TypeAlias = Literal["tensors", "lists"]

@@ -10,8 +10,6 @@ from fastpipe._fastpipe import Data
 from fastpipe._reader.state import VERSION
 from fastpipe.specs import Features
 
-__all__ = ["Dataset", "SourceWording"]
-
 
 class SourceWording(NamedTuple):
     """How a source words what readers say of it.

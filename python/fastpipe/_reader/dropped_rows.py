@@ -9,8 +9,6 @@ from fastpipe._fastpipe import Order
 from fastpipe._reader.ordering import Ordering
 from fastpipe.errors import RowsLeftOutWarning
 
-__all__ = ["check", "stacklevel", "warn"]
-
 # Up to a tenth of the rows may be left out without a warning.
 _UNSAID = 10
 

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
 
-__all__ = ["explain"]
-
 # What isn't work, of what takes seconds.
 _WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
 

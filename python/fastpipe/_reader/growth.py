@@ -12,8 +12,6 @@ from fastpipe._reader.dataset import Dataset
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import StateError, UnsupportedError
 
-__all__ = ["Growth", "resume_grown"]
-
 _LOG = logging.getLogger("fastpipe")
 
 

@@ -14,8 +14,6 @@ from fastpipe._reader.ordering import Ordering, ShardBy, Shuffle, Uneven
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
 
-__all__ = ["Options", "Settings", "takes_options"]
-
 _Made = TypeVar("_Made", bound=Callable[..., Reader])
 
 

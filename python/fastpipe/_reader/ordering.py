@@ -16,19 +16,6 @@ import numpy.typing as npt
 from fastpipe._arguments import flag, shown
 from fastpipe._fastpipe import Data, Order, check_settings
 
-__all__ = [
-    "LARGEST_BATCH",
-    "LARGEST_WORLD",
-    "Ordering",
-    "ShardBy",
-    "Shuffle",
-    "Uneven",
-    "digest",
-    "integer",
-    "seed_of",
-    "within",
-]
-
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]

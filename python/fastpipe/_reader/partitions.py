@@ -10,8 +10,6 @@ from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import VERSION
 from fastpipe.errors import StateError
 
-__all__ = ["Partition", "dataset_part", "split_dataset"]
-
 _MOST = 2**31
 
 

@@ -8,8 +8,6 @@ from typing import Literal, Self, SupportsIndex, TypedDict
 
 from fastpipe._reader.ordering import integer, within
 
-__all__ = ["PassKwargs", "PassOptions", "memory_size"]
-
 _UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base ** (power + 1)
     for power, prefix in enumerate("KMGT")

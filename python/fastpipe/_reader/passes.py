@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
-__all__ = ["Passes", "Position", "Started", "passes_of"]
-
 
 class Position(Protocol):
     """How far a pass has come. It doesn't keep the pass."""

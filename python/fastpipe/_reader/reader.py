@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
 
-__all__ = ["PassCursor", "Reader"]
-
 
 class PassCursor:
     """How far the passes of a reader have come.

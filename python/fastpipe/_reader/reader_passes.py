@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
-__all__ = ["ReaderParts", "ReaderPasses", "arrow_streams"]
-
 
 class ReaderParts(NamedTuple):
     """What a reader is made of, for those who make others like it elsewhere.

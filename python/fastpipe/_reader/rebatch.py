@@ -11,8 +11,6 @@ from fastpipe._fastpipe import RowBuffer
 from fastpipe._reader.ordering import LARGEST_BATCH, seed_of, within
 from fastpipe.batch._flatten import ColumnLayout
 
-__all__ = ["Rebatcher", "rebatch"]
-
 _END: Any = object()
 
 

@@ -23,20 +23,6 @@ from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import SchemaError, UnsupportedError
 
-__all__ = [
-    "LARGEST_SAMPLE",
-    "Arc",
-    "arc",
-    "blocks",
-    "counts_of",
-    "gathered",
-    "in_file_order",
-    "rows_of_sample",
-    "sample",
-    "take",
-    "uniform",
-]
-
 _Rows = npt.NDArray[np.int64]
 
 # Streams of other draws with the same seed are smaller, or are those of BlockRows.

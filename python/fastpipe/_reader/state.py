@@ -30,8 +30,6 @@ from fastpipe.errors import StateError
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
 
-__all__ = ["LARGEST_EPOCH", "VERSION", "State", "fresh", "parts", "state"]
-
 State: TypeAlias = dict[str, Any]
 
 VERSION = 2

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from fastpipe._arguments import shown
 from fastpipe.specs import DenseSpec, Nulls, RaggedSpec, Spec
 
-__all__ = ["DecimalSpec", "to_decimals"]
-
 # 128 bits have 39 digits.
 _EXACT = Context(prec=40)
 

@@ -21,8 +21,6 @@ import numpy as np
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.batch._form import slice_rows
 
-__all__ = ["ColumnLayout", "Part"]
-
 # Lengths: how many each item of their depth has; or dtype and shape of what each item has.
 Part: TypeAlias = "int | tuple[np.dtype[Any], tuple[int, ...]]"
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["counted"]
-
 
 def counted(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """The array; of dates, times and durations the int64 that it holds, over the same memory. NaT is the least."""

@@ -27,8 +27,6 @@ from fastpipe.sources.units._parquet import ParquetUnits, read_parquet
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = []
-
 
 class Tables(NamedTuple):
     """Arrow data of files.

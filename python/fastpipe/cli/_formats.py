@@ -13,8 +13,6 @@ from fastpipe.sources.csv import read_csv
 from fastpipe.sources.files._paths import Paths, expand
 from fastpipe.sources.units import read_arrow, read_parquet
 
-__all__ = ["AVRO", "FORMATS", "FileFormat", "avro_only", "found"]
-
 
 class FileFormat(NamedTuple):
     """A format of files that a reader can be made of.

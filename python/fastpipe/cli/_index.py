@@ -14,8 +14,6 @@ from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, StorageError
 
-__all__ = ["IndexedFile", "build", "table"]
-
 # A file that was modified more recently isn't indexed: see rust/fastpipe-files/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
 

@@ -25,8 +25,6 @@ from fastpipe.sources.avro._reading import AvroData
 from fastpipe.sources.avro._schemas import Field, schema_fields
 from fastpipe.specs import Features
 
-__all__ = []
-
 
 @dataclass
 class Readable:

@@ -12,8 +12,6 @@ from collections.abc import Callable
 from fastpipe.errors import FastpipeError, LedgerError
 from fastpipe.leases import Ledger, LedgerStatus
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command `ledger`."""

@@ -15,8 +15,6 @@ from typing import Any
 from fastpipe._reader.reader import Reader
 from fastpipe.errors import FastpipeError, ServiceError
 
-__all__ = ["add_command"]
-
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the commands `serve` and `health`."""

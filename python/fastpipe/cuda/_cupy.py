@@ -16,8 +16,6 @@ from fastpipe.cuda._fill._devices import Layout, Piece
 from fastpipe.cuda._staging import Completion, PackedBatch
 from fastpipe.errors import DeviceError, OutOfMemoryError
 
-__all__ = ["CupyDevice", "CupyEngine"]
-
 
 def page_locked(index: int, nbytes: int) -> np.ndarray:
     """Page-locked memory as an array of bytes."""

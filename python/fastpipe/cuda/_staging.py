@@ -31,8 +31,6 @@ import numpy as np
 from fastpipe._fastpipe import Memory
 from fastpipe.errors import PassClosedError
 
-__all__ = ["Completion", "CopyEngine", "Drawn", "PackedBatch", "StagingRing"]
-
 # Of pieces and arrays in the stretch, in bytes: what GPUs want for whatever reads them, and a multiple of any element.
 _ALIGNMENT = 256
 

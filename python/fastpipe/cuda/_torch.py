@@ -16,8 +16,6 @@ from fastpipe.cuda._fill._devices import Layout, Piece
 from fastpipe.cuda._staging import Completion, PackedBatch
 from fastpipe.errors import DeviceError, OutOfMemoryError
 
-__all__ = ["TorchDevice", "TorchEngine"]
-
 
 def gpu(device: Any) -> torch.device:
     """The GPU that a user names.

@@ -26,24 +26,6 @@ from fastpipe.batch._form import counted
 from fastpipe.errors import UnsupportedError, ValueRangeError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 
-__all__ = [
-    "Masked",
-    "PadRagged",
-    "Padding",
-    "Ragged",
-    "Strings",
-    "check_dense",
-    "check_divisible",
-    "check_feature",
-    "check_sizes",
-    "checked_passes",
-    "leaves",
-    "narrow",
-    "paddings",
-    "pytree",
-    "share_of",
-]
-
 # Of sparse arrays, by class and shape. Those whose shape differs from batch to batch mustn't fill the memory.
 _structures: dict[tuple[Any, tuple[int, ...]], Any] = {}
 _MOST_STRUCTURES = 1024

@@ -25,8 +25,6 @@ from jaxlib.version import __version__ as jaxlib_version
 
 from fastpipe._interop.memory import aligned
 
-__all__ = ["Put", "Sharded", "put"]
-
 Put: TypeAlias = Callable[[list[np.ndarray]], list[jax.Array]]
 """Makes JAX arrays of NumPy arrays."""
 

@@ -13,8 +13,6 @@ from fastpipe._reader.reader import Reader
 from fastpipe._reader.rebatch import Rebatcher
 from fastpipe.errors import UnsupportedError
 
-__all__ = ["at_least", "shipped", "take_given_processors", "whole_reader"]
-
 
 def at_least(name: str, value: SupportsIndex, least: int) -> int:
     """An integer argument as an int.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-__all__ = ["dataset", "shard"]
-
 # Without num_blocks a block has about this many bytes, and there are this many at least if there are steps for them:
 # whatever the cluster, so that blocks are the same on each.
 _BLOCK_BYTES = 64 << 20

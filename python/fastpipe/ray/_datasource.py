@@ -15,8 +15,6 @@ from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe.ray._arguments import shipped, take_given_processors
 
-__all__ = ["FastpipeDatasource"]
-
 # Batches are handed to Ray Data together, as many as have this many bytes: each time costs as much as copying these.
 _TOGETHER = 4 << 20
 

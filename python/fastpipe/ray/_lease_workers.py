@@ -37,8 +37,6 @@ from fastpipe._reader.reader import Reader
 from fastpipe.errors import StaleLeaseError, WorkerError
 from fastpipe.ray._arguments import at_least
 
-__all__ = ["LeaseWorkers", "PoolStatus", "Result"]
-
 
 class Result(NamedTuple):
     """What `consume` returned for a batch.

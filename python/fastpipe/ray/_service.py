@@ -28,8 +28,6 @@ from fastpipe.errors import ServiceError
 from fastpipe.ray._arguments import at_least, shipped, take_given_processors
 from fastpipe.service import connect
 
-__all__ = ["Service", "ServiceStatus", "serve"]
-
 NAMESPACE = "fastpipe"
 """Ray namespace of the directories' names, so that other jobs of the cluster find them."""
 

@@ -17,8 +17,6 @@ from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._transport import Connection
 from fastpipe.service._wire import FILE_ERRORS
 
-__all__ = ["NoAnswerError", "Question"]
-
 _Read = TypeVar("_Read")
 # Seconds before a server that has failed is asked again, and at most before the next one is asked, too.
 _PAUSE = 0.1

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-__all__ = ["Admission", "BusyError", "Shares", "Unread"]
-
 # Bytes of tickets that are being answered. Each is in memory four times, and larger yet when it is read: those of most
 # clients have less than 1 KiB.
 _TICKETS = 16 << 20

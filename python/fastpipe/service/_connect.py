@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from fastpipe.service._remote_data import Description, RemoteData
     from fastpipe.service._transport import Connection as Transport
 
-__all__ = ["Asked", "check_timeout", "connect"]
-
 
 def connect(
     urls: str | Sequence[str] | Directory,

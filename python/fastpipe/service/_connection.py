@@ -20,8 +20,6 @@ from fastpipe.service._wire import DamagedError, Ticket, as_error, intact, seale
 if TYPE_CHECKING:
     from fastpipe._fastpipe import IncomingBatches
 
-__all__ = ["Answer", "Connection"]
-
 _CHANNEL = [
     # Frames of HTTP/2 have 16 KiB otherwise, each of which costs both sides: a fifth of the rate.
     ("grpc.http2.max_frame_size", 128 << 10),

@@ -13,8 +13,6 @@ from fastpipe.service._local_connection import SCHEME, LocalConnection
 from fastpipe.service._settings import Directory, Options
 from fastpipe.service._transport import Connection
 
-__all__ = ["Fixed", "Servers", "checked_url"]
-
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 # Seconds between two questions to a directory.
 _PAUSE = 1.0

@@ -11,8 +11,6 @@ from collections.abc import Collection
 from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._wire import FILE_ERRORS
 
-__all__ = ["Damage", "Faults"]
-
 # Damaged batches must outnumber the whole ones by so many before that counts as most of them. More than this is not
 # counted, so that a link that heals is trusted again soon.
 _LEAD, _MOST_LEAD = 8, 16

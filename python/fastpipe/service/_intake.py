@@ -16,8 +16,6 @@ from collections.abc import Callable
 from fastpipe._fastpipe import Intake as _NativeIntake
 from fastpipe.service._logs import say
 
-__all__ = ["INTAKE", "Arrived", "Intake"]
-
 # Bytes that one connection, and all of them, may have sent without a request that they belong to. The largest ticket
 # has 1 MiB; what is larger than that, and not much, is refused by name. What is received is copied three times before
 # Python has it.

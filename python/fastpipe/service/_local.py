@@ -25,8 +25,6 @@ from fastpipe.service._local_connection import INIT, SCHEME, Frame, Link, checke
 from fastpipe.service._remote_data import Description, RemoteData, check_fallback
 from fastpipe.service._settings import Options
 
-__all__ = ["LocalProcess", "LocalService"]
-
 _PROGRAM = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])

@@ -22,20 +22,6 @@ from fastpipe._fastpipe import IncomingBatches, SharedArena
 from fastpipe.errors import PassClosedError, ServiceError
 from fastpipe.service._wire import Ticket, as_error
 
-__all__ = [
-    "ASK",
-    "BATCHES",
-    "INIT",
-    "SCHEME",
-    "SEEN",
-    "Frame",
-    "Link",
-    "LocalConnection",
-    "checked",
-    "read_frame",
-    "send_frame",
-]
-
 INIT, ASK, BATCHES = b"i", b"a", b"b"
 SEEN = b"s"
 _FRONT = struct.Struct("<cQQ")

@@ -23,8 +23,6 @@ from fastpipe.service._local_connection import ASK, BATCHES, INIT, Frame, read_f
 from fastpipe.service._served import Served
 from fastpipe.service._wire import Ticket, error_bytes
 
-__all__ = ["main"]
-
 _NO_LIMIT = 2**63
 # Bytes of free memory that are kept to be used again: what a program has ahead of it comes back at once.
 _KEEP = 32 << 20

@@ -10,8 +10,6 @@ from typing import Any
 
 from fastpipe.service._wire import Ticket
 
-__all__ = ["JsonLines", "RequestLog", "log", "say", "say_error"]
-
 log = logging.getLogger("fastpipe.service")
 
 

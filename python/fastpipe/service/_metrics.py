@@ -10,8 +10,6 @@ from typing import Any
 
 from fastpipe.service._streams import Streams
 
-__all__ = ["Metrics", "shown"]
-
 _TOLD = {
     "requests": ("counter", "Streams of batches that were asked for."),
     "batches": ("counter", "Batches sent."),

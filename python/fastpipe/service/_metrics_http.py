@@ -19,8 +19,6 @@ except ImportError as error:
 
 from fastpipe.service._metrics import Metrics, shown
 
-__all__ = ["MetricsEndpoint"]
-
 # Seconds between two looks of the thread at whether it is to end.
 _TICK = 0.1
 

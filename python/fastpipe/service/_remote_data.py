@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
     from fastpipe.service._transport import Connection
 
-__all__ = ["Description", "RemoteData", "check_fallback"]
-
 
 class Description:
     """What a server says of a reader; checked, and fit to be pickled.

@@ -11,8 +11,6 @@ from fastpipe.errors import ServiceError
 if TYPE_CHECKING:
     from fastpipe._fastpipe import BatchFeed, Pass
 
-__all__ = ["Fallback", "Make", "Request"]
-
 
 @dataclass(frozen=True, slots=True)
 class Request:

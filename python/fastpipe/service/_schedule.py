@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Schedule", "Stretch"]
-
 # Seconds of work that a server takes at once: many times what a request costs, and few enough to wait for.
 _TURN = 0.1
 # A batch is late when it takes this many times as long as batches of its server do, and at least this long, in seconds.

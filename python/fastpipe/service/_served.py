@@ -24,8 +24,6 @@ from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._bounds import Shares
 from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
 
-__all__ = ["Served"]
-
 # Orders that are kept: one may take memory for each unit of the data set.
 _MOST_ORDERS = 16
 # Batches that whoever maps the memory of a pass has at once.

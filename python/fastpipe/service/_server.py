@@ -33,8 +33,6 @@ from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, m
 if TYPE_CHECKING:
     from fastpipe.service._metrics_http import MetricsEndpoint
 
-__all__ = ["Server", "listening"]
-
 LOOPBACK = "127.0.0.1"
 _LARGEST_REQUEST = 1 << 16
 _TICK = 0.2

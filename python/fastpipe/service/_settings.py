@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Directory", "Options", "checked_token"]
-
 _TOKEN = re.compile(r"[ -~]*")
 
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from fastpipe._fastpipe import Pass, Sent
 
-__all__ = ["Counts", "Drawn", "Need", "Streams"]
-
 Begin: TypeAlias = "Callable[[int], Pass]"
 """Begins a pass at a step, to the end of the epoch."""
 

@@ -35,14 +35,11 @@ from fastpipe.service._directory import Servers
 from fastpipe.service._faults import Faults
 from fastpipe.service._request import Fallback, Make, Request
 from fastpipe.service._schedule import Schedule, Stretch
-from fastpipe.service._transport import Answer, Connection
+from fastpipe.service._transport import Answer, Connection, Worker
 from fastpipe.service._wire import FILE_ERRORS, Ticket
-from fastpipe.service._worker import Worker
 
 if TYPE_CHECKING:
     from fastpipe._fastpipe import BatchFeed
-
-__all__ = ["Transfer"]
 
 # Batches that are asked for ahead of the consumer, whatever their size.
 _LEAST_AHEAD, _MOST_AHEAD = 2, 256

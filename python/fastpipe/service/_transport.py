@@ -1,16 +1,21 @@
-"""What carries batches from a server: the network (`_connection`), or memory in common (`_local_connection`)."""
+"""What carries batches from a server, and a thread that brings them, as the others see it.
+
+It is the network (`_connection`), or memory in common (`_local_connection`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from fastpipe.errors import ServiceError
+from fastpipe.service._schedule import Stretch
 
 if TYPE_CHECKING:
     from fastpipe._fastpipe import IncomingBatches
     from fastpipe.errors import ServiceError
     from fastpipe.service._wire import Ticket
-
-__all__ = ["Answer", "Connection", "Message"]
 
 
 class Message(Protocol):
@@ -83,3 +88,32 @@ class Connection(Protocol):
 
     def forget(self) -> None:
         """Lets the next request connect anew; whoever waits for this one goes on waiting."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A thread that brings what a server makes.
+
+    Attributes:
+        stretch: what it is bringing; None if nothing.
+        answer: what comes from the server; None as long as that hasn't answered.
+        heard: when something last came, or was asked for; infinite while it is kept waiting for the consumer.
+        answered: whether the server has answered what was asked for last.
+        probed: the value of `heard` for which the server was asked whether it is there.
+        broken: what is wrong with the connection, if the server hasn't said so.
+        abandoned: whether nobody waits for it any more: another thread has taken its place, or the server has gone.
+    """
+
+    server: int
+    stretch: Stretch | None = None
+    answer: Answer | None = None
+    heard: float = 0.0
+    answered: bool = False
+    probed: float = -1.0
+    broken: ServiceError | None = None
+    abandoned: bool = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is bringing something."""
+        return self.stretch is not None and not self.abandoned

@@ -28,24 +28,6 @@ from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, State
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "FILE_ERRORS",
-    "LARGEST_TICKET",
-    "DamagedError",
-    "Ticket",
-    "as_error",
-    "error_bytes",
-    "identity",
-    "intact",
-    "message",
-    "messages",
-    "schema",
-    "sealed",
-    "specs_digest",
-    "summed",
-    "unsealed",
-]
-
 VERSION = 3
 LARGEST_TICKET = 1 << 20
 """Bytes: the places of an epoch that many ranks have shared."""
@@ -277,7 +259,12 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
 
 
 def specs_digest(data: Dataset) -> str:
-    """A digest of how a data set is read, 32 hexadecimal digits."""
+    """A digest of how a data set is read: it tells servers of one data set apart that would send other values.
+
+    It covers what decides the values of a batch besides the contents of the files and the order: names and sequence of
+    the features, their specs, the symbols of codes, vocabularies and hashes, and how the source decodes values. It is
+    made of JSON, so it is the same in each process and on each machine.
+    """
     told = {
         "features": encoded_features(data.features),
         "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},

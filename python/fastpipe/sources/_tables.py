@@ -23,8 +23,6 @@ from fastpipe.specs import _vocabularies as vocabularies
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RowLocation", "TableData", "from_arrays", "from_arrow"]
-
 # Rows of a window are counted in 32 bits.
 _LARGEST_WINDOW = 2**31
 

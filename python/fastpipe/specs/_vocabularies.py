@@ -22,8 +22,6 @@ from fastpipe._local_path import local
 from fastpipe.errors import StorageError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
 
-__all__ = ["HashSpec", "LookupSpec", "Vocabulary", "VocabularySpec"]
-
 Unknown: TypeAlias = Literal["drop", "bucket", "error"]
 
 # As many keys are shown as code.

@@ -14,8 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Counts", "Quantiles", "Value", "require_datasketches"]
-
 # Rank error of 0.67 % for a quantile in 99 of 100 sketches; some 10 KB.
 _K = 400
 _CHUNK = 1 << 16

@@ -25,8 +25,6 @@ from fastpipe.statistics._feature import FeatureStatistics, Kind
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Description", "describe"]
-
 _VERSION = 1
 
 

@@ -21,8 +21,6 @@ from fastpipe.statistics._counts import Counts, Quantiles, Value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FeatureStatistics", "Kind", "Moments"]
-
 # Bounds the memory of temporary arrays to about a megabyte.
 _CHUNK = 1 << 15
 

@@ -19,8 +19,6 @@ from fastpipe.sources.files._paths import Paths, expand
 from fastpipe.statistics import _shuffle_math
 from fastpipe.statistics._shuffle_math import Counts
 
-__all__ = ["Measure", "ShuffleReport", "shuffle_report"]
-
 Tick: TypeAlias = Callable[[int, int], None]
 
 MAP_LINES = 12

@@ -26,17 +26,6 @@ from fastpipe.errors import MissingFileError, SchemaError
 from fastpipe.sources.avro._reading import AvroData
 from fastpipe.specs import Features
 
-__all__ = [
-    "ATDS_SUPPORTED_DTYPES",
-    "Copies",
-    "DenseFeature",
-    "Feature",
-    "OpenedFiles",
-    "SparseFeature",
-    "VarlenFeature",
-    "check",
-]
-
 ATDS_SUPPORTED_DTYPES = [tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool]
 """The dtypes of features, under the name that tensorflow-io has for them."""
 

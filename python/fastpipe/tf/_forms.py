@@ -17,8 +17,6 @@ from fastpipe.batch import Masked as MaskedForm
 from fastpipe.errors import UnsupportedError
 from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
-__all__ = ["Array", "Coordinates", "Masked", "Node", "Nullable", "Part", "Rows", "column", "columns_of"]
-
 
 class Masked(NamedTuple):
     """A feature of which some entries are null.

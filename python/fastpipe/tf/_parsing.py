@@ -24,8 +24,6 @@ from fastpipe.specs._vocabularies import in_form
 from fastpipe.tf._forms import Array, Coordinates, Node, columns_of
 from fastpipe.tf._passes import Layout, op, unconverted
 
-__all__ = ["parse_avro"]
-
 _OP = "FastpipeParseAvro"
 
 

@@ -27,8 +27,6 @@ import tensorflow as tf
 from fastpipe._fastpipe import Pass, leave_tensorflow, register_tensorflow
 from fastpipe.tf._forms import Coordinates, Masked, Node, Part
 
-__all__ = ["Layout", "Source", "Told", "from_passes", "keep", "op", "restorers", "unconverted"]
-
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
 

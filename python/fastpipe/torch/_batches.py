@@ -19,8 +19,6 @@ from fastpipe._fastpipe import PassMemory
 from fastpipe._reader.passes import Passes, Started
 from fastpipe.errors import FastpipeError
 
-__all__ = ["Batches", "Seen", "carrying"]
-
 
 class _Carrier(type):
     """The type of such classes."""

@@ -27,8 +27,6 @@ from fastpipe._fastpipe import BorrowedMemory, Memory, SharedArena, SharedSlabs
 from fastpipe._reader.passes import Passes
 from fastpipe.errors import WorkerError
 
-__all__ = ["Lending"]
-
 _NO_LIMIT = 2**63
 
 

@@ -45,8 +45,6 @@ from typing import Any, NamedTuple
 
 from fastpipe.errors import StateError
 
-__all__ = ["ASKED_AHEAD", "EpochLog", "EpochLogFile", "Joined", "Joiner", "Version"]
-
 ASKED_AHEAD = 2
 """Batches that a loader asks each worker for before its consumer takes one, if `prefetch_factor` isn't given."""
 

@@ -17,8 +17,6 @@ from fastpipe.cuda._fill._devices import Device
 from fastpipe.errors import NullValueError, SchemaError
 from fastpipe.specs import DenseSpec, Features, Spec
 
-__all__ = ["Columns", "Filled"]
-
 
 class Columns:
     """Which columns features become: a number one, an array of `k` numbers `k`, named `x[0]` to `x[k-1]`.

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from fastpipe._interop.memory import aligned
 from fastpipe.errors import OutOfMemoryError
 
-__all__ = ["Device", "HostDevice", "Layout", "Piece", "memory_errors"]
-
 Layout = Literal["C", "F"]
 
 

@@ -26,8 +26,6 @@ from fastpipe.sources.csv._sampling import BlockVariance
 from fastpipe.sources.files._in_memory_files import Source
 from fastpipe.sources.files._index_cache import IndexCache
 
-__all__ = ["Fill", "fill"]
-
 _MOST_DEVICES = 1024
 
 # Of the memory that is allowed, buffers on their way to devices have at most an eighth, and lists of rows likewise.

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from fastpipe._fastpipe import Drawing, drawn_within
 from fastpipe._reader.sampling import Arc, arc
 
-__all__ = ["BlockRows", "Dealt", "ExactRows", "FilledRows"]
-
 Numbers = npt.NDArray[np.int64]
 
 # What one row of a chunk takes: its number and its device, and as much again while they are made and read.

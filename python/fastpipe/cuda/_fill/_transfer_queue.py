@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from fastpipe.cuda._fill._devices import Device, Layout, Piece
 
-__all__ = ["TransferQueue"]
-
 # Seconds. A wait without an end would keep Ctrl-C waiting on Windows.
 _PATIENCE = 0.1
 

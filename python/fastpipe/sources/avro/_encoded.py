@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fastpipe._arrow.stream import Capsules
+from fastpipe._arrow.export import Capsules
 from fastpipe._fastpipe import AvroColumns
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
@@ -19,8 +19,6 @@ from fastpipe.specs import DenseSpec, Features, Spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-__all__ = ["avro_tables", "encoded_records", "projection"]
 
 _NAMED = ("record", "error", "enum", "fixed")
 

@@ -14,8 +14,6 @@ from fastpipe._fastpipe import ContainerFile
 from fastpipe.errors import LimitError
 from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, one
 
-__all__ = ["AvroFile"]
-
 _BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
 
 

@@ -18,8 +18,6 @@ from fastpipe.sources.avro._schemas import tell_left_out
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["Framing", "MessageDecoder", "decode_messages", "json_of"]
-
 Framing: TypeAlias = Literal["single-object", "registry"] | None
 _FRAMINGS = (None, "single-object", "registry")
 _LARGEST_ID = 2**32 - 1

@@ -21,8 +21,6 @@ from fastpipe.sources.files._partition_columns import Partitioning, Partitions, 
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["AvroData", "Location", "infer_features", "read_avro"]
-
 _WORDS = SourceWording(
     units="blocks",
     advice={

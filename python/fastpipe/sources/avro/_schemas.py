@@ -15,8 +15,6 @@ from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe._text import clean, plural
 from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError
 
-__all__ = ["AS_WRITTEN", "ReaderSchema", "Resolution", "Unsupported", "tell_later", "tell_left_out"]
-
 ReaderSchema: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None
 Unsupported: TypeAlias = Literal["warn", "error", "ignore"]
 

@@ -24,8 +24,6 @@ from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
 from fastpipe.sources.files._atomic_write import replacing, truncated_on_failure
 from fastpipe.specs import SparseSpec, Spec
 
-__all__ = ["Codec", "WrittenFile", "copy_records", "write_avro"]
-
 Codec: TypeAlias = Literal["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
 
 # What Java's writer takes, about.

@@ -23,19 +23,6 @@ from fastpipe.sources.files._index_cache import IndexCache, cache_directory
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = [
-    "DEFAULT_DIALECT",
-    "DEFAULT_NULLS",
-    "SUFFIXES",
-    "CsvData",
-    "CsvLocation",
-    "Dialect",
-    "Header",
-    "LosslessDialect",
-    "OnRagged",
-    "read_csv",
-]
-
 Header: TypeAlias = bool | Sequence[str]
 OnRagged: TypeAlias = Literal["error", "skip"]
 

@@ -35,8 +35,6 @@ from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.specs import DenseSpec, Features
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["Asked", "BlockVariance", "CsvSample", "RowEstimate", "of_numbers", "sample_csv"]
-
 # Text that the batches which are made at the same time lie in, about, and what a batch has of rows.
 _TEXT = 8 << 20
 _LEAST_BATCH, _MOST_BATCH = 64, 1 << 16

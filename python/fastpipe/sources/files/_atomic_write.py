@@ -9,8 +9,6 @@ from contextlib import contextmanager, suppress
 
 from fastpipe.errors import FastpipeError, MissingFileError, StorageError
 
-__all__ = ["replacing", "storage_error", "truncated_on_failure"]
-
 
 def storage_error(error: OSError, path: str) -> FastpipeError:
     """What the operating system said about a file, as one of fastpipe's errors."""

@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 from fastpipe.errors import MissingFileError, StorageError
 
-__all__ = ["Folder", "broken_link", "files_below", "is_unfinished", "matching"]
-
 # Hadoop's readers pass these over too: attempts that aren't committed (`_temporary`, `.hive-staging_x`), marks
 # (`_SUCCESS`), checksums (`.part-0.avro.crc`).
 _HIDDEN = ("_", ".")

@@ -14,8 +14,6 @@ from fastpipe._local_path import local
 from fastpipe.errors import MissingFileError, StorageError
 from fastpipe.sources.files._paths import Paths, Suffixes, expand
 
-__all__ = ["Contents", "ReadableFile", "Source", "one", "opened", "pieces"]
-
 # Bytes that are asked of an open file at once: signals are looked at in between.
 _CHUNK = 1 << 20
 

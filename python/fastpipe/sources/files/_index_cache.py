@@ -8,8 +8,6 @@ from typing import TypeAlias
 
 from fastpipe.errors import StorageError
 
-__all__ = ["IndexCache", "cache_directory", "user_cache_directory"]
-
 IndexCache: TypeAlias = bool | str | os.PathLike[str] | None
 
 

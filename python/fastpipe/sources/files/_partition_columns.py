@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 from fastpipe._reader.ordering import digest
 from fastpipe.errors import SchemaError
 
-__all__ = ["Partitioning", "Partitions", "checked_partitioning", "digests", "partition_of"]
-
 Partitioning: TypeAlias = Literal["hive"] | None
 
 # What Hive writes for a null.

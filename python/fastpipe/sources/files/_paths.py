@@ -13,8 +13,6 @@ from fastpipe._local_path import local, refuse_contents
 from fastpipe.errors import LimitError, MissingFileError
 from fastpipe.sources.files._directory_walk import broken_link, files_below, matching
 
-__all__ = ["Paths", "Suffixes", "alternatives", "expand", "none_in_directory", "nonempty", "tell_empty", "with_suffix"]
-
 _MOST_ALTERNATIVES = 10_000
 _MOST_BRACES = 64
 

@@ -10,13 +10,11 @@ import numpy.typing as npt
 from fastpipe._arguments import flag
 from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import within
-from fastpipe.batch._csr import CSR
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
 from fastpipe.sources.interactions import HeldOut, Interactions
+from fastpipe.sources.interactions._csr import CSR
 from fastpipe.sources.interactions._reading import Sampling, check_unseen, weights_of
-
-__all__ = ["Candidates", "evaluation_candidates", "hit_rate", "ndcg"]
 
 _CELLS = 1 << 22
 

@@ -27,8 +27,6 @@ from fastpipe.errors import (
 from fastpipe.sources.avro import AvroFile, read_avro
 from fastpipe.specs import DenseSpec, Features, RaggedSpec
 
-__all__ = ["ArrowFiles", "AvroFiles", "put_arrow", "put_avro", "wrong"]
-
 _ROWS = 1 << 14
 
 

@@ -12,8 +12,6 @@ from fastpipe._fastpipe import number_ids
 from fastpipe.batch import Strings
 from fastpipe.errors import InteractionsError
 
-__all__ = ["Coded", "Codes", "IdEncoder", "Vocabulary"]
-
 Codes: TypeAlias = npt.NDArray[np.uint32]
 
 _IDS = (str, bytes, int, np.integer)

@@ -12,15 +12,13 @@ import numpy.typing as npt
 
 from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import digest, within
-from fastpipe.batch._csr import CSR, Duplicates, compress, core
 from fastpipe.batch._form import described
 from fastpipe.errors import InteractionsError
 from fastpipe.sources.files._paths import Paths
 from fastpipe.sources.interactions import _shards, _sources
+from fastpipe.sources.interactions._csr import CSR, Duplicates, compress, core
 from fastpipe.sources.interactions._ids import Codes, IdEncoder, Vocabulary
 from fastpipe.sources.interactions._sources import Chunk, Columns
-
-__all__ = ["HeldOut", "Interactions"]
 
 _LARGEST = 2**31 - 1
 

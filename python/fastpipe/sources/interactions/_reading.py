@@ -24,8 +24,6 @@ from fastpipe.specs import DenseSpec, Features
 if TYPE_CHECKING:
     from fastpipe.sources.interactions._interactions import Interactions
 
-__all__ = ["PointLocation", "Sampling", "check_unseen", "read_interactions", "weights_of"]
-
 Sampling: TypeAlias = Literal["uniform", "popularity"]
 
 

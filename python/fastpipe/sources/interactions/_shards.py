@@ -11,13 +11,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.batch._csr import CSR
 from fastpipe.errors import MalformedFileError, MissingFileError, UnsupportedError
 from fastpipe.sources.files._paths import Paths, expand
+from fastpipe.sources.interactions._csr import CSR
 from fastpipe.sources.interactions._files import ArrowFiles, AvroFiles, put_arrow, put_avro, wrong
 from fastpipe.sources.interactions._ids import Vocabulary
-
-__all__ = ["Format", "Part", "read", "write"]
 
 Format: TypeAlias = Literal["avro", "arrow"]
 

@@ -23,8 +23,6 @@ from fastpipe.sources.files._paths import Paths, expand
 from fastpipe.sources.interactions._ids import Coded
 from fastpipe.specs import DenseSpec, Features
 
-__all__ = ["Chunk", "Columns", "from_arrow", "from_avro", "from_csv", "from_movielens", "times_of"]
-
 _ROWS = 1 << 16
 _MOVIELENS = ["user", "item", "rating", "timestamp"]
 

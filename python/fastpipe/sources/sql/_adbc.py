@@ -12,8 +12,6 @@ from fastpipe.sources.sql._query import Parameters, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SharedDatabase", "Statements", "without_transaction"]
-
 
 def without_transaction(connection: Any) -> Any:
     """A connection of a user's factory, which may have begun a transaction: sessions begin their own."""

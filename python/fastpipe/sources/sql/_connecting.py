@@ -21,8 +21,6 @@ from fastpipe.sources.sql._query import require
 from fastpipe.sources.sql._sqlalchemy import Alchemy
 from fastpipe.sources.sql._sqlite import Sqlite
 
-__all__ = ["engine_of"]
-
 # What decides which tables and rows a query reads: names of settings that a connection may be opened with, and others.
 _SETTINGS = ("search_path", "role")
 _SEEN = (

@@ -17,8 +17,6 @@ from fastpipe.sources.sql._query import Parameters, Query, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Duckdb"]
-
 # Names of connections to databases in memory, which have no other.
 _IN_MEMORY: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 

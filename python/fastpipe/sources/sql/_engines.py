@@ -16,8 +16,6 @@ from fastpipe.sources.sql._query import Parameters, Query
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Column", "Engine", "OneSession", "SessionPool", "Sessions", "finite", "fitted", "keep_for_other"]
-
 
 class Column(NamedTuple):
     """A column of a result.

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from fastpipe.sources.sql._query import readable, require
 
-__all__ = ["Plain", "lone", "plain"]
-
 # Parts of a SELECT, and of the table that it reads, that keep each row of the table as it is, or leave it out.
 _HARMLESS = frozenset({"kind", "expressions", "from", "from_", "where", "order", "limit", "offset"})
 _HARMLESS_OF_TABLE = frozenset({"this", "db", "catalog", "alias", "only"})

@@ -27,8 +27,6 @@ from fastpipe.sources.sql._range_predicates import Cut, between, chosen, part_nu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SqlPartition", "SqlPlan", "planned"]
-
 # Rows of a partition: of a table that is found by its key, and of anything else, which each partition computes again.
 _PREFERRED_INDEXED = 1 << 17
 _PREFERRED = 1 << 20

@@ -20,8 +20,6 @@ from fastpipe.sources.sql._query import Parameters, Query, functions, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Postgres"]
-
 # The same rows in the same order each time, whatever else the server does. Parallel workers of the server would add
 # numbers up in any order; partitions are read at once instead.
 _SETTINGS = {

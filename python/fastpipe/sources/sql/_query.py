@@ -9,8 +9,6 @@ from typing import Any, NamedTuple, TypeAlias
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
 
-__all__ = ["Parameters", "Query", "checked", "functions", "not_repeatable", "readable", "require"]
-
 # Those of the present time, too: partitions are run by different transactions, and again in later epochs.
 VOLATILE = frozenset(
     {

@@ -13,8 +13,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Cut", "between", "chosen", "part_number"]
-
 Cut: TypeAlias = "tuple[str | None, ...]"
 """An SQL literal for each column of a key; None for NULL."""
 

@@ -31,8 +31,6 @@ from fastpipe.specs import Spec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["partition_sql", "read_sql"]
-
 
 class SqlUnits:
     """The partitions of a query, as a source (see `Units`).

@@ -17,8 +17,6 @@ from fastpipe.sources.sql._query import Parameters, Query, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Alchemy"]
-
 # Rows whose values tell the types of columns.
 _LOOKED_AT = 1000
 # Rows that are read at a time where all are streamed.

@@ -21,8 +21,6 @@ from fastpipe.sources.sql._range_predicates import Cut, between
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Sqlite"]
-
 # Rows whose values tell the types of columns.
 _LOOKED_AT = 1000
 _WAIT_MS = 30_000

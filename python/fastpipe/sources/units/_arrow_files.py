@@ -24,8 +24,6 @@ from fastpipe.specs import Spec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrowFileUnits", "read_arrow"]
-
 # The footer's size, and the magic bytes.
 _END = struct.Struct("<i6s")
 _MAGIC = b"ARROW1"

@@ -28,8 +28,6 @@ from fastpipe.errors import SchemaError, ShapeError
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
-__all__ = ["UnitLocation", "Units", "UnitsData", "fetches", "read_units", "reader_of", "threads_of"]
-
 
 @runtime_checkable
 class Units(Protocol):

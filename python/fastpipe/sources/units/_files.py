@@ -38,8 +38,6 @@ from fastpipe.specs import Spec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["REMOTE_FETCHES", "File", "FileUnits", "Files", "Requests", "read_files", "storage_errors"]
-
 # Bytes between two ranges that one request reads, too.
 _HOLE = 256 << 10
 
@@ -144,10 +142,11 @@ def ranged(source: pa.NativeFile, size: int, known: Iterable[tuple[int, bytes]])
     return pa.PythonFile(_Ranged(source, size, known), "r")
 
 
-class _Ranged(io.RawIOBase):
-    def __init__(self, source: pa.NativeFile, size: int, known: Iterable[tuple[int, bytes]]) -> None:
-        self._source, self._size, self._at = source, size, 0
-        self._known = sorted(known)
+class Positioned(io.RawIOBase):
+    """A file of some size that has a position."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._at = size, 0
 
     def readable(self) -> bool:
         return True
@@ -161,6 +160,12 @@ class _Ranged(io.RawIOBase):
 
     def tell(self) -> int:
         return self._at
+
+
+class _Ranged(Positioned):
+    def __init__(self, source: pa.NativeFile, size: int, known: Iterable[tuple[int, bytes]]) -> None:
+        super().__init__(size)
+        self._source, self._known = source, sorted(known)
 
     def read(self, size: int = -1) -> memoryview:
         end = self._size if size < 0 else min(self._at + size, self._size)

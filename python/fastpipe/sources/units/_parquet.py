@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, Unpack
@@ -16,15 +15,13 @@ from fastpipe._reader.reader import Reader
 from fastpipe.sources.files._partition_columns import Partitioning, Partitions, checked_partitioning
 from fastpipe.sources.files._paths import Paths
 from fastpipe.sources.units._data import threads_of
-from fastpipe.sources.units._files import File, Files, FileUnits, read_files, storage_errors
+from fastpipe.sources.units._files import File, Files, FileUnits, Positioned, read_files, storage_errors
 from fastpipe.sources.units._schemas import common_schema
 from fastpipe.specs import Spec
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet
-
-__all__ = ["ParquetUnits", "read_parquet"]
 
 
 def uncounted(metadata: Any, schema: pa.Schema) -> set[str]:
@@ -67,24 +64,8 @@ def row_counts(metadata: Any) -> list[int]:
     return rows
 
 
-class _Unread(io.RawIOBase):
+class _Unread(Positioned):
     """A file of some size that isn't read."""
-
-    def __init__(self, size: int) -> None:
-        self._size, self._at = size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
     def read(self, size: int = -1) -> bytes:
         raise _Reached

@@ -10,8 +10,6 @@ from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["chosen_columns", "common_schema", "with_certain", "with_nulls", "without_nulls"]
-
 
 def chosen_columns(schema: pa.Schema, columns: list[str]) -> pa.Schema:
     """The schema of these columns only."""

@@ -23,8 +23,6 @@ from fastpipe.torch.loader._time_account import Account
 from fastpipe.torch.loader._worker import fetcher
 from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 
-__all__ = ["InProcess", "InlineWorker", "Pass", "Progress", "ahead_of", "fetch_of"]
-
 
 def ahead_of(loader: Any) -> int:
     """Batches that are made ahead. There is no `prefetch_factor` if `num_workers` was set later, as an attribute."""

@@ -24,8 +24,6 @@ from fastpipe.torch.loader._time_account import Account, explained
 from fastpipe.torch.loader._with_workers import LayoutHints, WithWorkers
 from fastpipe.torch.loader._worker_info import WorkerInit, given_init
 
-__all__ = ["DataLoader", "Streams"]
-
 
 class Streams:
     """Passes over an iterable data set.

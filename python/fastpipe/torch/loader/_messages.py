@@ -27,8 +27,6 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe._fastpipe import ItemBatch, ItemMemory, ItemRoom
 
-__all__ = ["ThreadBatches", "message", "message_of_batch", "read", "storable"]
-
 # The bytes of smaller arrays are part of the pickle.
 _SMALL = 256
 

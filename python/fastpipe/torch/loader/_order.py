@@ -30,8 +30,6 @@ from torch.utils.data.sampler import BatchSampler, RandomSampler
 
 from fastpipe.errors import StateError
 
-__all__ = ["BetweenPasses", "Order"]
-
 _T = TypeVar("_T")
 
 # Indices at the start of a batch that are saved, to recognize the batch.

@@ -27,8 +27,6 @@ import torch
 
 from fastpipe._fastpipe import item_seed
 
-__all__ = ["BATCH", "REST", "GlobalRngWatch", "ItemGenerators", "ItemRng", "States", "seed_worker"]
-
 # Stands for the row of an item where a batch as a whole is made, as in `seeds.rs`.
 BATCH = 2**32 - 1
 

@@ -25,8 +25,6 @@ from torch.utils.data._utils import collate as torch_collate
 
 from fastpipe._fastpipe import ItemLayout
 
-__all__ = ["Layout", "collate", "collate_privately", "is_default"]
-
 
 class _DataClass(type):
     """The class of all objects of data classes."""

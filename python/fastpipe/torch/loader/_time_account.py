@@ -6,8 +6,6 @@ import time
 import weakref
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Account", "Look", "explained"]
-
 _SPENT = ("items", "making", "placing", "joining", "waiting")
 
 

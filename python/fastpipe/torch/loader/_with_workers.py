@@ -26,8 +26,6 @@ from fastpipe.torch.loader._worker import Task
 from fastpipe.torch.loader._worker_info import given_init
 from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
 
-__all__ = ["LayoutHints", "WithWorkers"]
-
 # Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
 _IDLE = 0.005
 # Seconds between looks after the workers while a batch is waited for, and while none is.

@@ -25,8 +25,6 @@ from fastpipe.torch.loader._seeds import ItemGenerators, seed_worker
 from fastpipe.torch.loader._structure import collate, collate_privately, is_default
 from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, set_in_thread
 
-__all__ = ["SharedFile", "Task", "work", "work_in_thread"]
-
 
 class SharedFile:
     """The file of memory in common, for the processes that this one starts."""

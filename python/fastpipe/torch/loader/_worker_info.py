@@ -16,18 +16,6 @@ from torch.utils.data._utils import worker as torch_worker
 from fastpipe.errors import UnsupportedError
 from fastpipe.torch.loader._seeds import ItemRng
 
-__all__ = [
-    "ItemWorkerInfo",
-    "WorkerInit",
-    "given_init",
-    "in_worker_thread",
-    "item_rng",
-    "making_here",
-    "set_in_process",
-    "set_in_thread",
-    "worker_info",
-]
-
 
 class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
     pass

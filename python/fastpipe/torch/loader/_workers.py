@@ -23,8 +23,6 @@ from fastpipe.errors import OutOfMemoryError, WorkerError
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._worker import SharedFile, Task, work, work_in_thread
 
-__all__ = ["Workers", "no_address_space", "no_memory"]
-
 # Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
 _PATIENCE = 5.0
 

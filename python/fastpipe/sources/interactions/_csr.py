@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from fastpipe._fastpipe import compress_interactions, core_of, keep_positives
 
-__all__ = ["CSR", "Duplicates", "compress", "core"]
-
 Duplicates: TypeAlias = Literal["first", "last"]
 
 
