@@ -1,6 +1,8 @@
 """Loaders with workers, and ranks of `torch.distributed`: programs that test_torch_loading.py runs.
 
-Each is a process of its own, as a user's would be: one that forks must not have the threads of other frameworks.
+Each runs in a separate process, as a user's would: one that forks must not have the threads of other frameworks. Most
+are forked off a program that has imported torch (`apart.py`); those that are interrupted or killed, and ranks, are
+started.
 """
 
 from __future__ import annotations
@@ -277,7 +279,8 @@ def rank(paths: list[str], folder: str, stop: int) -> None:
         raise AssertionError("a rank is no worker")
 
 
-def main() -> None:
+def answer(request: dict[str, Any]) -> Any:
+    """Runs a program with its arguments, and returns what it finds."""
     warnings.simplefilter("error")
     # torchdata calls what Torch is about to take away.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
@@ -287,15 +290,10 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="num_workers=")
     # Unless it is told, Torch warns when a sparse tensor arrives from another process.
     torch.sparse.check_sparse_tensor_invariants.disable()
-    # A shell that runs tests in its background has them ignore it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    request = json.loads(sys.argv[1])
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank, "meanwhile": meanwhile}
     programs |= {"alike": alike, "beside": beside, "left": left, "shares": shares, "damaged": damaged}
     programs |= {"warned": warned}
-    answer = programs[request.pop("program")](**request)
-    if answer is not None:
-        print(json.dumps(answer))
+    found = programs[request.pop("program")](**request)
     # What Torch raises of a worker's error keeps itself, and the loader.
     gc.collect()
     # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its
@@ -303,6 +301,15 @@ def main() -> None:
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()
+    return found
+
+
+def main() -> None:
+    # A shell that runs tests in its background has them ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    found = answer(json.loads(sys.argv[1]))
+    if found is not None:
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import itertools
 import os
 import pwd
 import shutil
@@ -26,12 +28,24 @@ def postgres_programs() -> Path | None:
     return Path(path).parent
 
 
+# Below the ports that systems, and Ray, give to connections and to servers that name none: a port from here stays free
+# until the test uses it, and while a server is restarted. Each process of pytest-xdist has its own ports.
+_PORTS_OF_A_PROCESS = 1900
+_FIRST_PORT = 2000 + _PORTS_OF_A_PROCESS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4)
+# Two runs of pytest on one machine rarely begin at the same port.
+_ports = itertools.cycle(range(_PORTS_OF_A_PROCESS))
+for _ in range(os.getpid() * 37 % _PORTS_OF_A_PROCESS):
+    next(_ports)
+
+
 def free_port() -> int:
-    """A port of loopback that nobody listens to."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """A port of loopback that no program listens to, and that no other test is given."""
+    for place in itertools.islice(_ports, _PORTS_OF_A_PROCESS):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", _FIRST_PORT + place))
+            return _FIRST_PORT + place
+    raise RuntimeError("no port is free")
 
 
 class Postgres:

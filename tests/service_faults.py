@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -13,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["Proxy", "ServerProcess", "free_port", "serving", "several"]
+import fastpipe
+from servers import free_port
+
+__all__ = ["Proxy", "ServerProcess", "impatient", "serving", "several"]
 
 
-def free_port() -> int:
-    """A port that is free just now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def impatient(remote: fastpipe.Reader, seconds: float) -> None:
+    """Lets a reader that is connected wait for so long. On a busy machine, it may take longer to connect."""
+    servers = remote._data._servers  # type: ignore[attr-defined]
+    servers._options = dataclasses.replace(servers._options, timeout=seconds)
 
 
 class ServerProcess:
@@ -61,7 +63,7 @@ class ServerProcess:
             return None
         self.send(number)
         self.send(signal.SIGCONT)
-        status = self.process.wait(20)
+        status = self.process.wait(100)
         assert self.process.stdout is not None
         self.process.stdout.close()
         self.process = None

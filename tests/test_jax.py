@@ -7,7 +7,6 @@ import gc
 import itertools
 import json
 import logging
-import socket
 import sys
 import threading
 import warnings
@@ -28,6 +27,7 @@ import samples
 import wire
 from processes import outputs, run
 from samples import SHUFFLES, Data, order_of, through_json
+from servers import free_port
 
 DENSE = {"features": {name: samples.FEATURES[name] for name in ("id", "vector")}}
 LAYOUTS = {
@@ -857,12 +857,6 @@ def test_batches_are_laid_out_over_devices(data: Data) -> None:
         print("ok")
     """
     assert outputs(run(script, *data.paths, devices=4)) == ["ok\n"]
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 PROCESS = """
