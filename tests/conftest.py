@@ -90,7 +90,7 @@ def rewriter() -> Iterator[Callable[..., str]]:
 
         yield rewrite
         requests.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.fixture(scope="session")

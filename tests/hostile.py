@@ -73,11 +73,12 @@ class Seen:
     seconds: float
 
 
-# Reads cases from stdin as a pickle, one file after the other, and writes what became of them. A case that hangs ends
-# the process with every thread's stack; the last number on the progress file is the case that ended it.
+# Reads cases from stdin as a pickle, one file after the other, and writes what became of them. A case that hangs, or
+# takes more than `patience` seconds of CPU, ends the process with every thread's stack; the last number on the progress
+# file is the case that ended it. A machine that is busy takes longer by the clock.
 CHILD = textwrap.dedent(
     """
-    import faulthandler, itertools, os, pickle, resource, sys, time
+    import faulthandler, itertools, os, pickle, resource, signal, sys, time
 
     folder, patience, memory, cpu = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     if sys.platform.startswith("linux"):
@@ -157,14 +158,17 @@ CHILD = textwrap.dedent(
                 return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
+    faulthandler.register(signal.SIGPROF, chain=True)
     cases = pickle.load(sys.stdin.buffer)
     for number, case in enumerate(cases):
         os.pwrite(progress, b"%-12d" % number, 0)
-        faulthandler.dump_traceback_later(patience, exit=True)
+        faulthandler.dump_traceback_later(250, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, patience)
         write(case["data"])
         os.truncate(path, len(case["data"]) + case["hole"])
         out.append(seen(case))
     faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_PROF, 0)
     pickle.dump((out, most_memory()), sys.stdout.buffer)
     """
 )
@@ -186,7 +190,7 @@ def measured(
         [sys.executable, "-c", CHILD, str(folder), str(patience), str(memory), str(cpu)],
         input=pickle.dumps(plain),
         capture_output=True,
-        timeout=55,
+        timeout=280,
         check=False,
     )
     errors = ran.stderr.decode(errors="replace")

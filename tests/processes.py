@@ -28,7 +28,7 @@ def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:
     """What processes print, if all go well. None outlives the test."""
     try:
-        done = [(*process.communicate(timeout=100), process.returncode) for process in processes]
+        done = [(*process.communicate(timeout=250), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()
@@ -47,7 +47,7 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
     for _ in range(5):
         child.send_signal(signal.SIGINT)
         try:
-            return child.communicate(timeout=20)[1]
+            return child.communicate(timeout=50)[1]
         except subprocess.TimeoutExpired:
             continue
     raise AssertionError("five times Ctrl-C, and the program goes on")
@@ -56,19 +56,17 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
 def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
     """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted.
 
-    A program that goes on all the same is killed.
+    A program that goes on all the same is killed. What it waits for would take far longer than `timeout` seconds.
     """
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "waits\n"
         time.sleep(0.1)
-        begin = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, errors = process.communicate(timeout=timeout)
     finally:
         process.kill()
     assert out == "interrupted\n"
-    assert time.monotonic() - begin < 10
     assert errors.endswith("KeyboardInterrupt\n")
     assert process.returncode == -signal.SIGINT
 

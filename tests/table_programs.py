@@ -66,11 +66,13 @@ def interrupted(what: str) -> None:
     if what == "draw":
         reader = fastpipe.from_arrays({"x": np.arange(ROWS)}, batch_size=10, epochs=None, shuffle=True)
     else:
-        table = {"endless": endless, "hang": hanging, "many": many}[what]()
-    print("waits", flush=True)
+        make = {"endless": endless, "hang": hanging, "many": many}[what]
+        table = make()
     try:
-        if what != "draw":
+        print("waits", flush=True)
+        while what != "draw":
             fastpipe.from_arrow(table, batch_size=10)
+            table = make()
         for _ in reader:
             pass
     except KeyboardInterrupt:

@@ -461,7 +461,7 @@ def test_ctrl_c_is_not_lost(data: samples.Data) -> None:
             def read(self, unit):
                 if unit == 3:
                     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-                    time.sleep(30)
+                    time.sleep(100)
                 return pyarrow.table({"x": [unit]})
         reader = fastpipe.read_units(Slow(), batch_size=1)
         try:
@@ -469,7 +469,7 @@ def test_ctrl_c_is_not_lost(data: samples.Data) -> None:
                 polars.DataFrame(reader)
             except polars.exceptions.ComputeError as error:
                 print("KeyboardInterrupt" in str(error))
-                time.sleep(9)
+                time.sleep(100)
         except KeyboardInterrupt:
             print("interrupted")
             os._exit(0)

@@ -31,8 +31,6 @@ SCHEMA = {
 }
 FEATURES = {"id": DenseFeature([], tf.int64), "score": DenseFeature([], tf.float32)}
 
-pytestmark = pytest.mark.timeout(120)
-
 
 def write(path: Path, start: int, stop: int, nulls: Collection[int] = (), per_block: int = 5) -> str:
     with path.open("wb") as file:

@@ -378,7 +378,7 @@ class Counted(pyarrow.fs.FileSystemHandler):
             self.reads, self.now = self.reads + 1, self.now + 1
             self.most = max(self.most, self.now)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=20)
+            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=60)
             self.now -= 1
 
     def open_input_file(self, path: str) -> Any:

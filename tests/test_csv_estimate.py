@@ -265,7 +265,7 @@ def test_any_rows(rows: list[list[str]], again: int, newline: str, seed: int) ->
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """Draws from a file with one row in a long comment take their time."""
+    """Draws from a file with one row in a long comment take hours."""
     path = tmp_path / "x.csv"
     with path.open("wb") as file:
         file.write(b"a,b\n" + b"1,2\n" * 30_000)
@@ -273,8 +273,8 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
             file.write(b"#" + b"x" * 99_998 + b"\n")
     script = f"""
         import fastpipe
-        print("waits", flush=True)
         try:
+            print("waits", flush=True)
             fastpipe.sample_csv({str(path)!r}, 20_000, method="estimate", comment="#", seed=1, num_threads=2)
         except KeyboardInterrupt:
             print("interrupted", flush=True)

@@ -259,8 +259,8 @@ def test_ctrl_c_ends_it_while_a_pipe_is_silent(tmp_path: Path) -> None:
         import fastpipe
         writer = os.open({str(pipe)!r}, os.O_RDWR)
         os.write(writer, b"i\\n1\\n2\\n")
-        print("waits", flush=True)
         try:
+            print("waits", flush=True)
             fastpipe.sample_csv({str(pipe)!r}, 1, method="stream")
         except KeyboardInterrupt:
             print("interrupted", flush=True)

@@ -103,7 +103,7 @@ def test_metrics_are_where_others_look_for_them(manifest: dict[str, Any], contai
     with fastpipe.from_arrays({"id": np.arange(2)}, batch_size=1).serve(metrics_port=0) as server:
         assert server.metrics_url is not None
         for path in (about["prometheus.io/path"], container["readinessProbe"]["httpGet"]["path"]):
-            with urllib.request.urlopen(urljoin(server.metrics_url, path), timeout=20) as answer:
+            with urllib.request.urlopen(urljoin(server.metrics_url, path), timeout=100) as answer:
                 assert answer.status == 200
 
 

@@ -136,7 +136,7 @@ def test_threads_have_enough_to_do_while_one_is_at_a_long_block(tmp_path: Path) 
     ready = []
     for _ in range(5):
         batches = iter(reader)
-        deadline = time.monotonic() + 4
+        deadline = time.monotonic() + 30
         while reader.stats()["ready"] < 16 and time.monotonic() < deadline:
             time.sleep(0.01)
         ready.append(reader.stats()["ready"])
@@ -181,8 +181,9 @@ def test_a_greedy_consumer_waits_for_decoding(heavy: Path) -> None:
 
 def test_a_slow_consumer_is_what_limits(heavy: Path) -> None:
     reader = fastpipe.read_avro(heavy, batch_size=8, columns=["a"], num_threads=1)
+    # A machine that is busy may take half of it to decode.
     for _, _ in zip(range(25), reader, strict=False):
-        time.sleep(0.02)
+        time.sleep(0.04)
     stats = reader.stats()
     assert stats["seconds"]["waiting_for_consumer"] >= 0.4
     assert re.match(
@@ -331,7 +332,7 @@ def test_nothing_is_done_while_the_consumer_holds_the_memory(large: dict[str, Da
     next(batches)
     planning, last = -1.0, None
     while planning != last:  # Until as much is under way as the limit allows.
-        time.sleep(0.2)
+        time.sleep(0.6)
         planning, last = reader.stats()["seconds"]["planning"], planning
     before = time.process_time()
     time.sleep(0.5)

@@ -15,8 +15,6 @@ import fastpipe
 from hostile import EMPTY, GIB, I64_MAX, TYPED, Case, check, measured, one, outcomes
 from wire import block, container, header, list_of, long, longs, record, schema_bytes
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_types_that_hold_themselves(tmp_path: Path) -> None:
     """No value of such a type can be finite; reading one must end all the same."""

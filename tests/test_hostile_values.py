@@ -31,8 +31,6 @@ from hostile import (
 )
 from wire import CODECS, array, block, container, header, items, list_of, long, longs, record, text
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_records_of_chance_bytes(tmp_path: Path) -> None:
     """Bytes that are no compressed data, so that the decoder itself meets them."""

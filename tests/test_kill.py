@@ -70,7 +70,6 @@ def server() -> Iterator[Server]:
         assert process.wait(timeout=60) == 0
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_nothing_is_lost_or_seen_twice(server: Server, data: Data, tmp_path: Path, shuffle: Any) -> None:
     rng = random.Random(f"{shuffle}")

@@ -90,10 +90,14 @@ def test_ctrl_c_ends_it(tmp_path: Path, paths: int) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.02)
+
+    def interrupted() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        _fastpipe.AvroDataset([path] * paths, None, None)
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            _fastpipe.AvroDataset([path] * paths, None, None)
+            interrupted()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

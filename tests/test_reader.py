@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import fastavro
@@ -449,30 +448,24 @@ def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
 
         features = {{"x": fastpipe.RaggedSpec((None,), "int64")}}
         reader = fastpipe.read_avro([{str(path)!r}] * 200, features=features, batch_size=1_000_000, num_threads=1)
-        sent = []
-
-        def interrupt():
-            sent.append(time.monotonic())
-            os.kill(os.getpid(), signal.SIGINT)
-
         batches = iter(reader)
-        threading.Timer(0.15, interrupt).start()
         try:
+            threading.Timer(0.15, os.kill, (os.getpid(), signal.SIGINT)).start()
             next(batches)
         except KeyboardInterrupt:
-            print("waited", time.monotonic() - sent[0])
-        start = time.monotonic()
+            print(reader.stats()["units"])
         reader.close()
-        print("closed", time.monotonic() - start)
+        print(reader.stats()["units"])
     """
     ran = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=100, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    times = dict(line.split() for line in ran.stdout.splitlines())
-    # Decoding takes many times as long; a machine that is busy may take some time to wake a thread.
-    assert float(times["waited"]) < 1
-    assert float(times["closed"]) < 2
+    interrupted, closed = map(int, ran.stdout.split())
+    # The batch has 50 blocks. A busy machine may decode some of them before it wakes the thread.
+    assert interrupted < 50
+    # A block that was begun may be decoded to its end, and no other one begins.
+    assert closed <= interrupted + 1
 
 
 PRIVATE = """
@@ -569,13 +562,11 @@ def test_progress(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_passes_dropped_in_a_row_leave_nothing(files: list[str]) -> None:
     reader = fastpipe.read_avro(files, batch_size=16, num_threads=4, prefetch=4)
-    start = time.monotonic()
     for i in range(200):
         batches = iter(reader)
         for _ in range(i % 4):
             next(batches)
     del batches
-    assert time.monotonic() - start < 30
     if sys.platform.startswith("linux"):
         assert samples.threads_are(0)
 

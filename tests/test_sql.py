@@ -637,9 +637,9 @@ with sqlite3.connect("t.db") as connection:
     connection.executemany("INSERT INTO t VALUES (?)", [(i,) for i in range(3000)])
 connection.close()
 query = "SELECT a.id AS id FROM t AS a CROSS JOIN t AS b CROSS JOIN t AS c WHERE a.id + b.id + c.id = -1"
-threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-threading.Thread(target=lambda: (time.sleep(50), os._exit(3)), daemon=True).start()
+threading.Thread(target=lambda: (time.sleep(80), os._exit(3)), daemon=True).start()
 try:
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     fastpipe.read_sql(query, "sqlite:///t.db", batch_size=8)
 except KeyboardInterrupt:
     os._exit(0)

@@ -194,7 +194,7 @@ def test_a_snapshot_ends_with_its_reader(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         counts = [connection.execute(idle).fetchone()]
         del readers, reader
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while counts[-1] != (0,) and time.monotonic() < deadline:
             time.sleep(0.05)
             counts.append(connection.execute(idle).fetchone())

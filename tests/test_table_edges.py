@@ -273,7 +273,7 @@ def test_threads_share_a_reader_and_a_table() -> None:
 
 
 # Importing pyarrow and starting processes takes a while where others work.
-PROMPTLY = 60
+PROMPTLY = 100
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

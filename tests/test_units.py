@@ -306,7 +306,7 @@ def test_many_units() -> None:
 
 
 def test_calls_overlap() -> None:
-    together = threading.Barrier(10, timeout=20)
+    together = threading.Barrier(10, timeout=60)
     units = Numbers([4] * 20, lambda unit: together.wait() * 0 or None)
     assert flat(fastpipe.read_units(units, batch_size=8, num_fetches=10, num_threads=1)) == list(range(80))
     assert units.most == 10
@@ -325,15 +325,15 @@ def test_no_more_calls_than_asked_for(num_fetches: int, order: dict[str, Any]) -
 
 def test_a_pass_that_is_left_does_not_wait_for_calls() -> None:
     go = threading.Event()
-    units = Numbers([4] * 20, lambda unit: (unit > 1 and not go.wait(30) and None) or None)
+    units = Numbers([4] * 20, lambda unit: (unit > 1 and not go.wait(200) and None) or None)
     reader = fastpipe.read_units(units, batch_size=4, num_fetches=3)
     for batch in reader:
-        start = time.monotonic()
         assert batch["x"].tolist() == [0, 1, 2, 3]
         until(lambda: units.under_way == 3)
         break
     reader.close()
-    assert time.monotonic() - start < 5
+    # No call has ended: `go` isn't set.
+    assert units.under_way == 3
     # Those that hang still count: the next pass has its turn when they are done.
     reader.set_epoch(0)
     batches = iter(reader)
@@ -395,7 +395,7 @@ def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any])
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert others == [raised.value] * 3
 
 
@@ -446,7 +446,7 @@ def test_several_threads_draw_from_one_reader() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert sorted(found) == list(range(280))
 
 

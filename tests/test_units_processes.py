@@ -14,7 +14,7 @@ import unit_programs
 from processes import interrupt
 
 # Importing pyarrow and starting processes takes a while where others work.
-PROMPTLY = 30
+PROMPTLY = 100
 
 
 # Readers in workers are slower than without, which a warning says.

@@ -63,7 +63,7 @@ def flat(batches: Any, name: str = "x") -> list[Any]:
     return [value for batch in batches for value in batch[name].tolist()]
 
 
-def until(true: Callable[[], bool], seconds: float = 20) -> None:
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
     """Waits until something is so."""
     end = time.monotonic() + seconds
     while not true():

@@ -82,8 +82,8 @@ def interrupted() -> None:
     batches = iter(reader)
     next(batches)
     next(batches)
-    print("waits", flush=True)
     try:
+        print("waits", flush=True)
         next(batches)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -100,7 +100,7 @@ def in_child(work: Any) -> None:
             status = 0
         finally:
             os._exit(status)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
