@@ -184,13 +184,17 @@ def tables(
 ) -> tuple[pa.Table, list[list[Any]]]:
     """A table of a column `row`, which counts, and of random ones, sliced and in chunks; and the values of these."""
     kinds = types() if kinds is None else kinds
-    rows, front, back = draw(st.integers(0, most_rows)), draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    front, back = draw(st.integers(0, 3)), draw(st.integers(0, 3))
+    some = front + draw(st.integers(0, most_rows)) + back
+    # Bits of nulls go by words of 64 rows: some tables have several, of values that come again.
+    times = draw(st.sampled_from((1, 6)))
+    rows = some * times - front - back
     columns: dict[str, pa.Array] = {"row": pa.array(range(-front, rows + back), pa.int64())}
     kept = []
     for name in "abc"[: draw(st.integers(1, 3))]:
         kind = draw(kinds)
         strategy = values(kind, nulls=draw(st.booleans()))
-        items = draw(st.lists(strategy, min_size=front + rows + back, max_size=front + rows + back))
+        items = draw(st.lists(strategy, min_size=some, max_size=some)) * times
         columns[name] = array(items, kind)
         kept.append(items[front : front + rows])
     cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=4)))
