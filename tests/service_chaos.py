@@ -74,6 +74,9 @@ class Chaos:
         server, network, draw = self._servers[number], self._networks[number], self._draw
         self.done.append(f"{kind} {number}")
         if kind in ("kill", "terminate"):
+            if server.process is not None:
+                # On a machine that is busy, servers that start slowly would be ended before any of them listens.
+                server.wait()
             server.end(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
             # It stays away, at times, until something restarts it.
             if draw.random() < 0.5:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -13,17 +12,26 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import fastpipe
+import pytest
+
+from fastpipe.service import _asking, _local_process
+from fastpipe.service._asking import Question
+from fastpipe.service._local_process import LocalProcess
 from servers import free_port
 
-__all__ = ["Proxy", "ServerProcess", "impatient", "serving", "several"]
+__all__ = ["Proxy", "ServerProcess", "connect_patiently", "serving", "several"]
 
 
-def impatient(remote: fastpipe.Reader, seconds: float) -> None:
-    """Lets a reader that is connected wait for so long. On a busy machine, it may take longer to connect."""
-    servers = remote._data._servers  # type: ignore[attr-defined]
-    servers._options = dataclasses.replace(servers._options, timeout=seconds)
+def connect_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives readers and local services time to connect and to start, whatever their timeout: a machine may be busy."""
+
+    def question(action: str, request: Any, read: Any, seconds: float) -> Any:
+        return Question(action, request, read, 60.0 if action == "describe" else seconds)
+
+    monkeypatch.setattr(_asking, "Question", question)
+    monkeypatch.setattr(_local_process, "LocalProcess", lambda reader, _: LocalProcess(reader, 60.0))
 
 
 class ServerProcess:

@@ -23,13 +23,14 @@ import samples
 from apart import apart, wait_until
 from every_source import Make, digests, make, order
 from processes import outputs, run
+from service_faults import connect_patiently
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 
 __all__ = ["make"]
 
-# Seconds within which everything is over.
-SOON = 5.0
+# Seconds within which everything is over, on a busy machine, too. Services wait longer for a server that is lost.
+SOON, LONG = 60.0, 600.0
 # Rows of more batches than are sent ahead.
 MANY = 300_000
 
@@ -194,7 +195,7 @@ def test_what_cannot_be_served() -> None:
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_a_server_that_is_killed(fallback: bool) -> None:
-    service = fastpipe.LocalService(read(MANY), fallback=fallback, prefetch=2)
+    service = fastpipe.LocalService(read(MANY), fallback=fallback, prefetch=2, timeout=LONG)
     with service as remote:
         batches = iter(remote)
         found = ids([next(batches) for _ in range(5)])
@@ -216,7 +217,8 @@ def test_a_server_that_is_killed(fallback: bool) -> None:
         assert time.monotonic() - begun < SOON
 
 
-def test_a_server_that_hangs() -> None:
+def test_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_patiently(monkeypatch)
     service = fastpipe.LocalService(read(MANY), timeout=1.0, prefetch=2)
     with service as remote:
         batches = iter(remote)
@@ -225,7 +227,8 @@ def test_a_server_that_hangs() -> None:
         begun = time.monotonic()
         with pytest.raises(fastpipe.ServiceError, match="local"):
             list(batches)
-    assert time.monotonic() - begun < SOON + 3
+    # By default it would be 30 seconds.
+    assert time.monotonic() - begun < 29
 
 
 def test_passes_that_are_left_keep_no_memory() -> None:
@@ -345,14 +348,14 @@ if __name__ == "__main__":
         print(sum(len(batch["id"]) for batch in remote))
 """
     for text, rows in ((plain, "1000"), (own, "12")):
-        done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=100, check=False)
         assert (done.stdout.strip(), done.stderr) == (rows, "")
 
 
 def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
     text = READ + (
-        "service = fastpipe.LocalService(reader)\nremote = service.start()\nprint(service, flush=True)\n"
-        "try:\n    while True: list(remote); remote.set_epoch(0)\n"
+        "service = fastpipe.LocalService(reader)\nremote = service.start()\n"
+        "try:\n    print(service, flush=True)\n    while True: list(remote); remote.set_epoch(0)\n"
         "except KeyboardInterrupt:\n    print(len(next(iter(remote))['id']))\n"
     )
     command = script(tmp_path, text)
@@ -363,7 +366,7 @@ def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
         server = psutil.Process(int(program.stdout.readline().rsplit("pid ", 1)[1][:-2]))
         time.sleep(0.3)
         os.killpg(program.pid, signal.SIGINT)
-        out, errors = program.communicate(timeout=30)
+        out, errors = program.communicate(timeout=100)
     assert (out, errors, program.returncode) == ("100\n", "", 0)
     assert wait_until(lambda: not server.is_running(), SOON)
 
@@ -387,7 +390,7 @@ def test_another_process_cannot_use_its_readers() -> None:
             "try: list(reader)\nexcept fastpipe.ServiceError as error: print(error)"
         )
         command = [sys.executable, "-c", text, pickle.dumps(remote).hex()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
     assert "another process's" in done.stdout
 
 
@@ -430,7 +433,7 @@ LIMITED = """
         allowed += psutil.Process().memory_info().vms
     resource.setrlimit(kind, (allowed, resource.RLIM_INFINITY))
     try:
-        with fastpipe.LocalService(reader, timeout=20) as remote:
+        with fastpipe.LocalService(reader, timeout=60) as remote:
             assert sum(len(batch["id"]) for batch in remote) == 200_000
         print("read")
     except (MemoryError, fastpipe.ServiceError):

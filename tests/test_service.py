@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 import fastpipe
+from apart import wait_until
 from every_source import Make, digests, make, order
+from servers import free_port
 
 pytest.importorskip("pyarrow.flight")
 
@@ -238,9 +240,9 @@ def test_servers_that_stop_lose_nothing(arrays: dict[str, Any], three: list[Serv
 
 
 def test_a_server_that_comes_back_is_used_again(arrays: dict[str, Any]) -> None:
-    server = Server(read(arrays))
-    port = server.port
-    remote = fastpipe.connect(server.url, prefetch=2, timeout=20)
+    port = free_port()
+    server = Server(read(arrays), port=port)
+    remote = fastpipe.connect(server.url, prefetch=2, timeout=60)
     found = []
     for number, batch in enumerate(remote):
         found.append(batch["id"].tolist())
@@ -252,7 +254,7 @@ def test_a_server_that_comes_back_is_used_again(arrays: dict[str, Any]) -> None:
 
 
 def test_without_servers_a_pass_ends_in_an_error_that_names_them(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three[:2]], prefetch=2, timeout=1)
+    remote = fastpipe.connect([server.url for server in three[:2]], prefetch=2, timeout=4)
     batches = iter(remote)
     begun = [next(batches) for _ in range(3)]
     for server in three:
@@ -267,7 +269,7 @@ def test_without_servers_a_pass_ends_in_an_error_that_names_them(arrays: dict[st
 
 
 def test_the_fallback_goes_on_without_servers(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three], prefetch=2, timeout=1, fallback=read(arrays))
+    remote = fastpipe.connect([server.url for server in three], prefetch=2, timeout=4, fallback=read(arrays))
     found = []
     for number, batch in enumerate(remote):
         found.append(batch["id"].tolist())
@@ -280,7 +282,7 @@ def test_the_fallback_goes_on_without_servers(arrays: dict[str, Any], three: lis
 
 
 def test_other_data_is_an_error(arrays: dict[str, Any]) -> None:
-    server = Server(read(arrays))
+    server = Server(read(arrays), port=free_port())
     # Without end: all batches of an epoch may be here before the server has stopped.
     remote = fastpipe.connect(server.url, prefetch=2, epochs=None)
     batches = iter(remote)
@@ -329,7 +331,7 @@ def test_a_token_is_wanted(arrays: dict[str, Any]) -> None:
     with read(arrays).serve(token="open sesame") as server:
         for wrong in (None, "open barley"):
             with pytest.raises(fastpipe.ServiceError, match="token"):
-                fastpipe.connect(server.url, token=wrong, timeout=1)
+                fastpipe.connect(server.url, token=wrong, timeout=60)
         assert ids(fastpipe.connect(server.url, token="open sesame")) == ids(read(arrays))
 
 
@@ -362,10 +364,7 @@ def test_a_pass_that_is_left_ends(arrays: dict[str, Any]) -> None:
         remote.close()
         with pytest.raises(fastpipe.PassClosedError):
             next(batches)
-        end = time.monotonic() + 10
-        while server.stats()["clients"] and time.monotonic() < end:
-            time.sleep(0.02)
-        assert server.stats()["clients"] == 0
+        assert wait_until(lambda: server.stats()["clients"] == 0)
 
 
 def test_stats_and_explain(arrays: dict[str, Any]) -> None:

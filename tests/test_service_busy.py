@@ -66,7 +66,7 @@ def test_requests_are_bounded() -> None:
             assert next(iter(client.do_action(flight.Action("health", b"")))).body.to_pybytes() == b'{"serving": true}'
             assert b"refused_total 6\n" in next(iter(client.do_action(flight.Action("metrics", b"")))).body.to_pybytes()
             assert server.stats()["refused"] == 6
-        assert wait_until(lambda: server.stats()["clients"] == 0, 20)
+        assert wait_until(lambda: server.stats()["clients"] == 0)
         assert isinstance(answer(client, asked), int)
     for wrong in (0, -1, 1 << 30):
         with pytest.raises(ValueError, match="max_requests"):
@@ -75,7 +75,7 @@ def test_requests_are_bounded() -> None:
 
 def test_a_client_that_is_refused_asks_another_server() -> None:
     with read().serve(max_requests=1) as busy, read().serve() as other:
-        remote = fastpipe.connect([other.url, busy.url], timeout=20)
+        remote = fastpipe.connect([other.url, busy.url], timeout=60)
         with holding(busy, 1):
             assert [batch["id"].tolist() for batch in remote] == EXPECTED
             assert other.stats()["batches"] >= BATCHES
@@ -86,27 +86,29 @@ def test_a_client_that_is_refused_asks_another_server() -> None:
 
 def test_a_client_that_is_refused_asks_again_later() -> None:
     with read().serve(max_requests=1) as server:
-        remote = fastpipe.connect(server.url, timeout=30)
+        remote = fastpipe.connect(server.url, timeout=60)
         found: list[Any] = []
         with holding(server, 1):
             thread = threading.Thread(target=lambda: found.extend(batch["id"].tolist() for batch in remote))
             thread.start()
-            assert wait_until(lambda: server.stats()["refused"] >= 2, 20)
+            assert wait_until(lambda: server.stats()["refused"] >= 2)
             assert not found
         thread.join()
         assert found == EXPECTED
 
 
-def test_a_client_that_nobody_serves_is_told_why() -> None:
+def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The request that holds the server isn't closed to make room.
+    monkeypatch.setattr("fastpipe.service._unread._LONG", 1000.0)
     with read().serve(max_requests=1) as server:
-        remote = fastpipe.connect(server.url, timeout=1)
+        remote = fastpipe.connect(server.url, timeout=3)
         with holding(server, 1):
             with pytest.raises(fastpipe.ServiceError, match="this server is busy") as told:
                 next(iter(remote))
             assert "max_requests" in str(told.value) or "1 requests" in str(told.value)
             with pytest.raises(fastpipe.ServiceError, match="this server is busy"):
-                fastpipe.connect(server.url, timeout=0.5)
-        assert wait_until(lambda: server.stats()["clients"] == 0, 20)
+                fastpipe.connect(server.url, timeout=3)
+        assert wait_until(lambda: server.stats()["clients"] == 0)
         assert [batch["id"].tolist() for batch in remote] == EXPECTED
 
 
@@ -125,12 +127,13 @@ def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.Mo
         thread = threading.Thread(target=lambda: list(waiting.do_get(asked)))
         thread.start()
         try:
-            assert begun.wait(20)
+            assert begun.wait(60)
             with pytest.raises(flight.FlightUnavailableError, match="none of its 1 passes is idle, and its max_pa"):
                 answer(asking, ticket(asking, reader="other"))
         finally:
             go_on.set()
             thread.join()
+        monkeypatch.setattr(_streams, "_PATIENCE_BUSY", 60.0)
         assert isinstance(answer(asking, ticket(asking, reader="other")), int)
 
 
@@ -165,7 +168,7 @@ def test_large_tickets_are_answered_a_few_at_a_time() -> None:
         told = pytest.raises(flight.FlightUnavailableError, match="whose tickets have 16777216 bytes")
         with holding(server, 16, padding=1 << 20), told:
             answer(client, asked)
-        assert wait_until(lambda: server.stats()["clients"] == 0, 20)
+        assert wait_until(lambda: server.stats()["clients"] == 0)
         assert isinstance(answer(client, ticket(client, padding=1 << 20)), int)
 
 

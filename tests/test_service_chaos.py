@@ -24,8 +24,8 @@ pytest.importorskip("pyarrow.flight")
 
 RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "2"))
 # Seconds: what no run of transient faults exceeds; what servers that end for good are waited for, and an error may come
-# later.
-LONG, SHORT, MARGIN = 40.0, 4.0, 1.5
+# later. A machine that runs other tests, too, may take its time.
+LONG, SHORT, MARGIN = (40.0, 4.0, 1.5) if "FASTPIPE_SERVICE_RUNS" in os.environ else (250.0, 8.0, 20.0)
 ROWS = 20_000
 
 CONFIG = """
@@ -104,7 +104,7 @@ def for_good(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
     consumer.take(draw.randrange(300))
     chaos.ends_all()
     ended = time.monotonic()
-    with pytest.raises(fastpipe.ServiceError, match=r"no server has answered for 4 seconds: .*127"):
+    with pytest.raises(fastpipe.ServiceError, match=rf"no server has answered for {SHORT:g} seconds: .*127"):
         consumer.take()
     assert time.monotonic() - max(ended, consumer.last) < SHORT + MARGIN
     here = read(epochs=None)
@@ -148,7 +148,7 @@ def replaced_by_others(urls: list[str], chaos: Chaos, draw: random.Random, serve
         server.end()
 
 
-@pytest.mark.timeout(200 + 60 * RUNS)
+@pytest.mark.timeout(600 + 60 * RUNS)
 @pytest.mark.parametrize("first", range(0, RUNS, 10))
 def test_what_fails_by_chance(servers: list[ServerProcess], configs: tuple[Path, Path], first: int) -> None:
     for run in range(first, min(first + 10, RUNS)):

@@ -6,7 +6,7 @@ import itertools
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,17 @@ class Listed:
 
     Attributes:
         listed: what it says; an exception is raised.
+        asked: how often it has been asked.
     """
 
     def __init__(self, listed: list[str] | Exception) -> None:
         self.listed = listed
+        self.asked = 0
         self.threads: set[str] = set()
 
     def urls(self) -> Sequence[str]:
         self.threads.add(threading.current_thread().name)
+        self.asked += 1
         if isinstance(self.listed, Exception):
             raise self.listed
         return self.listed
@@ -70,29 +73,36 @@ def batches_of(server: Server) -> float:
 
 def test_servers_that_come_are_used_and_those_that_go_are_left(servers: list[Server]) -> None:
     directory = Listed([servers[0].url])
-    remote = fastpipe.connect(directory, prefetch=6)
-    found, left = [], 0.0
-    for number, batch in enumerate(remote):
-        found.append(batch["id"].tolist())
-        time.sleep(0.003)
-        if number == 40:
-            assert batches_of(servers[1]) == batches_of(servers[2]) == 0
-            directory.listed = [server.url for server in servers]
-        if number == 120:
-            assert batches_of(servers[1]) > 0
-            assert batches_of(servers[2]) > 0
-            directory.listed = [servers[2].url]
-        if number == 150:
-            left = batches_of(servers[0]) + batches_of(servers[1])
-    assert found == ids(read())
+    batches = iter(fastpipe.connect(directory, prefetch=6, epochs=None))
+    found: list[list[int]] = []
+
+    def read_until(true: Callable[[], bool]) -> None:
+        while not true():
+            found.append(next(batches)["id"].tolist())
+            time.sleep(0.003)
+
+    read_until(lambda: len(found) == 40)
+    assert batches_of(servers[1]) == batches_of(servers[2]) == 0
+    directory.listed = [server.url for server in servers]
+    read_until(lambda: batches_of(servers[1]) > 0 and batches_of(servers[2]) > 0)
+    directory.listed = [servers[2].url]
+    # The third answer from now on was asked for when the pass had the first one.
+    asked = directory.asked
+    read_until(lambda: directory.asked >= asked + 3)
+    # What the others were asked for before comes, too.
+    before = len(found)
+    read_until(lambda: len(found) == before + 30)
+    left = batches_of(servers[0]) + batches_of(servers[1])
+    read_until(lambda: len(found) == before + 100)
     assert batches_of(servers[0]) + batches_of(servers[1]) == left
+    assert found == ids(itertools.islice(read(epochs=None), len(found)))
     assert directory.threads == {"MainThread", "fastpipe-directory"}
     assert isinstance(directory, Directory)
 
 
 def test_all_servers_are_replaced_by_others(servers: list[Server]) -> None:
     directory = Listed([servers[0].url])
-    remote = fastpipe.connect(directory, prefetch=2, timeout=20)
+    remote = fastpipe.connect(directory, prefetch=2, timeout=60)
     found = []
     for number, batch in enumerate(remote):
         found.append(batch["id"].tolist())
@@ -130,11 +140,11 @@ def test_a_pass_may_begin_before_its_servers(servers: list[Server]) -> None:
 
 def test_without_servers_the_directory_says_why(servers: list[Server]) -> None:
     directory = Listed([servers[0].url])
-    remote = fastpipe.connect(directory, prefetch=2, timeout=1, epochs=None)
+    remote = fastpipe.connect(directory, prefetch=2, timeout=3, epochs=None)
     batches = iter(remote)
     begun = [next(batches)["id"].tolist() for _ in range(3)]
     directory.listed = []
-    with pytest.raises(fastpipe.ServiceError, match="for 1 seconds: the directory lists no server"):
+    with pytest.raises(fastpipe.ServiceError, match="for 3 seconds: the directory lists no server"):
         begun.extend(batch["id"].tolist() for batch in batches)
     assert begun == ids(itertools.islice(read(epochs=None), len(begun)))
     directory.listed = RuntimeError("nobody is in")
@@ -159,12 +169,12 @@ def test_a_reader_is_pickled_with_the_servers_that_were_known(servers: list[Serv
 
 
 def test_a_consumer_who_waits_longer_than_servers_may_is_no_error(servers: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in servers], prefetch=2, timeout=1)
+    remote = fastpipe.connect([server.url for server in servers], prefetch=2, timeout=3)
     batches = iter(remote)
     found = [next(batches)]
     # What the one that stops was to bring waits for room at another one.
     servers[0].stop()
-    time.sleep(2)
+    time.sleep(4)
     servers[1].stop()
     assert ids(found) + ids(batches) == ids(read())
 
@@ -173,11 +183,19 @@ def test_servers_say_who_waits_for_whom() -> None:
     with read(batch_size=1000).serve() as server:
         remote = iter(fastpipe.connect(server.url, prefetch=1))
         next(remote)
-        assert wait_until(lambda: server.stats()["batches"] >= 2, 30)
+        assert wait_until(lambda: server.stats()["batches"] >= 2)
         before = server.stats()
+
+        def waits_for_none() -> bool:
+            """Whether no request waits for a batch now."""
+            nonlocal before
+            last, before = before, server.stats()
+            return before["making_seconds"] == last["making_seconds"]
+
+        assert wait_until(waits_for_none)
         time.sleep(0.5)
         stats = server.stats()
-        # Since then nobody has waited for a batch.
+        # Since then no request has waited long for a batch.
         assert stats["making_seconds"] - before["making_seconds"] < 0.4
         remote.close()  # type: ignore[attr-defined]
         text = server._metrics.text()

@@ -57,7 +57,7 @@ def ticket(server: fastpipe.service.Server) -> dict[str, Any]:
 
 def answer(client: Any, data: bytes) -> list[Any]:
     """The metadata of what comes."""
-    stream = client.do_get(flight.Ticket(data), flight.FlightCallOptions(timeout=20))
+    stream = client.do_get(flight.Ticket(data), flight.FlightCallOptions(timeout=100))
     return [None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes() for chunk in stream]
 
 
@@ -174,7 +174,7 @@ def test_refused_tickets_leave_nothing(ticket: dict[str, Any]) -> None:
             assert told.startswith(b"fpe1")
         # What is read to its end, and isn't kept.
         assert len(list(fastpipe.connect(server.url))) == 32
-        assert wait_until(lambda: server.stats()["streams"] == server.stats()["passes"] == 0, 20)
+        assert wait_until(lambda: server.stats()["streams"] == server.stats()["passes"] == 0)
 
 
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:

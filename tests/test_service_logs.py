@@ -16,7 +16,7 @@ import pytest
 import fastpipe
 from apart import wait_until
 from fastpipe.service._logs import JsonLines, say
-from service_faults import free_port
+from servers import free_port
 
 pytest.importorskip("pyarrow.flight")
 
@@ -45,13 +45,13 @@ def logged(folder: Path, *arguments: str) -> list[str]:
         assert "serving" in process.stdout.readline()
         assert len(list(fastpipe.connect(url, token=SECRET))) == 100
         with pytest.raises(fastpipe.ServiceError, match="token"):
-            fastpipe.connect(url, token="open barley", timeout=1)
+            fastpipe.connect(url, token="open barley", timeout=60)
         remote = fastpipe.connect(url, reader="broken", token=SECRET)
         with pytest.raises(fastpipe.MalformedFileError):
             list(remote)
     finally:
         process.send_signal(signal.SIGTERM)
-        status = process.wait(20)
+        status = process.wait(100)
         process.stdout.close()
     assert status == 0
     return (folder / "log").read_text().splitlines()
@@ -116,13 +116,13 @@ def test_clients_that_leave_are_told_of(caplog: pytest.LogCaptureFixture) -> Non
     batches = iter(fastpipe.connect(server.url, prefetch=1))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
-    assert wait_until(lambda: {"left", "cancelled"} & set(outcomes()), 20)
+    assert wait_until(lambda: {"left", "cancelled"} & set(outcomes()))
     batches = iter(fastpipe.connect(server.url, prefetch=1))
     next(batches)
     server.stop(grace=0.5)
     # What waits for a client ends when that has gone.
     batches.close()  # type: ignore[attr-defined]
-    assert wait_until(lambda: len([each for each in outcomes() if each != "sent"]) >= 2, 20)
+    assert wait_until(lambda: len([each for each in outcomes() if each != "sent"]) >= 2)
 
 
 def test_any_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def test_batches_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         with Highest(lambda: server.stats()["batch_bytes"]) as most:
             streams = [client.do_get(ticket(clients[0], 0, 20, seed=number)) for number, client in enumerate(clients)]
             # Connections hold some of what nobody reads. Then each request has a batch that isn't taken, or is refused.
-            assert wait_until(lambda: server.stats()["refused"] > 10, 30)
+            assert wait_until(lambda: server.stats()["refused"] > 10)
         assert 4 * BATCH < most.value <= shares.keep + shares.sending
         assert server.stats()["refused"] < 30
         told = ""

@@ -21,7 +21,7 @@ import pytest
 
 import fastpipe
 from processes import outputs, run
-from service_faults import free_port
+from servers import free_port
 
 pytest.importorskip("pyarrow.flight")
 pytest.importorskip("prometheus_client")
@@ -54,7 +54,7 @@ def port_of(server: fastpipe.service.Server) -> int:
 def get(url: str, method: str = "GET") -> tuple[int, str, dict[str, str]]:
     """Status, text and headers."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=100) as answer:
             return answer.status, answer.read().decode(), dict(answer.headers)
     except urllib.error.HTTPError as error:
         with error:
@@ -215,6 +215,6 @@ def test_the_command(tmp_path: Path) -> None:
             assert match is not None, told
             assert get(match[1] + "/healthz")[0] == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
+            assert process.wait(100) == 0
         finally:
             process.kill()

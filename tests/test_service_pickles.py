@@ -18,6 +18,7 @@ import pytest
 import fastpipe
 import fastpipe.service
 from fastpipe.service._wire import sealed, summed
+from service_faults import connect_patiently
 from service_tickets import entries
 
 pa = pytest.importorskip("pyarrow")
@@ -115,7 +116,7 @@ def tickets(ticket: dict[str, Any], evil: Watched) -> Iterator[bytes]:
 def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
     with read().serve(token="open sesame") as server:
         headers = [(b"authorization", b"Bearer open sesame")]
-        options = flight.FlightCallOptions(timeout=20, headers=headers)
+        options = flight.FlightCallOptions(timeout=100, headers=headers)
         client = flight.FlightClient(server.url)
         ticket = entries(client, options) | {"stop": 2, "until": 2}
         sent, taken = list(tickets(ticket, watched)), []
@@ -141,7 +142,7 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
             list(client.do_action(flight.Action(watched.text, watched.pickle), options))
         # Headers, and what the server doesn't take at all.
         for name in (b"authorization", b"x-evil-bin"):
-            given = flight.FlightCallOptions(timeout=20, headers=[(name, watched.pickle.hex().encode())])
+            given = flight.FlightCallOptions(timeout=100, headers=[(name, watched.pickle.hex().encode())])
             with pytest.raises(flight.FlightUnauthenticatedError):
                 list(client.do_action(flight.Action("health", b""), given))
         descriptor = flight.FlightDescriptor.for_command(watched.pickle)
@@ -238,8 +239,9 @@ def test_no_description_gets_a_pickle_unpickled(hostile: Hostile, watched: Watch
     watched.check()
 
 
-def test_no_place_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched) -> None:
-    remote = fastpipe.connect(hostile.url, timeout=0.2)
+def test_no_place_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect_patiently(monkeypatch)
+    remote = fastpipe.connect(hostile.url, timeout=0.6)
     text = watched.text
     for told in (
         watched.pickle,
@@ -289,7 +291,10 @@ def streams(evil: bytes) -> Iterator[Callable[[], Any]]:
     yield lambda: flight.RecordBatchStream(pa.table({evil.hex(): [evil], "batch": [1]}))
 
 
-def test_no_stream_of_batches_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched) -> None:
+def test_no_stream_of_batches_gets_a_pickle_unpickled(
+    hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_patiently(monkeypatch)
     remote = fastpipe.connect(hostile.url, timeout=0.1)
     tried = 0
     for batches in streams(watched.pickle):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import fastpipe
-from service_faults import free_port, through
+from servers import free_port
+from service_faults import through
 
 pytest.importorskip("pyarrow.flight")
 
@@ -22,8 +23,8 @@ def read(arrays: dict[str, Any] = ARRAYS) -> fastpipe.Reader:
 
 
 def test_a_server_with_other_data_places_nothing() -> None:
-    with read().serve() as server:
-        remote = fastpipe.connect(server.url, timeout=10)
+    with Server(read(), port=free_port()) as server:
+        remote = fastpipe.connect(server.url, timeout=60)
         assert remote.locate(3, 5) == read().locate(3, 5)
         with pytest.raises(IndexError, match="no row"):
             remote.locate(3, 99)
@@ -40,7 +41,7 @@ def test_a_server_with_other_data_places_nothing() -> None:
 @pytest.mark.parametrize("sent", [b'"record": ', b'"digest"', b"fps1", b'"unit"'])
 def test_a_request_that_is_changed_on_its_way_is_made_again(sent: bytes) -> None:
     with read().serve() as server, through(server.port) as network:
-        remote = fastpipe.connect(network.url, timeout=10)
+        remote = fastpipe.connect(network.url, timeout=60)
         network.change_request = (sent, sent[:-2] + bytes([sent[-2] ^ 1]) + sent[-1:])
         assert remote.locate(3, 5) == read().locate(3, 5)
         assert network.faults == 1
@@ -49,7 +50,7 @@ def test_a_request_that_is_changed_on_its_way_is_made_again(sent: bytes) -> None
 @pytest.mark.parametrize("sent", [b'"fields"', b'"row": ', b'"kind"'])
 def test_an_answer_that_is_changed_on_its_way_is_asked_for_again(sent: bytes) -> None:
     with read().serve() as server, through(server.port) as network:
-        remote = fastpipe.connect(network.url, timeout=10)
+        remote = fastpipe.connect(network.url, timeout=60)
         network.change_answer = (sent, sent[:-2] + bytes([sent[-2] ^ 1]) + sent[-1:])
         assert remote.locate(3, 5) == read().locate(3, 5)
         assert network.faults == 1
@@ -59,7 +60,7 @@ def test_an_answer_that_is_changed_on_its_way_is_asked_for_again(sent: bytes) ->
 def test_a_description_that_is_changed_on_its_way_is_asked_for_again(sent: bytes) -> None:
     with read().serve() as server, through(server.port) as network:
         network.change_answer = (sent, bytes([*sent[:-1], sent[-1] ^ 1]))
-        remote = fastpipe.connect(network.url, timeout=10)
+        remote = fastpipe.connect(network.url, timeout=60)
         assert [batch["id"].tolist() for batch in remote] == [batch["id"].tolist() for batch in read()]
         assert network.faults == 1
 
@@ -67,7 +68,7 @@ def test_a_description_that_is_changed_on_its_way_is_asked_for_again(sent: bytes
 def test_places_are_asked_of_whoever_is_there() -> None:
     gone = f"grpc://127.0.0.1:{free_port()}"
     with read().serve() as server:
-        remote = fastpipe.connect([gone, server.url, gone], timeout=1)
+        remote = fastpipe.connect([gone, server.url, gone], timeout=5)
         assert remote.locate(3, 5) == read().locate(3, 5)
     with pytest.raises(fastpipe.ServiceError, match=r"127\.0\.0\.1"):
         fastpipe.connect([gone, gone], timeout=0.5)

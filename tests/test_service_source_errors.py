@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fastpipe
-from service_faults import free_port
+from servers import free_port
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyarrow.flight")
@@ -57,7 +57,7 @@ def test_what_the_server_lacks_is_asked_of_it_again() -> None:
     """A server that is out of memory, or of files, may have some again."""
     source = Faulty(OSError("too many open files"))
     with fastpipe.read_units(source, batch_size=8).serve() as server:
-        remote = fastpipe.connect(server.url, timeout=2)
+        remote = fastpipe.connect(server.url, timeout=4)
         with pytest.raises(fastpipe.ServiceError, match="too many open files"):
             list(remote)
     assert source.asked > 1
@@ -109,7 +109,7 @@ def test_a_server_that_is_away_may_read_the_file_until_the_timeout(error: Except
     gone = f"grpc://127.0.0.1:{free_port()}"
     with reader(error).serve() as faulty:
         with pytest.raises(type(error), match=r"data\.bin") as raised:
-            list(fastpipe.connect([faulty.url, gone], timeout=2))
+            list(fastpipe.connect([faulty.url, gone], timeout=4))
         assert not isinstance(raised.value, fastpipe.ServiceError)
 
 

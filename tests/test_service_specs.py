@@ -22,6 +22,7 @@ from every_source import Make, make
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe.service._wire import as_error, sealed, specs_digest, summed
+from servers import free_port
 from service_tickets import entries
 
 pytest.importorskip("pyarrow.flight")
@@ -168,7 +169,7 @@ def texts(batches: Any) -> list[str]:
 def test_a_server_with_other_specs_is_an_error(pair: str, folder: Path) -> None:
     first, second = (read(folder) for read in DIFFERING[pair])
     assert digest(first) != digest(second)
-    with first.serve() as one:
+    with Server(first, port=free_port()) as one:
         remote = fastpipe.connect(one.url, epochs=None, prefetch=1)
         batches = iter(remote)
         next(batches)
@@ -199,7 +200,7 @@ def test_servers_with_other_specs_are_not_mixed(folder: Path) -> None:
 def test_servers_that_read_the_same_values_share_the_work(pair: str, folder: Path) -> None:
     first, second = (read(folder) for read in EQUAL[pair])
     assert digest(first) == digest(second)
-    with first.serve() as one:
+    with Server(first, port=free_port()) as one:
         remote = fastpipe.connect(one.url)
     with Server(second, port=one.port):
         assert remote.batch_at(3).keys() == first.batch_at(3).keys()
@@ -237,7 +238,7 @@ def test_another_version_of_the_service_is_told(version: int | None) -> None:
 
     told = rf"speaks version {version} .*both be of one version"
     with Old("grpc://127.0.0.1:0") as old, pytest.raises(fastpipe.ServiceError, match=told):
-        fastpipe.connect(f"grpc://127.0.0.1:{old.port}", timeout=20)
+        fastpipe.connect(f"grpc://127.0.0.1:{old.port}", timeout=60)
     with reader.serve() as server:
         client = flight.FlightClient(server.url)
         said = sealed(entries(client) | {"version": version})

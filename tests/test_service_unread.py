@@ -61,7 +61,7 @@ def test_those_who_take_nothing_keep_nobody_out(
     with read().serve(**options) as server:
         remote = fastpipe.connect(server.url, timeout=60)
         with holding(server, count):
-            assert wait_until(lambda: server.stats()["clients"] >= 5, 30)
+            assert wait_until(lambda: server.stats()["clients"] >= 5)
             assert [batch["id"].tolist() for batch in remote] == EXPECTED
             assert 1 <= server.stats()["closed"] < count
     told = [text for record in caplog.records if "took nothing while others waited" in (text := record.getMessage())]
@@ -74,7 +74,7 @@ def test_a_client_that_pauses_loses_nothing() -> None:
         paused = fastpipe.connect(server.url, timeout=60, prefetch=1)
         batches = iter(paused)
         found = [next(batches)["id"].tolist() for _ in range(3)]
-        assert wait_until(lambda: server.stats()["clients"] == 1, 30)
+        assert wait_until(lambda: server.stats()["clients"] == 1)
         other = fastpipe.connect(server.url, timeout=60)
         assert [batch["id"].tolist() for batch in other] == EXPECTED
         assert server.stats()["closed"] >= 1
@@ -105,7 +105,7 @@ def test_a_client_with_a_slow_network_is_served_to_its_end() -> None:
 
 def test_one_that_takes_nothing_stays_while_nobody_waits() -> None:
     with read().serve(max_requests=2) as server, holding(server, 1):
-        assert wait_until(lambda: server.stats()["clients"] == 1, 30)
+        assert wait_until(lambda: server.stats()["clients"] == 1)
         time.sleep(4)
         assert [batch["id"].tolist() for batch in fastpipe.connect(server.url)] == EXPECTED
         assert server.stats()["closed"] == 0
