@@ -126,16 +126,16 @@ class Ranks:
         for step in range(first, stop):
             if step % self.every == 0:
                 worker.flush()
-                self.barrier.wait(30)
+                self.barrier.wait(60)
                 if rank == 0:
                     self.saved = fastpipe.Ledger(self.url).checkpoint(), list(self.model), step
-                self.barrier.wait(30)
+                self.barrier.wait(60)
             next(worker)
             assert worker.position is not None
             with self.lock:
                 self.model.append(tuple(worker.position))
             # The backward pass: no rank is a step before others.
-            self.barrier.wait(30)
+            self.barrier.wait(60)
             worker.commit()
         # Some ranks are killed before their commits are sent, and others after that.
         if rank % 2:

@@ -180,7 +180,7 @@ def test_epochs_with_and_without_a_barrier(url: str, barrier: bool) -> None:
     done: list[Any] = []
     thread = threading.Thread(target=lambda: done.extend(used(other, 1)))
     thread.start()
-    thread.join(1.0)
+    thread.join(1.0 if barrier else 60)
     assert bool(done) is not barrier
     slow.commit()
     used(slow, 19)
@@ -342,8 +342,8 @@ def test_a_forked_child_cannot_draw(url: str) -> None:
         results = context.Queue()
         child = context.Process(target=_draw_in_child, args=(worker, results), daemon=True)
         child.start()
-        assert "another process's" in results.get(timeout=30)
-        child.join(30)
+        assert "another process's" in results.get(timeout=60)
+        child.join(60)
         assert len(used(worker)) == 40
 
 
@@ -391,13 +391,13 @@ import os, signal, threading, time
 import numpy as np
 import fastpipe
 signal.signal(signal.SIGINT, signal.default_int_handler)
-threading.Thread(target=lambda: (time.sleep(60), os._exit(3)), daemon=True).start()
+threading.Thread(target=lambda: (time.sleep(80), os._exit(3)), daemon=True).start()
 make = lambda: fastpipe.from_arrays({"id": np.arange(40)}, batch_size=10)
 first = make().lease("sqlite:///ledger.db", worker="a", stretch=4)
 next(first)
 second = make().lease("sqlite:///ledger.db", worker="b", stretch=4, copies=False)
-threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     next(second)
 except KeyboardInterrupt:
     os._exit(0)
