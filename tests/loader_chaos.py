@@ -29,12 +29,13 @@ from apart import Left, in_shm, wait_until
 from fastpipe.errors import WorkerError
 from loader_plans import Plan, plan
 
-# Seconds within which a program must know of what befell its workers, and workers must be gone with their program.
-SOON = 5.0
+# Seconds within which a program must know of what befell its workers, and workers must be gone with their program. The
+# soak has its machine for itself; where other tests run, too, each step may take many times as long.
+SOON = 5.0 if "FASTPIPE_LOADER_RUNS" in os.environ else 60.0
 # And workers that Python prepares first: they hear of nothing until they have imported the program, and torch.
-IMPORTS = 12 * SOON
+IMPORTS = max(60.0, 2 * SOON)
 # Seconds after which a run hangs: a pass takes one, and spawned workers import torch.
-LONGEST = 45.0
+LONGEST = 4 * SOON + 25
 
 
 class Seen(Exception):
@@ -228,7 +229,7 @@ def _play(number: int, note: Path) -> tuple[str, float]:
         acted = float(note.read_text())
     _judge(run, report, acted, struck, f"run {number}: {run}\n{report.error}")
     assert wait_until(lambda: not others(), SOON), f"run {number} left {others()}: {run}"
-    assert wait_until(lambda: not in_shm() - shm, 2.0), f"run {number} left {in_shm() - shm} in /dev/shm: {run}"
+    assert wait_until(lambda: not in_shm() - shm), f"run {number} left {in_shm() - shm} in /dev/shm: {run}"
     if report.error is None:
         return f"{run.action}: unharmed", 0.0
     return f"{run.action}: error", report.at - acted
@@ -246,6 +247,9 @@ def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float
         if run.action == "pause":
             time.sleep(run.pause)
             os.kill(worker, signal.SIGCONT)
+            if time.monotonic() - acted > 1.4:
+                # On a machine that is busy: for so long that the worker may count as lost.
+                run.action = "stop"
     except ProcessLookupError:
         # The pass was quicker.
         return acted, None
@@ -256,7 +260,7 @@ EXPECTED = {
     "kill": r"DataLoader worker \(pid {pid}\) is killed by signal: Killed: .* was killed by SIGKILL while",
     "stop": r"DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, and its items with it: .* while",
     # While others bring batches nobody waits so long, and the worker is missed first.
-    "stop with a timeout": r"DataLoader timed out after 0\.7 seconds \(.* is stopped by a signal while"
+    "stop with a timeout": r"DataLoader timed out after [\d.]+ seconds \(.* is stopped by a signal while"
     r"|DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, and its items with it: .* while",
     "die": r"DataLoader worker \((pid\(s\) \d+\) exited unexpectedly: .* ended with exit code 7|"
     r"pid \d+\) is killed by signal: Segmentation fault: .* was killed by SIGSEGV)"
@@ -364,5 +368,5 @@ def play_death(number: int) -> float:
     said = f"death {number}, with one stopped: {stopped is not None}, by a thread: {by_thread}: {run}"
     assert wait_until(lambda: not others(), soon), f"{said} left {others()}"
     gone = time.monotonic() - killed
-    assert wait_until(lambda: not in_shm() - shm, 2.0), f"{said} left {in_shm() - shm} in /dev/shm"
+    assert wait_until(lambda: not in_shm() - shm), f"{said} left {in_shm() - shm} in /dev/shm"
     return gone

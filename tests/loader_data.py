@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import mmap
 import os
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,6 +136,40 @@ class Slow(Numbers):
     def __getitem__(self, index: int) -> int:
         time.sleep(self.slow.get(index, self.otherwise))
         return super().__getitem__(index)
+
+
+class Gated(Numbers):
+    """Numbers, of which one waits until a file is there."""
+
+    def __init__(self, count: int, gated: int, go: Path) -> None:
+        super().__init__(count)
+        self.gated = gated
+        self.go = go
+
+    def __getitem__(self, index: int) -> int:
+        while index == self.gated and not self.go.exists():
+            time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+class Gathering:
+    """Lets workers wait until all of them have come: forked ones, or threads."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._come = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def come(self, number: int) -> None:
+        """The worker of this number has come."""
+        self._come[number] = 1
+
+    def wait(self, number: int) -> None:
+        """The worker of this number has come, and waits for the others."""
+        self.come(number)
+        deadline = time.monotonic() + 60
+        while not all(self._come[: self._workers]):
+            assert time.monotonic() < deadline, "some workers don't come"
+            time.sleep(0.0005)
 
 
 class Failing(Numbers):

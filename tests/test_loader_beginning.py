@@ -17,7 +17,19 @@ import torch
 from apart import apart
 from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
-from loader_data import FORKED, SPAWNED, THREADS, WORKERS, Failing, Large, Numbers, Slow, assert_same, listed, outcomes
+from loader_data import (
+    FORKED,
+    SPAWNED,
+    THREADS,
+    WORKERS,
+    Failing,
+    Large,
+    Numbers,
+    Slow,
+    assert_same,
+    listed,
+    outcomes,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -37,7 +49,7 @@ class Together(Large):
     def __getitem__(self, index: int) -> Any:
         if index < self.together:
             self.begun[index] = 1
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while not all(self.begun[: self.together]):
                 assert time.monotonic() < deadline, list(self.begun[: self.together])
                 time.sleep(0.001)
@@ -175,7 +187,7 @@ def test_batches_that_fail_before_there_is_a_layout(way: str) -> None:
 @workers
 def test_passes_that_are_left_before_there_is_a_layout(way: str) -> None:
     loader = DataLoader(
-        Slow(30, {0: 0.3}, 0.2), 1, timeout=0.1, persistent_workers=True, **WORKERS[way] | {"num_workers": 6}
+        Slow(30, {0: 2.0}, 0.2), 1, timeout=0.1, persistent_workers=True, **WORKERS[way] | {"num_workers": 6}
     )
     for _ in range(2):
         with pytest.raises(WorkerError, match="timed out"):
@@ -198,13 +210,14 @@ class Refuses:
 
 
 class Waits:
-    """A `worker_init_fn` that takes until a file is there, in worker 1."""
+    """A `worker_init_fn` that takes until a file is there, in some workers."""
 
-    def __init__(self, go: Path) -> None:
+    def __init__(self, go: Path, *numbers: int) -> None:
         self.go = go
+        self.numbers = numbers
 
     def __call__(self, number: int) -> None:
-        while number == 1 and not self.go.exists():
+        while number in self.numbers and not self.go.exists():
             time.sleep(0.01)
 
 
@@ -214,11 +227,14 @@ def test_a_pass_whose_workers_cannot_begin_does_not(way: str) -> None:
     arguments = (WORKERS | {"spawn": SPAWNED})[way] | {"num_workers": 2}
     # Workers that are spawned may begin seconds after each other, and the first makes the first batch.
     for refuses in (Refuses(0, 1), *([Refuses(1, seconds={1: 0.05})] if way != "spawn" else [])):
-        loader = DataLoader(Slow(8, {}, 0.3), 2, worker_init_fn=refuses, persistent_workers=True, **arguments)
+        # The first batch takes far longer than worker 1 does to refuse.
+        dataset = Slow(8, {}, 3.0)
+        loader = DataLoader(dataset, 2, worker_init_fn=refuses, persistent_workers=True, **arguments)
         with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
             iter(loader)
         # With another function it begins.
         loader.worker_init_fn = None
+        dataset.otherwise = 0.0
         assert [int(number) for batch in loader for number in batch] == list(range(8))
 
 
@@ -262,7 +278,7 @@ def test_a_state_is_kept_for_a_pass_that_begins(way: str) -> None:
 @workers
 def test_the_first_batch_waits_for_no_worker_that_begins_late(way: str, tmp_path: Path) -> None:
     """Or it would wait for as long as this test may take."""
-    batches = iter(DataLoader(Numbers(40), 4, worker_init_fn=Waits(tmp_path / "go"), **WORKERS[way]))
+    batches = iter(DataLoader(Numbers(40), 4, worker_init_fn=Waits(tmp_path / "go", 1), **WORKERS[way]))
     assert next(batches).tolist() == [0, 1, 2, 3]
     (tmp_path / "go").touch()
     assert len(list(batches)) == 9
@@ -270,11 +286,12 @@ def test_the_first_batch_waits_for_no_worker_that_begins_late(way: str, tmp_path
 
 @apart
 @workers
-def test_a_timeout_counts_from_when_a_batch_is_asked_for(way: str) -> None:
-    late = Refuses(seconds={0: 1.0, 1: 1.0})
+def test_a_timeout_counts_from_when_a_batch_is_asked_for(way: str, tmp_path: Path) -> None:
+    late = Waits(tmp_path / "go", 0, 1)
     batches = iter(DataLoader(Numbers(8), 4, worker_init_fn=late, timeout=0.1, **WORKERS[way]))
     with pytest.raises(WorkerError, match="timed out"):
         next(batches)
+    (tmp_path / "go").touch()
 
 
 @apart

@@ -1,7 +1,7 @@
-"""Whatever befalls a loader's workers, or its program: the right error within five seconds, and nothing is left.
+"""Whatever befalls a loader's workers, or its program: the right error soon, and nothing is left.
 
 `make soak` plays 500 runs (FASTPIPE_LOADER_RUNS) and 50 deaths of the program instead of a dozen and four, and prints
-what happened in them.
+what happened in them; there, soon is within five seconds.
 """
 
 from __future__ import annotations
@@ -110,6 +110,6 @@ def test_a_program_ends_whatever_its_workers_do(stopped: bool) -> None:
         "    next(batches)\n"
         f"    if {stopped}: os.kill(batches._workers[1].pid, signal.SIGSTOP)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], timeout=40, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert wait_until(lambda: not loader_chaos.others(), loader_chaos.SOON)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ import torch
 from apart import apart, wait_until
 from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
-from loader_data import FORKED, THREADS, WORKERS, Items, Numbers, Slow
+from loader_data import FORKED, THREADS, WORKERS, Gated, Items, Numbers, Slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -31,18 +32,22 @@ def slowly(items: list[Any]) -> Any:
 @apart
 @workers
 def test_it_says_what_limits_a_pass(way: str) -> None:
-    loader = DataLoader(Slow(40, {7: 0.1}, 0.01), 4, **WORKERS[way])
+    # Of kept workers the second pass has no start, which a busy machine makes last.
+    kept = WORKERS[way] | {"persistent_workers": True}
+    loader = DataLoader(Slow(40, {7: 0.1}, 0.01), 4, **kept)
     assert loader.explain() == "No pass has begun: explain() describes the last one."
-    for _ in loader:
-        pass
+    for _ in range(2):
+        for _ in loader:
+            pass
     said = loader.explain()
     assert said.startswith("item-bound: the consumer waits ")
     assert re.search(r"Of the workers' time: making items \d+%", said)
     assert re.search(r"40 items took [\d.]+ ms each", said)
     assert re.search(r"The slowest: index 7 \(\d{3,}\.\d ms\)", said)
-    quick = DataLoader(Numbers(40), 4, **WORKERS[way])
+    quick = DataLoader(Numbers(40), 4, **kept)
+    list(quick)
     for _ in quick:
-        time.sleep(0.02)
+        time.sleep(0.04)
     assert quick.explain().startswith("consumer-bound")
 
 
@@ -53,9 +58,11 @@ def test_it_says_what_limits_a_pass(way: str) -> None:
     [(1, "more num_batch_workers help"), (0, "item workers collate; num_batch_workers=1 or more do it beside them")],
 )
 def test_it_names_collation_whoever_does_it(way: str, joiners: int, advice: str) -> None:
-    loader = DataLoader(Slow(40, {}, 0.002), 4, collate_fn=slowly, num_batch_workers=joiners, **WORKERS[way])
-    for _ in loader:
-        pass
+    kept = WORKERS[way] | {"num_batch_workers": joiners, "persistent_workers": True}
+    loader = DataLoader(Slow(40, {}, 0.002), 4, collate_fn=slowly, **kept)
+    for _ in range(2):
+        for _ in loader:
+            pass
     assert re.match(rf"collation-bound: the consumer waits \d+% of the time.*{advice}", loader.explain())
 
 
@@ -86,7 +93,7 @@ def test_it_names_the_start_of_workers() -> None:
     for _ in range(2):
         for _ in kept:
             pass
-        assert re.search(r"^20 items took \d\d\.\d+ ms each", kept.explain(), re.MULTILINE)
+        assert re.search(r"^20 items took \d{2,}\.\d+ ms each", kept.explain(), re.MULTILINE)
     assert kept.explain().startswith("item-bound: ")
 
 
@@ -118,45 +125,57 @@ def reading(loader: DataLoader[Any]) -> Iterator[list[Any]]:
 
 @apart
 @workers
-def test_it_explains_a_stall_while_it_lasts(way: str) -> None:
-    loader = DataLoader(Slow(12, {5: 4.0}, 0.0), 4, **WORKERS[way])
+def test_it_explains_a_stall_while_it_lasts(way: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    loader = DataLoader(Gated(12, 5, go), 4, **WORKERS[way])
     with reading(loader) as found:
         assert wait_until(lambda: "stalled" in loader.explain())
         first, second, *_ = loader.explain().splitlines()
+        go.touch()
     # One thread may have made those in front of it, too, which count once it is done; others make those behind it.
     missing = "one of its items is" if way == "fork" else "(one of its items is|2 of its items are)"
-    assert re.fullmatch(rf"stalled: the consumer has waited \d\.\d s for batch 1: {missing} missing\.", first), first
-    assert re.fullmatch(r"\S+ has been making index 5, row 1 of batch 1, for \d\.\d s\.", second), second
+    assert re.fullmatch(rf"stalled: the consumer has waited \d+\.\d s for batch 1: {missing} missing\.", first), first
+    assert re.fullmatch(r"\S+ has been making index 5, row 1 of batch 1, for \d+\.\d s\.", second), second
     assert re.search(r"The slowest: index 5 \(\d{4,}\.\d ms\)", loader.explain())
     assert "stalled" not in loader.explain()
     assert len(found) == 3
 
 
-def stuck(items: list[Any]) -> Any:
-    time.sleep(4 if 4 in items else 0)
-    return items
+class Stuck:
+    """A `collate_fn` that waits for a file with the second batch."""
+
+    def __init__(self, go: Path) -> None:
+        self.go = go
+
+    def __call__(self, items: list[Any]) -> Any:
+        while 4 in items and not self.go.exists():
+            time.sleep(0.01)
+        return items
 
 
 @apart
 @workers
 @pytest.mark.parametrize("joiners", [0, 2])
-def test_it_explains_collation_that_stalls(way: str, joiners: int) -> None:
-    loader = DataLoader(Numbers(12), 4, collate_fn=stuck, num_batch_workers=joiners, **WORKERS[way])
+def test_it_explains_collation_that_stalls(way: str, joiners: int, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    loader = DataLoader(Numbers(12), 4, collate_fn=Stuck(go), num_batch_workers=joiners, **WORKERS[way])
     with reading(loader):
         assert wait_until(lambda: "stalled" in loader.explain())
         said = loader.explain()
-    assert re.search(r"^\S+ has been collating batch 1 for \d\.\d s\.$", said, re.MULTILINE)
+        go.touch()
+    assert re.search(r"^\S+ has been collating batch 1 for \d+\.\d s\.$", said, re.MULTILINE)
 
 
 @apart
 def test_it_explains_after_a_timeout() -> None:
-    loader = DataLoader(Slow(8, {5: 60.0}, 0.0), 4, timeout=1.2, **FORKED)
-    batches = iter(loader)
+    loader = DataLoader(Slow(8, {5: 600.0}, 0.0), 4, timeout=60, **FORKED)
+    batches: Any = iter(loader)
     next(batches)
+    batches._timeout = 1.2
     with pytest.raises(WorkerError, match="timed out"):
         next(batches)
     said = loader.explain()
-    assert re.search(r"has been making index 5, row 1 of batch 1, for \d\.\d s\.", said)
+    assert re.search(r"has been making index 5, row 1 of batch 1, for \d+\.\d s\.", said)
     assert re.search(r"The slowest: index 5 \(\d{4,}\.\d ms so far\)", said)
 
 

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share m
 
 HERE = Path(__file__).parent
 
-# Seconds that a program may take to import torch, or to end.
-MOST = 60.0
+# Seconds that a program may take to end: its items would take longer.
+MOST = 100.0
 
 PROGRAM = """
 import json, multiprocessing, os, signal, sys, time, warnings
@@ -51,7 +51,10 @@ class Says(loader_data.Numbers):
     def __getitem__(self, index):
         if index == request["slow"]:
             print("slow", flush=True)
-            time.sleep(request["seconds"])
+            if request["go"] is None:
+                time.sleep(request["seconds"])
+            while request["go"] is not None and not os.path.exists(request["go"]):
+                time.sleep(0.01)
         return super().__getitem__(index)
 
 def main():
@@ -92,6 +95,7 @@ class Program:
         way: the name of a way to load in loader_data.py.
         slow: the item that takes long; it says so as it begins. None for none.
         seconds: that it takes.
+        go: the file that ends it; None to let it take so many seconds.
         begins: whether workers take long to begin; they say so.
         busy: the number of batches after which the program is busy for long; it says so, too. None for none.
         goes_on: whether it goes on behind an interrupt.
@@ -106,6 +110,7 @@ class Program:
         *,
         slow: int | None = None,
         seconds: float = 600.0,
+        go: Path | None = None,
         begins: bool = False,
         busy: int | None = None,
         goes_on: bool = False,
@@ -113,7 +118,7 @@ class Program:
         more: dict[str, Any] | None = None,
     ) -> None:
         request = {"way": way, "slow": slow, "seconds": seconds, "busy": busy, "goes_on": goes_on}
-        request |= {"collates": collates, "more": more or {}, "begins": begins}
+        request |= {"collates": collates, "more": more or {}, "begins": begins, "go": go and str(go)}
         script = folder / "program.py"
         script.write_text(PROGRAM)
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
@@ -140,8 +145,8 @@ class Program:
         """What it prints until it ends: output and errors. Nothing must be left of it."""
         try:
             printed = self.process.communicate(timeout=MOST)
-            assert wait_until(lambda: not self._left(), 10.0), f"processes are left: {self._left()}"
-            assert wait_until(lambda: not self._in_shm(), 10.0), f"left in /dev/shm: {self._in_shm()}"
+            assert wait_until(lambda: not self._left()), f"processes are left: {self._left()}"
+            assert wait_until(lambda: not self._in_shm()), f"left in /dev/shm: {self._in_shm()}"
         finally:
             for process in self._left():
                 process.kill()
@@ -197,9 +202,7 @@ def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where:
     # Nobody knows them before it has begun.
     assert len(program.workers) == (0 if where == "in iter" else count)
     program.press()
-    begin = time.monotonic()
     printed, errors = program.ended()
-    assert time.monotonic() - begin < 30
     # As Python ends a program by default.
     assert program.process.returncode == -signal.SIGINT
     assert printed == ""
@@ -212,11 +215,13 @@ def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where:
 def test_a_program_that_catches_it_goes_on_where_it_was(way: str, tmp_path: Path) -> None:
     """Workers don't heed it, so no batch is lost."""
     name, collates, _, more = WORKERS[way]
-    program = Program(tmp_path, name, slow=6, seconds=1.5, goes_on=True, collates=collates, more=more)
+    go = tmp_path / "go"
+    program = Program(tmp_path, name, slow=6, go=go, goes_on=True, collates=collates, more=more)
     program.press()
-    printed, errors = program.ended()
-    interrupted, found = printed.splitlines()
-    assert interrupted == "interrupted"
+    assert program.process.stdout is not None
+    assert program.process.stdout.readline() == "interrupted\n"
+    go.touch()
+    found, errors = program.ended()
     assert json.loads(found) == list(range(0, 40, 2))
     assert errors == ""
     assert program.process.returncode == 0

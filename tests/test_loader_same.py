@@ -180,7 +180,7 @@ def test_batches_that_are_asked_for_at_once_are_the_same() -> None:
     all_same(loaders(None, Augmented(20)))
 
 
-@apart(most=110)
+@apart
 def test_any_arrangement_makes_the_same() -> None:
     """Items that draw from some generators, from some item on."""
     any_arrangement()
@@ -352,7 +352,7 @@ OTHERS = [
 ]
 
 
-@apart(most=120)
+@apart
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_pass_goes_on_from_each_step(order: str) -> None:
     def loader(way: dict[str, Any], own: bool) -> Any:

@@ -19,7 +19,19 @@ import torch
 
 from apart import apart
 from fastpipe.torch import DataLoader, worker_info
-from loader_data import FORKED, SERVED, SHARED, SPAWNED, WORKERS, Augmented, Numbers, assert_same, copied, with_noise
+from loader_data import (
+    FORKED,
+    SERVED,
+    SHARED,
+    SPAWNED,
+    WORKERS,
+    Augmented,
+    Gathering,
+    Numbers,
+    assert_same,
+    copied,
+    with_noise,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -41,10 +53,15 @@ def here() -> tuple[int, list[int]]:
 
 
 class Bound(Numbers):
-    """Where items are made."""
+    """Where items are made, by two workers."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.together = Gathering(2)
 
     def __getitem__(self, index: int) -> Any:
         # So that each worker makes some, and several make a batch.
+        self.together.wait(worker_info().id)  # type: ignore[union-attr]
         time.sleep(0.002)
         return here()
 
@@ -107,11 +124,11 @@ def test_workers_convolve_behind_a_fork_of_a_program_that_has() -> None:
     torch.set_num_threads(4)
     expected = [convolved(index) for index in range(12)]
     assert psutil.Process().num_threads() >= before + 3, "the program has convolved with one thread only"
-    batches = list(DataLoader(Convolved(12), 3, timeout=30, **FORKED))
+    batches = list(DataLoader(Convolved(12), 3, timeout=100, **FORKED))
     for number, (pictures, threads) in enumerate(batches):
         torch.testing.assert_close(pictures[:, 0], torch.cat(expected[3 * number : 3 * number + 3]))
         assert threads.tolist() == [1, 1, 1]
-    collated = DataLoader(Convolved(12), 3, collate_fn=convolved_again, num_batch_workers=1, timeout=30, **FORKED)
+    collated = DataLoader(Convolved(12), 3, collate_fn=convolved_again, num_batch_workers=1, timeout=100, **FORKED)
     for number, (pictures, by_makers, by_joiner) in enumerate(collated):
         whole = convolved_again([(picture, 4) for picture in expected[3 * number : 3 * number + 3]])[0]
         torch.testing.assert_close(pictures, whole)
@@ -129,7 +146,7 @@ class Unhurried(Augmented):
         return super().__getitem__(index)
 
 
-@apart(most=150)
+@apart
 def test_a_pass_goes_on_by_workers_that_are_started_otherwise() -> None:
     """Forked, then spawned, then from a fork server, then forked again: each goes on from the state of the one before.
 

@@ -13,7 +13,7 @@ import torch
 
 from apart import apart
 from fastpipe.torch import DataLoader, item_rng, worker_info
-from loader_data import WORKERS, Numbers, listed
+from loader_data import WORKERS, Gathering, Numbers, listed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -42,7 +42,7 @@ class Meeting(Numbers):
             with self.lock:
                 number = self._count()
                 self.begun[:8] = (number + 1).to_bytes(8, "little")
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 60
             while self._count() < number // 4 * 4 + 4:
                 assert time.monotonic() < deadline, "the others make none"
                 time.sleep(0.0002)
@@ -66,18 +66,25 @@ def test_items_wait_for_those_of_other_workers_throughout(
 
 
 class Drawn(Numbers):
-    """What is drawn for a number, and who has made it. One takes long; one may fail."""
+    """What is drawn for a number, and who has made it. One waits, in workers, for those after it.
 
-    def __init__(self, count: int, slow: int, seconds: float, fails: int | None = None) -> None:
+    If one fails, those after it may not be made: the one that waits takes half a second then.
+    """
+
+    def __init__(self, count: int, slow: int, fails: int | None = None) -> None:
         super().__init__(count)
         self.slow = slow
-        self.seconds = seconds
         self.fails = fails
+        self.behind = Gathering(count - slow)
 
     def __getitem__(self, index: int) -> tuple[int, float, int]:
         info = worker_info()
-        if index == self.slow and info is not None:
-            time.sleep(self.seconds)
+        if index == self.slow and self.fails is not None:
+            time.sleep(0.5)
+        elif index == self.slow and info is not None:
+            self.behind.wait(0)
+        elif index > self.slow:
+            self.behind.come(index - self.slow)
         if index == self.fails:
             raise LookupError(f"no item {index}")
         return super().__getitem__(index), item_rng().random_generator.random(), -1 if info is None else info.id
@@ -92,7 +99,7 @@ def test_a_slow_item_does_not_hold_up_those_behind_it(way: str, collation: str) 
 
     def rows(**more: Any) -> list[list[tuple[int, float, int]]]:
         found = []
-        for batch in DataLoader(Drawn(32 * 40, 32 * 39 + 3, 1.0), 32, **arguments, **more):
+        for batch in DataLoader(Drawn(32 * 40, 32 * 39 + 3), 32, **arguments, **more):
             columns = zip(*batch, strict=True) if collation != "in place" else batch
             numbers, drawn, makers = (list(map(float, column)) for column in columns)
             found.append([*zip(map(int, numbers), drawn, map(int, makers), strict=True)])
@@ -115,7 +122,7 @@ def seeded() -> torch.Generator:
 @pytest.mark.parametrize("fails", [32 * 39 + 1, 32 * 39 + 3, 32 * 39 + 20])
 def test_the_first_item_that_fails_is_its_batchs_error(way: str, collation: str, fails: int) -> None:
     """Before the slow item, it itself, or one behind it that another worker makes."""
-    data = Drawn(32 * 40, 32 * 39 + 3, 0.5, fails)
+    data = Drawn(32 * 40, 32 * 39 + 3, fails)
     batches = iter(DataLoader(data, 32, **WORKERS[way], **COLLATION[collation]))
     for _ in range(39):
         next(batches)
