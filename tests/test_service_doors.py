@@ -316,7 +316,7 @@ def test_what_is_said_of_batches_that_are_none(said: bytes, count: int) -> None:
 
 def sent(reader: fastpipe.Reader) -> tuple[bytes, np.ndarray]:
     """The first two batches of a reader, as one message."""
-    drawn = passes_of(reader).start_in_engine().next_sent(most=1 << 20, patience=10.0)
+    drawn = passes_of(reader).start_in_engine().next_sent(most=1 << 20, patience=60.0)
     assert drawn is not None
     assert drawn.count == 2
     said, pieces = drawn.part(0, 2)
