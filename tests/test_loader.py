@@ -7,7 +7,6 @@ test_loader_workers.py, errors in test_loader_errors.py.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import pickle
 import sys
 import warnings
@@ -135,7 +134,6 @@ def test_each_order_is_torchs(way: str) -> None:
 def test_the_order_is_the_same_by_processes_however_started() -> None:
     expected = oracle(Squares(10), batch_size=3, shuffle=True)
     # So that not each of them imports torch.
-    multiprocessing.set_forkserver_preload(["fastpipe.torch", "loader_data"])
     for way in ("spawn", "forkserver"):
         assert_same(read(Squares(10), way, batch_size=3, shuffle=True), expected)
 

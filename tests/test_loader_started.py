@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import sys
 import time
@@ -152,7 +151,6 @@ def test_a_pass_goes_on_by_workers_that_are_started_otherwise() -> None:
 
     So each is resumed, and each is stopped. It is all that one pass of forked workers has, batch workers' draws too.
     """
-    multiprocessing.set_forkserver_preload(["fastpipe.torch", "loader_data"])
 
     def loader(way: dict[str, Any]) -> Any:
         generator = torch.Generator().manual_seed(7)
