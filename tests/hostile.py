@@ -162,7 +162,7 @@ CHILD = textwrap.dedent(
     cases = pickle.load(sys.stdin.buffer)
     for number, case in enumerate(cases):
         os.pwrite(progress, b"%-12d" % number, 0)
-        faulthandler.dump_traceback_later(250, exit=True)
+        faulthandler.dump_traceback_later(400, exit=True)
         signal.setitimer(signal.ITIMER_PROF, patience)
         write(case["data"])
         os.truncate(path, len(case["data"]) + case["hole"])
@@ -190,7 +190,7 @@ def measured(
         [sys.executable, "-c", CHILD, str(folder), str(patience), str(memory), str(cpu)],
         input=pickle.dumps(plain),
         capture_output=True,
-        timeout=280,
+        timeout=500,
         check=False,
     )
     errors = ran.stderr.decode(errors="replace")

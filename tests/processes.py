@@ -28,7 +28,7 @@ def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:
     """What processes print, if all go well. None outlives the test."""
     try:
-        done = [(*process.communicate(timeout=250), process.returncode) for process in processes]
+        done = [(*process.communicate(timeout=500), process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -46,7 +46,7 @@ def test_a_table(file: Path) -> None:
         [sys.executable, "-m", "fastpipe", "bench", str(file), *QUICK, "--batch-size", "16,64", "--threads", "1,auto"],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         env=os.environ | {"COLUMNS": "120"},
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -157,7 +157,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_it_runs_as_a_module() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "fastpipe", "--version"], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-m", "fastpipe", "--version"], capture_output=True, text=True, check=True, timeout=500
     )
     assert done.stdout == f"fastpipe {fastpipe.__version__}\n"
 

@@ -260,7 +260,7 @@ def test_damaged_files(name: str, place: str, tmp_path: Path) -> None:
     for i, data in enumerate(files):
         (folder / f"{i:04}").write_bytes(data)
     command = [sys.executable, column_files.__file__, name, str(folder), place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     lines = done.stdout.splitlines()
     assert (done.returncode, done.stderr) == (0, ""), (lines[-1:], done.stderr)
     assert len(lines) == len(files)
@@ -378,7 +378,7 @@ class Counted(pyarrow.fs.FileSystemHandler):
             self.reads, self.now = self.reads + 1, self.now + 1
             self.most = max(self.most, self.now)
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=60)
+            self.changed.wait_for(lambda: self.most >= self.wanted, timeout=500)
             self.now -= 1
 
     def open_input_file(self, path: str) -> Any:

@@ -122,7 +122,7 @@ def test_ctrl_c(tmp_path: Path, what: str) -> None:
         assert child.stdout.readline() == "begun\n"
         time.sleep(delay)
         child.send_signal(signal.SIGINT)
-        out, errors = child.communicate(timeout=100)
+        out, errors = child.communicate(timeout=500)
         assert (out, child.returncode) == ("interrupted\n", 0), errors
 
 
@@ -329,7 +329,7 @@ def test_every_limit_of_memory(tmp_path: Path, what: str) -> None:
     outcomes = set()
     for megabytes in (0, 1, 2, 4, 8, 16, 40, 100, 4000):
         child = start(LIMITED, path, megabytes << 20, what)
-        out, errors = child.communicate(timeout=100)
+        out, errors = child.communicate(timeout=500)
         assert child.returncode == 0, (megabytes, errors)
         outcomes.add(out.strip())
     assert outcomes == {"done", "out of memory"}

@@ -253,7 +253,7 @@ def test_several_processes_extend_one_index(place: Place) -> None:
         place.write(FRONT + rows(4, step * 500_000))
         command = [sys.executable, "-c", textwrap.dedent(OPEN), str(place.path), str(place.cache)]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-        told = {process.communicate(timeout=100)[0] for process in running}
+        told = {process.communicate(timeout=500)[0] for process in running}
         assert [process.returncode for process in running] == [0, 0, 0]
         with fastpipe.read_csv(place.path, batch_size=500) as reader:
             assert told == {f"{reader.num_rows}\n"}

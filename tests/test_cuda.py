@@ -401,7 +401,7 @@ for step, batch in enumerate(batches):
 @pytest.mark.parametrize("how", ["break", "raise SystemExit(0)", "kept = batch; it = iter(batches); sys.exit()"])
 def test_the_interpreter_ends(data: Data, how: str) -> None:
     code = EXIT.format(folder=str(Path(__file__).parent), paths=data.paths, how=how)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -556,7 +556,7 @@ def test_the_interpreter_ends_with_a_gpu(data: Data, how: str) -> None:
         "from fastpipe.cuda._torch import TorchEngine; from fastpipe._interop.tensors import Forms",
     )
     code = code.format(folder=str(Path(__file__).parent), paths=data.paths, how=how)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its workers are
 def run(*options: str) -> str:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -34,7 +34,7 @@ def demo() -> ModuleType:
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(EXAMPLE), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 
 
 def assert_compared(said: str, folder: Path) -> None:

@@ -488,7 +488,7 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
         f"import fastpipe\ntry:\n    fastpipe.AvroFile({str(path)!r})\n"
         "except fastpipe.FastpipeError as error:\n    print(error)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500, check=True)
     assert str(path) in ran.stdout
 
 

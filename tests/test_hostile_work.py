@@ -161,7 +161,7 @@ def test_ctrl_c_ends_a_walk_over_a_hole(tmp_path: Path) -> None:
         [sys.executable, "-c", textwrap.dedent(WALK), str(path)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert (ran.stdout, ran.returncode) == ("interrupted\n", 0), ran.stderr

@@ -31,7 +31,7 @@ INTERRUPTED = """
 def outcome(script: str, *arguments: str) -> str:
     """What a Python of its own prints, or how it ended."""
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED) + textwrap.dedent(script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     return done.stdout.strip() if done.returncode == 0 else done.stderr
 
 

@@ -362,7 +362,7 @@ def test_processes_may_fill_it_at_once(tmp_path: Path, cache: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", program]
     running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     for process in running:
-        _, err = process.communicate(timeout=100)
+        _, err = process.communicate(timeout=500)
         assert (process.returncode, err) == (0, "")
     assert ids(files, cache) == list(range(1000))
     assert len([*cache.iterdir(), *cache.glob(".*")]) == len(files)
@@ -461,7 +461,7 @@ def test_index_runs_as_a_module_and_without_tqdm(path: Path, cache: Path) -> Non
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=500,
         )
         assert state in done.stdout
         assert done.stderr == ""

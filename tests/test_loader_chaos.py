@@ -110,6 +110,6 @@ def test_a_program_ends_whatever_its_workers_do(stopped: bool) -> None:
         "    next(batches)\n"
         f"    if {stopped}: os.kill(batches._workers[1].pid, signal.SIGSTOP)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], timeout=100, capture_output=True, text=True, check=False)
+    ended = subprocess.run([sys.executable, "-c", code], timeout=500, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     assert wait_until(lambda: not loader_chaos.others(), loader_chaos.SOON)

@@ -348,7 +348,7 @@ if __name__ == "__main__":
         print(sum(len(batch["id"]) for batch in remote))
 """
     for text, rows in ((plain, "1000"), (own, "12")):
-        done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=500, check=False)
         assert (done.stdout.strip(), done.stderr) == (rows, "")
 
 
@@ -366,7 +366,7 @@ def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
         server = psutil.Process(int(program.stdout.readline().rsplit("pid ", 1)[1][:-2]))
         time.sleep(0.3)
         os.killpg(program.pid, signal.SIGINT)
-        out, errors = program.communicate(timeout=100)
+        out, errors = program.communicate(timeout=500)
     assert (out, errors, program.returncode) == ("100\n", "", 0)
     assert wait_until(lambda: not server.is_running(), SOON)
 
@@ -390,7 +390,7 @@ def test_another_process_cannot_use_its_readers() -> None:
             "try: list(reader)\nexcept fastpipe.ServiceError as error: print(error)"
         )
         command = [sys.executable, "-c", text, pickle.dumps(remote).hex()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
     assert "another process's" in done.stdout
 
 

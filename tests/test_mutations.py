@@ -24,7 +24,7 @@ SCRIPT = Path(__file__).parent / "mutations.py"
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="bounds memory by RLIMIT_AS and reads /proc"),
-    pytest.mark.timeout(0 if MUTATIONS > 10_000 else 300),
+    pytest.mark.timeout(0 if MUTATIONS > 10_000 else 600),
 ]
 
 

@@ -340,6 +340,6 @@ def test_a_forked_child_reads_while_the_parent_goes_on(data: Data, shuffle: Any)
     later = data.read(shuffle=shuffle, seed=1, batch_size=20, epochs=2)
     later.set_epoch(1)
     assert out.get(timeout=60) == samples.digests(later)
-    process.join(timeout=60)
+    process.join(timeout=500)
     assert process.exitcode == 0
     assert found + samples.digests(active) == expected

@@ -315,6 +315,6 @@ def test_ctrl_c_ends_the_pool(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "waits\n"
     process.send_signal(signal.SIGINT)
-    out, errors = process.communicate(timeout=60)
+    out, errors = process.communicate(timeout=500)
     assert (out.splitlines()[-1], process.returncode) == ("interrupted", 7), errors
     assert not fastpipe.Ledger(url).status().finished

@@ -181,7 +181,7 @@ def test_encrypted_services_let_in_who_has_a_certificate(certificates: Path, sig
             with pytest.raises(ServiceError, match=r"grpc\+tls://"):
                 service.connect(**wrong, timeout=1)
         with pytest.raises(ServiceError, match="token"):
-            fastpipe.connect(service.urls, ca=ca, certificate=client, timeout=1)
+            fastpipe.connect(service.urls, ca=ca, certificate=client, timeout=60)
 
 
 @ray.remote(num_cpus=0)
@@ -196,7 +196,7 @@ def test_a_reader_of_a_service_goes_to_tasks_until_that_is_closed() -> None:
         assert both == [ids(read().shard(2, rank)) for rank in range(2)]
         assert ids(service.connect("other")) == ids(read(seed=8))
         with pytest.raises(ServiceError, match="token"):
-            fastpipe.connect(service.urls, "train", timeout=1)
+            fastpipe.connect(service.urls, "train", timeout=60)
         assert ids([fastpipe.connect(service.urls, "train", token=service.token).batch_at(3)]) == ids(
             [read().batch_at(3)]
         )

@@ -67,7 +67,7 @@ def _run_python(example: Example) -> None:
 
 def _run_command(command: str) -> None:
     words = command.split("#")[0].split()
-    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 

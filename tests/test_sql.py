@@ -381,7 +381,7 @@ def test_other_processes(database: Database, method: str) -> None:
     results = context.Queue()
     child = context.Process(target=_read_in_child, args=(reader, results), daemon=True)
     child.start()
-    found = results.get(timeout=60)
+    found = results.get(timeout=500)
     child.join(60)
     if method == "spawn":
         assert found == [3 * i for i in range(300)]
@@ -645,7 +645,7 @@ except KeyboardInterrupt:
     os._exit(0)
 os._exit(1)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=os.environ, timeout=500, check=False)
     assert done.returncode == 0
 
 

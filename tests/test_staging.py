@@ -306,7 +306,7 @@ print("leaving", flush=True)
 )
 def test_the_interpreter_ends(how: str) -> None:
     code = EXIT.format(folder=os.path.dirname(__file__), how=how)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 
 

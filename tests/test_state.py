@@ -296,7 +296,7 @@ def test_another_process_goes_on(data: Data, shuffle: Any) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=100,
+            timeout=500,
         )
         assert found.returncode == 0, found.stderr
         digests, state = json.loads(found.stdout)

@@ -356,7 +356,7 @@ def test_a_saved_graph_needs_the_parser(tmp_path: Path) -> None:
 
     tf.saved_model.save(Model(), str(tmp_path / "model"))
     script = [sys.executable, "-c", textwrap.dedent(LOADED), str(tmp_path / "model")]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[1, 2]"
 

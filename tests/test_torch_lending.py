@@ -18,8 +18,6 @@ from samples import Data
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="needs memory in common, and fork"),
-    # Importing Torch takes seconds, and each worker that is spawned does it again.
-    pytest.mark.timeout(300),
 ]
 
 
@@ -30,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 def run(**request: Any) -> Any:
     done = subprocess.run(
-        [sys.executable, lending.__file__, json.dumps(request)], capture_output=True, text=True, timeout=280
+        [sys.executable, lending.__file__, json.dumps(request)], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

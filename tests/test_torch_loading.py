@@ -24,9 +24,6 @@ from servers import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and processes that can be looked at")
 
-# Importing Torch takes seconds, and each worker that is spawned does it again.
-SLOW = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
@@ -64,7 +61,6 @@ def flat(batches: list[list[int]]) -> list[int]:
     return [row for batch in batches for row in batch]
 
 
-@SLOW
 @pytest.mark.parametrize(("method", "workers"), [("fork", 1), ("fork", 3), ("spawn", 2), ("forkserver", 2)])
 def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers: int) -> None:
     count = 2 if method == "spawn" else 3
@@ -91,7 +87,6 @@ def batches_of(data: Data, epoch: int) -> list[list[int]]:
     return sorted(batch for share in shares for batch in loading.rows(share))
 
 
-@SLOW
 @pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("spawn", False)])
 def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: bool) -> None:
     # Workers that are spawned are told by the same means, and take seconds to start.
@@ -107,7 +102,6 @@ def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: boo
         assert next_epoch == later + 2
 
 
-@SLOW
 @pytest.mark.parametrize(
     ("method", "kept", "stateful"),
     [("fork", False, False), ("fork", True, False), ("spawn", False, False), ("fork", False, True)],
@@ -123,7 +117,6 @@ def test_loops_that_are_left_count_as_epochs(data: Data, method: str, kept: bool
     assert sorted(found["next"]) == batches_of(data, 4)
 
 
-@SLOW
 def test_seeds_that_repeat_dont_repeat_epochs(data: Data) -> None:
     # The second pass was left.
     for epoch, batches in zip((0, 2, 3, 4), run(program="alike", paths=data.paths), strict=True):
@@ -132,7 +125,6 @@ def test_seeds_that_repeat_dont_repeat_epochs(data: Data) -> None:
         assert sorted(batches) == sorted(loading.rows(alone))
 
 
-@SLOW
 def test_loaders_beside_each_other(data: Data) -> None:
     slow, quick, here = run(program="beside", paths=data.paths)
     assert sorted(slow) == batches_of(data, 0)
@@ -140,7 +132,6 @@ def test_loaders_beside_each_other(data: Data) -> None:
     assert sorted(here) == batches_of(data, 2)
 
 
-@SLOW
 @pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
 @pytest.mark.parametrize(("batch_size", "more"), [(7, {}), (70, {"shuffle_buffer": 70}), (20, {"shuffle": "block"})])
 def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: int, more: dict[str, Any]) -> None:
@@ -161,7 +152,6 @@ def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: 
         assert sorted(seen) == list(range(data.total))
 
 
-@SLOW
 def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -> None:
     found = run(program="warned", paths=data.paths, folder=str(tmp_path))
     once = found.pop("plain")
@@ -170,7 +160,6 @@ def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -
     assert found == {"kept": once, "map": [], "collate_fn": [], "none": []}
 
 
-@SLOW
 def test_errors_of_workers_say_where(data: Data, tmp_path: Path) -> None:
     broken = tmp_path / "broken.avro"
     content = bytearray(Path(data.paths[0]).read_bytes())
@@ -190,7 +179,6 @@ def test_errors_of_workers_say_where(data: Data, tmp_path: Path) -> None:
         assert "in DataLoader worker process 0" in each[2]
 
 
-@SLOW
 @pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
 def test_stateful_loaders_with_workers_go_on(
     data: Data, workers: int, shuffle: bool | str, tmp_path_factory: pytest.TempPathFactory
@@ -214,7 +202,6 @@ def in_shm() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(ways)}
 
 
-@SLOW
 @pytest.mark.parametrize("how", ["break", "exception", "worker killed", "Ctrl-C"])
 def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     shared = in_shm()
@@ -224,7 +211,7 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     if how == "Ctrl-C":
         process.send_signal(signal.SIGINT)
     try:
-        _, errors = process.communicate(timeout=100)
+        _, errors = process.communicate(timeout=500)
     except subprocess.TimeoutExpired:
         for left in [*psutil.Process(process.pid).children(recursive=True), process]:
             left.kill()
@@ -282,13 +269,12 @@ def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[li
         command = [sys.executable, loading.__file__, request]
         processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     for rank, process in enumerate(processes):
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate(timeout=500)
         assert process.returncode == 0, errors
         assert f"rank {rank} of {world} reads its share (by torch.distributed)" in errors
     return [json.loads((folder / f"{world}-{rank}.json").read_text())["rows"] for rank in range(world)]
 
 
-@SLOW
 @pytest.mark.parametrize("world", [2, 3])
 def test_ranks_have_equally_many_batches_and_every_row_once(data: Data, world: int, tmp_path: Path) -> None:
     found = ranks(data.paths, world, tmp_path, 0)
@@ -299,7 +285,6 @@ def test_ranks_have_equally_many_batches_and_every_row_once(data: Data, world: i
     assert data.total - len(seen) <= (29 % world) * 7
 
 
-@SLOW
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
 def test_another_number_of_ranks_goes_on(data: Data, before: int, after: int, tmp_path: Path) -> None:
     first = ranks(data.paths, before, tmp_path, 4)

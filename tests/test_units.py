@@ -306,7 +306,7 @@ def test_many_units() -> None:
 
 
 def test_calls_overlap() -> None:
-    together = threading.Barrier(10, timeout=60)
+    together = threading.Barrier(10, timeout=500)
     units = Numbers([4] * 20, lambda unit: together.wait() * 0 or None)
     assert flat(fastpipe.read_units(units, batch_size=8, num_fetches=10, num_threads=1)) == list(range(80))
     assert units.most == 10

@@ -72,9 +72,8 @@ def test_readers_are_sent_to_processes(method: str) -> None:
 
 
 @fork
-@pytest.mark.timeout(300)
 def test_workers_of_torch() -> None:
     pytest.importorskip("torch")
     with start("workers") as process:
-        out, errors = process.communicate(timeout=250)
+        out, errors = process.communicate(timeout=500)
     assert (process.returncode, out) == (0, "killed\n"), errors

@@ -139,7 +139,7 @@ try:
 except fastpipe.StorageError as error:
     print(error.errno, error.path)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=500)
     assert done.stdout.split() == [str(errno.EFBIG), str(path)]
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["out.avro"]
@@ -166,7 +166,7 @@ def forking():  # The child leaves by an error, and the parent's file alone.
 fastpipe.write_avro(path + "/forking.avro", forking())
 os.wait()
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=100)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=500)
     parent, child, forking = (read(tmp_path / f"{name}.avro") for name in ("parent", "child", "forking"))
     assert len(parent) == 1_000_000
     assert parent == child == forking
@@ -333,6 +333,6 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 fastpipe.write_avro({str(tmp_path / "b.avro")!r}, itertools.islice(endless(), 2000), codec="null")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=500)
     # 160 MB go through it.
     assert int(done.stdout) < 30_000
