@@ -27,14 +27,19 @@ LIGHT = {"num_cpus": 0}
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     store = {"object_store_memory": 200_000_000}
-    # What gathers these statistics logs to a file that pytest has closed.
     environment = pytest.MonkeyPatch()
+    # Of all nodes, so that the workers that they start in advance can be used: a runtime environment would take others.
+    environment.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    # What gathers these statistics logs to a file that pytest has closed.
     environment.setenv("RAY_DATA_USAGE_DISABLED", "1")
+    # Other tests may take most of this machine's memory, or of its cores: that is no reason to end or replace workers.
+    environment.setenv("RAY_memory_monitor_refresh_ms", "0")
+    environment.setenv("RAY_worker_register_timeout_seconds", "250")
+    environment.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "250")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **store})
     cluster.add_node(num_cpus=1, **store)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": paths})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
     cluster.shutdown()
