@@ -29,9 +29,9 @@ from harness.data import drain, open_reader
 
 def machine(device: Machine) -> Figures:
     """Describes the machine."""
-    import torch
-
     if not device.dry_run:
+        import torch
+
         properties = torch.cuda.get_device_properties(0)
         yield "gpu", {"name": properties.name, "GB": properties.total_memory / 1e9, "CUDA": str(torch.version.cuda)}
     found = {}
