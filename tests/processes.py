@@ -56,7 +56,7 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
 def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
     """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted.
 
-    A program that goes on all the same is killed. What it waits for would take far longer than `timeout` seconds.
+    A program that continues is killed. Its wait would take far longer than `timeout` seconds.
     """
     assert process.stdout is not None
     try:
