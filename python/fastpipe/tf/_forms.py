@@ -47,7 +47,7 @@ class Part:
 
 
 class Node(ABC):
-    """How a form is put together. All methods meet parts in the kernel's order (`src/tensorflow/outputs.rs`)."""
+    """How a form is put together. Methods meet parts in the kernel's order (`outputs.rs` of `fastpipe-tensorflow`)."""
 
     @abstractmethod
     def parts(self, rows: int | None) -> list[Part]:

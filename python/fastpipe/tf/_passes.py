@@ -1,7 +1,7 @@
 """A `tf.data.Dataset` each iteration of which is a pass.
 
 It is a scan, whose state is a *ticket*, over numbers that nobody looks at. Its function is an op of fastpipe's own,
-whose kernel is in `rust/fastpipe-python/src/tensorflow`: for the first element it calls into Python, which makes a
+whose kernel is in `rust/fastpipe-tensorflow`: for the first element it calls into Python, which makes a
 pass, and returns the ticket of that and no rows, which are skipped; for others it waits for a batch, and needs neither
 Python nor its lock.
 

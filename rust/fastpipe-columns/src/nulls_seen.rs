@@ -1,4 +1,4 @@
-//! Which columns of a table have nulls, whatever its schema says.
+//! The columns of a table that have nulls, which its schema may not say.
 
 use std::sync::Arc;
 

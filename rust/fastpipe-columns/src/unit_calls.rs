@@ -1,7 +1,7 @@
 //! Calls that may wait: threads of a pass ask for units, and other threads answer.
 //!
-//! A thread of a pass that fetches never needs a lock of those that answer, such as Python's: it asks, and waits for the
-//! answer or for the end of its pass. The threads that answer belong to the data set, so that no more calls are under
+//! A thread of a pass that fetches never needs Python's lock: it asks, and waits for the answer or for the end of its
+//! pass. The threads that answer belong to the data set, so that no more calls are under
 //! way than it allows, even where a pass was left while some were.
 
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::units::ReadUnit;
 /// How long a call that was cancelled may take to be noticed.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// What a call brought.
+/// The result of a call.
 pub type Answer = Result<(SchemaRef, Vec<RecordBatch>), Error>;
 
 /// A call that a thread of a pass waits for.
@@ -27,7 +27,7 @@ struct Asked {
     slice: Slice,
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
-    /// Whether nobody waits for it any more.
+    /// Whether its pass no longer waits for it.
     forgotten: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ fn ending() -> Error {
 pub struct UnitCall(Arc<Asked>);
 
 impl UnitCall {
-    /// What is asked for.
+    /// The rows that the pass asks for.
     pub fn slice(&self) -> &Slice {
         &self.0.slice
     }
@@ -71,7 +71,7 @@ impl Drop for UnitCall {
     }
 }
 
-/// What is asked, and who answers.
+/// Calls that wait, and the number of passes and of threads that answer.
 #[derive(Default)]
 struct State {
     asked: VecDeque<Arc<Asked>>,
@@ -92,7 +92,7 @@ pub struct UnitCalls {
 }
 
 impl UnitCalls {
-    /// UnitCalls of which so many are answered at once.
+    /// `at_once` is the number of calls that are answered at the same time.
     pub fn new(at_once: usize) -> Arc<UnitCalls> {
         Arc::new(UnitCalls {
             state: Mutex::default(),
@@ -120,7 +120,7 @@ impl UnitCalls {
         (PassEntry(self.clone()), missing)
     }
 
-    /// So many threads weren't started, after all.
+    /// Notes that this number of threads could not be started.
     pub fn without(&self, threads: usize) {
         self.lock().threads -= threads;
     }
@@ -176,10 +176,10 @@ impl Drop for PassEntry {
     }
 }
 
-/// What a source calls a unit.
+/// Returns the name that the source has for a unit.
 pub type UnitName = Arc<dyn Fn(u64) -> String + Send + Sync>;
 
-/// Asks for a pass. It may outlive it, for whoever looks at what the pass has done, and asks no more then.
+/// Asks for the units of a pass. An observer of the pass may keep it after the pass has ended.
 pub struct UnitAsker {
     calls: Arc<UnitCalls>,
     name: UnitName,

@@ -29,16 +29,16 @@ pub struct AvroFiles {
     folders: Arc<FolderColumns>,
 }
 
-/// What the caller is told of opening files.
+/// The outcome of opening files, for the caller.
 #[derive(Default)]
 pub struct AvroReport {
-    /// What is to be logged.
+    /// Records for the log.
     pub notes: Vec<LogRecord>,
     /// The damage of files, if it is passed over.
     pub damage: Vec<Error>,
     /// The path and the text of the schema of the first file, and of each that has another schema.
     pub schemas: Vec<(Arc<str>, Arc<str>)>,
-    /// Why a file couldn't be opened. Those behind it aren't there.
+    /// The error of the first file that couldn't be opened. Later files are missing.
     pub failed: Option<Error>,
 }
 
@@ -50,16 +50,16 @@ pub struct InferredAvro {
     pub left_out: Vec<(String, String)>,
     /// Columns that the file which decides on the features lacks.
     pub later: LaterColumns,
-    /// What is to be logged.
+    /// Records for the log.
     pub notes: Vec<LogRecord>,
 }
 
 impl AvroFiles {
-    /// Opens files. Damaged ones have the blocks in front of the damage, if it is tolerated. `reader_schema` is the
-    /// text of the schema that theirs are resolved to.
+    /// Opens files. If damage is tolerated, a damaged file has the blocks before the damage. `reader_schema` is the
+    /// text of the schema that all files are resolved to.
     ///
     /// # Errors
-    /// If `reader_schema` doesn't parse; whatever `on_progress` returns.
+    /// If `reader_schema` doesn't parse; the error of `on_progress`.
     pub fn open<E>(
         paths: &[Arc<str>],
         how: Opening<'_>,
@@ -97,7 +97,7 @@ impl AvroFiles {
         Ok((files, report))
     }
 
-    /// Resolves the files to a schema that is made of all of theirs.
+    /// Resolves the files to the schema that their schemas merge to.
     ///
     /// # Errors
     /// If they can't be merged.
@@ -148,7 +148,7 @@ impl AvroFiles {
     /// Features of all columns, or of some.
     ///
     /// # Errors
-    /// If the schema lacks one of the columns; of storage or memory; whatever `on_progress` returns.
+    /// If the schema lacks one of the columns; of storage or memory; the error of `on_progress`.
     pub fn infer<E>(
         &self,
         columns: Option<&[String]>,
@@ -172,7 +172,7 @@ impl AvroFiles {
         })
     }
 
-    /// What reads these features of the files.
+    /// The source that reads these features of the files.
     ///
     /// # Errors
     /// If the files' schemas lack what a feature needs, or can't be resolved.
@@ -208,7 +208,7 @@ impl Survey for Lengths<'_> {
     }
 }
 
-/// What columns take in a block of many records near the start; `None` if there is no block.
+/// The time that each column takes in a block of many records near the start; `None` without blocks.
 ///
 /// # Errors
 /// Of storage, or of the block.

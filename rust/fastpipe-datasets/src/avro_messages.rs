@@ -1,4 +1,4 @@
-//! Messages of Avro to rows: the schemas are compiled once, and several threads decode a list of messages.
+//! Messages of Avro to batches: the schemas are compiled once, and several threads decode a list of messages.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -11,6 +11,7 @@ use fastpipe_avro::{
 use fastpipe_batch::{
     ColumnSpec, Error, ErrorKind, Feature, Fragment, Result, Rows, Sink, SlabPool, try_reserve, try_with_capacity,
 };
+use fastpipe_engine::{Batch, BatchInfo, assemble};
 use fastpipe_files::{Halt, OnProgress};
 
 /// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any
@@ -21,7 +22,7 @@ const BESIDES: usize = 16;
 /// Decodes messages. The first schema that it gets decides about the columns.
 pub struct MessageDecoder {
     framing: Framing,
-    /// What is wanted; `None` for what is inferred of the first schema.
+    /// The features to decode; `None` to infer them from the first schema.
     wanted: Option<Vec<Feature>>,
     columns: Option<Vec<String>>,
     known: Mutex<Option<Arc<KnownSchemas>>>,
@@ -35,20 +36,8 @@ pub struct KnownSchemas {
     by_key: HashMap<u64, usize>,
 }
 
-/// Messages that were decoded: what the engine assembles to a batch.
-pub struct DecodedMessages {
-    /// How many there were.
-    pub count: usize,
-    /// Their rows, and what the threads have beside them.
-    pub rows: Rows,
-    /// See `rows`.
-    pub fragments: Vec<Fragment>,
-    /// Where memory comes from.
-    pub pool: Arc<SlabPool>,
-}
-
 impl MessageDecoder {
-    /// Decodes these features, or those that are inferred of all columns of the first schema, or of some.
+    /// Decodes these features. Without features, infers them from all columns of the first schema or from some.
     pub fn new(framing: Framing, wanted: Option<Vec<Feature>>, columns: Option<Vec<String>>) -> MessageDecoder {
         MessageDecoder {
             framing,
@@ -126,7 +115,7 @@ impl MessageDecoder {
 }
 
 impl KnownSchemas {
-    /// What is compiled of them.
+    /// The compiled schemas.
     pub fn schemas(&self) -> &MessageSchemas {
         &self.schemas
     }
@@ -136,17 +125,17 @@ impl KnownSchemas {
         self.schemas.specs()
     }
 
-    /// Decodes messages, of which there are `count`. `on_progress` is called now and then, in the caller's thread.
+    /// A batch of `count` messages. `on_progress` is called now and then, in the caller's thread.
     ///
     /// # Errors
-    /// Of the first message that can't be decoded; of memory; whatever `on_progress` returns.
+    /// Of the first message that can't be decoded; of memory; the error of `on_progress`.
     pub fn decode<'m, E>(
         &self,
         count: usize,
         messages: impl Iterator<Item = &'m [u8]>,
         threads: usize,
         on_progress: &mut OnProgress<'_, E>,
-    ) -> Result<DecodedMessages, Halt<E>> {
+    ) -> Result<Batch, Halt<E>> {
         let messages = self.with_schemas(count, messages)?;
         decode(&self.schemas, &messages, threads, on_progress)
     }
@@ -175,22 +164,22 @@ impl KnownSchemas {
     }
 }
 
-/// What threads share that decode messages.
+/// The state that decoding threads share.
 struct Work<'a> {
     schemas: &'a MessageSchemas,
     messages: &'a [Message<'a>],
     rows: &'a Rows,
-    /// Where pieces begin, and the last ends.
+    /// The starts of the pieces, and the end of the last one.
     pieces: &'a [usize],
     next: AtomicUsize,
     stopped: AtomicBool,
 }
 
-/// What a thread has decoded: the fragments of its pieces, and the first piece that failed.
+/// The result of a thread: the fragments of its pieces, and the first piece that failed.
 type Done = (Vec<Fragment>, Option<(usize, Error)>);
 
 impl Work<'_> {
-    /// Decodes pieces until there are none left, or one fails. `tell` says between them whether to go on.
+    /// Decodes pieces until the last one is done or one fails. Between pieces, `tell` decides whether to continue.
     fn run(&self, tell: &mut dyn FnMut() -> bool) -> Done {
         let mut fragments = Vec::new();
         while !self.stopped.load(Ordering::Relaxed) && tell() {
@@ -206,7 +195,7 @@ impl Work<'_> {
             match decode() {
                 Ok(fragment) => fragments.push(fragment),
                 Err(error) => {
-                    // Pieces in front of it are all under way, and are finished: the first failure is told.
+                    // Threads finish all earlier pieces, so the first failure is reported.
                     self.next.store(self.pieces.len(), Ordering::Relaxed);
                     return (fragments, Some((piece, error)));
                 }
@@ -216,7 +205,7 @@ impl Work<'_> {
     }
 }
 
-/// Where pieces begin, and the last ends.
+/// The starts of the pieces, and the end of the last one.
 fn pieces(messages: &[Message<'_>]) -> Result<Vec<usize>> {
     let (mut pieces, mut bytes) = (Vec::new(), 0);
     pieces.push(0);
@@ -237,7 +226,7 @@ fn decode<E>(
     messages: &[Message<'_>],
     threads: usize,
     on_progress: &mut OnProgress<'_, E>,
-) -> Result<DecodedMessages, Halt<E>> {
+) -> Result<Batch, Halt<E>> {
     let pool = SlabPool::new(0);
     let rows = Rows::new(schemas.parts().clone(), messages.len(), &pool)?;
     let pieces = pieces(messages)?;
@@ -250,7 +239,7 @@ fn decode<E>(
         stopped: AtomicBool::new(false),
     };
     let mut interrupted = None;
-    let (fragments, failed) = std::thread::scope(|scope| {
+    let (mut fragments, failed) = std::thread::scope(|scope| {
         // The caller's thread works too; where the system has no more threads, it has to do.
         let spawn = |_| {
             let builder = std::thread::Builder::new().name("fastpipe-messages".to_owned());
@@ -281,10 +270,10 @@ fn decode<E>(
     if let Some((_, error)) = failed {
         return Err(error.into());
     }
-    Ok(DecodedMessages {
-        count: messages.len(),
-        rows,
-        fragments,
-        pool,
-    })
+    let info = BatchInfo {
+        rows: messages.len(),
+        valid: messages.len(),
+        ..BatchInfo::default()
+    };
+    Ok(assemble(info, schemas.specs(), rows, &mut fragments, &pool)?)
 }

@@ -1,4 +1,4 @@
-//! Rows at random bytes of CSV files that nobody has scanned.
+//! Rows at random bytes of CSV files that were not scanned.
 //!
 //! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has
 //! at least that many: so every row is taken with the same probability at each draw, whatever its length. The lengths
@@ -83,21 +83,21 @@ struct Estimate {
 
 /// Rows that were drawn, and an estimate of how many there are.
 pub struct CsvDraw {
-    /// The rows, each in a file of its own in memory that stands for the file that it is of.
+    /// The rows. Each file is replaced by one in memory that contains only its drawn rows.
     pub rows: CsvFiles,
-    /// Of each row its file, and its byte there.
+    /// The file of each row.
     pub files: Vec<i64>,
-    /// See `files`.
+    /// The byte of its file at which each row starts.
     pub offsets: Vec<i64>,
-    /// How many rows there are, with a range in which that lies with a probability of 95 %.
+    /// The estimated number of rows in all files, and its confidence interval of 95 %.
     pub estimate: (f64, f64, f64),
 }
 
 impl UnscannedCsv {
-    /// Opens files, of which only the headers are read. Returns also what is to be logged.
+    /// Opens files and reads only their headers. Also returns records for the log.
     ///
     /// # Errors
-    /// That of the first file that can't be opened; of compressed files; whatever `on_progress` returns.
+    /// That of the first file that can't be opened; of compressed files; the error of `on_progress`.
     pub fn open<E>(
         dialect: Dialect,
         paths: &[Arc<str>],
@@ -277,10 +277,10 @@ impl UnscannedCsv {
         }
     }
 
-    /// Draws this many rows, and estimates how many there are. The inner error says why so many can't be drawn.
+    /// Draws this many rows, and estimates how many there are. The inner error says why this many can't be drawn.
     ///
     /// # Errors
-    /// Of storage, of the text or of memory; whatever `on_progress` returns.
+    /// Of storage, of the text or of memory; the error of `on_progress`.
     pub fn sample<E: Send>(
         &self,
         rows: u64,

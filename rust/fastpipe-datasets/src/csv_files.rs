@@ -16,7 +16,7 @@ pub struct CsvFiles {
     files: Vec<CsvFile>,
     stamps: Vec<FileStamp>,
     contents: Vec<Option<Bytes>>,
-    /// Where the rows of each were, if they are rows that were picked out of others.
+    /// The origins of the rows of each file, if the rows were picked out of other files.
     origins: Vec<Arc<Origins>>,
     /// For each file where its columns have nulls; none if these weren't searched for.
     nulls: Vec<FirstNulls>,
@@ -25,11 +25,11 @@ pub struct CsvFiles {
 }
 
 impl CsvFiles {
-    /// Opens files and finds their rows, and which columns have nulls if that is asked. Returns also what is to be
-    /// logged.
+    /// Opens files and finds their rows, and which columns have nulls if that is asked. Also returns
+    /// records for the log.
     ///
     /// # Errors
-    /// That of the first file that can't be opened; whatever `on_progress` returns.
+    /// That of the first file that can't be opened; the error of `on_progress`.
     pub fn open<E>(
         dialect: Dialect,
         paths: &[Arc<str>],
@@ -102,7 +102,7 @@ impl CsvFiles {
         &self.files
     }
 
-    /// What reads these features of the files. Of compressed ones only [`CsvFiles::compressed`] can read it.
+    /// The source that reads these features of the files. If a file is compressed, see [`CsvFiles::compressed`].
     ///
     /// # Errors
     /// If the files lack what a feature needs.
@@ -120,11 +120,11 @@ impl CsvFiles {
         Some(CompressedCsv::new(source.clone(), packed, threads))
     }
 
-    /// Features of the columns of the first file, or of some of them, by a look at rows. Returns also what is to be
-    /// logged.
+    /// Features of the columns of the first file, or of some of them, by a look at rows. Also returns
+    /// records for the log.
     ///
     /// # Errors
-    /// If the file lacks one of the columns; of storage or memory; whatever `on_progress` returns.
+    /// If the file lacks one of the columns; of storage or memory; the error of `on_progress`.
     pub fn infer<E>(
         &self,
         columns: Option<&[String]>,

@@ -63,7 +63,7 @@ impl Keep for Kept {
             self.bytes -= self.rows[slot].text.len();
             self.rows[slot] = row;
         }
-        // Behind the last one that could be counted comes none.
+        // No row follows the last one that could be counted.
         self.next = self.reservoir.next().unwrap_or((u64::MAX, 0));
         self.check(0)
     }
@@ -81,7 +81,7 @@ pub struct CsvReservoir {
 }
 
 impl CsvReservoir {
-    /// Draws this many rows. `features` are those that are read later; none if they are inferred.
+    /// Draws this many rows. `features` are the features to read later; empty to infer them.
     pub fn new(
         name: Arc<str>,
         dialect: Dialect,

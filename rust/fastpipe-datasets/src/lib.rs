@@ -1,11 +1,11 @@
-//! Where formats meet files: Avro and CSV files are opened, surveyed and sampled here.
+//! Opening, surveying and sampling Avro and CSV files.
 //!
 //! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and make a source for the
-//! engine. [`CompressedCsv`] is the source of CSV files of which some are compressed. [`UnscannedCsv`] draws rows at
-//! random bytes of files, [`CsvReservoir`] rows of a stream. [`MessageDecoder`] decodes messages of Avro. [`default_window`] says how many rows are shuffled
-//! together if the user doesn't.
+//! engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at random bytes of
+//! files, [`CsvReservoir`] rows of a stream. [`MessageDecoder`] decodes messages of Avro. [`default_window`] is the
+//! number of rows that are shuffled together by default.
 //!
-//! Nothing here knows Python or the engine.
+//! Nothing here knows Python.
 #![forbid(unsafe_code)]
 
 mod avro_files;
@@ -22,7 +22,7 @@ mod window;
 
 pub use avro_files::{AvroFiles, AvroReport, InferredAvro, column_times};
 pub use avro_format::AvroFormat;
-pub use avro_messages::{DecodedMessages, KnownSchemas, MessageDecoder};
+pub use avro_messages::{KnownSchemas, MessageDecoder};
 pub use compressed_csv::CompressedCsv;
 pub use csv_estimate::{CsvDraw, UnscannedCsv};
 pub use csv_files::CsvFiles;

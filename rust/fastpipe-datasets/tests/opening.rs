@@ -1,4 +1,4 @@
-//! What opening files promises, on small files.
+//! Opening small files.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -39,7 +39,7 @@ fn names(features: &[Feature]) -> Vec<&str> {
     features.iter().map(|feature| &*feature.name).collect()
 }
 
-/// A container file of blocks with these numbers of records, each of which is one byte: a long below 64.
+/// A container file of blocks with these numbers of records. Each record is a long below 64, which takes one byte.
 fn avro(field: &str, blocks: &[u8]) -> Vec<u8> {
     let schema =
         format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "{field}", "type": "long"}}]}}"#).into_bytes();
@@ -66,7 +66,7 @@ fn avro_files_are_units_of_records() {
         .map(|(name, field, blocks)| written(folder.path(), name, &avro(field, blocks)));
     let (mut files, report) = opened(&paths, HOW);
     assert!(report.failed.is_none() && report.damage.is_empty());
-    // Of each schema the first file.
+    // The first file of each schema.
     let first: Vec<_> = report.schemas.iter().map(|(path, _)| path).collect();
     assert_eq!(first, [&paths[0], &paths[2]]);
     let (some, _) = opened(&paths[..2], HOW);
@@ -158,7 +158,7 @@ fn the_text_of_a_compressed_file_is_read_like_any() {
 fn an_index_that_was_kept_says_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = written(folder.path(), "a.csv", csv(50_000).as_bytes());
-    // What was just written may change without another time, and isn't kept.
+    // The index of a file that was just written isn't kept.
     let file = std::fs::File::options().write(true).open(&*path).unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     let cache = IndexCache::open(&folder.path().join("cache")).unwrap();

@@ -3,6 +3,9 @@
 use fastpipe_batch::Slab;
 use fastpipe_order::State;
 
+/// The name under which batches say which of their rows are valid.
+pub const VALID: &str = "valid";
+
 /// Where a part of a batch lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferRange {

@@ -1,4 +1,4 @@
-//! Where the batches of a pass come from: threads of this process, or other processes that send them.
+//! The source of the batches of a pass: threads of this process, or other processes that send them.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ pub type Task = (&'static str, u64, u32, u64, u64, u64);
 
 /// A look at a pass.
 pub trait ObservePass: Send + Sync {
-    /// What the pass has done, and where its time went. `None` in a forked child, where it isn't the child's.
+    /// The work that the pass has done, and the time it took. `None` in a forked child, where it isn't the child's.
     fn stats(&self) -> Option<Stats>;
 
     /// Every task that was done, if they were recorded.

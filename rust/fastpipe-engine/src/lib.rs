@@ -98,7 +98,7 @@ mod workers;
 mod working_memory;
 
 pub use assemble::assemble;
-pub use batch::{Batch, BatchInfo, BufferRange};
+pub use batch::{Batch, BatchInfo, BufferRange, VALID};
 pub use batch_source::{BatchSource, ObservePass, Task};
 pub use cost::Learned;
 pub use memory::Memory;

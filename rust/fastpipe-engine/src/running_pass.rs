@@ -16,25 +16,25 @@ use crate::stream::{Poll, Stream};
 /// How long a wait for a batch may keep Ctrl-C waiting.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The source of a pass, which may be looked at when the pass is over; and what is dropped when it is.
+/// The source of a pass, which observers may keep after the pass, and a lease for the time of the pass.
 pub struct PassSource {
     /// The source.
     pub source: Arc<dyn Source>,
-    /// What is dropped.
+    /// Dropped when the pass ends.
     pub lease: Option<Lease>,
 }
 
-/// What a pass keeps as long as it is under way.
+/// An object that a pass keeps until it ends.
 pub type Lease = Arc<dyn Any + Send + Sync>;
 
-/// What the consumer has got.
+/// The progress of the consumer.
 pub struct Seen {
     /// Only locked for a moment, and with the GIL, so that no other thread can hold it when a process forks; but for
     /// TensorFlow's threads, and TensorFlow itself doesn't survive a fork.
     state: Mutex<Delivered>,
 }
 
-/// What was delivered of a pass.
+/// The batches that the consumer has taken.
 pub struct Delivered {
     /// Batches.
     pub batches: u64,
@@ -42,14 +42,14 @@ pub struct Delivered {
     last: u64,
     /// The epoch of the last batch, or of the first one before that.
     pub epoch: u64,
-    /// What is left after it.
+    /// The state after it.
     pub state: State,
-    /// Whether the consumer has seen that there is no more.
+    /// Whether the consumer has reached the end.
     pub ended: bool,
 }
 
 impl Seen {
-    /// What the consumer has got up to now.
+    /// The progress up to now.
     pub fn lock(&self) -> MutexGuard<'_, Delivered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -59,21 +59,21 @@ impl Seen {
 pub struct RunningPass {
     batches: Box<dyn BatchSource>,
     source: Arc<dyn Source>,
-    /// Dropped behind the stream, which waits for its threads when it is; or when there is nothing more to read.
+    /// Dropped after the batches, which wait for their threads when dropped; or when the last unit was read.
     lease: Mutex<Option<Lease>>,
     origin: Origin,
     seen: Arc<Seen>,
-    /// What closed it, in words.
+    /// The reason given by the caller that closed it.
     closed_by: OnceLock<String>,
 }
 
-/// What a pass was started with.
+/// The arguments that a pass was started with.
 pub struct Origin {
     /// The order of rows.
     pub order: Arc<Order>,
     /// How it runs.
     pub options: Options,
-    /// What its batches lie in.
+    /// The memory of its batches.
     pub memory: Arc<Memory>,
 }
 
@@ -100,8 +100,11 @@ impl RunningPass {
         })
     }
 
-    /// Another pass like this one, over what is left of `rest` behind the batches that the consumer has got, without a
-    /// unit. Of a rest that is a whole epoch, this pass has to be one of that epoch alone. Also the rest of that pass.
+    /// Another pass like this one, without a unit, over the rows of `rest` after the batches that the consumer has
+    /// taken. If `rest` is a whole epoch, this pass must have only that epoch. Also returns the rest for the new pass.
+    ///
+    /// # Errors
+    /// If other processes make the batches; if the rows can't be planned; of memory.
     pub fn without(&self, rest: &RemainingEpoch, unit: u64) -> Result<(Arc<RunningPass>, RemainingEpoch), Error> {
         let Origin { order, options, memory } = &self.origin;
         if !self.batches.is_local() {
@@ -109,7 +112,7 @@ impl RunningPass {
                           served leave out what can't be read";
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
-        // All but the last one are of one size, and nothing fails behind the last.
+        // All batches before the last one have the same size, and no batch fails after the last.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
         let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
         let cursor = order.remaining_epoch(&rest).map_err(unplanned)?;
@@ -127,7 +130,7 @@ impl RunningPass {
         Ok((RunningPass::new(Box::new(stream), begun, origin, state), rest))
     }
 
-    /// What the consumer has got, which may be looked at when the pass is over.
+    /// The progress of the consumer, which observers may keep after the pass.
     pub fn seen(&self) -> &Arc<Seen> {
         &self.seen
     }
@@ -137,12 +140,12 @@ impl RunningPass {
         self.batches.observe()
     }
 
-    /// Whether it was closed in words.
+    /// Whether it was closed with a reason.
     pub fn is_closed(&self) -> bool {
         self.closed_by.get().is_some()
     }
 
-    /// The epoch of the batch behind those that the consumer has got.
+    /// The epoch of the next batch.
     pub fn epoch(&self) -> u64 {
         self.seen.lock().state.epoch
     }
@@ -160,7 +163,7 @@ impl RunningPass {
         })
     }
 
-    /// Ends the pass and waits for its threads. Whoever draws from it afterwards is told why it ended.
+    /// Ends the pass and waits for its threads. Later draws raise an error with this reason.
     pub fn close(&self, by: Option<String>) {
         if let Some(by) = by {
             self.closed_by.get_or_init(|| by);

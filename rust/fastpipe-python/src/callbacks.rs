@@ -1,4 +1,4 @@
-//! What Python is asked and told while work goes on: signals, and records of logs.
+//! Calls into Python during long work: checks for signals, and records for the log.
 
 use std::time::Instant;
 

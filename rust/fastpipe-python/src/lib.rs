@@ -3,14 +3,14 @@
 //! It is private to the Python package, which gives it its names, its defaults and its documentation. Folders use those
 //! above them in this list:
 //!
-//! - [`errors`] and [`callbacks`]: exceptions, signals, records of logs.
-//! - [`specs`]: specs to features, vocabularies.
-//! - [`arrays`]: batches to NumPy's arrays, tables of Arrow to columns, memory that processes share.
-//! - [`sources`]: data sets, one class for each kind of source.
-//! - [`service`]: what servers send, and data sets that servers have.
-//! - [`passes`]: orders of rows, and passes in such an order.
-//! - [`loader`]: items that workers write into batches.
-//! - [`tensorflow`]: ops and kernels for TensorFlow.
+//! - `errors` and `callbacks`: exceptions, signals, records of logs.
+//! - `specs`: specs to features, vocabularies.
+//! - `arrays`: batches to NumPy's arrays, tables of Arrow to columns, memory that processes share.
+//! - `sources`: datasets, one class for each kind of source.
+//! - `service`: datasets on servers, and the batches that servers send.
+//! - `passes`: orders of rows, and passes in such an order.
+//! - `loader`: items that workers write into batches.
+//! - `tensorflow`: starts passes for the kernels of `fastpipe-tensorflow`.
 
 mod arrays;
 mod callbacks;
@@ -25,7 +25,7 @@ mod tensorflow;
 use fastpipe_memory::ReserveAllocator;
 use pyo3::prelude::*;
 
-/// The system's allocator, with a reserve: when memory runs out, errors can be told of.
+/// The system's allocator, with a reserve: when memory runs out, errors can be reported.
 #[global_allocator]
 static ALLOCATOR: ReserveAllocator = ReserveAllocator;
 

@@ -1,4 +1,4 @@
-//! Batches for those who are sent them: on other machines, or in a process that has memory in common with this one.
+//! Batches for consumers on other machines, or in a process that shares memory with this one.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -14,8 +14,8 @@ use crate::header::Header;
 /// Bytes of a number.
 const NUMBER: usize = size_of::<u64>();
 
-/// Batches that are sent together, most often one message: a large one by itself, in its slabs; small ones one behind
-/// the other in memory of their own.
+/// Batches that are sent together, most often one message: a large batch in its slabs, or small batches copied
+/// one after the other.
 pub struct Outgoing {
     headers: Vec<Vec<u8>>,
     /// Where the bytes of each end.
@@ -51,7 +51,7 @@ impl Outgoing {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// What is said of some of the batches, and where their bytes are; `None` if there aren't so many.
+    /// The headers of some of the batches, and the range of their bytes; `None` if the range is too long.
     pub fn part(&self, batches: Range<usize>) -> Option<(Vec<u8>, Range<usize>)> {
         let headers = self.headers.get(batches.clone())?;
         let end = |count: usize| count.checked_sub(1).map_or(0, |last| self.ends[last]);
@@ -60,7 +60,7 @@ impl Outgoing {
     }
 }
 
-/// The bytes of batches, one behind the other.
+/// Copies batches one after the other.
 fn together(batches: &[Batch], pool: &Arc<SlabPool>) -> Result<Slab> {
     let mut together = pool.take(batches.iter().map(nbytes).sum())?;
     let mut room = together.bytes_mut();
@@ -80,7 +80,7 @@ pub fn nbytes(batch: &Batch) -> usize {
 /// Offsets and lengths of pieces, from their bytes.
 ///
 /// # Errors
-/// If the bytes are those of something else.
+/// If the bytes are not a list of pieces.
 pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
     let number = |bytes: [u8; NUMBER]| usize::try_from(u64::from_ne_bytes(bytes)).ok();
     let (numbers, rest) = bytes.as_chunks::<NUMBER>();
@@ -110,7 +110,7 @@ pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u
     Ok((write_group(headers.iter().map(Vec::as_slice)), pieces.concat()))
 }
 
-/// Lends a slab, or a copy if it lies elsewhere: a source may have memory of its own. Returns its offset.
+/// Lends a slab. Copies it first if it isn't in shared memory, because the source allocated it. Returns its offset.
 fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize> {
     let memory = lender.arena().memory();
     let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();

@@ -1,4 +1,4 @@
-//! Batches that other processes make, as those of a pass.
+//! A pass whose batches are made by other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use fastpipe_engine::{BatchSource, ObservePass, Poll, Stats, Task};
 
 use crate::feed::Feed;
 
-/// The batches that come to a feed. It is closed when this is dropped: those who send batches have it, too.
+/// The batches that come to a feed. Closes it when dropped, because senders of batches share it.
 pub struct RemoteBatches(pub Arc<Feed>);
 
 impl BatchSource for RemoteBatches {

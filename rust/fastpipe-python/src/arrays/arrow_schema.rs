@@ -7,10 +7,10 @@ use arrow_array::{Array, RecordBatch, StructArray};
 use arrow_schema::{ArrowError, SchemaRef};
 use fastpipe_batch::{ColumnSpec, Error, ErrorKind};
 use fastpipe_columns::schema;
+use fastpipe_engine::VALID;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
 
-use crate::arrays::batch_arrays::VALID;
 use crate::errors::{IntoPy, guarded};
 
 /// The schema of batches of such columns, as Arrow has it.

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, SparseForm, SparseLayout, TimeUnit};
-use fastpipe_engine::{Batch, BatchInfo, BufferRange, panicked};
+use fastpipe_engine::{Batch, BatchInfo, BufferRange, VALID, panicked};
 use fastpipe_rebatch::Byte;
 use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
 use numpy::datetime::{Datetime, Timedelta};
@@ -70,9 +70,6 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
         })
     })
 }
-
-/// The name under which batches say which of their rows are valid.
-pub(crate) const VALID: &str = "valid";
 
 /// A batch as a dict from feature name to array or batch form; `padded` adds which rows are valid.
 pub(crate) fn to_dict<'py>(

@@ -12,6 +12,7 @@ use numpy::npyffi::{NPY_ARRAY_WRITEABLE, NpyTypes, PY_ARRAY_API, get_type_object
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods, dtype};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 
 use crate::arrays::shared_slabs::SharedSlabs;
 
@@ -220,18 +221,12 @@ unsafe fn make<'py>(
 /// `__setstate__` on a live array, and programs in C.)
 pub(crate) struct Pinned {
     array: Py<PyUntypedArray>,
-    _weak: Py<PyAny>,
+    _weak: Py<PyWeakrefReference>,
 }
 
 impl Pinned {
     pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> PyResult<Self> {
-        let py = array.py();
-        // SAFETY: Python's API as documented: it takes an object and no callback, and returns a new reference, or null
-        // and an exception.
-        let weak = unsafe {
-            let weak = pyo3::ffi::PyWeakref_NewRef(array.as_ptr(), std::ptr::null_mut());
-            Bound::from_owned_ptr_or_err(py, weak)?
-        };
+        let weak = PyWeakrefReference::new(array)?;
         Ok(Pinned {
             array: array.clone().unbind(),
             _weak: weak.unbind(),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_datasets::window_rows;
-use fastpipe_engine::{BatchSource, Memory, Options, Origin, Stream, check_order, check_state, unplanned};
+use fastpipe_engine::{BatchSource, Memory, Options, Origin, Stream, VALID, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
 use fastpipe_wire::RemoteBatches;
@@ -12,7 +12,7 @@ use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::arrays::batch_arrays::{VALID, array};
+use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 use crate::passes::batch_feed::{BatchFeed, request};
 use crate::passes::pass::Pass;
@@ -152,7 +152,14 @@ impl Order {
             Some(epochs) => cursor.left() + (epochs - 1).saturating_mul(self.order.steps()),
         });
         let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
-        self.pass(py, cursor, options, total, state, memory, csr)
+        let start = Start {
+            cursor,
+            options,
+            total,
+            state,
+            memory,
+        };
+        self.pass(py, start, csr)
     }
 
     /// Whether `start` can go on from a state; an exception says why not.
@@ -221,7 +228,14 @@ impl Order {
             limit: Some(number),
         };
         let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
-        self.pass(py, cursor, options, Some(number), State::default(), memory, csr)
+        let start = Start {
+            cursor,
+            options,
+            total: Some(number),
+            state: State::default(),
+            memory,
+        };
+        self.pass(py, start, csr)
     }
 
     /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.
@@ -313,17 +327,15 @@ impl Order {
         plan.ok_or_else(missing).py(py)
     }
 
-    #[allow(clippy::too_many_arguments)] // All that a pass is made of.
-    fn pass(
-        &self,
-        py: Python<'_>,
-        mut cursor: Cursor,
-        options: Options,
-        total: Option<u64>,
-        state: State,
-        memory: Option<Arc<Memory>>,
-        csr: bool,
-    ) -> PyResult<Pass> {
+    /// A pass; with `csr` its sparse columns are in that layout.
+    fn pass(&self, py: Python<'_>, start: Start, csr: bool) -> PyResult<Pass> {
+        let Start {
+            mut cursor,
+            options,
+            total,
+            state,
+            memory,
+        } = start;
         let data = self.data.get();
         let (begun, memory) = (data.begin(py, csr)?, memory.unwrap_or_else(|| data.memory()));
         let batches: Box<dyn BatchSource> = match data.bringer() {
@@ -363,6 +375,16 @@ impl Order {
         };
         Pass::new(py, batches, begun, padded, total, origin, state)
     }
+}
+
+/// What a pass starts with.
+struct Start {
+    cursor: Cursor,
+    options: Options,
+    total: Option<u64>,
+    state: State,
+    /// What its batches lie in, instead of the data set's own memory.
+    memory: Option<Arc<Memory>>,
 }
 
 /// The numbers of rows, which must ascend and be those of rows that there are.

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -107,7 +106,7 @@ impl Callable {
             return Err(PyValueError::new_err(reason));
         };
         let owner = Owner {
-            kept: ManuallyDrop::new((taken, array)),
+            kept: Some((taken, array)),
             process: std::process::id(),
         };
         // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and is
@@ -159,7 +158,7 @@ impl Drop for Taken {
 
 /// Keeps an array alive.
 struct Owner {
-    kept: ManuallyDrop<(Taken, Pinned)>,
+    kept: Option<(Taken, Pinned)>,
     process: u32,
 }
 
@@ -167,9 +166,8 @@ impl Drop for Owner {
     fn drop(&mut self) {
         // What a forked child has is a copy, which its parent's allocator knows nothing of; a driver's memory can't be
         // given back there.
-        if self.process == std::process::id() {
-            // SAFETY: nobody uses it any more.
-            unsafe { ManuallyDrop::drop(&mut self.kept) };
+        if self.process != std::process::id() {
+            std::mem::forget(self.kept.take());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What servers send, what they have received, and data sets that servers have.
+//! Datasets on servers, and the batches that servers send.
 
 pub(crate) mod intake;
 pub(crate) mod outgoing;

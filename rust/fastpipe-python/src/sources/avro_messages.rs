@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use fastpipe_avro::Framing;
 use fastpipe_datasets::KnownSchemas;
-use fastpipe_engine::{Batch, BatchInfo, assemble, default_threads};
-use fastpipe_files::{Halt, OnProgress};
+use fastpipe_engine::default_threads;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -133,7 +132,7 @@ impl MessageDecoder {
             return Err(PyValueError::new_err("no schema is known yet"));
         };
         let threads = num_threads.unwrap_or_else(default_threads);
-        let decode = || decode(&known, messages.__len__(), messages.iter(), threads, &mut signals());
+        let decode = || known.decode(messages.__len__(), messages.iter(), threads, &mut signals());
         let batch = py.detach(decode).py(py)?;
         guarded(py, || to_dict(py, known.specs(), batch, false))
     }
@@ -144,28 +143,4 @@ impl MessageDecoder {
     pub(crate) fn known(&self) -> Option<Arc<KnownSchemas>> {
         self.0.known()
     }
-}
-
-/// A batch of messages.
-pub(crate) fn decode<'m, E>(
-    known: &KnownSchemas,
-    count: usize,
-    messages: impl Iterator<Item = &'m [u8]>,
-    threads: usize,
-    on_progress: &mut OnProgress<'_, E>,
-) -> Result<Batch, Halt<E>> {
-    let decoded = known.decode(count, messages, threads, on_progress)?;
-    let info = BatchInfo {
-        rows: decoded.count,
-        valid: decoded.count,
-        ..BatchInfo::default()
-    };
-    let mut fragments = decoded.fragments;
-    Ok(assemble(
-        info,
-        known.specs(),
-        decoded.rows,
-        &mut fragments,
-        &decoded.pool,
-    )?)
 }

@@ -1,4 +1,4 @@
-//! Data sets: one class for each kind of source, all of which are a [`data::Data`].
+//! Datasets: one subclass of [`data::Data`] for each kind of source.
 
 pub(crate) mod avro;
 pub(crate) mod avro_columns;

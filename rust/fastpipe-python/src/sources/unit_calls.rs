@@ -1,7 +1,7 @@
 //! Calls into Python that may wait: threads of Python's answer what threads of a pass ask.
 //!
-//! Python's threads are daemons: a read that hangs keeps no program from ending. They end with the last pass, and before
-//! the interpreter does where their reads end in time.
+//! Python's threads are daemons, so a read that hangs doesn't keep a program from ending. They end with the last pass,
+//! and before the interpreter does if their reads end in time.
 
 use std::sync::Arc;
 

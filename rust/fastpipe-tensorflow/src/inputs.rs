@@ -3,12 +3,18 @@
 use std::ffi::{c_int, c_void};
 use std::slice;
 
-use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use crate::api::handle::{Context, Tensor};
+use crate::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
 
-use super::api::handle::{Context, Tensor};
-use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
-use super::failure::python_failure;
+/// An argument of a dataset.
+pub enum Argument {
+    /// A scalar.
+    Int(i64),
+    /// A scalar.
+    Bool(bool),
+    /// Strings.
+    Texts(Vec<Vec<u8>>),
+}
 
 /// An input of a kernel.
 pub(super) struct Input<'a> {
@@ -88,20 +94,15 @@ impl<'a> Input<'a> {
         }))
     }
 
-    /// A scalar as an int or a bool, strings as a list of bytes.
-    pub(super) fn to_python<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyAny>, Failure> {
-        let failed = |error: PyErr| python_failure(py, &error);
-        // SAFETY: as above.
+    /// What Python is given for it.
+    pub(super) fn argument(&self) -> Result<Argument, Failure> {
+        // SAFETY: these are i64.
         if let Some([number]) = unsafe { self.elements::<i64>(TF_INT64) } {
-            return Ok(number.into_pyobject(py).map_err(|e| failed(e.into()))?.into_any());
+            return Ok(Argument::Int(*number));
         }
         // SAFETY: a bool of C++ is a byte.
         if let Some([flag]) = unsafe { self.elements::<u8>(TF_BOOL) } {
-            return Ok((*flag != 0)
-                .into_pyobject(py)
-                .map_err(|e| failed(e.into()))?
-                .to_owned()
-                .into_any());
+            return Ok(Argument::Bool(*flag != 0));
         }
         let Some(texts) = self.strings() else {
             return Err(Failure::new(
@@ -109,8 +110,7 @@ impl<'a> Input<'a> {
                 "an argument is neither an int64, a bool nor strings",
             ));
         };
-        let texts = texts.map(|text| PyBytes::new(py, text));
-        Ok(PyList::new(py, texts.collect::<Vec<_>>()).map_err(failed)?.into_any())
+        Ok(Argument::Texts(texts.map(<[u8]>::to_vec).collect()))
     }
 }
 

@@ -5,19 +5,19 @@ use std::slice;
 use std::sync::Arc;
 
 use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, try_collect};
-use fastpipe_engine::{Batch, BufferRange};
+use fastpipe_engine::{Batch, BufferRange, VALID};
 
-use super::api::handle::{Context, Tensor};
-use super::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
-use super::coordinates::coordinates;
-use crate::arrays::batch_arrays::VALID;
+use crate::api::handle::{Context, Tensor};
+use crate::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};
+use crate::coordinates::coordinates;
 
 /// A column of an element.
-pub(crate) enum Column {
+pub enum Column {
     /// Which rows aren't there to fill the batch up.
     Valid,
     /// One of the batch's.
     Of {
+        /// Which.
         column: usize,
         /// The first of its parts.
         part: usize,
@@ -29,10 +29,14 @@ pub(crate) enum Column {
 }
 
 /// The name of a column, and the shape of a row where its nested arrays are wanted as coordinates.
-pub(crate) type Wanted = (String, Option<Vec<i64>>);
+pub type Wanted = (String, Option<Vec<i64>>);
 
 /// The columns of an element, by name.
-pub(crate) fn columns(specs: &[ColumnSpec], wanted: Vec<Wanted>) -> Result<Vec<Column>, Failure> {
+///
+/// # Errors
+///
+/// If the batches lack one.
+pub fn columns(specs: &[ColumnSpec], wanted: Vec<Wanted>) -> Result<Vec<Column>, Failure> {
     let find = |(name, coordinates): Wanted| {
         let Some(column) = specs.iter().position(|spec| *spec.name == *name) else {
             let unknown = || Failure::new(Code::Internal, format!("the batches have no column {name:?}"));
@@ -434,18 +438,13 @@ fn count(leaf: Leaf, first: BufferRange) -> usize {
     }
 }
 
-/// The bytes of a part.
+/// The bytes of a part. Tensors over them may exist, but nobody writes to them before the kernel returns.
 fn content(slabs: &[Slab], part: BufferRange) -> &[u8] {
-    let slab = slabs.get(part.slab);
-    let Some(slab) = slab.filter(|slab| part.offset.checked_add(part.len).is_some_and(|end| end <= slab.len())) else {
-        return &[];
-    };
-    if part.len == 0 {
-        return &[];
-    }
-    // SAFETY: the part lies within the slab, whose bytes are initialised. Tensors over them may exist, but nobody
-    // writes to them before the kernel returns.
-    unsafe { slice::from_raw_parts(slab.as_ptr().add(part.offset), part.len) }
+    let end = part.offset.checked_add(part.len);
+    let found = slabs.get(part.slab).zip(end);
+    found
+        .and_then(|(slab, end)| slab.bytes().get(part.offset..end))
+        .unwrap_or_default()
 }
 
 /// The numbers of a part that holds i64.

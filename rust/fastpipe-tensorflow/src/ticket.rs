@@ -9,9 +9,9 @@ use std::ffi::c_void;
 use std::ptr::null;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::api::handle::Tensor;
-use super::api::{Api, TF_INT64};
-use super::iteration::Iteration;
+use crate::api::handle::Tensor;
+use crate::api::{Api, TF_INT64};
+use crate::iteration::Iteration;
 
 /// The memory of a ticket: aligned as TensorFlow wants it, which else would copy it and let go of it at once.
 #[repr(C, align(64))]

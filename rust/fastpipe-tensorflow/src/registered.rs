@@ -3,15 +3,27 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use pyo3::prelude::*;
+use fastpipe_batch::ErrorKind;
 
-use super::api::handle::Context;
-use super::api::{Api, Code, Failure, OwnStatus};
+use crate::api::handle::Context;
+use crate::api::{Api, Code, Failure, OwnStatus};
+use crate::inputs::Argument;
+use crate::iteration::Iteration;
 
-/// What kernels need: TensorFlow's functions, and Python's that makes passes.
+/// Starts passes: Python.
+pub trait Host: Send + Sync {
+    /// Begins an iteration over the dataset that these arguments say, in a thread of its own. `None` once the program
+    /// is ending.
+    fn begin(&self, arguments: Vec<Argument>) -> Option<Result<Iteration, Failure>>;
+
+    /// The name of the exception class for a kind of error.
+    fn class_name(&self, kind: ErrorKind) -> &'static str;
+}
+
+/// What kernels need: TensorFlow's functions, and what makes passes.
 pub(super) struct Registered {
     pub(super) api: Api,
-    pub(super) begin: Py<PyAny>,
+    pub(super) host: Box<dyn Host>,
     /// Of the process that registered them; in a forked one TensorFlow doesn't work.
     pub(super) process: u32,
 }

@@ -3,14 +3,16 @@
 use std::collections::HashMap;
 
 use fastpipe_batch::{Error, ErrorKind, Lengths};
-use pyo3::exceptions::{PyFileNotFoundError, PyNotImplementedError, PyValueError};
-use pyo3::prelude::*;
 
-use super::api::{Code, Failure};
-use crate::errors;
+use crate::api::{Code, Failure};
+use crate::registered::Registered;
 
 /// An error of reading, as TensorFlow raises it.
-pub(super) fn read_failure(error: &Error, shapes: Option<&HashMap<String, String>>) -> Failure {
+pub(super) fn read_failure(
+    registered: &Registered,
+    error: &Error,
+    shapes: Option<&HashMap<String, String>>,
+) -> Failure {
     let code = match error.kind() {
         ErrorKind::NotFound => Code::NotFound,
         kind if kind.is_damage() => Code::InvalidArgument,
@@ -18,7 +20,7 @@ pub(super) fn read_failure(error: &Error, shapes: Option<&HashMap<String, String
     };
     let message = match shapes.and_then(|shapes| undecoded(error, shapes)) {
         Some(told) => format!("{told}{}", error.location()),
-        None => format!("{}: {error}", errors::name(error.kind())),
+        None => format!("{}: {error}", registered.host.class_name(error.kind())),
     };
     Failure::new(code, message)
 }
@@ -55,22 +57,4 @@ fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> 
         _ => return None,
     };
     Some(format!("Failed to decode feature {feature}. Reason: {reason}"))
-}
-
-/// An exception of Python's, as TensorFlow raises it.
-pub(super) fn python_failure(py: Python<'_>, error: &PyErr) -> Failure {
-    Failure::new(code(py, error), error.to_string())
-}
-
-/// TensorFlow's class of errors for one of Python's.
-pub(super) fn code(py: Python<'_>, error: &PyErr) -> Code {
-    if error.is_instance_of::<PyFileNotFoundError>(py) {
-        Code::NotFound
-    } else if error.is_instance_of::<PyValueError>(py) {
-        Code::InvalidArgument
-    } else if error.is_instance_of::<PyNotImplementedError>(py) {
-        Code::Unimplemented
-    } else {
-        Code::Unknown
-    }
 }

@@ -22,9 +22,10 @@ pub(crate) mod handle {
 use handle::*;
 
 /// `TF_Code`.
+#[allow(missing_docs)] // TensorFlow documents them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
-pub(crate) enum Code {
+pub enum Code {
     Ok = 0,
     Cancelled = 1,
     Unknown = 2,
@@ -168,13 +169,15 @@ fn loaded(path: &Path) -> Result<Library, libloading::Error> {
 
 /// Why a call failed.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     pub(crate) code: Code,
-    pub(crate) message: String,
+    /// What is said of it.
+    pub message: String,
 }
 
 impl Failure {
-    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
+    /// Failed with a code, for this reason.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
         Failure {
             code,
             message: message.into(),

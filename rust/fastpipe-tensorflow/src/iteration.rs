@@ -10,11 +10,11 @@ use fastpipe_batch::Error;
 use fastpipe_engine::RunningPass;
 use fastpipe_order::RemainingEpoch;
 
-use super::api::Failure;
-use super::outputs::Column;
+use crate::api::Failure;
+use crate::outputs::Column;
 
 /// What elements consist of, and where they come from.
-pub(crate) struct Iteration {
+pub struct Iteration {
     pub(crate) columns: Vec<Column>,
     /// Where values that can't be decoded are to be told of as tensorflow-io does: the shape of each feature in its
     /// notation.
@@ -41,7 +41,9 @@ pub(crate) enum Turn {
 }
 
 impl Iteration {
-    pub(crate) fn new(
+    /// An iteration over a pass, which first reports `failures`. `shapes` is the shape of each feature in the notation
+    /// of tensorflow-io, if errors use its words. With `skips` it continues after damaged blocks.
+    pub fn new(
         pass: Option<Arc<RunningPass>>,
         columns: Vec<Column>,
         shapes: Option<HashMap<String, String>>,
@@ -61,7 +63,7 @@ impl Iteration {
     }
 
     /// One that is over once it has failed.
-    pub(crate) fn failed(failure: Failure) -> Self {
+    pub fn failed(failure: Failure) -> Self {
         Iteration::new(None, Vec::new(), None, [failure].into(), false)
     }
 

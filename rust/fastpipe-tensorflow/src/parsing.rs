@@ -12,13 +12,12 @@ use fastpipe_datasets::KnownSchemas;
 use fastpipe_engine::default_threads;
 use fastpipe_files::Halt;
 
-use super::api::handle::Context;
-use super::api::{Code, Failure};
-use super::failure::read_failure;
-use super::inputs::Input;
-use super::outputs::{Column, Outputs, Wanted, columns};
-use super::registered::guarded;
-use crate::sources::avro_messages::decode;
+use crate::api::handle::Context;
+use crate::api::{Code, Failure};
+use crate::failure::read_failure;
+use crate::inputs::Input;
+use crate::outputs::{Column, Outputs, Wanted, columns};
+use crate::registered::guarded;
 
 /// What decodes records of a schema to the tensors of features.
 struct Parser {
@@ -30,7 +29,11 @@ static PARSERS: LazyLock<RwLock<HashMap<i64, Arc<Parser>>>> = LazyLock::new(RwLo
 
 /// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is
 /// the same.
-pub(super) fn register(number: i64, known: Arc<KnownSchemas>, wanted: Vec<Wanted>) -> Result<(), Failure> {
+///
+/// # Errors
+///
+/// If the records have no such column.
+pub fn register(number: i64, known: Arc<KnownSchemas>, wanted: Vec<Wanted>) -> Result<(), Failure> {
     let columns = columns(known.specs(), wanted)?;
     let parser = Arc::new(Parser { known, columns });
     let mut parsers = PARSERS.write().unwrap_or_else(PoisonError::into_inner);
@@ -63,9 +66,9 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
                 .strings()
                 .ok_or_else(|| Failure::new(Code::InvalidArgument, "serialized isn't a tensor of strings"))?;
             let go_on = &mut |_| Ok::<(), Infallible>(());
-            let batch = match decode(&parser.known, records.len(), records, default_threads(), go_on) {
+            let batch = match parser.known.decode(records.len(), records, default_threads(), go_on) {
                 Ok(batch) => batch,
-                Err(Halt::Failed(error)) => return Err(read_failure(&error, None)),
+                Err(Halt::Failed(error)) => return Err(read_failure(registered, &error, None)),
                 Err(Halt::Interrupted(never)) => match never {},
             };
             Outputs::new(api, context).batch(parser.known.specs(), &parser.columns, batch)

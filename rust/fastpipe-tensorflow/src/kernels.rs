@@ -1,26 +1,22 @@
 //! The ops, and the kernel that hands batches of passes out.
 
-use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use fastpipe_engine::Poll;
-use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
-use super::api::handle::{Context, ShapeContext, Status};
-use super::api::{Api, Code, Failure, OwnStatus, TF_INT64};
-use super::failure::{code, python_failure, read_failure};
-use super::gate::Gate;
-use super::inputs::Input;
-use super::iteration::{Iteration, Turn};
-use super::outputs::{Outputs, Wanted, columns};
-use super::parsing::parse_avro;
-use super::registered::{REGISTERED, Registered, guarded};
-use super::ticket;
-use crate::passes::pass::Pass;
+use crate::api::handle::{Context, ShapeContext, Status};
+use crate::api::{Api, Code, Failure, OwnStatus, TF_INT64};
+use crate::failure::read_failure;
+use crate::gate::Gate;
+use crate::inputs::{Argument, Input};
+use crate::iteration::{Iteration, Turn};
+use crate::outputs::Outputs;
+use crate::parsing::parse_avro;
+use crate::registered::{Host, REGISTERED, Registered, guarded};
+use crate::ticket;
 
 static GATE: Gate = Gate::new();
 
@@ -29,10 +25,14 @@ const PARSE_AVRO: &CStr = c"FastpipeParseAvro";
 
 /// Registers the ops and their kernels; again, it does nothing.
 ///
+/// # Errors
+///
+/// If a library isn't loaded, or is of a version that isn't supported; if TensorFlow refuses the ops.
+///
 /// # Safety
 ///
 /// The files are the libraries of the TensorFlow that is loaded.
-pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result<(), String> {
+pub unsafe fn register(libraries: &[PathBuf], host: Box<dyn Host>) -> Result<(), String> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     if REGISTERED.get().is_some() {
@@ -60,7 +60,7 @@ pub(crate) unsafe fn register(libraries: &[PathBuf], begin: Py<PyAny>) -> Result
     }
     let _ = REGISTERED.set(Registered {
         api,
-        begin,
+        host,
         process: std::process::id(),
     });
     Ok(())
@@ -116,7 +116,7 @@ unsafe extern "C" fn shapes(context: *mut ShapeContext, status: *mut Status) {
 }
 
 /// Closes the way into Python. A forked process has nobody inside it to wait for.
-pub(crate) fn leave() {
+pub fn leave() {
     if REGISTERED
         .get()
         .is_some_and(|registered| registered.process == std::process::id())
@@ -167,7 +167,7 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
                     Ok(Poll::Pending) if GATE.is_closed() => return Err(ending()),
                     Ok(Poll::Pending) => {}
                     Err(error) => {
-                        let failure = |error| read_failure(&error, iteration.shapes.as_ref());
+                        let failure = |error| read_failure(registered, &error, iteration.shapes.as_ref());
                         if let Err(next) = iteration.leave(&running, &error) {
                             iteration.tell(failure(next));
                         }
@@ -179,12 +179,6 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
     }
 }
 
-/// The context of a call under way, for another thread that works while this one waits for it.
-struct Lent(*mut Context);
-
-// SAFETY: only one of the two threads uses it at a time.
-unsafe impl Send for Lent {}
-
 /// Begins an iteration. In a thread of its own: Python would handle Ctrl-C in the main one, and what that raises would
 /// become an error of the iteration, which may be ignored.
 ///
@@ -192,18 +186,17 @@ unsafe impl Send for Lent {}
 ///
 /// It is the context of a call to a kernel that is under way.
 unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iteration, Failure> {
-    let context = Lent(context);
     let made = thread::scope(|scope| {
-        let attached = thread::Builder::new()
-            .name("fastpipe-begin".into())
-            .spawn_scoped(scope, move || {
-                let Lent(context) = { context };
-                Python::try_attach(|py| start(py, registered, context).unwrap_or_else(Iteration::failed))
-            });
-        attached.map(thread::ScopedJoinHandle::join)
+        let arguments = arguments(&registered.api, context);
+        let begin = || match arguments {
+            Ok(arguments) => registered.host.begin(arguments),
+            Err(failure) => Some(Err(failure)),
+        };
+        let thread = thread::Builder::new().name("fastpipe-begin".into());
+        thread.spawn_scoped(scope, begin).map(thread::ScopedJoinHandle::join)
     });
     match made {
-        Ok(Ok(Some(iteration))) => Ok(iteration),
+        Ok(Ok(Some(begun))) => Ok(begun.unwrap_or_else(Iteration::failed)),
         Ok(Ok(None)) => Err(ending()),
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
         Err(error) => Err(Failure::new(
@@ -213,41 +206,16 @@ unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iterat
     }
 }
 
-/// Asks Python for a pass.
-fn start(py: Python<'_>, registered: &Registered, context: *mut Context) -> Result<Iteration, Failure> {
-    let api = &registered.api;
+/// The arguments of a dataset.
+fn arguments(api: &Api, context: *mut Context) -> Result<Vec<Argument>, Failure> {
     // SAFETY: the context is that of the call under way.
     let count = unsafe { (api.inputs)(context) };
     // Behind the ticket and the shapes.
-    let arguments = (2..count)
+    (2..count)
         // SAFETY: as above, and there are as many inputs.
-        .map(|i| unsafe { Input::get(api, context, i) }?.to_python(py))
-        .collect::<Result<Vec<_>, _>>()?;
-    let failed = |error: PyErr| python_failure(py, &error);
-    let arguments = PyTuple::new(py, arguments).map_err(failed)?;
-    let made = registered.begin.bind(py).call1(arguments).map_err(failed)?;
-    let (pass, wanted, shapes, errors, skips): Begun<'_> = made.extract().map_err(failed)?;
-    let failure = |(error, told)| Failure::new(code(py, &PyErr::from_value(error)), told);
-    let failures = errors.into_iter().map(failure);
-    let failures: VecDeque<Failure> = failures.collect();
-    let Some(pass) = pass else {
-        return Ok(Iteration::new(None, Vec::new(), shapes, failures, skips));
-    };
-    let closed = || Failure::new(Code::Internal, "the pass was closed before it began");
-    let running = pass.get().running().ok_or_else(closed)?;
-    let columns = columns(running.columns(), wanted)?;
-    Ok(Iteration::new(Some(running), columns, shapes, failures, skips))
+        .map(|i| unsafe { Input::get(api, context, i) }?.argument())
+        .collect()
 }
-
-/// What Python makes of a dataset: its pass, the columns of elements, shapes of features, exceptions with what is told
-/// of them, and whether it skips blocks.
-type Begun<'py> = (
-    Option<Bound<'py, Pass>>,
-    Vec<Wanted>,
-    Option<HashMap<String, String>>,
-    Vec<(Bound<'py, PyAny>, String)>,
-    bool,
-);
 
 fn end() -> Failure {
     Failure::new(Code::OutOfRange, "End of sequence")
