@@ -1,30 +1,23 @@
 //! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
 
 mod file_window;
+mod walk;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result, try_filled};
+use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 use fastpipe_csv::{
-    Cut, Dialect, FirstNulls, Header, Indexed, Joining, Lines, MOST_ROW_BYTES, NullSearch, STRETCH_BYTES, Stretch,
-    decode_front, decode_index, encode_index, scan,
+    Dialect, FirstNulls, Header, Indexed, Joining, Lines, NullSearch, STRETCH_BYTES, Stretch, decode_front,
+    decode_index, encode_index, scan,
 };
 use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed};
 
 use self::file_window::FileWindow;
+use self::walk::Walk;
 
 /// What positions of compressed files count, but for those of damage.
 pub(crate) const TEXT: &str = "decompressed text";
-
-/// Bytes that are scanned at once: they stay in a cache of the processor.
-const PIECE: u64 = 256 << 10;
-
-/// Bytes behind them that are read for the end of their last line.
-const SLACK: u64 = 4 << 10;
-
-/// Bytes of a file that each thread scans before it is seen whether it began at a row.
-const REGION: u64 = 8 << 20;
 
 /// CSV files of one dialect.
 pub(crate) struct CsvFormat {
@@ -238,244 +231,5 @@ pub(crate) fn of_text(error: Error) -> Error {
     match error.location().path {
         Some(_) => error,
         None => error.with_offset_within(TEXT),
-    }
-}
-
-/// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins
-/// with.
-struct Walk<'w> {
-    file: &'w dyn ReadAt,
-    /// What is in it, if it is compressed.
-    compressed: Option<CompressedText<'w>>,
-    /// That of the file, which what is found is noted in.
-    header: &'w CsvHeader,
-    lines: Lines,
-    /// What was found in front of the next row, if nulls are searched for.
-    nulls: Option<NullSearch>,
-    /// Bytes of text; the largest number until its end is met.
-    size: AtomicU64,
-    window: FileWindow,
-    /// The next row.
-    at: u64,
-    threads: usize,
-    joining: Joining,
-    failed: Option<Error>,
-}
-
-/// What was found in a region.
-struct Region {
-    start: u64,
-    /// Where rows begin in the file, and how many.
-    cuts: Vec<(u64, u32)>,
-    /// The row behind it.
-    next: u64,
-    nulls: Option<NullSearch>,
-}
-
-impl Walk<'_> {
-    /// The bytes that rows are looked for in.
-    fn text(&self) -> &dyn ReadAt {
-        match &self.compressed {
-            Some(text) => text,
-            None => self.file,
-        }
-    }
-
-    fn size(&self) -> u64 {
-        self.size.load(Ordering::Relaxed)
-    }
-
-    /// Scans the next regions.
-    fn scan_regions(&mut self) -> Result<()> {
-        let ends: Vec<u64> = (1..=self.threads as u64)
-            .map(|i| self.at.saturating_add(i * REGION).min(self.size()))
-            .collect();
-        // What was read behind the last region.
-        let mut window = std::mem::take(&mut self.window);
-        let mut regions: Vec<Option<Result<Region>>> = Vec::new();
-        std::thread::scope(|scope| {
-            let this = &*self;
-            let later: Vec<_> = ends
-                .windows(2)
-                .filter(|pair| pair[0] < pair[1])
-                .map(|pair| {
-                    let &[start, end] = pair else { return None };
-                    let builder = std::thread::Builder::new().name("fastpipe-scan".to_owned());
-                    // Where the system has no more threads, this one does it afterwards.
-                    builder.spawn_scoped(scope, move || this.guess(start, end)).ok()
-                })
-                .collect();
-            regions.push(Some(this.region(&mut window, this.at, ends[0])));
-            let join = |handle: std::thread::ScopedJoinHandle<'_, Result<Region>>| {
-                handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            regions.extend(later.into_iter().map(|handle| handle.map(join)));
-        });
-        for (number, (region, &end)) in regions.into_iter().zip(&ends).enumerate() {
-            let region = match region {
-                Some(Err(error)) if number == 0 => return Err(error),
-                Some(Ok(region)) if region.start == self.at => region,
-                // What was begun at another byte says nothing, not even by an error.
-                _ if self.at >= end => continue,
-                _ => self.region(&mut window, self.at, end)?,
-            };
-            self.at = region.next;
-            if let (Some(nulls), Some(behind)) = (&mut self.nulls, &region.nulls) {
-                nulls.add(behind);
-            }
-            for (offset, rows) in region.cuts {
-                let pushed = self.joining.push(offset, rows);
-                pushed.map_err(|e| self.located(e))?;
-            }
-        }
-        self.window = window;
-        Ok(())
-    }
-
-    /// What is found in a region if a row starts behind the first newline there.
-    fn guess(&self, start: u64, end: u64) -> Result<Region> {
-        let mut bytes = try_filled(0, PIECE as usize, "a piece of a file")?;
-        // From the byte in front of it on, which may be that newline.
-        let mut at = start - 1;
-        while at < end {
-            let want = (end - at).min(PIECE) as usize;
-            let found = self.file.read_at(at, &mut bytes[..want])?;
-            if let Some(newline) = memchr::memchr(b'\n', &bytes[..found]) {
-                return self.region(&mut FileWindow::default(), at + newline as u64 + 1, end);
-            }
-            if found == 0 {
-                break;
-            }
-            at += found as u64;
-        }
-        // A row that begins before it ends behind it.
-        Ok(Region {
-            start: end,
-            cuts: Vec::new(),
-            next: end,
-            nulls: None,
-        })
-    }
-
-    /// Finds the rows that begin from `start` on, which is the first of them, and in front of `end`.
-    fn region(&self, window: &mut FileWindow, start: u64, end: u64) -> Result<Region> {
-        let mut region = Region {
-            start,
-            cuts: Vec::new(),
-            next: start,
-            nulls: self.nulls.clone(),
-        };
-        let mut piece = PIECE;
-        while region.next < end.min(self.size()) {
-            let at = region.next;
-            let until = if piece > PIECE { at + piece } else { end.min(at + piece) }.min(self.size());
-            let len = self.read_line(window, at, until)?;
-            let found = scan(
-                &window.bytes()[..len],
-                at,
-                &self.lines,
-                STRETCH_BYTES,
-                region.nulls.as_mut(),
-            );
-            if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
-                // One row, and no end of it.
-                let whole = at + len as u64 == self.size();
-                if whole || piece > MOST_ROW_BYTES {
-                    return Err(self.unclosed(at + found.open.unwrap_or(0) as u64, whole));
-                }
-                piece *= 2;
-                continue;
-            }
-            let placed = |cut: &Cut| (at + cut.start as u64, cut.rows);
-            region.cuts.extend(found.cuts.iter().map(placed));
-            region.next = at + found.open.unwrap_or(len) as u64;
-            piece = PIECE;
-        }
-        Ok(region)
-    }
-
-    /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a
-    /// line has no more than a row may.
-    fn read_line(&self, window: &mut FileWindow, at: u64, until: u64) -> Result<usize> {
-        let (mut slack, last) = (SLACK, (until - at).saturating_sub(1) as usize);
-        loop {
-            let want = ((until + slack).min(self.size()) - at) as usize;
-            let found = window.read(self.text(), at, want)?;
-            if found < want && self.size() == u64::MAX {
-                self.size.store(at + found as u64, Ordering::Relaxed);
-                continue;
-            }
-            if found < want {
-                let reason =
-                    "the file became shorter while its rows were looked for: start again, once nobody writes to it";
-                return Err(Error::new(ErrorKind::Storage, reason).at_path(self.file.location()));
-            }
-            if let Some(newline) = memchr::memchr(b'\n', &window.bytes()[last.min(found)..found]) {
-                return Ok(last + newline + 1);
-            }
-            if want as u64 > MOST_ROW_BYTES + 2 * PIECE && slack > PIECE {
-                return Err(self.unclosed(at, false));
-            }
-            if at + want as u64 == self.size() {
-                return Ok(found);
-            }
-            slack *= 4;
-        }
-    }
-
-    /// The error for a row that doesn't end, where the text does or where it is too long.
-    #[cold]
-    fn unclosed(&self, at: u64, whole: bool) -> Error {
-        let reason = if whole {
-            "a row ends within quotes: the file is cut short, or a quote isn't one; quote=None takes quotes as they stand"
-                .to_owned()
-        } else {
-            format!(
-                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
-            )
-        };
-        let error = Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at);
-        self.located(error)
-    }
-
-    /// An error at a byte of the text.
-    fn located(&self, error: Error) -> Error {
-        let error = if self.compressed.is_some() {
-            of_text(error)
-        } else {
-            error
-        };
-        error.at_path(self.file.location())
-    }
-
-    /// Ends the last stretch.
-    fn end(&mut self) -> Result<()> {
-        if let Some(layout) = self.compressed.as_ref().and_then(CompressedText::take_layout) {
-            self.header.layout.get_or_init(|| Arc::new(layout));
-        }
-        *self.header.nulls() = self.nulls.as_ref().map(|nulls| nulls.found().clone());
-        self.joining.end(self.size()).map_err(|e| self.located(e))
-    }
-}
-
-impl Iterator for Walk<'_> {
-    type Item = Result<Stretch>;
-
-    fn next(&mut self) -> Option<Result<Stretch>> {
-        loop {
-            if let Some(stretch) = self.joining.pop() {
-                return Some(Ok(stretch));
-            }
-            if let Some(error) = self.failed.take() {
-                (self.at, self.size) = (0, AtomicU64::new(0));
-                (self.joining, self.compressed) = (Joining::default(), None);
-                return Some(Err(error));
-            }
-            let ended = self.at >= self.size();
-            self.failed = if ended { self.end() } else { self.scan_regions() }.err();
-            if ended && self.failed.is_none() {
-                return self.joining.pop().map(Ok);
-            }
-        }
     }
 }
