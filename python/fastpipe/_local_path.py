@@ -6,7 +6,7 @@ import os
 import re
 
 from fastpipe._arguments import shown
-from fastpipe.errors import UnsupportedError
+from fastpipe.errors import UnsupportedError, in_file
 
 # One letter is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
@@ -47,7 +47,7 @@ def _of_url(url: str, scheme: str) -> str:
         f"only local files are read, and this is a URL of {scheme}://; copy the data to a local disk, or mount them "
         "there, and give the path"
     )
-    raise UnsupportedError(f"{reason} (file {url})", path=url, reason=reason)
+    raise in_file(UnsupportedError, url, reason)
 
 
 def refuse_contents(source: object) -> None:

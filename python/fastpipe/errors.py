@@ -8,7 +8,7 @@ programs.
 from __future__ import annotations
 
 import errno
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "ColumnsLeftOutWarning",
@@ -80,6 +80,14 @@ class FastpipeError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # The state is what __init__ has set, and whatever was added since (notes, for example).
         return type(self), self.args, dict(self.__dict__)
+
+
+_Error = TypeVar("_Error", bound=FastpipeError)
+
+
+def in_file(kind: type[_Error], path: str, reason: str, *, feature: str | None = None) -> _Error:
+    """Makes an error about a file, whose message ends in the file's path."""
+    return kind(f"{reason} (file {path})", path=path, feature=feature, reason=reason)
 
 
 class MalformedFileError(FastpipeError, ValueError):

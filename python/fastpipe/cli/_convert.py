@@ -14,7 +14,7 @@ from fastpipe._arrow.schema import require_pyarrow, schema_of
 from fastpipe._progress import progress_bar
 from fastpipe._reader.reader import Reader
 from fastpipe._text import clean, plural, size_text
-from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError
+from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
 from fastpipe.sources.avro import AvroFile, write_avro
 from fastpipe.sources.avro._encoded import avro_tables, encoded_records, projection
 from fastpipe.sources.avro._writing import copy_records
@@ -307,7 +307,7 @@ def _copy(
             reason = (
                 f"its schema isn't that of {files[0]}: convert each file, or name columns that are alike (--columns)"
             )
-            raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
+            raise in_file(SchemaError, path, reason)
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
     with encoded_records(files, names, **order) as records:
         return copy_records(target, records, text, metadata, **options)

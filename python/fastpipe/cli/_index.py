@@ -12,7 +12,7 @@ import fastpipe._text as _text
 from fastpipe._fastpipe import index_file
 from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
-from fastpipe.errors import FastpipeError, StorageError
+from fastpipe.errors import FastpipeError, StorageError, in_file
 
 # A file that was modified more recently isn't indexed: see rust/fastpipe-files/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
@@ -59,10 +59,7 @@ def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
         with _bytes_bar(young) as tell:
             done |= {path: _index(path, directory, tell) for path in young}
     reason = "its index isn't kept: the file keeps changing, or its time of modification lies in the future"
-    failed = {
-        path: IndexedFile(path, error=StorageError(f"{reason} (file {path})", path=path, reason=reason))
-        for path in young
-    }
+    failed = {path: IndexedFile(path, error=in_file(StorageError, path, reason)) for path in young}
     return [done[path] or failed[path] for path in paths]
 
 

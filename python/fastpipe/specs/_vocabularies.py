@@ -19,7 +19,7 @@ from fastpipe._arguments import shown
 from fastpipe._boundary import Described, LoweredLookup
 from fastpipe._fastpipe import Vocabulary as _NativeVocabulary
 from fastpipe._local_path import local
-from fastpipe.errors import StorageError
+from fastpipe.errors import StorageError, in_file
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _dtype, inferred
 
 Unknown: TypeAlias = Literal["drop", "bucket", "error"]
@@ -116,8 +116,7 @@ def _loaded(dumped: bytes) -> Vocabulary:
 def _reread(path: str, digest: str) -> Vocabulary:
     vocabulary = Vocabulary(path)
     if vocabulary._table.digest != digest:
-        reason = "the vocabulary has other keys than when it was pickled: the file changed"
-        raise StorageError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(StorageError, path, "the vocabulary has other keys than when it was pickled: the file changed")
     return vocabulary
 
 

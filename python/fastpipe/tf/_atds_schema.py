@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 
 import tensorflow as tf
 
-from fastpipe.errors import MissingFileError, SchemaError
+from fastpipe.errors import MissingFileError, SchemaError, in_file
 from fastpipe.sources.avro._reading import AvroData
 from fastpipe.specs import Features
 
@@ -142,7 +142,7 @@ def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
             if found is None:
                 continue
             reason = f"{found}, but {feature} was asked for"
-        raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+        raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _turn(item: tuple[str, Feature]) -> tuple[bool, bool, str]:

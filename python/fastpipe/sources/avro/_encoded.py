@@ -11,7 +11,7 @@ from fastpipe._fastpipe import AvroColumns
 from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import arrow_streams
-from fastpipe.errors import SchemaError, UnsupportedError
+from fastpipe.errors import SchemaError, UnsupportedError, in_file
 from fastpipe.sources.avro._file import AvroFile
 from fastpipe.sources.avro._reading import AvroData, read_avro
 from fastpipe.sources.files._partition_columns import Partitions
@@ -164,13 +164,13 @@ def avro_tables(
             continue
         if not AvroColumns(path, text, chosen.names()).decode_as(chosen):
             reason = f"its columns are of other types than those of {files[0]}: convert each file, or give --columns"
-            raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
+            raise in_file(SchemaError, path, reason)
     features: dict[str, Spec] = {name: _EncodedSpec((), "bytes", nulls="mask") for name in chosen.names()}
     for name, whole in folders.items():
         features[name] = DenseSpec((), "int64" if whole else "string", nulls="mask")
     if not features:
         reason = "its records have no fields, which make no columns: convert it to Avro"
-        raise UnsupportedError(f"{reason} (file {files[0]})", path=files[0], reason=reason)
+        raise in_file(UnsupportedError, files[0], reason)
     data = AvroData(files, Features(features), hive=bool(folders))
     reader = Settings(read_avro, batch_size, options).reader(data)
     kinds = [pa.field(name, pa.int64() if whole else pa.string()) for name, whole in folders.items()]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._fastpipe import ContainerFile
-from fastpipe.errors import LimitError
+from fastpipe.errors import LimitError, in_file
 from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, one
 
 _BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)])
@@ -71,7 +71,7 @@ class AvroFile:
             except RecursionError:
                 pass
         reason = "the schema's JSON is nested deeper than Python's parser goes; schema_json has its text"
-        raise LimitError(f"{reason} (file {self.path})", path=self.path, reason=reason)
+        raise in_file(LimitError, self.path, reason)
 
     @property
     def schema_json(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from fastpipe._arguments import flag, shown
 from fastpipe._reader.dropped_rows import stacklevel
 from fastpipe._text import clean, plural
-from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError
+from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedError, in_file
 
 ReaderSchema: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None
 Unsupported: TypeAlias = Literal["warn", "error", "ignore"]
@@ -78,8 +78,7 @@ def _json(schema: Any) -> str:
             with open(path, encoding="utf-8") as file:
                 return file.read()
         except (OSError, UnicodeDecodeError) as error:
-            reason = f"the reader's schema can't be read: {error}"
-            raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from None
+            raise in_file(StorageError, path, f"the reader's schema can't be read: {error}") from None
     if isinstance(schema, (Mapping, list, tuple)):
         try:
             return json.dumps(schema)

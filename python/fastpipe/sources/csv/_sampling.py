@@ -18,7 +18,7 @@ from fastpipe._reader.options import Options, Settings
 from fastpipe._reader.ordering import seed_of, within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.sampling import LARGEST_SAMPLE, blocks, rows_of_sample, sample, take
-from fastpipe.errors import MissingFileError, SchemaError, StorageError
+from fastpipe.errors import MissingFileError, SchemaError, StorageError, in_file
 from fastpipe.sources.csv._reading import (
     DEFAULT_DIALECT,
     DEFAULT_NULLS,
@@ -409,10 +409,9 @@ def _of_path(path: str) -> Generator[bytes]:
                 yield piece
     except FileNotFoundError as error:
         reason = f'{error.strerror}: with method="stream", source is the path of one file or pipe'
-        raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason) from error
+        raise in_file(MissingFileError, path, reason) from error
     except OSError as error:
-        reason = str(error.strerror)
-        raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from error
+        raise in_file(StorageError, path, str(error.strerror)) from error
 
 
 def _of_iterable(source: Iterable[Any]) -> Generator[bytes]:

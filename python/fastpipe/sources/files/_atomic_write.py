@@ -7,14 +7,14 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from fastpipe.errors import FastpipeError, MissingFileError, StorageError
+from fastpipe.errors import FastpipeError, MissingFileError, StorageError, in_file
 
 
 def storage_error(error: OSError, path: str) -> FastpipeError:
     """What the operating system said about a file, as one of fastpipe's errors."""
     reason = error.strerror or str(error)
     kind = MissingFileError if isinstance(error, FileNotFoundError) else StorageError
-    made = kind(f"{reason} (file {path})", path=path, reason=reason)
+    made = in_file(kind, path, reason)
     made.errno = error.errno
     return made
 
@@ -38,8 +38,7 @@ def replacing(path: str) -> Iterator[str]:
     except OSError as error:
         raise storage_error(error, path) from error
     if mode is not None and not stat.S_ISREG(mode):
-        reason = "it isn't a regular file, and only such are replaced: give another path"
-        raise StorageError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(StorageError, path, "it isn't a regular file, and only such are replaced: give another path")
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
     process = os.getpid()

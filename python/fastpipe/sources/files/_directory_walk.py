@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from fastpipe.errors import MissingFileError, StorageError
+from fastpipe.errors import MissingFileError, StorageError, in_file
 
 # Hadoop's readers pass these over too: attempts that aren't committed (`_temporary`, `.hive-staging_x`), marks
 # (`_SUCCESS`), checksums (`.part-0.avro.crc`).
@@ -96,7 +96,7 @@ def matching(pattern: str) -> list[str]:
 def broken_link(path: str) -> MissingFileError:
     """The error for a link that leads nowhere."""
     reason = f"the link leads to {_target(path)!r}, which isn't there; remove the link, or put the data there"
-    return MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
+    return in_file(MissingFileError, path, reason)
 
 
 def _target(link: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastpipe._arguments import shown
 from fastpipe._local_path import local
-from fastpipe.errors import MissingFileError, StorageError
+from fastpipe.errors import MissingFileError, StorageError, in_file
 from fastpipe.sources.files._paths import Paths, Suffixes, expand
 
 # Bytes that are asked of an open file at once: signals are looked at in between.
@@ -162,13 +162,12 @@ def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
         try:
             chunk: object = file.read(_CHUNK)
         except OSError as error:
-            reason = f"the file object can't be read: {error}"
-            raise StorageError(f"{reason} (file {name})", path=name, reason=reason) from error
+            raise in_file(StorageError, name, f"the file object can't be read: {error}") from error
         if isinstance(chunk, str):
             raise TypeError(f'the file {name} was opened as text: open it with "rb"')
         if chunk is None:
             reason = "the file object doesn't wait for data, and has none yet: set its descriptor to blocking"
-            raise StorageError(f"{reason} (file {name})", path=name, reason=reason)
+            raise in_file(StorageError, name, reason)
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise TypeError(f"the read method of {name} returns {type(chunk).__name__}, not bytes")
         if not chunk:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from fastpipe._reader.ordering import digest
-from fastpipe.errors import SchemaError
+from fastpipe.errors import SchemaError, in_file
 
 Partitioning: TypeAlias = Literal["hive"] | None
 
@@ -64,7 +64,7 @@ class Partitions:
                 reason = (
                     f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
                 )
-                raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+                raise in_file(SchemaError, path, reason, feature=name)
             values = [of[name] for of in found if of[name] is not None]
             self.integers[name] = bool(values) and all(map(_is_int64, values))
         self.found = [{name: of[name] for name in names} for of in found]
@@ -85,7 +85,7 @@ class Partitions:
                 reason = (
                     "the name of a folder isn't UTF-8, and its value would be text: partitioning=None leaves it out"
                 )
-                raise SchemaError(f"{reason} (file {path})", path=path, reason=reason)
+                raise in_file(SchemaError, path, reason)
             values.append(int(text) if text is not None and self.integers[name] else text)
         return values
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from fastpipe._local_path import local, refuse_contents
-from fastpipe.errors import LimitError, MissingFileError
+from fastpipe.errors import LimitError, MissingFileError, in_file
 from fastpipe.sources.files._directory_walk import broken_link, files_below, matching
 
 _MOST_ALTERNATIVES = 10_000
@@ -132,7 +132,7 @@ def tell_empty(files: list[str], empty: list[str]) -> None:
         return
     if not files:
         reason = f"all files that were found are empty ({len(empty)} of zero bytes): there is no schema to read rows by"
-        raise MissingFileError(f"{reason} (file {empty[0]})", path=empty[0], reason=reason)
+        raise in_file(MissingFileError, empty[0], reason)
     import logging  # Seldom needed, and it takes milliseconds.
 
     logging.getLogger("fastpipe").warning(
@@ -209,5 +209,5 @@ def nonempty(found: list[str], path: str, reason: str) -> list[str]:
         MissingFileError: for that reason, if it is nothing.
     """
     if not found:
-        raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(MissingFileError, path, reason)
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from fastpipe.errors import (
     OutOfMemoryError,
     StorageError,
     UnsupportedError,
+    in_file,
 )
 from fastpipe.sources.avro import AvroFile, read_avro
 from fastpipe.specs import DenseSpec, Features, RaggedSpec
@@ -32,7 +33,7 @@ _ROWS = 1 << 14
 
 def wrong(path: str, reason: str) -> InteractionsError:
     """The error for a file whose content can't be."""
-    return InteractionsError(f"{reason} (file {path})", path=path, reason=reason)
+    return in_file(InteractionsError, path, reason)
 
 
 # --- Writing ---
@@ -175,8 +176,7 @@ def _table(path: str) -> Any:
     except MemoryError as error:
         raise OutOfMemoryError(f"there is no memory for an Arrow file: {error} (file {path})", path=path) from None
     except Exception as error:  # Besides its own classes pyarrow raises OSError, KeyError, UnicodeDecodeError, ...
-        reason = f"it is no Arrow file, or damaged: {error}"
-        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason) from None
+        raise in_file(MalformedFileError, path, f"it is no Arrow file, or damaged: {error}") from None
     return table
 
 
@@ -213,18 +213,16 @@ def _read(path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read()
     except FileNotFoundError:
-        raise MissingFileError(
-            f"there is no such file (file {path})", path=path, reason="there is no such file"
-        ) from None
+        raise in_file(MissingFileError, path, "there is no such file") from None
     except OSError as error:
-        _refused(path, error)
+        raise unreadable(path, error) from None
 
 
-def _refused(path: str, error: OSError) -> NoReturn:
-    reason = f"it can't be read: {error.strerror or error}"
-    refused = StorageError(f"{reason} (file {path})", path=path, reason=reason)
+def unreadable(path: str, error: OSError) -> StorageError:
+    """The error for a file that the system doesn't read."""
+    refused = in_file(StorageError, path, f"it can't be read: {error.strerror or error}")
     refused.errno = error.errno
-    raise refused from None
+    return refused
 
 
 def _pyarrow() -> Any:

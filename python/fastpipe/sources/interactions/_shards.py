@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fastpipe.errors import MalformedFileError, MissingFileError, UnsupportedError
+from fastpipe.errors import MalformedFileError, MissingFileError, UnsupportedError, in_file
 from fastpipe.sources.files._paths import Paths, expand
 from fastpipe.sources.interactions._csr import CSR
 from fastpipe.sources.interactions._files import ArrowFiles, AvroFiles, put_arrow, put_avro, wrong
@@ -160,7 +160,7 @@ def read(source: Paths) -> tuple[Vocabulary, Vocabulary, CSR, Part | None]:
     beside = os.path.join(os.path.dirname(paths[0]), f"{_ITEMS}.{kind}")
     if not os.path.exists(beside):
         reason = "the items of the shards aren't beside them: either they were moved, or writing them was interrupted"
-        raise MissingFileError(f"{reason} (file {beside})", path=beside, reason=reason)
+        raise in_file(MissingFileError, beside, reason)
     files = ArrowFiles if kind == "arrow" else AvroFiles
     opened = files(paths)
     shards = [_described(path, metadata) for path, metadata in zip(paths, opened.metadata, strict=True)]
@@ -186,8 +186,7 @@ def _paths(source: Paths) -> list[str]:
             found = sorted(name for name in os.listdir(source) if name.startswith("shard-") and name.endswith(suffix))
             if found:
                 return [os.path.join(os.fsdecode(source), name) for name in found]
-        reason = "the folder holds no shards"
-        raise MissingFileError(f"{reason} (file {os.fsdecode(source)})", path=os.fsdecode(source), reason=reason)
+        raise in_file(MissingFileError, os.fsdecode(source), "the folder holds no shards")
     return expand(source)
 
 
@@ -299,8 +298,7 @@ def _check_sum(path: str, metadata: dict[str, bytes], columns: list[Any]) -> Non
     if _CHECKSUM not in metadata and _said(path, metadata)["version"] == 1:
         return
     if metadata.get(_CHECKSUM) != str(_checksum(metadata[_KEY], columns)).encode():
-        reason = "it is damaged: its content isn't what its checksum is of"
-        raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(MalformedFileError, path, "it is damaged: its content isn't what its checksum is of")
 
 
 def _check_content(csr: CSR, num_items: int, path: str) -> None:

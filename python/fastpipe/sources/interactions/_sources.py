@@ -15,11 +15,12 @@ from fastpipe.errors import (
     InteractionsError,
     MissingFileError,
     SchemaError,
-    StorageError,
     UnsupportedError,
+    in_file,
 )
 from fastpipe.sources.avro import infer_features, read_avro
 from fastpipe.sources.files._paths import Paths, expand
+from fastpipe.sources.interactions._files import unreadable
 from fastpipe.sources.interactions._ids import Coded
 from fastpipe.specs import DenseSpec, Features
 
@@ -203,18 +204,14 @@ def _check_names(path: str, there: list[str], names: Columns) -> None:
                 f"there {'is' if count == 0 else 'are'} {found} {name!r}; there are {', '.join(map(repr, there))};"
                 " column_names= gives names to columns of files that begin without any"
             )
-            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+            raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _unreadable(path: str, error: OSError) -> FastpipeError:
     """For what the system, or decompressing, says of a file."""
     if error.errno is None:
-        reason = f"it can't be decompressed: {error}"
-        return InteractionsError(f"{reason} (file {path})", path=path, reason=reason)
-    reason = f"it can't be read: {error.strerror or error}"
-    refused = StorageError(f"{reason} (file {path})", path=path, reason=reason)
-    refused.errno = error.errno
-    return refused
+        return in_file(InteractionsError, path, f"it can't be decompressed: {error}")
+    return unreadable(path, error)
 
 
 def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
@@ -246,13 +243,13 @@ def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
         )
     except ValueError as error:  # pyarrow.ArrowInvalid
         reason = f"these aren't ratings as MovieLens has them (user, item, rating, timestamp): {error}"
-        raise InteractionsError(f"{reason} (file {path})", path=path, reason=reason) from None
+        raise in_file(InteractionsError, path, reason) from None
     return from_arrow(table, columns)
 
 
 def _must_exist(path: str) -> None:
     if not os.path.exists(path):
-        raise MissingFileError(f"there is no such file (file {path})", path=path, reason="there is no such file")
+        raise in_file(MissingFileError, path, "there is no such file")
 
 
 def _pyarrow() -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fastpipe._arguments import shown
-from fastpipe.errors import FastpipeError, MissingFileError, StorageError, UnsupportedError
+from fastpipe.errors import FastpipeError, MissingFileError, StorageError, UnsupportedError, in_file
 from fastpipe.sources.sql._duckdb import Duckdb
 from fastpipe.sources.sql._engines import Engine
 from fastpipe.sources.sql._postgres import Postgres
@@ -39,7 +39,7 @@ def sqlite_of(engine: Any) -> Sqlite:
     """
     path = engine.url.database
     if path and path != ":memory:" and not path.startswith("file:") and not os.path.isfile(path):
-        raise MissingFileError(f"there is no such file (file {path})", path=path, reason="there is no such file")
+        raise in_file(MissingFileError, path, "there is no such file")
     files = {name: file for _, name, file in _rows(engine, "PRAGMA database_list") if name != "temp"}
     if not files["main"]:
         reason = "a database in memory can't be opened again: write it to a file"

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from fastpipe._arguments import shown
-from fastpipe.errors import MissingFileError, UnsupportedError
+from fastpipe.errors import MissingFileError, UnsupportedError, in_file
 from fastpipe.sources.sql._engines import Column, Engine, OneSession, Sessions, finite, fitted
 from fastpipe.sources.sql._query import Parameters, Query, require
 
@@ -39,9 +39,8 @@ class Duckdb(Engine):
         self._path = None if path is None else os.path.abspath(path)
         self._connection = connection
         self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
-        if self._path is not None and not os.path.isfile(self._path):
-            reason = "there is no such file"
-            raise MissingFileError(f"{reason} (file {path})", path=path, reason=reason)
+        if path is not None and not os.path.isfile(path):
+            raise in_file(MissingFileError, path, "there is no such file")
         self.where = "" if self._path is None else f" in file {self._path}"
 
     def literal(self, text: str, column: Column) -> str:

@@ -18,7 +18,7 @@ from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest, within
 from fastpipe._reader.reader import Reader
 from fastpipe._text import plural
-from fastpipe.errors import FastpipeError, StorageError
+from fastpipe.errors import FastpipeError, StorageError, in_file
 from fastpipe.sources.sql._connecting import engine_of
 from fastpipe.sources.sql._engines import Column, Engine, Sessions
 from fastpipe.sources.sql._plan import SqlPlan, partition_text, planned
@@ -233,7 +233,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         handle, unfinished = tempfile.mkstemp(prefix=f".{digest}-", suffix=".unfinished", dir=directory)
     except OSError as error:
         reason = f"the directory of materialize can't be written: {error.strerror}"
-        raise StorageError(f"{reason} (file {directory})", path=directory, reason=reason) from error
+        raise in_file(StorageError, directory, reason) from error
     os.close(handle)
     try:
         _write(engine, query, unfinished)
@@ -243,7 +243,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         if isinstance(error, FastpipeError):
             raise
         reason = f"the result can't be written into the directory of materialize: {error.strerror or error}"
-        raise StorageError(f"{reason} (file {path})", path=path, reason=reason) from error
+        raise in_file(StorageError, path, reason) from error
     finally:
         os.unlink(unfinished)
     return path

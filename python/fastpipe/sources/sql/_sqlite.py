@@ -11,7 +11,7 @@ from itertools import pairwise
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from fastpipe.errors import MissingFileError, SchemaError, StorageError
+from fastpipe.errors import MissingFileError, SchemaError, StorageError, in_file
 from fastpipe.sources.sql._adbc import Statements, without_transaction
 from fastpipe.sources.sql._engines import Column, Engine, SessionPool, Sessions
 from fastpipe.sources.sql._lineage import Plain
@@ -58,9 +58,7 @@ class Sqlite(Engine):
             self._path = os.path.abspath(path)
             self.where = f" in file {self._path}"
             if not os.path.isfile(self._path):
-                raise MissingFileError(
-                    f"there is no such file (file {path})", path=path, reason="there is no such file"
-                )
+                raise in_file(MissingFileError, path, "there is no such file")
 
     def literal(self, text: str, column: Column) -> str:
         if not text.startswith(_TEXT):
@@ -98,8 +96,7 @@ class Sqlite(Engine):
             dbapi = require("adbc_driver_sqlite.dbapi", "sqlite")
             mode = "rw" if os.access(self._path, os.W_OK) else "ro"
             if not os.path.isfile(self._path):
-                reason = "there is no such file"
-                raise MissingFileError(f"{reason} (file {self._path})", path=self._path, reason=reason)
+                raise in_file(MissingFileError, self._path, "there is no such file")
             session = dbapi.connect(f"file:{urllib.parse.quote(self._path)}?mode={mode}", autocommit=True)
         try:
             self.fetch(session, f"PRAGMA busy_timeout = {_WAIT_MS}", None)
@@ -153,8 +150,7 @@ class Sqlite(Engine):
             found = {id(session): self.version(session) for session in sessions}
             if self.version(sessions[0]) == found[id(sessions[0])]:
                 return found
-        reason = "the file is changed all the time"
-        raise StorageError(f"{reason} (file {self._path})", path=self._path, reason=reason)
+        raise in_file(StorageError, self._path, "the file is changed all the time")
 
     def version(self, session: Any) -> int:
         """A number that changes, for this session, when another has changed the file."""
@@ -306,7 +302,7 @@ class _Checked(SessionPool):
                     "the file was changed since the reader was made: make a new one. In WAL mode (PRAGMA "
                     "journal_mode=wal) readers would go on with what they saw"
                 )
-                raise StorageError(f"{reason} (file {self._engine._path})", path=self._engine._path, reason=reason)
+                raise in_file(StorageError, self._engine._path, reason)
 
 
 def _rows(number: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, Unpack
 
 from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.reader import Reader
-from fastpipe.errors import MalformedFileError, UnsupportedError
+from fastpipe.errors import MalformedFileError, UnsupportedError, in_file
 from fastpipe.sources.files._paths import Paths
 from fastpipe.sources.units._files import File, Files, FileUnits, read_files, storage_errors
 from fastpipe.sources.units._schemas import common_schema
@@ -318,16 +318,15 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
         reason = (
             "this is a Feather file of version 1: pyarrow.feather.read_table reads it, and from_arrow takes the table"
         )
-        raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(UnsupportedError, path, reason)
     if head.startswith(_STREAM):
         reason = (
             "this is a stream of Arrow, which can only be read from its beginning: "
             "from_arrow(pyarrow.ipc.open_stream(path)) takes it into memory, and pyarrow.ipc.new_file writes it as a "
             "file"
         )
-        raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
-    reason = f"an Arrow file begins with {_MAGIC!r}, and this one with {head[:6]!r}"
-    raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(UnsupportedError, path, reason)
+    raise in_file(MalformedFileError, path, f"an Arrow file begins with {_MAGIC!r}, and this one with {head[:6]!r}")
 
 
 @takes_options()

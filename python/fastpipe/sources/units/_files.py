@@ -20,7 +20,7 @@ from fastpipe._arguments import shown
 from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.options import Settings
 from fastpipe._reader.reader import Reader
-from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError
+from fastpipe.errors import FastpipeError, MalformedFileError, MissingFileError, StorageError, UnsupportedError, in_file
 from fastpipe.sources.files._directory_walk import is_unfinished
 from fastpipe.sources.files._paths import (
     Paths,
@@ -243,7 +243,7 @@ class Files:
                 paths = expand(source, suffixes)
             except UnsupportedError as error:
                 reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
-                raise UnsupportedError(f"{reason} (file {error.path})", path=error.path, reason=reason) from None
+                raise in_file(UnsupportedError, error.path or "", reason) from None
         else:
             empty: list[str] = []
             paths = [path for item in _items(source) for path in self._named(self._normal(item), suffixes, empty)]
@@ -316,7 +316,7 @@ class Files:
         missing = info.type == pyarrow.fs.FileType.NotFound
         reason = "there is no such file" if missing else "it is no file"
         kind = MissingFileError if missing else StorageError
-        raise kind(f"{reason} (file {path})", path=path, reason=reason)
+        raise in_file(kind, path, reason)
 
     def open(self, path: str) -> pa.NativeFile:
         """Opens a file for reading at random. It isn't mapped: a mapped file that is cut short ends the process."""
@@ -350,7 +350,7 @@ class Files:
         now = self.look(before.path)
         if now != before:
             reason = "the file changed since the reader was made: start again with a new reader"
-            raise StorageError(f"{reason} (file {before.path})", path=before.path, reason=reason)
+            raise in_file(StorageError, before.path, reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Files, (self.given, self.requests.at_once)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING
 
-from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError
+from fastpipe.errors import MalformedFileError, SchemaError, UnsupportedError, in_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,13 +90,11 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
     common = schemas[0]
     for path, schema in zip(paths, schemas, strict=True):
         if len(schema) == 0:
-            reason = "the file has no columns"
-            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+            raise in_file(UnsupportedError, path, "the file has no columns")
         _check_names(path, schema)
         if len(set(schema.names)) < len(schema):
             name = next(name for name in schema.names if schema.names.count(name) > 1)
-            reason = f"several columns are called {name!r}"
-            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+            raise in_file(SchemaError, path, f"several columns are called {name!r}", feature=name)
         if schema.equals(common, check_metadata=True):
             continue
         _check_same(paths[0], common, path, schema)
@@ -115,10 +113,10 @@ def _check_names(path: str, fields: Iterable[pa.Field]) -> None:
             texts = [field.name, field.type.tz or "" if pa.types.is_timestamp(field.type) else ""]
         except UnicodeDecodeError as error:
             reason = f"the name of a column or of a time zone is no UTF-8: {error}"
-            raise MalformedFileError(f"{reason} (file {path})", path=path, reason=reason) from error
+            raise in_file(MalformedFileError, path, reason) from error
         if any("\0" in text for text in texts):
             reason = f"the name of a column or of a time zone has a NUL character in it: {texts}"
-            raise UnsupportedError(f"{reason} (file {path})", path=path, reason=reason)
+            raise in_file(UnsupportedError, path, reason)
         kind = field.type
         _check_names(path, [kind.field(i) for i in range(kind.num_fields)])
 
@@ -132,7 +130,7 @@ def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema)
                 f"files must have the same columns: {first_path} has {_told(name, one)}, and {path} has "
                 f"{_told(name, another)}: read them one by one, or write them alike"
             )
-            raise SchemaError(f"{reason} (file {path})", path=path, feature=name, reason=reason)
+            raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _told(name: str, kind: pa.DataType | None) -> str:
