@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 
-def progress_bar(total: int | None = None, *, unit: str = "row", **options: Any) -> Any:
+def progress_bar(total: int | None, *, unit: str = "row", **options: Any) -> Any:
     """A tqdm bar: call `update(rows)` for each batch and `close()` at the end.
 
     Args:

@@ -36,7 +36,7 @@ class Readable:
     """Why nothing can be inferred."""
 
 
-def infer_readable(paths: Sequence[str], format_: FileFormat = AVRO) -> Readable:
+def infer_readable(paths: Sequence[str], format_: FileFormat) -> Readable:
     """Infers features of files of one schema, as `infer_features` does."""
     found = Readable()
     try:
@@ -98,7 +98,7 @@ class FileSummary:
         }
 
 
-def summarise(path: str, format_: FileFormat = AVRO) -> FileSummary:
+def summarise(path: str, format_: FileFormat) -> FileSummary:
     """Reads what says how large a file is, of Avro the header, the blocks' headers and a few blocks.
 
     Keeps what it got if one of these fails.
@@ -162,7 +162,10 @@ def schema_table(schema: Any, width: int) -> str:
     return table(header, rows, width)
 
 
-def schema_differences(first: Any, second: Any, most: int = 5) -> list[str]:
+_MOST_DIFFERENCES = 5
+
+
+def schema_differences(first: Any, second: Any) -> list[str]:
     """How the second schema differs from the first, in a few lines."""
     old, new = ({field.path: field for field in schema_fields(schema)} for schema in (first, second))
 
@@ -176,7 +179,8 @@ def schema_differences(first: Any, second: Any, most: int = 5) -> list[str]:
     lines += [f"has {a.path}: {b.full_type} instead of {a.full_type}" for a, b in both if a.full_type != b.full_type]
     if not lines:
         lines = ["has the same fields, in another order or with other names of types"]
-    lines = lines[:most] + ([f"and {len(lines) - most} more"] if len(lines) > most else [])
+    if len(lines) > _MOST_DIFFERENCES:
+        lines[_MOST_DIFFERENCES:] = [f"and {len(lines) - _MOST_DIFFERENCES} more"]
     return [clean(line) for line in lines]
 
 

@@ -120,12 +120,12 @@ class _EncodedSpec(DenseSpec):
         return ("encoded", *super()._lower()[1:])
 
 
-def encoded_records(files: Sequence[str], names: Sequence[str] = ("",), **options: Unpack[Options]) -> Reader:
+def encoded_records(files: Sequence[str], names: Sequence[str], **options: Unpack[Options]) -> Reader:
     """A reader of the bytes of records, in a feature with an empty name, or of some of their fields.
 
     Args:
         files: their paths. Their schemas are the same.
-        names: of the fields, in whose order they are encoded one after another; by default the whole record.
+        names: of the fields, in whose order they are encoded one after another; `("",)` for the whole record.
         **options: see `fastpipe.Options`.
     """
     features = Features({name: _EncodedSpec((), "bytes") for name in names})

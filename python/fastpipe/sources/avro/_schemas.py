@@ -242,7 +242,7 @@ def schema_fields(schema: Any) -> list[Field]:
     return fields
 
 
-def type_text(names: Names, schema: Any, around: tuple[int, ...] = ()) -> str:
+def type_text(names: Names, schema: Any, around: tuple[int, ...]) -> str:
     """An Avro type in a few words: `array<record Item>`, `long (timestamp-millis)`; `?` stands for nullable."""
     schema = names.resolve(schema)
     if isinstance(schema, list):

@@ -146,7 +146,7 @@ def with_suffix(paths: list[str], suffixes: Suffixes) -> list[str]:
     return next(filter(None, found), [])
 
 
-def none_in_directory(suffixes: Suffixes, folder: str = "", found: Iterable[str] = ()) -> str:
+def none_in_directory(suffixes: Suffixes, folder: str, found: Iterable[str]) -> str:
     """Why nothing is read of a directory in which none of the files that were found has one of these suffixes."""
     every = [end for ends in suffixes for end in ([ends] if isinstance(ends, str) else ends)]
     reason = f"the directory holds no file that ends in {' or '.join(every)}"

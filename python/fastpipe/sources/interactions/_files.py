@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fastpipe._arrow.schema import require_pyarrow
 from fastpipe.errors import (
     InteractionsError,
     MalformedFileError,
@@ -72,7 +73,7 @@ def _entries(column: Any) -> Iterator[Any]:
 
 def put_arrow(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
     """The same as an Arrow IPC file of one record batch."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
 
     def array(column: Any) -> Any:
         if isinstance(column, tuple):
@@ -151,7 +152,7 @@ class ArrowFiles:
                 if table.schema.field(name).type != first.field(name).type:
                     raise wrong(path, f"its column {name} is of another type than in {self._paths[0]}")
             chunks = [chunk for table in self._tables for chunk in table[name].chunks]
-            integers = _pyarrow().types.is_integer(first.field(name).type)
+            integers = require_pyarrow().types.is_integer(first.field(name).type)
             columns[name] = (
                 np.concatenate([chunk.to_numpy() for chunk in chunks])
                 if integers
@@ -167,7 +168,7 @@ class ArrowFiles:
 
 def _table(path: str) -> Any:
     """All of an Arrow file, every value of which can be looked at."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
     data = _read(path)
     try:
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
@@ -182,7 +183,7 @@ def _table(path: str) -> Any:
 
 def _check_table(path: str, table: Any, scalars: list[str], lists: list[str]) -> None:
     """Refuses a table that lacks columns, or has them of other types or with nulls."""
-    types, wanted = _pyarrow().types, [*scalars, *lists]
+    types, wanted = require_pyarrow().types, [*scalars, *lists]
     if any(table.schema.names.count(name) != 1 or table[name].null_count for name in wanted):
         raise wrong(path, f"it hasn't the columns {', '.join(wanted)}, or some of their values are null")
     if not table.num_rows:
@@ -223,11 +224,3 @@ def unreadable(path: str, error: OSError) -> StorageError:
     refused = in_file(StorageError, path, f"it can't be read: {error.strerror or error}")
     refused.errno = error.errno
     return refused
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("Arrow files need pyarrow: pip install 'fastpipe-data[arrow]'") from error
-    return pyarrow

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fastpipe._arrow.schema import require_pyarrow
 from fastpipe._reader.reader import Reader
 from fastpipe.batch import Masked
 from fastpipe.errors import (
@@ -130,7 +131,7 @@ def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
 
 def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
     """Takes three columns of an Arrow table, or of whatever else yields record batches."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
     if not hasattr(source, "__arrow_c_stream__"):
         raise TypeError(
             f"from_arrow takes a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
@@ -150,21 +151,21 @@ def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
 
 
 def _arrow_ids(column: Any) -> Any:
-    types = _pyarrow().types
+    types = require_pyarrow().types
     kind = column.type
     if types.is_dictionary(kind):
         return Coded(column.indices.to_numpy(zero_copy_only=False).astype(np.int64), column.dictionary.to_pylist())
     if types.is_integer(kind) or types.is_floating(kind):  # Floats get an error that says what to do.
         return column.to_numpy(zero_copy_only=False)
     if getattr(types, "is_string_view", types.is_string)(kind) or types.is_large_string(kind) or types.is_string(kind):
-        return _arrow_ids(column.cast(_pyarrow().large_string()).dictionary_encode())
+        return _arrow_ids(column.cast(require_pyarrow().large_string()).dictionary_encode())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _arrow_ids(column.dictionary_encode())
     raise InteractionsError(f"ids are integers or strings, not Arrow's {kind}")
 
 
 def _arrow_numbers(column: Any) -> Any:
-    pa = _pyarrow()
+    pa = require_pyarrow()
     if pa.types.is_timestamp(column.type) or pa.types.is_date64(column.type):
         column = column.cast(pa.int64())
     elif pa.types.is_date32(column.type):
@@ -174,7 +175,7 @@ def _arrow_numbers(column: Any) -> Any:
 
 def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[str] | None) -> Iterator[Chunk]:
     """Reads three columns of CSV files."""
-    _pyarrow()
+    require_pyarrow()
     from pyarrow import csv
 
     read = csv.ReadOptions(column_names=column_names)
@@ -216,7 +217,7 @@ def _unreadable(path: str, error: OSError) -> FastpipeError:
 
 def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
     """Reads ratings as MovieLens has them (`u.data`, `ratings.dat`, `ratings.csv`), or RecBole (`.inter`)."""
-    pa = _pyarrow()
+    pa = require_pyarrow()
     from pyarrow import csv
 
     path = os.fsdecode(path)
@@ -250,11 +251,3 @@ def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
 def _must_exist(path: str) -> None:
     if not os.path.exists(path):
         raise in_file(MissingFileError, path, "there is no such file")
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ImportError("this needs pyarrow: pip install 'fastpipe-data[arrow]'") from error
-    return pyarrow

@@ -43,10 +43,6 @@ class Duckdb(Engine):
             raise in_file(MissingFileError, path, "there is no such file")
         self.where = "" if self._path is None else f" in file {self._path}"
 
-    def literal(self, text: str, column: Column) -> str:
-        quoted = text.replace("'", "''")
-        return f"CAST('{quoted}' AS {column.kind})"
-
     def key_text(self, column: str) -> str:
         return f"CAST({column} AS VARCHAR)"
 

@@ -63,9 +63,10 @@ class Engine(ABC):
         """An identifier."""
         return '"' + name.replace('"', '""') + '"'
 
-    @abstractmethod
     def literal(self, text: str, column: Column) -> str:
         """The literal of a key, of the text that `key_text` returned."""
+        quoted = text.replace("'", "''")
+        return f"CAST('{quoted}' AS {column.kind})"
 
     @abstractmethod
     def key_text(self, column: str) -> str:

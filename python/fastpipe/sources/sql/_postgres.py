@@ -91,10 +91,6 @@ class Postgres(Engine):
         self._statements = Statements()
         self._lock = threading.Lock()
 
-    def literal(self, text: str, column: Column) -> str:
-        quoted = text.replace("'", "''")
-        return f"CAST('{quoted}' AS {column.kind})"
-
     def key_text(self, column: str) -> str:
         return f"CAST({column} AS text)"
 

@@ -213,7 +213,7 @@ class Files:
         TypeError: if it is no file system.
     """
 
-    def __init__(self, filesystem: Any = None, at_once: int = REMOTE_FETCHES) -> None:
+    def __init__(self, filesystem: Any, at_once: int = REMOTE_FETCHES) -> None:
         require_pyarrow()
         import pyarrow.fs
 
