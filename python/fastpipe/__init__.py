@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-# Loaded at once: what is wrong with the extension is an error of the import.
+# Imported eagerly, so that importing fastpipe fails if the extension is broken.
 from fastpipe._fastpipe import __version__ as __version__
 from fastpipe._lazy import lazily
 

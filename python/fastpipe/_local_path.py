@@ -36,7 +36,7 @@ def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a
 
 def _of_url(url: str, scheme: str) -> str:
     if scheme.lower() == "file":
-        # They load HTTP and TLS, which takes as long as all of fastpipe.
+        # These import HTTP and TLS, which takes as long as all of fastpipe.
         from urllib.parse import urlsplit
         from urllib.request import url2pathname
 

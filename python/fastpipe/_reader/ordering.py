@@ -27,7 +27,7 @@ _LARGEST_BUFFER = 2**31
 
 def digest(*parts: bytes | memoryview) -> str:
     """Returns 32 hexadecimal digits of the SHA-256 of the parts."""
-    # It loads OpenSSL, which takes milliseconds, and most programs save no state.
+    # Loading OpenSSL takes milliseconds, and most programs never save a state.
     import hashlib
 
     whole = hashlib.sha256()
@@ -247,10 +247,10 @@ def integer(name: str, value: SupportsIndex) -> int:
 
 
 def seed_of(seed: SupportsIndex | None) -> int:
-    """The seed that the user gave, or one that is drawn.
+    """Returns the given seed, or draws one.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if it isn't an integer.
         ValueError: if it is out of range.
     """
     # 48 bits are within what JSON and other languages' integers hold exactly.

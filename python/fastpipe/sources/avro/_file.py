@@ -62,7 +62,7 @@ class AvroFile:
         text = self._file.schema_json
         with contextlib.suppress(RecursionError):
             return json.loads(text)
-        import concurrent.futures  # For this alone.
+        import concurrent.futures  # Imports logging, and is rarely needed.
 
         # The parser counts the frames of its callers as well, of which a thread has next to none.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:

@@ -133,7 +133,7 @@ def tell_empty(files: list[str], empty: list[str]) -> None:
     if not files:
         reason = f"all files that were found are empty ({len(empty)} of zero bytes): there is no schema to read rows by"
         raise in_file(MissingFileError, empty[0], reason)
-    import logging  # Seldom needed, and it takes milliseconds.
+    import logging  # Takes milliseconds to import, and is rarely needed.
 
     logging.getLogger("fastpipe").warning(
         "passed over %d files of zero bytes, the first of which is %s", len(empty), empty[0]
