@@ -233,3 +233,33 @@ pub(crate) fn of_text(error: Error) -> Error {
         None => error.with_offset_within(TEXT),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fastpipe_files::LocalFile;
+
+    use super::*;
+
+    #[test]
+    fn an_index_that_is_dismissed_leaves_no_nulls_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path: Arc<str> = folder.path().join("x.csv").to_str().unwrap().into();
+        std::fs::write(&*path, "a,b\n1,2\n3,4\n").unwrap();
+        let file = LocalFile::open(&path).unwrap();
+        let format = CsvFormat::new(Dialect::default(), 1, true);
+        let header = format.read_header(&path, &file).unwrap();
+        // It says that there is a null, in a stretch without rows.
+        let empty = Stretch {
+            offset: 4,
+            len: 8,
+            rows: 0,
+        };
+        let index = encode_index(&header.header, &[empty], Some(&vec![Some(4), None]));
+        assert_eq!(format.decode(&header, &index, 12).unwrap(), Some(vec![empty]));
+        let pool = BufferPool::default();
+        assert!(format.check_empty(&header, 0, &empty, b"1,2\n3,4\n", &pool).is_err());
+        let found: Vec<Stretch> = format.walk(&file, &header).unwrap().collect::<Result<_>>().unwrap();
+        assert_eq!(found.iter().map(|stretch| stretch.rows).sum::<u32>(), 2);
+        assert_eq!(*header.nulls(), Some(vec![None, None]));
+    }
+}

@@ -128,7 +128,9 @@ impl Settings {
         within("rank", settings.rank, 0, settings.ranks - 1)?;
         within("in_step", settings.in_step(), 1, settings.ranks)?;
         if !settings.ranks.is_multiple_of(settings.in_step()) {
-            return Err(SettingsError("entry 'in_step' of an order must divide 'world_size'".into()));
+            return Err(SettingsError(
+                "entry 'in_step' of an order must divide 'world_size'".into(),
+            ));
         }
         within("skipped", settings.skipped, 0, MOST_SKIPPED)?;
         Ok(settings)
