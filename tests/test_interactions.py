@@ -403,6 +403,12 @@ def test_ranks_share_every_point(data: Interactions, size: int) -> None:
     check_epoch(data, points(itertools.chain(*batches)), NEGATIVES)
 
 
+@pytest.mark.parametrize("items", [65_535, 65_536, 65_537])
+def test_items_whose_numbers_need_16_bits_or_one_more(items: int) -> None:
+    data = Interactions.from_arrays([0, 1], [items - 1, 0], users=range(2), items=range(items))
+    check_epoch(data, points(read(data)), NEGATIVES)
+
+
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
 def test_what_fills_a_batch_up_is_spread(large: Interactions, shuffle: Any) -> None:
     """So that no row of an embedding is asked for by all of it."""
