@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from fastpipe._arrow.schema import require_pyarrow, schema_of
 from fastpipe._progress import progress_bar
@@ -17,7 +17,7 @@ from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, SchemaError, UnsupportedError, in_file
 from fastpipe.sources.avro import AvroFile, write_avro
 from fastpipe.sources.avro._encoded import avro_tables, encoded_records, projection
-from fastpipe.sources.avro._writing import copy_records
+from fastpipe.sources.avro._writing import Codec, copy_records
 from fastpipe.sources.files._atomic_write import replacing
 from fastpipe.sources.files._paths import expand
 from fastpipe.sources.units._arrow_files import ArrowFileUnits, read_arrow
@@ -188,7 +188,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 _SUFFIXES = {"avro": (".avro",), "parquet": (".parquet", ".pq"), "arrow": (".arrow", ".feather", ".ipc")}
 _CODECS = {
-    "avro": ("null", "deflate", "snappy", "zstandard", "bzip2", "xz"),
+    "avro": get_args(Codec),
     "parquet": ("null", "snappy", "gzip", "zstandard", "lz4", "brotli"),
     "arrow": ("null", "zstandard", "lz4"),
 }
