@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from fastpipe.service import _asking, _local_process
+from fastpipe.service import _asking, _local
 from fastpipe.service._asking import Question
-from fastpipe.service._local_process import LocalProcess
+from fastpipe.service._local import LocalProcess
 from servers import free_port
 
 __all__ = ["Proxy", "ServerProcess", "connect_patiently", "serving", "several"]
@@ -31,7 +31,7 @@ def connect_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
         return Question(action, request, read, 60.0 if action == "describe" else seconds)
 
     monkeypatch.setattr(_asking, "Question", question)
-    monkeypatch.setattr(_local_process, "LocalProcess", lambda reader, _: LocalProcess(reader, 60.0))
+    monkeypatch.setattr(_local, "LocalProcess", lambda reader, _: LocalProcess(reader, 60.0))
 
 
 class ServerProcess:

@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 MOST = 100.0
 
 PROGRAM = """
-import json, multiprocessing, os, signal, sys, time, warnings
+import colorsys, json, multiprocessing, os, signal, sys, time, warnings
 
 # A shell that runs tests in its background has them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,6 +46,14 @@ def begin(number):
         if number == 0:
             print("slow", flush=True)
         time.sleep(request["seconds"])
+
+class Lingers:
+    def __del__(self, sleep=time.sleep):
+        sleep(4)
+
+if request["lingers"]:
+    # Python deletes it while it ends.
+    colorsys.lingers = Lingers()
 
 class Says(loader_data.Numbers):
     def __getitem__(self, index):
@@ -100,6 +108,7 @@ class Program:
         busy: the number of batches after which the program is busy for long; it says so, too. None for none.
         goes_on: whether it goes on behind an interrupt.
         collates: whether there is a batch worker.
+        lingers: whether Python takes long to end behind it.
         more: arguments of the loader.
     """
 
@@ -115,10 +124,12 @@ class Program:
         busy: int | None = None,
         goes_on: bool = False,
         collates: bool = False,
+        lingers: bool = False,
         more: dict[str, Any] | None = None,
     ) -> None:
         request = {"way": way, "slow": slow, "seconds": seconds, "busy": busy, "goes_on": goes_on}
         request |= {"collates": collates, "more": more or {}, "begins": begins, "go": go and str(go)}
+        request |= {"lingers": lingers}
         script = folder / "program.py"
         script.write_text(PROGRAM)
         paths = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
@@ -195,10 +206,11 @@ CASES = [
 @pytest.mark.parametrize(("way", "where"), CASES)
 def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where: str, tmp_path: Path) -> None:
     name, collates, count, more = WORKERS[way]
-    # Threads can't be ended while they make an item.
-    seconds = 3.0 if name == "THREADS" else 600.0
+    # Threads can't be ended while they make an item: the program waits for it, and may take its time to end after that.
+    threads = name == "THREADS"
+    seconds = 2.0 if threads else 600.0
     at: dict[str, Any] = {"in the loader": {"slow": 6}, "in the loop": {"busy": 3}, "in iter": {"begins": True}}[where]
-    program = Program(tmp_path, name, seconds=seconds, collates=collates, more=more, **at)
+    program = Program(tmp_path, name, seconds=seconds, collates=collates, lingers=threads, more=more, **at)
     # Nobody knows them before it has begun.
     assert len(program.workers) == (0 if where == "in iter" else count)
     program.press()

@@ -99,7 +99,7 @@ def test_a_client_that_is_refused_asks_again_later() -> None:
 
 def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     # The request that holds the server isn't closed to make room.
-    monkeypatch.setattr("fastpipe.service._unread._LONG", 1000.0)
+    monkeypatch.setattr("fastpipe.service._bounds._LONG", 1000.0)
     with read().serve(max_requests=1) as server:
         remote = fastpipe.connect(server.url, timeout=3)
         with holding(server, 1):

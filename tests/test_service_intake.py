@@ -46,8 +46,12 @@ def read(rows: int = 2000) -> fastpipe.Reader:
 
 
 def client_of(url: str, **options: Any) -> Any:
-    """A client with its own connection. By default, the clients of a process share one."""
-    return flight.FlightClient(url, generic_options=[("grpc.use_local_subchannel_pool", 1)], **options)
+    """A client with its own connection. By default, the clients of a process share one.
+
+    Nor does it ask once more by itself, by another connection, which would be closed as well.
+    """
+    own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    return flight.FlightClient(url, generic_options=own, **options)
 
 
 def refused(client: Any, size: int, timeout: float = 60) -> str:

@@ -212,9 +212,14 @@ _started: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 @atexit.register
 def _at_exit() -> None:
-    """Ends the workers with the program, before multiprocessing does, which would wait for one that is stopped."""
+    """Ends the workers with the program, before multiprocessing does, which would wait for one that is stopped.
+
+    Threads are waited for as well. One that comes back from its item later would be ended by Python within frames of
+    Rust, which aborts the program.
+    """
     for workers in list(_started):
         workers.end(at_once=True, grace=_PATIENCE)
+    _join([worker for workers in _started if workers.threads for worker in workers.all])
 
 
 def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
