@@ -27,15 +27,15 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 
 class Page:
-    """A value that can be pinned. It knows who did that, and how often."""
+    """A value that can be pinned. It knows who did that, how often, and with how many threads."""
 
-    def __init__(self, value: Any, pinned: tuple[tuple[int, int], ...] = ()) -> None:
+    def __init__(self, value: Any, pinned: tuple[tuple[int, int, int], ...] = ()) -> None:
         self.value = value
         self.pinned = pinned
 
     def pin_memory(self) -> Page:
         # In place of this one, as a tensor's.
-        return Page(self.value, (*self.pinned, (os.getpid(), threading.get_ident())))
+        return Page(self.value, (*self.pinned, (os.getpid(), threading.get_ident(), torch.get_num_threads())))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Page) and (self.value, self.pinned) == (other.value, other.pinned)
@@ -95,14 +95,18 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: str) -> None:
     torch.accelerator.is_available = lambda: True
+    torch.set_num_threads(2)
     default_collate_fn_map[Page] = lambda batch, *, collate_fn_map=None: collated_page(batch)
     arguments = CASES[case]()
     expected = loaded(torch.utils.data.DataLoader, IN_PROCESS, **_torchs(arguments))
     found = loaded(DataLoader, WAYS[way], **arguments)
-    # Equal to what torch's loader has without workers: pinned once each, here, by this thread.
-    assert found == expected
-    me = ((os.getpid(), threading.get_ident()),)
+    assert torch.get_num_threads() == 2
+    # What torch's loader has without workers: pinned once each, here, by this thread.
+    me = ((os.getpid(), threading.get_ident(), 1),)
     pinned = list(_pages(found))
+    for page in _pages(expected):
+        page.pinned = tuple((*by[:2], 1) for by in page.pinned)
+    assert found == expected
     assert len(pinned) == {"custom, nested": 9, "default, one by one": 6, "one that can't be": 2}.get(case, 3)
     assert all(page.pinned == me for page in pinned)
     if case == "one that can't be":

@@ -168,10 +168,16 @@ class Pass(_BaseDataLoaderIter):
     def _pinned(self, data: Any) -> Any:
         if not self._pin_memory:
             return data
+        # torch copies with all its threads, which wait busily on the cores that workers need. Its own loader, too,
+        # pins with one.
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         try:
             return _utils.pin_memory.pin_memory(data, self._pin_memory_device)  # type: ignore[no-untyped-call]
         except TypeError:
             return _utils.pin_memory.pin_memory(data)  # type: ignore[no-untyped-call]
+        finally:
+            torch.set_num_threads(num_threads)
 
 
 class InProcess(Pass):
