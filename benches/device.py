@@ -34,18 +34,6 @@ BUDGET = 460.0
 MARK = "figure "
 """A line of a part's output that begins so is a figure: a JSON list of its name and its value."""
 
-NOT_RUN = """\
-The JSON file of the run on an H100 isn't kept; [notes/gpu.md](notes/gpu.md) has its figures. These commands run the
-measurements, and the tests under sanitizers:
-
-```sh
-benches/device.sh
-TORCH_CUDA_SANITIZER=1 python -m pytest -m cuda -k "race or training"
-export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-compute-sanitizer --tool memcheck python -m pytest -m cuda -k race --timeout 3600
-compute-sanitizer --tool racecheck python -m pytest -m cuda -k race --timeout 3600
-```"""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -150,14 +138,8 @@ def _cell(value: Any) -> str:
     return f"{value:,.3g}" if isinstance(value, float) else str(value)
 
 
-def table(results: dict[str, Any] | None) -> list[str]:
-    """The section of RESULTS.md.
-
-    Args:
-        results: The content of `device.json`; None if it doesn't exist.
-    """
-    if results is None:
-        return NOT_RUN.splitlines()
+def table(results: dict[str, Any]) -> list[str]:
+    """The section of RESULTS.md, of the content of `device.json`."""
     lines = [f"{results['date']}, revision {results['revision']}, {results['machine']}, by `benches/device.sh`."]
     for part, figures in results["figures"].items():
         keys = list(dict.fromkeys(key for figure in figures.values() for key in figure))
@@ -167,14 +149,6 @@ def table(results: dict[str, Any] | None) -> list[str]:
     for part, why in results["failures"].items():
         lines += ["", f"**{part} failed**: {why.splitlines()[0]}"]
     return lines
-
-
-def load() -> dict[str, Any] | None:
-    """Returns the content of `device.json`; None if it doesn't exist."""
-    if not RESULTS.exists():
-        return None
-    results: dict[str, Any] = json.loads(RESULTS.read_text())
-    return results
 
 
 def main() -> int:

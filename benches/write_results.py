@@ -52,12 +52,12 @@ def markdown(table: dict[str, Any], shared: list[str]) -> list[str]:
 
 def section(name: str) -> list[str]:
     """Returns the lines of a bench's section."""
-    if name == "device":
-        return ["", "## On a GPU", "", *device.table(device.load())]
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return []
     data = json.loads(path.read_text("utf-8"))
+    if name == "device":
+        return ["", "## On a GPU", "", "Notes: [gpu.md](notes/gpu.md).", "", *device.table(data)]
     shared = data["tables"][0]["measured"]
     if any(table["measured"] != shared for table in data["tables"]):
         shared = []
