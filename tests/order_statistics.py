@@ -23,6 +23,8 @@ from scipy import stats
 import wire
 from fastpipe import DenseSpec, _fastpipe
 from fastpipe._reader.ordering import Ordering
+from fastpipe.sources.files._in_memory_files import lowered
+from fastpipe.specs import Features
 
 ALPHA = 1e-4
 
@@ -44,7 +46,7 @@ def write(path: Path, counts: Sequence[int], first: int = 0) -> str:
 
 def dataset(*files: str) -> _fastpipe.AvroDataset:
     """Opens files that `write` wrote."""
-    return _fastpipe.AvroDataset(list(files), [("value", DenseSpec((), "int32")._lower())], None)
+    return _fastpipe.AvroDataset(lowered(files), Features({"value": DenseSpec((), "int32")})._lower())
 
 
 def order(

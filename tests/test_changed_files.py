@@ -16,6 +16,7 @@ import fastpipe
 import samples
 import wire
 from fastpipe import _fastpipe
+from fastpipe.sources.files._in_memory_files import lowered
 from samples import SHUFFLES, sealed
 
 SCHEMA = wire.record("R", id="long")
@@ -203,7 +204,7 @@ def lists(sizes: list[int]) -> bytes:
 
 def inferred(path: Path, meanwhile: Callable[[], object]) -> Any:
     """The features of a file to which something happens once it is indexed."""
-    dataset = _fastpipe.AvroDataset([str(path)], None, None, None, lambda path, schema: meanwhile() and None)
+    dataset = _fastpipe.AvroDataset(lowered([str(path)]), None, check=lambda path, schema: meanwhile() and None)
     return dataset.features()
 
 

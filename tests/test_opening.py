@@ -13,6 +13,7 @@ import pytest
 import fastpipe
 import wire
 from fastpipe import _fastpipe
+from fastpipe.sources.files._in_memory_files import lowered
 
 ONE, TWO = wire.record("R", id="long"), wire.record("R", id="long", more="long")
 ID = {"id": fastpipe.DenseSpec((), "int64")}
@@ -57,7 +58,7 @@ def test_each_schema_is_checked_once_in_the_order_of_the_files(tmp_path: Path) -
         assert schema in (wire.schema_bytes(ONE).decode(), wire.schema_bytes(TWO).decode())
         checked.append(path)
 
-    _fastpipe.AvroDataset(paths, None, ["id"], None, check)
+    _fastpipe.AvroDataset(lowered(paths), ["id"], check=check)
     assert checked == [paths[0], paths[2]]
     # What it raises comes before the error of a later file.
     os.unlink(paths[20])
@@ -66,7 +67,7 @@ def test_each_schema_is_checked_once_in_the_order_of_the_files(tmp_path: Path) -
         raise LookupError(path)
 
     with pytest.raises(LookupError, match=r"000\.avro"):
-        _fastpipe.AvroDataset(paths, None, ["id"], None, refuse)
+        _fastpipe.AvroDataset(lowered(paths), ["id"], check=refuse)
 
 
 def test_small_files_have_no_entry_in_the_cache(tmp_path: Path) -> None:
@@ -90,10 +91,11 @@ def test_ctrl_c_ends_it(tmp_path: Path, paths: int) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, interrupt)
+    files = lowered([path] * paths)
 
     def interrupted() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.02)
-        _fastpipe.AvroDataset([path] * paths, None, None)
+        _fastpipe.AvroDataset(files, None)
 
     try:
         with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,14 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import disjoint_base
 
-from fastpipe._boundary import Described, Lowered, LoweredDialect, LoweredLookup
+from fastpipe._boundary import (
+    Described,
+    InMemory,
+    LoweredDialect,
+    LoweredFeatures,
+    LoweredFiles,
+    Wanted,
+)
 
 __all__ = [
     "ArrowBatches",
@@ -65,8 +72,6 @@ __all__ = [
 __version__: str
 
 _Kept: TypeAlias = Literal["nowhere", "before", "now", "unsettled", "changed"]
-
-_InMemory: TypeAlias = tuple[bytes, int, int] | None
 
 _Rows: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.uint32], npt.NDArray[np.uint32] | None]
 
@@ -161,7 +166,7 @@ class BorrowedMemory:
 
 @final
 class ContainerFile:
-    def __new__(cls, path: str, in_memory: _InMemory = None) -> ContainerFile: ...
+    def __new__(cls, path: str, in_memory: InMemory = None) -> ContainerFile: ...
     @property
     def path(self) -> str: ...
     @property
@@ -259,13 +264,7 @@ class SharedSlabs:
 
 @final
 class TableDataset(Data):
-    def __new__(
-        cls,
-        table: Any,
-        features: list[tuple[str, Lowered]] | None = None,
-        columns: list[str] | None = None,
-        lookups: dict[str, LoweredLookup] | None = None,
-    ) -> TableDataset: ...
+    def __new__(cls, table: Any, wanted: Wanted) -> TableDataset: ...
     def features(self) -> list[Described]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
     def row_of(self, unit: int, record: int) -> int: ...
@@ -290,16 +289,11 @@ class UnitsDataset(Data):
     def __new__(
         cls,
         schema: Any,
-        rows: Sequence[int],
-        bytes: Sequence[int] | None,
-        name: Callable[[int], str],
-        start: Callable[[UnitCalls, int], int],
-        at_once: int,
-        features: list[tuple[str, Lowered]] | None = None,
-        columns: list[str] | None = None,
-        slice_bytes: int | None = None,
-        dictionaries: Mapping[str, list[str]] | None = None,
-        lookups: dict[str, LoweredLookup] | None = None,
+        wanted: Wanted,
+        sizes: tuple[Sequence[int], Sequence[int] | None],
+        calls: tuple[Callable[[int], str], Callable[[UnitCalls, int], int], int],
+        slice_bytes: int | None,
+        dictionaries: Mapping[str, list[str]],
     ) -> UnitsDataset: ...
     def features(self) -> list[Described]: ...
     def symbols(self) -> list[tuple[str, list[str]]]: ...
@@ -311,18 +305,13 @@ class UnitsDataset(Data):
 class AvroDataset(Data):
     def __new__(
         cls,
-        paths: list[str],
-        features: list[tuple[str, Lowered]] | None,
-        columns: list[str] | None,
-        index_cache: str | None = None,
+        files: LoweredFiles,
+        wanted: Wanted,
+        *,
         check: Callable[[str, str], None] | None = None,
         damaged: list[Exception] | None = None,
-        reader_schema: str | None = None,
-        merged: bool = False,
-        logical_types: bool = True,
-        lookups: dict[str, LoweredLookup] | None = None,
-        contents: list[_InMemory] = ...,
-        folders: list[tuple[str, list[int | str | None]]] | None = None,
+        resolution: tuple[str | None, bool, bool] = ...,
+        folders: list[tuple[str, list[int | str | None]]] = ...,
     ) -> AvroDataset: ...
     def folders(self) -> list[str]: ...
     def left_out(self) -> list[tuple[str, str]]: ...
@@ -337,19 +326,8 @@ class AvroDataset(Data):
 
 @final
 class CsvDataset(Data):
-    def __new__(
-        cls,
-        paths: list[str],
-        dialect: LoweredDialect,
-        features: list[tuple[str, Lowered]] | None,
-        columns: list[str] | None,
-        index_cache: str | None = None,
-        contents: list[_InMemory] = ...,
-        lookups: dict[str, LoweredLookup] | None = None,
-    ) -> CsvDataset: ...
-    def with_features(
-        self, features: list[tuple[str, Lowered]], lookups: dict[str, LoweredLookup] | None = None
-    ) -> CsvDataset: ...
+    def __new__(cls, files: LoweredFiles, dialect: LoweredDialect, wanted: Wanted) -> CsvDataset: ...
+    def with_features(self, features: LoweredFeatures) -> CsvDataset: ...
     def inferred(self) -> CsvDataset: ...
     def features(self) -> list[Described]: ...
     def files(self) -> list[tuple[str, int, int]]: ...
@@ -363,20 +341,18 @@ class CsvReservoir:
         cls,
         name: str,
         dialect: LoweredDialect,
-        features: list[tuple[str, Lowered]],
+        features: LoweredFeatures,
         rows: int,
         seed: int,
         memory_limit: int | None,
-        lookups: dict[str, LoweredLookup] | None = None,
     ) -> CsvReservoir: ...
     def push(self, bytes: bytes) -> None: ...
     def end(self) -> int: ...
     def take(self) -> tuple[CsvDataset, npt.NDArray[np.int64]]: ...
 
 def estimate_csv(
-    paths: list[str],
+    files: LoweredFiles,
     dialect: LoweredDialect,
-    contents: list[_InMemory],
     rows: int,
     seed: int,
     *,
@@ -411,13 +387,7 @@ class Messages:
 
 @final
 class MessageDecoder:
-    def __new__(
-        cls,
-        framing: str | None,
-        features: list[tuple[str, Lowered]] | None,
-        columns: list[str] | None,
-        lookups: dict[str, LoweredLookup] | None = None,
-    ) -> MessageDecoder: ...
+    def __new__(cls, framing: str | None, wanted: Wanted) -> MessageDecoder: ...
     def add(self, schema: str, key: int | None) -> list[tuple[str, str]]: ...
     def unknown(self, messages: Messages) -> list[tuple[int, int]]: ...
     @property

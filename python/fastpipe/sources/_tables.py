@@ -52,15 +52,13 @@ class TableData:
         # A stream can be read once, but a reader may be pickled.
         self._table = table = _read(table)
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
-        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
-        lookups = None if features is None else vocabularies.lowered(features)
-        self.handle = TableDataset(arrow, lowered, columns, lookups)
+        self.handle = TableDataset(arrow, columns if features is None else features._lower())
         if features is None:
             features = inferred(self.handle.features())
             if not features:
                 raise SchemaError("the table has no columns")
         self._asked = features
-        self.features = vocabularies.in_form(features, self.handle.features()) if lookups else features
+        self.features = vocabularies.in_form(features, self.handle.features)
         self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = []
         self.symbols = dict(self.handle.symbols())

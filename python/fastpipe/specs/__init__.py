@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 
 from fastpipe._arguments import flag, shown
-from fastpipe._boundary import Described, Lowered, Value
+from fastpipe._boundary import Described, Lowered, LoweredFeatures, LoweredLookup, Value
 
 __all__ = ["DenseSpec", "Features", "RaggedSpec", "SparseSpec", "Spec"]
 
@@ -104,6 +104,10 @@ class Spec:
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
         pad, length = getattr(self, "pad", None), getattr(self, "length", False)
         return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length, self.scale
+
+    def _lower_lookup(self) -> LoweredLookup | None:
+        """Gives Rust plain values of how text becomes indices; None if it doesn't."""
+        return None
 
     def _check_length(self) -> None:
         self._set("length", flag("length", getattr(self, "length", False)))
@@ -290,6 +294,10 @@ class Features(dict[str, Spec]):
     def __repr__(self) -> str:
         lines = "".join(f"    {_code(name)}: {spec!r},\n" for name, spec in self.items())
         return f"{{\n{lines}}}" if lines else "{}"
+
+    def _lower(self) -> LoweredFeatures:
+        """Gives Rust plain values."""
+        return {name: (spec._lower(), spec._lower_lookup()) for name, spec in self.items()}
 
 
 _KINDS: dict[str, type[Spec]] = {kind._kind: kind for kind in (DenseSpec, RaggedSpec, SparseSpec)}

@@ -9,7 +9,7 @@ asked for, and is pickled with that.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -361,11 +361,6 @@ def _count(what: str, value: Any, most: int, least: int = 1) -> int:
     return int(value)
 
 
-def lowered(features: Features) -> dict[str, LoweredLookup]:
-    """What Rust takes of each `LookupSpec`, besides what all specs are lowered to."""
-    return {name: spec._lower_lookup() for name, spec in features.items() if isinstance(spec, LookupSpec)}
-
-
 def described(features: Features) -> dict[str, list[Any]]:
     """What decides the indices of each `LookupSpec`, fit for JSON; of vocabularies a digest of keys and indices."""
     found = {}
@@ -383,14 +378,16 @@ def interpretation(features: Features) -> dict[str, Any]:
     return {"lookups": found} if found else {}
 
 
-def in_form(features: Features, described: Iterable[Described]) -> Features:
+def in_form(features: Features, described: Callable[[], Iterable[Described]]) -> Features:
     """Features in which each `LookupSpec` is replaced by the spec of what it yields.
 
     Args:
         features: what was asked for.
-        described: all of them as the extension module describes them.
+        described: returns all of them as the extension module describes them. It is called if there is a `LookupSpec`.
     """
-    found = inferred(described)
+    if not any(isinstance(spec, LookupSpec) for spec in features.values()):
+        return features
+    found = inferred(described())
     return Features({name: _in_form(spec, found[name]) for name, spec in features.items()})
 
 

@@ -15,6 +15,7 @@ from fastpipe._fastpipe import AvroDataset, Order
 from fastpipe._reader.ordering import Ordering, Shuffle, within
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe._text import plural, table
+from fastpipe.sources.files._in_memory_files import lowered
 from fastpipe.sources.files._paths import Paths, expand
 from fastpipe.statistics import _shuffle_math
 from fastpipe.statistics._shuffle_math import Counts
@@ -200,7 +201,7 @@ class Index:
 
     def __init__(self, files: list[str]) -> None:
         self.files = files
-        self._dataset = AvroDataset(files, [], None)  # Without features only headers are read.
+        self._dataset = AvroDataset(lowered(files), {})  # Without features only headers are read.
         every = self._dataset.unit_rows().astype(np.int64)
         self._every_start = np.cumsum(every) - every
         self._every_file = np.cumsum(np.array(self._dataset.blocks(), np.int64))

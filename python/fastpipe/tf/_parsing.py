@@ -95,7 +95,7 @@ class _Parser:
         decoder = MessageDecoder(schema, features=specs)
         self._wanted = {} if wanted is None else wanted
         # The decoder's own have no layout of sparse ones.
-        features = decoder.features if specs is None else in_form(Features(specs), decoder._handle.features())
+        features = decoder.features if specs is None else in_form(Features(specs), decoder._handle.features)
         self._columns: dict[str, Node] = columns_of(features, lambda: decoder([]))
         for name, feature in self._wanted.items():
             if feature.shape is not None:

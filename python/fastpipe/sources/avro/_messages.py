@@ -16,7 +16,6 @@ from fastpipe._fastpipe import Messages
 from fastpipe.batch import Strings
 from fastpipe.sources.avro._schemas import tell_left_out
 from fastpipe.specs import Features, Spec, inferred
-from fastpipe.specs import _vocabularies as vocabularies
 
 Framing: TypeAlias = Literal["single-object", "registry"] | None
 _FRAMINGS = (None, "single-object", "registry")
@@ -71,9 +70,7 @@ class MessageDecoder:
         self._arguments = {"features": wanted, "columns": chosen, "framing": framing, "num_threads": num_threads}
         self._given = schema
         self._num_threads = None if num_threads is None else _positive(num_threads)
-        lowered = None if wanted is None else [(name, spec._lower()) for name, spec in wanted.items()]
-        lookups = None if wanted is None else vocabularies.lowered(wanted)
-        self._handle = _NativeMessageDecoder(framing, lowered, chosen, lookups)
+        self._handle = _NativeMessageDecoder(framing, chosen if wanted is None else wanted._lower())
         self._find: Callable[[int], Any] | None = None
         self._lock = threading.Lock()
         for key, text in self._texts(schema, framing):

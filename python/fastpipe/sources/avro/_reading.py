@@ -15,8 +15,8 @@ from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.sources.avro._schemas import AS_WRITTEN, ReaderSchema, Resolution, Unsupported, tell_later, tell_left_out
-from fastpipe.sources.files._in_memory_files import Contents, Source, opened
-from fastpipe.sources.files._index_cache import IndexCache, cache_directory
+from fastpipe.sources.files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.sources.files._partition_columns import Partitioning, Partitions, checked_partitioning, digests
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
@@ -53,12 +53,6 @@ class Location(NamedTuple):
     record: int
 
 
-def _split(files: Sequence[str | Contents]) -> tuple[list[str], list[tuple[bytes, int, int] | None]]:
-    """The paths or names of files, and where those in memory lie; an empty list if none does."""
-    places = [file.place if isinstance(file, Contents) else None for file in files]
-    return list(map(str, files)), places if any(places) else []
-
-
 class AvroData:
     """Avro files, opened for a set of features: the `Data` of `read_avro`.
 
@@ -87,15 +81,17 @@ class AvroData:
         *,
         hive: bool = False,
     ) -> None:
-        lowered = [(name, spec._lower()) for name, spec in features.items()]
-        paths, contents = _split(files)
-        cache, lookups = cache_directory(index_cache), vocabularies.lowered(features)
-        folders = _folders(paths, hive, [spec.field or name for name, spec in features.items()])
+        folders = _folders(files, hive, [spec.field or name for name, spec in features.items()])
         handle = AvroDataset(
-            paths, lowered, None, cache, check, damaged, *resolution.lowered(), lookups, contents, folders
+            lowered(files, index_cache),
+            features._lower(),
+            check=check,
+            damaged=damaged,
+            resolution=resolution.lowered(),
+            folders=folders,
         )
         self._open(files, handle, index_cache, resolution, folders)
-        self.features = vocabularies.in_form(features, handle.features()) if lookups else features
+        self.features = vocabularies.in_form(features, handle.features)
         self._asked = features
 
     @classmethod
@@ -119,9 +115,8 @@ class AvroData:
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
-        paths, contents = _split(files)
-        cache, folders = cache_directory(index_cache), _folders(paths, hive, wanted)
-        handle = AvroDataset(paths, None, wanted, cache, None, None, *resolution.lowered(), None, contents, folders)
+        folders = _folders(files, hive, wanted)
+        handle = AvroDataset(lowered(files, index_cache), wanted, resolution=resolution.lowered(), folders=folders)
         data._open(files, handle, index_cache, resolution, folders)
         data.features = data._asked = inferred(handle.features())
         return data
@@ -223,9 +218,10 @@ class AvroData:
         return self.files[0] if len(self.files) == 1 else f"{len(self.files)} files"
 
 
-def _folders(files: list[str], hive: bool, wanted: list[str] | None) -> _Folders:
+def _folders(files: Sequence[str | Contents], hive: bool, wanted: list[str] | None) -> _Folders:
     """What the folders of files say in the columns that are wanted."""
-    return Partitions(files, wanted=wanted).columns(files) if hive else []
+    paths = list(map(str, files))
+    return Partitions(paths, wanted=wanted).columns(paths) if hive else []
 
 
 def _reopened(

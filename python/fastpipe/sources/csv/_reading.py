@@ -18,8 +18,8 @@ from fastpipe._reader.options import Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
-from fastpipe.sources.files._in_memory_files import Contents, Source, opened
-from fastpipe.sources.files._index_cache import IndexCache, cache_directory
+from fastpipe.sources.files._in_memory_files import Contents, Source, lowered, opened
+from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.specs import Features, Spec, inferred
 from fastpipe.specs import _vocabularies as vocabularies
 
@@ -167,17 +167,13 @@ class CsvData:
         columns: Sequence[str] | None = None,
         index_cache: IndexCache = None,
     ) -> None:
-        places = [file.place if isinstance(file, Contents) else None for file in files]
-        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
-        lookups = None if features is None else vocabularies.lowered(features)
-        wanted = None if columns is None else list(columns)
-        cache, contents = cache_directory(index_cache), places if any(places) else []
-        paths = list(map(str, files))
-        self.handle = CsvDataset(paths, dialect.lowered(), lowered, wanted, cache, contents, lookups)
+        chosen = None if columns is None else list(columns)
+        wanted = chosen if features is None else features._lower()
+        self.handle = CsvDataset(lowered(files, index_cache), dialect.lowered(), wanted)
         self._given, self._dialect, self._index_cache = list(files), dialect, index_cache
-        self.files = paths
+        self.files = list(map(str, files))
         self._asked = _inferred(self.handle) if features is None else features
-        self.features = vocabularies.in_form(self._asked, self.handle.features()) if lookups else self._asked
+        self.features = vocabularies.in_form(self._asked, self.handle.features)
         self.symbols: dict[str, list[str]] = {}
         self._fingerprint: dict[str, Any] | None = None
 
@@ -205,10 +201,9 @@ class CsvData:
         data = type(self).__new__(type(self))
         # Copies are made as pickles are read, by opening files again.
         data.__dict__.update(self.__dict__)
-        lowered, lookups = [(name, spec._lower()) for name, spec in features.items()], vocabularies.lowered(features)
-        data.handle = self.handle.with_features(lowered, lookups)
+        data.handle = self.handle.with_features(features._lower())
         data._asked = features
-        data.features = vocabularies.in_form(features, data.handle.features()) if lookups else features
+        data.features = vocabularies.in_form(features, data.handle.features)
         return data
 
     @property

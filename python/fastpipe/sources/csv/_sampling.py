@@ -30,10 +30,9 @@ from fastpipe.sources.csv._reading import (
     OnRagged,
     read_csv,
 )
-from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, Source, opened, pieces
+from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, Source, lowered, opened, pieces
 from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.specs import DenseSpec, Features
-from fastpipe.specs import _vocabularies as vocabularies
 
 # Text that the batches which are made at the same time lie in, about, and what a batch has of rows.
 _TEXT = 8 << 20
@@ -327,11 +326,9 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
         ValueError: if there are fewer rows, or hardly more.
         FastpipeError: as `read_csv`; a LimitError if quotes around a byte can be read in two ways.
     """
-    places = [file.place if isinstance(file, Contents) else None for file in files]
     handle, numbers, offsets, (rows, low, high) = estimate_csv(
-        list(map(str, files)),
+        lowered(files),
         asked.dialect.lowered(),
-        places if any(places) else [],
         asked.rows,
         asked.seed,
         replace=replace,
@@ -363,11 +360,10 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
     reservoir = CsvReservoir(
         name,
         asked.dialect.lowered(),
-        [(column, spec._lower()) for column, spec in features.items()],
+        features._lower(),
         asked.rows,
         asked.seed,
         asked.memory_limit,
-        vocabularies.lowered(features),
     )
     with closing(stream):
         for piece in stream:

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 
 from fastpipe._arguments import shown
+from fastpipe._boundary import LoweredFiles
 from fastpipe._local_path import local
 from fastpipe.errors import MissingFileError, StorageError, in_file
+from fastpipe.sources.files._index_cache import IndexCache, cache_directory
 from fastpipe.sources.files._paths import Paths, Suffixes, expand
 
 # Bytes that are asked of an open file at once: signals are looked at in between.
@@ -92,6 +94,17 @@ def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Conten
     if not files:
         raise MissingFileError("the list of files is empty", reason="the list of files is empty")
     return files
+
+
+def lowered(files: Iterable[str | Contents], index_cache: IndexCache = None) -> LoweredFiles:
+    """Files as the extension module takes them.
+
+    Args:
+        files: their paths, or what is in memory.
+        index_cache: as in `cache_directory`.
+    """
+    places = [(str(file), file.place if isinstance(file, Contents) else None) for file in files]
+    return places, cache_directory(index_cache)
 
 
 def one(source: Source) -> str | Contents:

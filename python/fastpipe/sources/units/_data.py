@@ -258,8 +258,7 @@ class UnitsData:
             features = _written(schema, columns)
             if features is None and schema is not units.schema:
                 features = _inferred(schema, columns)
-        lowered = None if features is None else [(name, spec._lower()) for name, spec in features.items()]
-        lookups = None if features is None else vocabularies.lowered(features)
+        wanted = columns if features is None else features._lower()
 
         def begin(calls: UnitCalls, threads: int) -> int:
             return start(chosen.read, slices, calls, threads)
@@ -269,16 +268,11 @@ class UnitsData:
         def handle(nbytes: list[int] | None) -> UnitsDataset:
             return UnitsDataset(
                 units.schema,
-                self._rows,
-                nbytes,
-                functools.partial(_name, units),
-                begin,
-                num_fetches,
-                lowered,
-                columns if lowered is None else None,
+                wanted,
+                (self._rows, nbytes),
+                (functools.partial(_name, units), begin, num_fetches),
                 slice_bytes,
                 dictionaries,
-                lookups,
             )
 
         chosen, first = units, None
@@ -294,7 +288,7 @@ class UnitsData:
         if not features:
             raise SchemaError("the schema has no columns")
         self._asked = features
-        self.features = vocabularies.in_form(features, self.handle.features()) if lookups else features
+        self.features = vocabularies.in_form(features, self.handle.features)
         self.interpretation = vocabularies.interpretation(features)
         self.files: list[str] = list(getattr(units, "files", []))
         self.symbols = dict(self.handle.symbols())
@@ -359,7 +353,7 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
 
 def _inferred(schema: Any, columns: list[str] | None) -> Features:
     """The specs that follow from the types of a schema: of these columns, or of all."""
-    return inferred(UnitsDataset(schema, [], None, str, _unread, 1, None, columns).features())
+    return inferred(UnitsDataset(schema, columns, ([], None), (str, _unread, 1), None, {}).features())
 
 
 def _unread(calls: UnitCalls, threads: int) -> int:
@@ -381,14 +375,14 @@ def _name(units: Units, unit: int) -> str:
     return str(unit) if name is None else str(name(unit))
 
 
-def _dictionaries(given: Any) -> dict[str, list[str]] | None:
+def _dictionaries(given: Any) -> dict[str, list[str]]:
     """What codes of dictionaries stand for.
 
     Raises:
         TypeError: if it is no mapping from columns to lists of text.
     """
     if given is None:
-        return None
+        return {}
     expected = 'units.dictionaries must map columns to lists of their values, {"country": ["AT", "DE"]}, not'
     if not isinstance(given, Mapping):
         raise TypeError(f"{expected} {shown(given)}")

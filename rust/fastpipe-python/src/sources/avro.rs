@@ -1,15 +1,12 @@
 //! Avro files as a data set: opened, indexed, and compiled for a set of features.
 
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use fastpipe_avro::{AvroSource, FolderColumn, LaterColumns};
 use fastpipe_batch::{Feature, Scalar, Source, text_path};
 use fastpipe_datasets::{AvroFiles, column_times, layout_digest};
-use fastpipe_engine::default_threads;
-use fastpipe_files::{IndexCache, Opening};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -17,9 +14,9 @@ use pyo3::types::{PyBytes, PyList};
 use crate::callbacks::{log, signals};
 use crate::errors::{IntoPy, to_py};
 use crate::sources::data::Data;
-use crate::sources::in_memory_files::{InMemory, files};
-use crate::specs::features::{Described, Lowered, describe};
-use crate::specs::lookups::{Lookups, lifted};
+use crate::sources::files::Files;
+use crate::specs::features::{Described, describe};
+use crate::specs::wanted::Wanted;
 
 /// A column's name, the path of the first file that has it, and how many files have it.
 type LaterColumn<'a> = (&'a str, Cow<'a, OsStr>, usize);
@@ -38,40 +35,25 @@ pub(crate) struct AvroDataset {
 impl AvroDataset {
     /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another
     /// schema; what it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of
-    /// such a file the blocks in front of the damage are read; of one whose header is damaged none. `reader_schema` is
-    /// the text of the schema that files' schemas are resolved to, and with `merged` that is made of all of theirs.
-    /// `lookups` has more of the features of kind `"lookup"`, `contents` the bytes of files that lie in memory, whose
-    /// paths are then names, and `folders` the columns that folders stand for, with a value for each path.
+    /// such a file the blocks before the damage are read; of one whose header is damaged none. `resolution` is the text
+    /// of the schema that files' schemas are resolved to, whether that is merged from all of theirs, and whether
+    /// logical types are read. `folders` are the columns that folders stand for, with a value for each path.
     #[new]
     #[pyo3(signature = (
-        paths, features, columns, index_cache=None, check=None, damaged=None, reader_schema=None, merged=false,
-        logical_types=true, lookups=None, contents=Vec::new(), folders=None
+        files, wanted, *, check=None, damaged=None, resolution=(None, false, true), folders=Vec::new()
     ))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
-        paths: Vec<OsString>,
-        features: Option<Vec<(String, Lowered<'_>)>>,
-        columns: Option<Vec<String>>,
-        index_cache: Option<PathBuf>,
+        files: Files,
+        wanted: Wanted,
         check: Option<&Bound<'_, PyAny>>,
         damaged: Option<&Bound<'_, PyList>>,
-        reader_schema: Option<&str>,
-        merged: bool,
-        logical_types: bool,
-        lookups: Option<Lookups<'_>>,
-        contents: Vec<InMemory>,
-        folders: Option<Vec<(String, Vec<Option<FolderValue>>)>>,
+        resolution: (Option<&str>, bool, bool),
+        folders: Vec<(String, Vec<Option<FolderValue>>)>,
     ) -> PyResult<PyClassInitializer<Self>> {
-        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
-        let (paths, contents) = files(&paths, contents)?;
-        let how = Opening {
-            contents: &contents,
-            cache: cache.as_ref(),
-            tolerant: damaged.is_some(),
-            threads: default_threads(),
-        };
-        let open = || AvroFiles::open(&paths, how, reader_schema, logical_types, &mut signals());
+        let (reader_schema, merged, logical_types) = resolution;
+        let how = files.opening(damaged.is_some());
+        let open = || AvroFiles::open(&files.paths, how, reader_schema, logical_types, &mut signals());
         let (mut files, report) = py.detach(open).py(py)?;
         if let Some(damaged) = damaged {
             for damage in &report.damage {
@@ -90,11 +72,11 @@ impl AvroDataset {
         if merged {
             py.detach(|| files.merge()).py(py)?;
         }
-        files.add_folders(folders.unwrap_or_default().into_iter().map(folder_column).collect());
+        files.add_folders(folders.into_iter().map(folder_column).collect());
         let (mut left_out, mut later) = (Vec::new(), LaterColumns::default());
-        let features = match features {
-            Some(features) => files.with_forms(lifted(features, lookups)?).py(py)?,
-            None => {
+        let features = match wanted {
+            Wanted::Features(features) => files.with_forms(features).py(py)?,
+            Wanted::Columns(columns) => {
                 let inferred = py.detach(|| files.infer(columns.as_deref(), &mut signals())).py(py)?;
                 log(py, &inferred.notes)?;
                 (left_out, later) = (inferred.left_out, inferred.later);

@@ -16,7 +16,7 @@ use pyo3::types::PyBytes;
 use crate::arrays::batch_arrays::array;
 use crate::callbacks::signals;
 use crate::errors::IntoPy;
-use crate::sources::in_memory_files::{InMemory, contents};
+use crate::sources::files::{InMemory, contents};
 
 /// One container file: its header, and its blocks when they are asked for.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]

@@ -13,8 +13,8 @@ use pyo3::types::PyDict;
 use crate::arrays::batch_arrays::to_dict;
 use crate::callbacks::signals;
 use crate::errors::{IntoPy, guarded};
-use crate::specs::features::{Described, Lowered, describe};
-use crate::specs::lookups::{Lookups, lifted};
+use crate::specs::features::{Described, describe};
+use crate::specs::wanted::Wanted;
 
 /// Messages, kept where they are.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -70,21 +70,18 @@ pub(crate) struct MessageDecoder(fastpipe_datasets::MessageDecoder);
 #[pymethods]
 impl MessageDecoder {
     #[new]
-    #[pyo3(signature = (framing, features, columns, lookups=None))]
-    fn new(
-        framing: Option<&str>,
-        features: Option<Vec<(String, Lowered<'_>)>>,
-        columns: Option<Vec<String>>,
-        lookups: Option<Lookups<'_>>,
-    ) -> PyResult<Self> {
+    fn new(framing: Option<&str>, wanted: Wanted) -> PyResult<Self> {
         let framing = match framing {
             None => Framing::Bare,
             Some("single-object") => Framing::SingleObject,
             Some("registry") => Framing::Registry,
             Some(other) => return Err(PyValueError::new_err(format!("there is no framing {other:?}"))),
         };
-        let wanted = features.map(|features| lifted(features, lookups)).transpose()?;
-        let decoder = fastpipe_datasets::MessageDecoder::new(framing, wanted, columns);
+        let (features, columns) = match wanted {
+            Wanted::Features(features) => (Some(features), None),
+            Wanted::Columns(columns) => (None, columns),
+        };
+        let decoder = fastpipe_datasets::MessageDecoder::new(framing, features, columns);
         Ok(MessageDecoder(decoder))
     }
 

@@ -1,15 +1,13 @@
 //! CSV files as a data set.
 
 use std::borrow::Cow;
-use std::ffi::{OsStr, OsString};
-use std::path::PathBuf;
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 use fastpipe_batch::{Feature, Source, text_path};
 use fastpipe_csv::{CsvSource, Dialect, Names, OnRagged};
 use fastpipe_datasets::{CsvFiles, layout_digest};
 use fastpipe_engine::{PassSource, default_threads};
-use fastpipe_files::{IndexCache, Opening};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -17,9 +15,9 @@ use pyo3::types::PyBytes;
 use crate::callbacks::{log, signals};
 use crate::errors::IntoPy;
 use crate::sources::data::Data;
-use crate::sources::in_memory_files::{InMemory, files};
-use crate::specs::features::{Described, Lowered, describe};
-use crate::specs::lookups::{Lookups, lifted};
+use crate::sources::files::Files;
+use crate::specs::features::{Described, describe};
+use crate::specs::wanted::{Features, Wanted};
 
 /// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
 /// value, and whether ragged rows are passed over.
@@ -97,51 +95,31 @@ impl CsvDataset {
 
 #[pymethods]
 impl CsvDataset {
-    /// Opens files and finds their rows; `columns` are of those that are found out by a look at rows, if there are no
-    /// `features`.
+    /// Opens files and finds their rows. Features of columns are inferred from some of the rows.
     #[new]
-    #[pyo3(signature = (paths, dialect, features, columns, index_cache=None, contents=Vec::new(), lookups=None))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
-        paths: Vec<OsString>,
+        files: Files,
         dialect: LoweredDialect,
-        features: Option<Vec<(String, Lowered<'_>)>>,
-        columns: Option<Vec<String>>,
-        index_cache: Option<PathBuf>,
-        contents: Vec<InMemory>,
-        lookups: Option<Lookups<'_>>,
+        wanted: Wanted,
     ) -> PyResult<PyClassInitializer<Self>> {
         let dialect = self::dialect(dialect)?;
-        let cache = index_cache.map(|d| IndexCache::open(&d)).transpose().py(py)?;
-        let (paths, contents) = files(&paths, contents)?;
-        let how = Opening {
-            contents: &contents,
-            cache: cache.as_ref(),
-            tolerant: false,
-            threads: default_threads(),
-        };
-        let seeks_nulls = features.is_none();
-        let opened = py.detach(|| CsvFiles::open(dialect, &paths, how, seeks_nulls, &mut signals()));
+        let how = files.opening(false);
+        let seeks_nulls = matches!(wanted, Wanted::Columns(_));
+        let opened = py.detach(|| CsvFiles::open(dialect, &files.paths, how, seeks_nulls, &mut signals()));
         let (files, notes) = opened.py(py)?;
         log(py, &notes)?;
         let files = Arc::new(files);
-        let features = match features {
-            Some(features) => lifted(features, lookups)?,
-            None => inferred(py, &files, columns.as_deref())?,
+        let features = match wanted {
+            Wanted::Features(features) => features,
+            Wanted::Columns(columns) => inferred(py, &files, columns.as_deref())?,
         };
         CsvDataset::of(py, files, features)
     }
 
     /// The same files, read for other features. Nothing is opened.
-    #[pyo3(signature = (features, lookups=None))]
-    fn with_features(
-        &self,
-        py: Python<'_>,
-        features: Vec<(String, Lowered<'_>)>,
-        lookups: Option<Lookups<'_>>,
-    ) -> PyResult<Py<CsvDataset>> {
-        Py::new(py, CsvDataset::of(py, self.files.clone(), lifted(features, lookups)?)?)
+    fn with_features(&self, py: Python<'_>, features: Features) -> PyResult<Py<CsvDataset>> {
+        Py::new(py, CsvDataset::of(py, self.files.clone(), features.0)?)
     }
 
     /// The same files, read for features that are found out by a look at rows.

@@ -5,8 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind, Result, path_text};
 use fastpipe_datasets::UnscannedCsv;
-use fastpipe_engine::default_threads;
-use fastpipe_files::{Halt, Opening};
+use fastpipe_files::Halt;
 use numpy::PyArray1;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,9 +15,8 @@ use crate::arrays::batch_arrays::array;
 use crate::callbacks::{log, signals};
 use crate::errors::IntoPy;
 use crate::sources::csv::{CsvDataset, LoweredDialect, dialect};
-use crate::sources::in_memory_files::{InMemory, files};
-use crate::specs::features::Lowered;
-use crate::specs::lookups::{Lookups, lifted};
+use crate::sources::files::Files;
+use crate::specs::wanted::Features;
 
 /// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a
 /// range in which that lies with a probability of 95 %.
@@ -31,28 +29,21 @@ type Estimated<'py> = (
 
 /// Draws rows at random bytes.
 #[pyfunction]
-#[pyo3(signature = (paths, dialect, contents, rows, seed, *, replace, num_threads))]
-#[allow(clippy::too_many_arguments)] // Keywords in Python.
+#[pyo3(signature = (files, dialect, rows, seed, *, replace, num_threads))]
 pub(crate) fn estimate_csv<'py>(
     py: Python<'py>,
-    paths: Vec<OsString>,
+    files: Files,
     dialect: LoweredDialect,
-    contents: Vec<InMemory>,
     rows: u64,
     seed: u64,
     replace: bool,
     num_threads: Option<usize>,
 ) -> PyResult<Estimated<'py>> {
     let dialect = self::dialect(dialect)?;
-    let (paths, contents) = files(&paths, contents)?;
-    let how = Opening {
-        contents: &contents,
-        cache: None,
-        tolerant: false,
-        threads: num_threads.unwrap_or_else(default_threads),
-    };
+    let mut how = files.opening(false);
+    how.threads = num_threads.unwrap_or(how.threads);
     let drawn = py.detach(|| {
-        let (files, notes) = UnscannedCsv::open(dialect, &paths, how, &mut signals())?;
+        let (files, notes) = UnscannedCsv::open(dialect, &files.paths, how, &mut signals())?;
         Ok::<_, Halt<PyErr>>((files.sample(rows, replace, seed, &mut signals())?, notes))
     });
     let (drawn, notes) = drawn.py(py)?;
@@ -90,23 +81,16 @@ impl CsvReservoir {
 impl CsvReservoir {
     /// `features` are those that are read later; none if they are inferred.
     #[new]
-    #[pyo3(signature = (name, dialect, features, rows, seed, memory_limit, lookups=None))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         name: OsString,
         dialect: LoweredDialect,
-        features: Vec<(String, Lowered<'_>)>,
+        features: Features,
         rows: u64,
         seed: u64,
         memory_limit: Option<u64>,
-        lookups: Option<Lookups<'_>>,
     ) -> PyResult<Self> {
-        let (name, dialect, features) = (
-            path_text(&name).into(),
-            self::dialect(dialect)?,
-            lifted(features, lookups)?,
-        );
-        let reservoir = fastpipe_datasets::CsvReservoir::new(name, dialect, features, rows, seed, memory_limit);
+        let (name, dialect) = (path_text(&name).into(), self::dialect(dialect)?);
+        let reservoir = fastpipe_datasets::CsvReservoir::new(name, dialect, features.0, rows, seed, memory_limit);
         Ok(CsvReservoir(Mutex::new(Some(reservoir))))
     }
 

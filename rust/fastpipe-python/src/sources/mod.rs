@@ -8,7 +8,7 @@ pub(crate) mod avro_writer;
 pub(crate) mod csv;
 pub(crate) mod csv_samples;
 pub(crate) mod data;
-pub(crate) mod in_memory_files;
+pub(crate) mod files;
 pub(crate) mod index_cache;
 pub(crate) mod interactions;
 pub(crate) mod interactions_preparation;

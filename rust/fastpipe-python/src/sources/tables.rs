@@ -11,8 +11,8 @@ use pyo3::types::PyBytes;
 use crate::arrays::arrow_import::import;
 use crate::errors::{IntoPy, guarded};
 use crate::sources::data::Data;
-use crate::specs::features::{Described, Lowered, describe, listed};
-use crate::specs::lookups::{Lookups, lifted};
+use crate::specs::features::{Described, describe, listed};
+use crate::specs::wanted::Wanted;
 
 /// A table in memory, ready to be read. Its units are stretches of rows.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
@@ -23,21 +23,13 @@ pub(crate) struct TableDataset {
 
 #[pymethods]
 impl TableDataset {
-    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it. Without features those are
-    /// inferred of all columns, or of some.
+    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it.
     #[new]
-    #[pyo3(signature = (table, features=None, columns=None, lookups=None))]
-    fn new(
-        py: Python<'_>,
-        table: &Bound<'_, PyAny>,
-        features: Option<Vec<(String, Lowered<'_>)>>,
-        columns: Option<Vec<String>>,
-        lookups: Option<Lookups<'_>>,
-    ) -> PyResult<PyClassInitializer<Self>> {
+    fn new(py: Python<'_>, table: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<PyClassInitializer<Self>> {
         let (schema, batches) = guarded(py, || import(table))?;
-        let features = match features {
-            Some(features) => with_forms(&schema, &lifted(features, lookups)?).py(py)?,
-            None => {
+        let features = match wanted {
+            Wanted::Features(features) => with_forms(&schema, &features).py(py)?,
+            Wanted::Columns(columns) => {
                 let known = py.detach(|| without_nulls(&schema, &batches));
                 infer_all(&known, columns.as_deref()).py(py)?
             }

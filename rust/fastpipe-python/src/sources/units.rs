@@ -13,8 +13,8 @@ use crate::arrays::arrow_import::import_schema;
 use crate::errors::{IntoPy, guarded};
 use crate::sources::data::Data;
 use crate::sources::unit_calls::UnitCalls;
-use crate::specs::features::{Described, Lowered, describe, listed};
-use crate::specs::lookups::{Lookups, lifted};
+use crate::specs::features::{Described, describe, listed};
+use crate::specs::wanted::Wanted;
 
 /// Stands where no pass reads.
 struct Unread(UnitName);
@@ -93,38 +93,28 @@ pub(crate) struct UnitsDataset {
 
 #[pymethods]
 impl UnitsDataset {
-    /// Units of a schema, with this many rows each, and as many bytes if that is known. `name` says what a unit is
-    /// called; `start` starts threads that answer calls, at most `at_once` of them. Without features those are inferred
-    /// of all columns, or of some. With `slice_bytes`, a unit that takes more than twice as much is read a slice at a
-    /// time. `dictionaries` says what codes of dictionaries stand for, by the paths of their columns.
+    /// Units of a schema. `sizes` are the rows of each, and the bytes of each if they are known. `calls` are what a
+    /// unit is called, how threads are started that answer calls, and how many of them at most. With `slice_bytes`, a
+    /// unit that takes more than twice as much is read a slice at a time. `dictionaries` says what codes of
+    /// dictionaries stand for, by the paths of their columns.
     #[new]
-    #[pyo3(signature = (
-        schema, rows, bytes, name, start, at_once, features=None, columns=None, slice_bytes=None, dictionaries=None,
-        lookups=None
-    ))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
     fn new(
         py: Python<'_>,
         schema: &Bound<'_, PyAny>,
-        rows: Vec<u32>,
-        bytes: Option<Vec<u64>>,
-        name: Py<PyAny>,
-        start: Py<PyAny>,
-        at_once: usize,
-        features: Option<Vec<(String, Lowered<'_>)>>,
-        columns: Option<Vec<String>>,
+        wanted: Wanted,
+        sizes: (Vec<u32>, Option<Vec<u64>>),
+        calls: (Py<PyAny>, Py<PyAny>, usize),
         slice_bytes: Option<u64>,
-        dictionaries: Option<HashMap<String, Vec<String>>>,
-        lookups: Option<Lookups<'_>>,
+        dictionaries: HashMap<String, Vec<String>>,
     ) -> PyResult<PyClassInitializer<Self>> {
         let schema = guarded(py, || import_schema(schema))?;
-        let features = match features {
-            Some(features) => with_forms(&schema, &lifted(features, lookups)?),
-            None => infer_all(&schema, columns.as_deref()),
+        let features = match wanted {
+            Wanted::Features(features) => with_forms(&schema, &features),
+            Wanted::Columns(columns) => infer_all(&schema, columns.as_deref()),
         };
         let features = features.py(py)?;
+        let ((rows, bytes), (name, start, at_once)) = (sizes, calls);
         let name = named(name);
-        let dictionaries = dictionaries.unwrap_or_default();
         let unread = Unread(name.clone());
         let source = UnitsSource::new(&schema, &features, rows, bytes, slice_bytes, &dictionaries, unread).py(py)?;
         let source = Arc::new(source);

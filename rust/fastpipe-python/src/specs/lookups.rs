@@ -1,7 +1,6 @@
 //! Vocabularies, and features whose text becomes indices.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 
@@ -172,17 +171,4 @@ pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLoo
         lookup: Some(Arc::new(lookup)),
         ..feature
     })
-}
-
-/// More of the features of kind `"lookup"`.
-pub(crate) type Lookups<'py> = HashMap<String, LoweredLookup<'py>>;
-
-/// Features from what Python lowers them to.
-pub(crate) fn lifted(features: Vec<(String, Lowered<'_>)>, lookups: Option<Lookups<'_>>) -> PyResult<Vec<Feature>> {
-    let mut lookups = lookups.unwrap_or_default();
-    let lifted = features.into_iter().map(|(name, spec)| match lookups.remove(&name) {
-        Some(lookup) => feature(name, spec, lookup),
-        None => features::feature(name, spec),
-    });
-    lifted.collect()
 }

@@ -2,3 +2,4 @@
 
 pub(crate) mod features;
 pub(crate) mod lookups;
+pub(crate) mod wanted;
