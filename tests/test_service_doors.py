@@ -25,6 +25,7 @@ import fastpipe.service
 from apart import wait_until
 from fastpipe import _fastpipe
 from fastpipe._reader.ordering import Ordering
+from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe.service._wire import Ticket, as_error, messages, sealed
@@ -295,7 +296,7 @@ def feed() -> Any:
         columns, None, rows, uncut=None, in_sequence=None, start=lambda feed, request: feeds.append(feed)
     )
     found = Ordering.read(json.dumps(ORDER)).of(dataset)
-    started = found.batches(0, 0, 2, num_threads=None, sharers=1, prefetch=None, memory_limit=None)
+    started = found.batches(PassOptions(), 0, 0, 2)
     return feeds[0], started
 
 

@@ -26,10 +26,10 @@ LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list
 # How the values of a feature become numbers.
 LoweredLookup: TypeAlias = "tuple[Vocabulary | None, str, int, int, bytes, str | None, str]"
 
-# Features, each with its lookup if its text becomes indices.
+# The features to read: the spec of each, and the lookup of text that is read as indices.
 LoweredFeatures: TypeAlias = "dict[str, tuple[Lowered, LoweredLookup | None]]"
 
-# What is read of a source: features, or columns whose specs are inferred; None for all columns.
+# The features to read, or the columns, whose specs are inferred; None for all columns.
 Wanted: TypeAlias = "LoweredFeatures | list[str] | None"
 
 # The bytes of a file that is in memory, and from where to where; None for one that isn't.

@@ -13,6 +13,7 @@ from fastpipe._boundary import (
     LoweredFiles,
     Wanted,
 )
+from fastpipe._reader.pass_options import PassOptions
 
 __all__ = [
     "ArrowBatches",
@@ -573,33 +574,19 @@ class Order:
     def steps(self) -> int: ...
     def start(
         self,
-        *,
+        options: PassOptions,
         epoch: int,
-        end_epoch: int | None,
-        progress: dict[str, Any] | None,
-        num_threads: int | None,
-        sharers: int,
-        prefetch: int | None,
-        memory_limit: int | None,
-        record_tasks: bool,
-        memory: PassMemory | None = None,
-        csr: bool = False,
+        end_epoch: int | None = None,
+        progress: dict[str, Any] | None = None,
     ) -> Pass: ...
     def check(self, progress: dict[str, Any]) -> None: ...
     def batches(
         self,
+        options: PassOptions,
         epoch: int,
         start: int,
         stop: int,
-        *,
-        num_threads: int | None,
-        sharers: int,
-        prefetch: int | None,
-        memory_limit: int | None,
         progress: dict[str, Any] | None = None,
-        memory: PassMemory | None = None,
-        csr: bool = False,
-        bounded: bool = False,
     ) -> Pass: ...
     def locate(self, epoch: int, step: int, row: int, memory_limit: int | None = None) -> tuple[int, int]: ...
     def rows(self, epoch: int, step: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint32]]: ...

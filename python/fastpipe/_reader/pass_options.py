@@ -1,12 +1,15 @@
-"""How passes run: what changes nothing of what they yield."""
+"""How passes run: what changes nothing of the rows that they yield."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, Self, SupportsIndex, TypedDict
+from typing import TYPE_CHECKING, Literal, Self, SupportsIndex
 
 from fastpipe._reader.ordering import integer, within
+
+if TYPE_CHECKING:
+    from fastpipe._fastpipe import PassMemory
 
 _UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -15,15 +18,6 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMGT]?i?B?)\s*", re.IGNORECASE)
 _NAMES = {name.lower(): size for name, size in _UNITS.items()}
-
-
-class PassKwargs(TypedDict):
-    """The options of a pass, see `PassOptions`."""
-
-    num_threads: int | None
-    sharers: int
-    prefetch: int | None
-    memory_limit: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +30,10 @@ class PassOptions:
         memory_limit: bytes at most; None for no limit.
         record_tasks: whether passes keep a record of their tasks.
         sharers: readers like this one that share the processors: what "as many as pay" are counted of.
+        memory: what batches are stored in; None for the data set's own memory.
+        csr: whether sparse columns have the layout "csr".
+        bounded: whether another program has chosen the order: then memory_limit, by default half of the machine's
+            memory, holds for a single batch that is asked for by its step, too.
     """
 
     num_threads: int | None = None
@@ -43,6 +41,9 @@ class PassOptions:
     memory_limit: int | None = None
     record_tasks: bool = False
     sharers: int = 1
+    memory: PassMemory | None = None
+    csr: bool = False
+    bounded: bool = False
 
     @classmethod
     def checked(
@@ -67,16 +68,6 @@ class PassOptions:
             prefetch=None if prefetch is None else _prefetch(prefetch),
             memory_limit=None if memory_limit is None else memory_size("memory_limit", memory_limit),
         )
-
-    @property
-    def of_pass(self) -> PassKwargs:
-        """The options of each pass."""
-        return {
-            "num_threads": self.num_threads,
-            "sharers": self.sharers,
-            "prefetch": self.prefetch,
-            "memory_limit": self.memory_limit,
-        }
 
 
 def _prefetch(prefetch: SupportsIndex) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
@@ -309,15 +310,8 @@ class Reader:
         self._close(
             "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
         )
-        started = self._order.start(
-            epoch=epoch,
-            end_epoch=None if self._epochs is None else epoch + self._epochs,
-            progress=progress,
-            **self._running.of_pass,
-            record_tasks=self._running.record_tasks,
-            memory=memory,
-            csr=csr,
-        )
+        options = replace(self._running, memory=memory, csr=csr)
+        started = self._order.start(options, epoch, None if self._epochs is None else epoch + self._epochs, progress)
         self._active = started.position
         self._cursor.start(epoch, progress, started.position)
         return started
@@ -577,16 +571,8 @@ class Reader:
             >>> reader.batch_at(3)["label"].shape, reader.batch_at(3, epoch=1)["label"].shape
             ((1024,), (1024,))
         """
-        at, running = self._step(step), self._running
-        started = self._order.batches(
-            self._at(epoch),
-            at,
-            at + 1,
-            num_threads=running.num_threads,
-            sharers=1,
-            prefetch=1,
-            memory_limit=running.memory_limit,
-        )
+        at, options = self._step(step), replace(self._running, sharers=1, prefetch=1)
+        started = self._order.batches(options, self._at(epoch), at, at + 1)
         try:
             batch = next(started)
             # Its end says whether files changed while it was read.

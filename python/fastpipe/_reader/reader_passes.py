@@ -199,7 +199,7 @@ class ReaderPasses(Passes):
         return Started(started, started.position, started.close)
 
     def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> Pass:
-        return self._reader._order.batches(epoch, start, stop, **self._reader._running.of_pass, csr=csr)
+        return self._reader._order.batches(replace(self._reader._running, csr=csr), epoch, start, stop)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
         return arrow_streams(self._reader, partial(self._stretch, epoch, start, stop, csr=True)).record_batches()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import namedtuple
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -235,14 +236,8 @@ class _Bringing:
 
         def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> Pass:
             assert here is not None
-            return ordering.of(here.data.handle).batches(
-                epoch,
-                start,
-                stop,
-                **here.running.of_pass,
-                progress=progress,
-                csr=csr,
-            )
+            options = replace(here.running, csr=csr)
+            return ordering.of(here.data.handle).batches(options, epoch, start, stop, progress)
 
         Transfer(
             feed,

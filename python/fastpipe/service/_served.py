@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy.typing as npt
 from fastpipe._arrow.schema import encoded_features
 from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
 from fastpipe._reader.ordering import Ordering
-from fastpipe._reader.pass_options import PassKwargs
 from fastpipe._reader.passes import Passes, passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.reader_passes import ReaderPasses
@@ -73,6 +73,7 @@ class Served:
         own = parts.running.memory_limit
         self._shared = shares is not None
         self.limit = own if shares is None else shares.limit(own)
+        self._running = replace(parts.running, memory_limit=self.limit)
         if self._shared:
             self._check_share()
 
@@ -82,18 +83,12 @@ class Served:
         if not order.steps:
             return
         try:
-            order.batches(0, 0, order.steps, **self._options, bounded=True).close()
+            order.batches(replace(self._running, bounded=True), 0, 0, order.steps).close()
         except LimitError as error:
             raise LimitError(
                 f"a pass of the reader {self.name!r} doesn't fit its share of the server's memory_limit; raise that, or"
                 f" lower keep or max_passes. Of a pass: {error}"
             ) from error
-
-    @property
-    def _options(self) -> PassKwargs:
-        found = self._parts.running.of_pass
-        found["memory_limit"] = self.limit
-        return found
 
     def description(self) -> dict[str, Any]:
         """What a client is told first, fit for JSON. Of files their names, without folders."""
@@ -196,16 +191,9 @@ class Served:
         memory: PassMemory | None = None,
     ) -> Pass:
         """Begins a pass at a step, counted as a ticket counts, up to another one."""
-        return order.batches(
-            ticket.epoch,
-            step,
-            stop,
-            **self._options,
-            progress=ticket.progress,
-            memory=memory,
-            csr=ticket.csr,
-            bounded=self._shared or self._asks_more(ticket),
-        )
+        bounded = self._shared or self._asks_more(ticket)
+        options = replace(self._running, memory=memory, csr=ticket.csr, bounded=bounded)
+        return order.batches(options, ticket.epoch, step, stop, ticket.progress)
 
     def _asks_more(self, ticket: Ticket) -> bool:
         """Whether an order may take more than the reader's own, which whoever serves it has chosen."""

@@ -106,7 +106,7 @@ class Spec:
         return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length, self.scale
 
     def _lower_lookup(self) -> LoweredLookup | None:
-        """Gives Rust plain values of how text becomes indices; None if it doesn't."""
+        """Gives Rust plain values of the lookup of a spec that reads text as indices."""
         return None
 
     def _check_length(self) -> None:

@@ -5,6 +5,7 @@ pub(crate) mod batch_feed;
 pub(crate) mod order;
 pub(crate) mod pass;
 pub(crate) mod pass_memory;
+pub(crate) mod pass_options;
 pub(crate) mod progress;
 pub(crate) mod stats;
 pub(crate) mod stratified_draws;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_datasets::window_rows;
-use fastpipe_engine::{BatchSource, Memory, Options, Origin, Stream, VALID, check_order, check_state, unplanned};
+use fastpipe_engine::{BatchSource, Origin, Stream, VALID, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
 use fastpipe_wire::RemoteBatches;
@@ -16,7 +16,7 @@ use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 use crate::passes::batch_feed::{BatchFeed, request};
 use crate::passes::pass::Pass;
-use crate::passes::pass_memory::PassMemory;
+use crate::passes::pass_options::PassOptions;
 use crate::passes::progress::Progress;
 use crate::sources::data::Data;
 
@@ -114,52 +114,27 @@ impl Order {
         self.order.steps()
     }
 
-    /// Starts a pass at the start of an epoch, or where a state stands, up to but without the epoch `end_epoch`.
-    /// `memory` is what its batches lie in, instead of the data set's own; with `csr` their sparse columns are in that
-    /// layout.
-    #[pyo3(signature = (*, epoch, end_epoch, progress, num_threads, sharers, prefetch, memory_limit, record_tasks, memory=None, csr=false))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    /// Starts a pass at the start of an epoch, or at a state (`progress`), up to but without the epoch `end_epoch`.
+    #[pyo3(signature = (options, epoch, end_epoch=None, progress=None))]
     fn start(
         &self,
         py: Python<'_>,
+        mut options: PassOptions,
         epoch: u64,
         end_epoch: Option<u64>,
         progress: Option<Progress>,
-        num_threads: Option<usize>,
-        sharers: usize,
-        prefetch: Option<usize>,
-        memory_limit: Option<u64>,
-        record_tasks: bool,
-        memory: Option<&Bound<'_, PassMemory>>,
-        csr: bool,
     ) -> PyResult<Pass> {
         let mut cursor = match progress {
             None => self.order.epoch(epoch).map_err(unplanned).py(py)?,
-            Some(progress) => self.resumed(py, &progress.into(), memory_limit)?,
+            Some(progress) => self.resumed(py, &progress.into(), options.engine.memory_limit)?,
         };
         let state = py.detach(|| cursor.state()).map_err(unplanned).py(py)?;
-        let options = Options {
-            num_threads,
-            sharers,
-            prefetch,
-            memory_limit,
-            record_tasks,
-            end_epoch,
-            limit: None,
-        };
+        options.engine.end_epoch = end_epoch;
         let total = end_epoch.map(|end| match end.checked_sub(cursor.current_epoch()) {
             None | Some(0) => 0,
             Some(epochs) => cursor.left() + (epochs - 1).saturating_mul(self.order.steps()),
         });
-        let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
-        let start = Start {
-            cursor,
-            options,
-            total,
-            state,
-            memory,
-        };
-        self.pass(py, start, csr)
+        self.pass(py, cursor, &options, total, state)
     }
 
     /// Whether `start` can go on from a state; an exception says why not.
@@ -167,31 +142,20 @@ impl Order {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of the batches `start` to `stop` of an epoch, or of what is left behind a state (`progress`), counted
-    /// from there. `memory` is what they lie in, instead of the data set's own. Order and batches may take
-    /// `memory_limit` together, by default half of the machine's memory; a single batch is held to it only if somebody
-    /// else has chosen the order (`bounded`).
-    #[pyo3(signature = (
-        epoch, start, stop, *, num_threads, sharers, prefetch, memory_limit, progress=None, memory=None, csr=false,
-        bounded=false
-    ))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
+    /// A pass of the batches `start` to `stop` of an epoch, or of the rest of one after a state (`progress`), counted
+    /// from there. Order and batches may take the memory limit together.
+    #[pyo3(signature = (options, epoch, start, stop, progress=None))]
     fn batches(
         &self,
         py: Python<'_>,
+        mut options: PassOptions,
         epoch: u64,
         start: u64,
         stop: u64,
-        num_threads: Option<usize>,
-        sharers: usize,
-        prefetch: Option<usize>,
-        memory_limit: Option<u64>,
         progress: Option<Progress>,
-        memory: Option<&Bound<'_, PassMemory>>,
-        csr: bool,
-        bounded: bool,
     ) -> PyResult<Pass> {
-        let memory_limit = memory_limit.or(machine_memory().filter(|_| bounded).map(|bytes| bytes / 2));
+        let half = || machine_memory().filter(|_| options.bounded).map(|bytes| bytes / 2);
+        let memory_limit = options.engine.memory_limit.or_else(half);
         let last = stop
             .checked_sub(1)
             .filter(|&last| last >= start)
@@ -218,24 +182,9 @@ impl Order {
             }
         };
         let number = stop - start;
-        let options = Options {
-            num_threads,
-            sharers,
-            prefetch,
-            memory_limit: memory_limit.filter(|_| bounded || number > 1),
-            record_tasks: false,
-            end_epoch: None,
-            limit: Some(number),
-        };
-        let memory = memory.map(|m| m.get().of(py, self.data.get().source())).transpose()?;
-        let start = Start {
-            cursor,
-            options,
-            total: Some(number),
-            state: State::default(),
-            memory,
-        };
-        self.pass(py, start, csr)
+        options.engine.memory_limit = memory_limit.filter(|_| options.bounded || number > 1);
+        options.engine.limit = Some(number);
+        self.pass(py, cursor, &options, Some(number), State::default())
     }
 
     /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.
@@ -327,17 +276,21 @@ impl Order {
         plan.ok_or_else(missing).py(py)
     }
 
-    /// A pass; with `csr` its sparse columns are in that layout.
-    fn pass(&self, py: Python<'_>, start: Start, csr: bool) -> PyResult<Pass> {
-        let Start {
-            mut cursor,
-            options,
-            total,
-            state,
-            memory,
-        } = start;
-        let data = self.data.get();
-        let (begun, memory) = (data.begin(py, csr)?, memory.unwrap_or_else(|| data.memory()));
+    /// A pass of `total` batches, if that is known, from the place of a cursor.
+    fn pass(
+        &self,
+        py: Python<'_>,
+        mut cursor: Cursor,
+        options: &PassOptions,
+        total: Option<u64>,
+        state: State,
+    ) -> PyResult<Pass> {
+        let (data, csr) = (self.data.get(), options.csr);
+        let memory = match &options.memory {
+            Some(memory) => memory.get().of(py, data.source())?,
+            None => data.memory(),
+        };
+        let (begun, options) = (data.begin(py, csr)?, options.engine);
         let batches: Box<dyn BatchSource> = match data.bringer() {
             None => {
                 let start = || Stream::start(begun.source.clone(), cursor, options, memory.clone());
@@ -375,16 +328,6 @@ impl Order {
         };
         Pass::new(py, batches, begun, padded, total, origin, state)
     }
-}
-
-/// What a pass starts with.
-struct Start {
-    cursor: Cursor,
-    options: Options,
-    total: Option<u64>,
-    state: State,
-    /// What its batches lie in, instead of the data set's own memory.
-    memory: Option<Arc<Memory>>,
 }
 
 /// The numbers of rows, which must ascend and be those of rows that there are.

@@ -1,4 +1,4 @@
-//! What Python wants of a source: features with their specs, or columns.
+//! The features, or the columns, that Python reads of a source.
 
 use fastpipe_batch::Feature;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 use crate::specs::features::{self, Lowered};
 use crate::specs::lookups::{self, LoweredLookup};
 
-/// Features, from a dict: of each name its lowered spec and, if its text becomes indices, its lookup.
+/// Features, from a dict: for each name the lowered spec, and the lookup of text that is read as indices.
 pub(crate) struct Features(pub(crate) Vec<Feature>);
 
 impl<'py> FromPyObject<'_, 'py> for Features {
