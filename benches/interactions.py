@@ -37,6 +37,7 @@ import numpy.typing as npt
 
 import fastpipe
 from fastpipe import _fastpipe
+from fastpipe._boundary import NegativeSampling
 from harness import Bench, Turn, sampled, take_turns
 from harness.data import cores
 
@@ -178,7 +179,7 @@ def samplers(bench: Bench) -> None:
     data, threads = positives(6_040, 3_706, 1_000_209), bench.args.threads
     handle = _fastpipe.Positives(*data)
     tasks: dict[str, Callable[[], Items]] = {
-        "fastpipe": lambda: handle.sample_negatives(negatives=NEGATIVES, seed=1, num_threads=threads),
+        "fastpipe": lambda: handle.sample_negatives(NegativeSampling(NEGATIVES), seed=1, num_threads=threads),
         "complement": lambda: in_threads(complement, data, threads, 1),
         "bisect": lambda: in_threads(bisect, data, threads, 1, chunk=1),
         "reject": lambda: in_threads(reject, data, threads, 1, chunk=1),

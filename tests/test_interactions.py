@@ -18,6 +18,7 @@ import pytest
 import fastpipe
 import samples
 from fastpipe import Interactions, InteractionsError, PointLocation, UnseenItemsError, read_interactions
+from fastpipe._boundary import NegativeSampling
 from samples import through_json
 
 NEGATIVES = 3
@@ -231,7 +232,7 @@ def test_each_positive_comes_once_an_epoch(data: Interactions, shuffle: Any, neg
 
 def test_several_shards(large: Interactions) -> None:
     reader = read(large, batch_size=10_000, negatives=4)
-    assert len(large._positives.full_users(negatives=4)) == 0
+    assert len(large._positives.full_users(NegativeSampling(4))) == 0
     assert reader._data.handle.unit_rows().size == 5
     check_batches(large, list(reader), 4)
 

@@ -895,8 +895,7 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
     options: dict[str, Any] = {
         "batch_size": 2,
         "shuffle_buffer": 3,
-        "seed": 0,
-        "epoch": 0,
+        "key": (0, 0),
         "drop_last": False,
         "copy": False,
     }

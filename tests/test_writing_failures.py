@@ -20,6 +20,7 @@ import pytest
 import fastpipe
 from avro_rows import read
 from fastpipe import _fastpipe
+from fastpipe._boundary import AvroWriting
 
 pytestmark = pytest.mark.usefixtures("plain_values")
 
@@ -198,9 +199,8 @@ def test_a_writer_used_while_it_writes(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     path.touch()
     writer = _fastpipe.AvroWriter(
-        str(path), shown="x", schema=None, codec="null", level=None, block_bytes=10, num_threads=1, sync=b"x" * 16,
-        metadata=[], appending_to=None,
-    )  # fmt: skip
+        str(path), shown="x", schema=None, writing=AvroWriting("null", None, 10, 1, b"x" * 16, [])
+    )
 
     def again() -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"a": [1]})

@@ -6,11 +6,14 @@ import numpy.typing as npt
 from typing_extensions import disjoint_base
 
 from fastpipe._boundary import (
+    AvroWriting,
     Described,
     InMemory,
+    ItemConsumerOptions,
     LoweredDialect,
     LoweredFeatures,
     LoweredFiles,
+    NegativeSampling,
     Wanted,
 )
 from fastpipe._reader.pass_options import PassOptions
@@ -144,13 +147,8 @@ class AvroWriter:
         *,
         shown: str,
         schema: str | None,
-        codec: str,
-        level: int | None,
-        block_bytes: int,
-        num_threads: int,
-        sync: bytes,
-        metadata: list[tuple[str, bytes]],
-        appending_to: str | None,
+        writing: AvroWriting,
+        appending_to: str | None = None,
         encoded: bool = False,
     ) -> AvroWriter: ...
     def copy(self, table: object) -> int: ...
@@ -405,31 +403,17 @@ class Drawing:
 @final
 class Positives:
     def __new__(cls, indptr: npt.NDArray[np.int64], items: npt.NDArray[np.uint32], num_items: int) -> Positives: ...
-    def full_users(
-        self, *, negatives: int, repeats: bool = True, weights: npt.NDArray[np.float64] | None = None
-    ) -> npt.NDArray[np.int64]: ...
+    def full_users(self, sampling: NegativeSampling) -> npt.NDArray[np.int64]: ...
     def sample_negatives(
-        self,
-        *,
-        negatives: int,
-        seed: int,
-        epoch: int = 0,
-        first_positive: int = 0,
-        repeats: bool = True,
-        weights: npt.NDArray[np.float64] | None = None,
-        num_threads: int | None = None,
+        self, sampling: NegativeSampling, *, seed: int, num_threads: int | None = None
     ) -> npt.NDArray[np.uint32]: ...
     def sample_unseen(
         self,
         users: npt.NDArray[np.int64],
         exclude: npt.NDArray[np.int64],
+        sampling: NegativeSampling,
         *,
-        negatives: int,
         seed: int,
-        first: int = 0,
-        repeats: bool = True,
-        weights: npt.NDArray[np.float64] | None = None,
-        num_threads: int | None = None,
     ) -> npt.NDArray[np.uint32]: ...
 
 @final
@@ -437,16 +421,11 @@ class InteractionsDataset(Data):
     def __new__(
         cls,
         positives: Positives,
+        sampling: NegativeSampling,
         *,
-        negatives: int,
-        repeats: bool = True,
-        item_dtype: str = "int32",
-        label_dtype: str = "int8",
-        weights: npt.NDArray[np.float64] | None = None,
-        skip_full: bool = False,
-        first_user: int = 0,
-        first_positive: int = 0,
-        shard_positives: int | None = None,
+        dtypes: tuple[str, str],
+        skip_full: bool,
+        first: tuple[int, int],
     ) -> InteractionsDataset: ...
     def shard_users(self) -> npt.NDArray[np.int64]: ...
     def place_of(self, unit: int, record: int) -> tuple[int, int, int, int]: ...
@@ -467,20 +446,7 @@ _NoMemory: TypeAlias = tuple[Literal["memory"], int, int, int, int | None]
 
 @final
 class ItemConsumer:
-    def __new__(
-        cls,
-        *,
-        makers: int,
-        joiners: int,
-        slots: int,
-        joining: int,
-        whole: bool,
-        turns: bool,
-        ahead: int,
-        slack: int,
-        most: int,
-        shared: bool,
-    ) -> ItemConsumer: ...
+    def __new__(cls, options: ItemConsumerOptions) -> ItemConsumer: ...
     @property
     def file(self) -> int | None: ...
     @property
@@ -491,8 +457,7 @@ class ItemConsumer:
         pickle: Callable[[list[Any]], bytes],
         number: int,
         seed: int,
-        layout: tuple[int, ItemLayout] | None,
-        later: bool,
+        layout: tuple[int, ItemLayout] | bool,
     ) -> int: ...
     def can_begin(self) -> bool: ...
     def cancel(self, batches: Sequence[int]) -> None: ...
@@ -645,8 +610,7 @@ class RowBuffer:
         *,
         batch_size: int,
         shuffle_buffer: int,
-        seed: int,
-        epoch: int,
+        key: tuple[int, int],
         drop_last: bool,
         copy: bool,
         arrays: list[str] | None = None,

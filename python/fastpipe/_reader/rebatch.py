@@ -193,8 +193,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
                 chunk,
                 self._batch_size,
                 shuffle_buffer=self._shuffle_buffer,
-                seed=self._seed,
-                epoch=self._epoch,
+                key=(self._seed, self._epoch),
                 drop_last=self._drop_last,
                 copy=self._copy,
             )

@@ -14,6 +14,7 @@ import numpy as np
 
 from fastpipe._arguments import flag, imported, shown
 from fastpipe._arrow import to_arrow
+from fastpipe._boundary import AvroWriting
 from fastpipe._fastpipe import AvroWriter, ContainerFile
 from fastpipe._local_path import local
 from fastpipe._progress import progress_bar
@@ -113,13 +114,14 @@ def write_avro(
     """
     target = local(path, "path is a path")
     text = _schema_text(schema)
-    size = _number("block_bytes", block_bytes, 1, _MOST_BLOCK_BYTES)
-    wanted: dict[str, Any] = {
-        "level": None if level is None else _number("level", level, -(2**31), 2**31 - 1),
-        "block_bytes": size,
-        "num_threads": _threads(num_threads),
-        "metadata": _entries(metadata),
-    }
+    writing = AvroWriting(
+        codec=codec or "zstandard",
+        block_bytes=_number("block_bytes", block_bytes, 1, _MOST_BLOCK_BYTES),
+        level=None if level is None else _number("level", level, -(2**31), 2**31 - 1),
+        num_threads=_threads(num_threads),
+        sync=os.urandom(_SYNC_BYTES),
+        metadata=_entries(metadata),
+    )
     if codec is not None and not isinstance(codec, str):
         raise TypeError(f"codec is the name of one, not {shown(codec)}")
     given = _given(data)
@@ -128,13 +130,12 @@ def write_avro(
         if metadata is not None:
             raise ValueError("metadata is in the header, which append=True leaves as it is: leave metadata out")
         known, length = _appendable(target, codec)
-        wanted |= {"codec": known.codec, "sync": known.sync_marker, "appending_to": known.schema_json}
+        writing, schema_there = writing._replace(codec=known.codec, sync=known.sync_marker), known.schema_json
         place: Any = truncated_on_failure(target, length)
     else:
-        wanted |= {"codec": codec or "zstandard", "sync": os.urandom(_SYNC_BYTES), "appending_to": None}
-        place = replacing(target)
+        schema_there, place = None, replacing(target)
     with _bar(data, showing) as bar, place as temporary:
-        writer = AvroWriter(temporary or target, shown=target, schema=text, **wanted)
+        writer = AvroWriter(temporary or target, shown=target, schema=text, writing=writing, appending_to=schema_there)
         try:
             _write(writer, given, text is None and not appending, None if bar is None else bar.update)
             rows, blocks, written = writer.finish()
@@ -170,19 +171,9 @@ def copy_records(
         The number of records.
     """
     with _bar(records, progress) as bar, replacing(path) as temporary:
-        writer = AvroWriter(
-            temporary,
-            shown=path,
-            schema=schema,
-            codec=codec,
-            level=None,
-            block_bytes=block_bytes,
-            num_threads=_threads("auto"),
-            sync=os.urandom(_SYNC_BYTES),
-            metadata=list(metadata.items()),
-            appending_to=None,
-            encoded=True,
-        )
+        sync = os.urandom(_SYNC_BYTES)
+        writing = AvroWriting(codec, None, block_bytes, _threads("auto"), sync, list(metadata.items()))
+        writer = AvroWriter(temporary, shown=path, schema=schema, writing=writing, encoded=True)
         try:
             for batch in arrow_streams(records).batches():
                 copied = writer.copy(batch)

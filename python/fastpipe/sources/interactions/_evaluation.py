@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag
+from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import Positives
 from fastpipe._reader.ordering import within
 from fastpipe.batch._form import described
@@ -116,9 +117,9 @@ def evaluation_candidates(
     places = places.reshape(-1)
     seen = _seen(data._csr.take(distinct), places, items, data.num_items)
     positives = Positives(seen.indptr, seen.items, data.num_items)
-    how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
-    check_unseen(data.users[distinct], positives, **how)
-    drawn = positives.sample_unseen(places, np.full_like(places, -1), seed=key, **how)
+    how = NegativeSampling(count, flag("repeats", repeats), weights)
+    check_unseen(data.users[distinct], positives, how)
+    drawn = positives.sample_unseen(places, np.full_like(places, -1), how, seed=key)
     candidates = np.empty((len(users), 1 + count), np.int32)
     candidates[:, 0] = items
     candidates[:, 1:] = drawn

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastpipe._arguments import flag
+from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._reader.dataset import SourceWording
 from fastpipe._reader.options import Options, Settings, takes_options
@@ -53,10 +54,7 @@ def weights_of(counts: npt.NDArray[np.int64], sampling: str, power: float) -> np
 def check_unseen(
     ids: np.ndarray,
     positives: Positives,
-    *,
-    negatives: int,
-    repeats: bool,
-    weights: npt.NDArray[np.float64] | None,
+    sampling: NegativeSampling,
     hint: str = "",
 ) -> None:
     """Sees that there are enough unseen items for each user who has positives.
@@ -64,24 +62,22 @@ def check_unseen(
     Args:
         ids: of the users.
         positives: what they have seen.
-        negatives: how many are drawn for each positive.
-        repeats: whether these may be the same.
-        weights: of the items; None if all are alike.
+        sampling: how negatives are drawn.
         hint: what to do about it, for the error.
 
     Raises:
         UnseenItemsError: if a user has too few; it names the first.
     """
-    full = positives.full_users(negatives=negatives, repeats=repeats, weights=weights)
+    full = positives.full_users(sampling)
     if not len(full):
         return
     user = ids[full[0]]
     user = user.item() if isinstance(user, np.generic) else user
-    what = "items" if weights is None else "items that can be drawn"
+    what = "items" if sampling.weights is None else "items that can be drawn"
     short = (
         f"has no unseen {what} to draw negatives from"
-        if repeats or negatives == 1
-        else f"has fewer than {negatives} unseen {what}, and as many different negatives are asked for"
+        if sampling.repeats or sampling.negatives == 1
+        else f"has fewer than {sampling.negatives} unseen {what}, and as many different negatives are asked for"
     )
     others = f" (as do {len(full) - 1} others)" if len(full) > 1 else ""
     raise UnseenItemsError(f"the user {user!r} {short}{others}{hint}", user=user)
@@ -149,25 +145,24 @@ class InteractionsData:
         weights = weights_of(data.item_counts, sampling, power)
         if on_full not in ("error", "skip"):
             raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
-        how: dict[str, Any] = {"negatives": count, "repeats": flag("repeats", repeats), "weights": weights}
+        how = NegativeSampling(count, flag("repeats", repeats), weights)
         if on_full == "error":
             hint = ': on_full="skip" leaves such users out'
-            check_unseen(data.users, data._positives, hint=hint, **how)
+            check_unseen(data.users, data._positives, how, hint)
         self._options: dict[str, Any] = {
             "negatives": count,
             **dtypes,
-            "repeats": how["repeats"],
+            "repeats": how.repeats,
             "sampling": sampling,
             "power": float(power),
             "on_full": on_full,
         }
         self.handle = InteractionsDataset(
             data._positives,
-            **how,
-            **dtypes,
+            how,
+            dtypes=(dtypes["item_dtype"], dtypes["label_dtype"]),
             skip_full=on_full == "skip",
-            first_user=data.first_user,
-            first_positive=0 if data._part is None else data._part.first_positive,
+            first=(data.first_user, 0 if data._part is None else data._part.first_positive),
         )
         if data.num_positives and not self.handle.num_rows:
             raise UnseenItemsError("no user has enough unseen items to draw negatives from, so nothing is left to read")

@@ -13,6 +13,7 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 
+from fastpipe._boundary import ItemConsumerOptions
 from fastpipe._fastpipe import ItemConsumer, available_memory, item_seed
 from fastpipe.errors import PassClosedError, WorkerError
 from fastpipe.torch.loader import _messages
@@ -94,7 +95,7 @@ class WithWorkers(Pass):
         # Whether some of them were begun before anybody knew how large an item is.
         self._unplanned = False
         try:
-            self._consumer = ItemConsumer(
+            options = ItemConsumerOptions(
                 makers=makers,
                 joiners=joiners,
                 slots=self._most_begun + 2,
@@ -106,6 +107,7 @@ class WithWorkers(Pass):
                 most=self._most(0),
                 shared=not threads,
             )
+            self._consumer = ItemConsumer(options)
         except (MemoryError, OSError) as error:
             if isinstance(error, OSError) and error.errno not in (None, errno.EFBIG):
                 raise
@@ -277,7 +279,7 @@ class WithWorkers(Pass):
             number, indices = self._drawn()
             listed = [indices] if self._fetch_kind == "sample" else indices if type(indices) is list else list(indices)
             layout = None if self._fetch_kind != "items" else self._layout()
-            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout, later)
+            batch = self._consumer.begin(listed, _pickled, number, self.progress.seed, layout or later)
         except StopIteration:
             self._drained = True
             return False

@@ -114,19 +114,15 @@ type Values<'py> = Vec<Bound<'py, PyUntypedArray>>;
 
 #[pymethods]
 impl RowBuffer {
-    /// `columns` has the parts of each column, from the outermost to the innermost. `arrays` has the columns' names, if
-    /// each is an array that is its only part as it stands.
+    /// `columns` has the parts of each column, from the outermost to the innermost. `key` is the seed and the epoch.
+    /// `arrays` has the columns' names, if each is an array that is its only part as it stands.
     #[new]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    #[pyo3(signature = (
-        columns, *, batch_size, shuffle_buffer, seed, epoch, drop_last, copy, arrays = None
-    ))]
+    #[pyo3(signature = (columns, *, batch_size, shuffle_buffer, key, drop_last, copy, arrays=None))]
     fn new(
         columns: Vec<Vec<PartOf<'_>>>,
         batch_size: u32,
         shuffle_buffer: u32,
-        seed: u64,
-        epoch: u64,
+        key: (u64, u64),
         drop_last: bool,
         copy: bool,
         arrays: Option<Vec<Py<PyAny>>>,
@@ -164,6 +160,7 @@ impl RowBuffer {
         let rows = if shuffle_buffer == 0 {
             Rows::InOrder(InOrder::new(layout.clone(), batch_size, threads))
         } else {
+            let (seed, epoch) = key;
             let shuffled = Shuffled::new(layout.clone(), batch_size, span, Key { seed, epoch }, threads, copy);
             let shuffled =
                 shuffled.map_err(|_| PyValueError::new_err("shuffle_buffer and batch_size are too large"))?;

@@ -23,48 +23,59 @@ pub(crate) struct ItemConsumer {
     consumer: Arc<Consumer>,
 }
 
+/// Python's `ItemConsumerOptions`.
+#[derive(FromPyObject)]
+struct ItemConsumerOptions {
+    makers: usize,
+    joiners: usize,
+    slots: usize,
+    joining: u32,
+    whole: bool,
+    turns: bool,
+    ahead: usize,
+    slack: usize,
+    most: u64,
+    shared: bool,
+}
+
+/// Where the memory of a batch comes from.
+#[derive(FromPyObject)]
+enum BatchMemory<'py> {
+    /// A layout says how much it is.
+    Layout((u32, PyRef<'py, ItemLayout>)),
+    /// Without a layout `plan` says so later; otherwise a worker gets it.
+    Later(bool),
+}
+
 /// A batch that was taken: memory, rows, layout, where the slab lies, where what was made of it lies (offset, length).
 type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize, usize)>);
 
 #[pymethods]
 impl ItemConsumer {
-    /// Memory for batches. `joining` is 0 if rows side by side are a batch, 1 if item workers make batches, 2 if batch
-    /// workers do.
+    /// Memory for batches.
     #[new]
-    #[pyo3(signature = (*, makers, joiners, slots, joining, whole, turns, ahead, slack, most, shared))]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    fn new(
-        makers: usize,
-        joiners: usize,
-        slots: usize,
-        joining: u32,
-        whole: bool,
-        turns: bool,
-        ahead: usize,
-        slack: usize,
-        most: u64,
-        shared: bool,
-    ) -> PyResult<Self> {
-        if makers == 0 || slots == 0 {
+    fn new(options: ItemConsumerOptions) -> PyResult<Self> {
+        let (ahead, slack) = (options.ahead, options.slack);
+        if options.makers == 0 || options.slots == 0 {
             return Err(PyValueError::new_err("there are no workers, or no batches"));
         }
+        let memory = as_much_as_can_be(|space| match options.shared {
+            true => for_processes(space),
+            false => SharedMemory::private(space),
+        })?;
         let options = Options {
-            item_workers: makers,
-            batch_workers: joiners,
-            slots,
-            joining: match joining {
+            item_workers: options.makers,
+            batch_workers: options.joiners,
+            slots: options.slots,
+            joining: match options.joining {
                 0 => Joining::InPlace,
                 1 => Joining::ByMakers,
                 _ => Joining::ByJoiners,
             },
-            whole,
-            turns,
-            most,
+            whole: options.whole,
+            turns: options.turns,
+            most: options.most,
         };
-        let memory = as_much_as_can_be(|space| match shared {
-            true => for_processes(space),
-            false => SharedMemory::private(space),
-        })?;
         Ok(ItemConsumer {
             consumer: Consumer::new(memory, &options, ahead, slack)?,
         })
@@ -94,9 +105,8 @@ impl ItemConsumer {
         Ok(self.consumer.slabs().has_slack(sizes.map(|(bytes, _)| bytes)))
     }
 
-    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. Without a layout a
-    /// worker gets its memory, or `plan` says of it later. Returns the batch.
-    #[allow(clippy::too_many_arguments)] // As `new`.
+    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. `layout` is a
+    /// layout with its number, or whether `plan` says later how much memory the batch needs. Returns the batch.
     fn begin(
         &self,
         py: Python<'_>,
@@ -104,12 +114,11 @@ impl ItemConsumer {
         pickle: &Bound<'_, PyAny>,
         number: u64,
         seed: u64,
-        layout: Option<(u32, PyRef<'_, ItemLayout>)>,
-        later: bool,
+        layout: BatchMemory<'_>,
     ) -> PyResult<u64> {
         let rows = indices.len();
         let slab = match layout {
-            Some((number, layout)) => {
+            BatchMemory::Layout((number, layout)) => {
                 let (bytes, for_rows) = self.sizes(&layout, rows)?;
                 Slab::Of {
                     layout: number,
@@ -117,8 +126,8 @@ impl ItemConsumer {
                     for_rows,
                 }
             }
-            None if later => Slab::Later,
-            None => Slab::ByMaker,
+            BatchMemory::Later(true) => Slab::Later,
+            BatchMemory::Later(false) => Slab::ByMaker,
         };
         let begun = match numbers(indices) {
             Some(numbers) => self.consumer.begin(number, seed, &Indices::Numbers(&numbers), slab),

@@ -13,6 +13,7 @@ use fastpipe_avro_write::{Blocks, Compression, Encoder, Schema, Settings, infer,
 use fastpipe_batch::{Error, ErrorKind, path_text, try_collect};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::arrow_import::{each, import_schema};
 use crate::errors::{IntoPy, guarded};
@@ -45,6 +46,17 @@ enum State {
     Encoding(Box<Encoding>),
     /// Of rows that are encoded.
     Copying(Box<Blocks<BufWriter<File>>>),
+}
+
+/// Python's `AvroWriting`.
+#[derive(FromPyObject)]
+struct AvroWriting {
+    codec: PyBackedStr,
+    level: Option<i32>,
+    block_bytes: usize,
+    num_threads: usize,
+    sync: [u8; 16],
+    metadata: Vec<(String, Vec<u8>)>,
 }
 
 struct Start {
@@ -97,31 +109,24 @@ impl AvroWriter {
     /// `shown` is what errors call the file. Without a schema it follows from the first data. `appending_to` is the
     /// schema of the file that is appended to, which has a header. If rows are `encoded`, any schema is taken as it is.
     #[new]
-    #[pyo3(signature = (
-        path, *, shown, schema, codec, level, block_bytes, num_threads, sync, metadata, appending_to, encoded=false
-    ))]
-    #[allow(clippy::too_many_arguments)] // By keyword, all but one, and by one caller.
+    #[pyo3(signature = (path, *, shown, schema, writing, appending_to=None, encoded=false))]
     fn new(
         py: Python<'_>,
         path: OsString,
         shown: OsString,
         schema: Option<&str>,
-        codec: &str,
-        level: Option<i32>,
-        block_bytes: usize,
-        num_threads: usize,
-        sync: [u8; 16],
-        metadata: Vec<(String, Vec<u8>)>,
+        writing: AvroWriting,
         appending_to: Option<&str>,
         encoded: bool,
     ) -> PyResult<Self> {
-        let compression = Compression::new(codec, level).map_err(PyValueError::new_err)?;
+        let compression = Compression::new(&writing.codec, writing.level).map_err(PyValueError::new_err)?;
         let settings = Settings {
             compression,
-            block_bytes,
-            threads: num_threads,
-            sync,
+            block_bytes: writing.block_bytes,
+            threads: writing.num_threads,
+            sync: writing.sync,
         };
+        let metadata = writing.metadata;
         let make = || {
             let shown: Arc<str> = path_text(&shown).into();
             let literal = schema.filter(|_| encoded);

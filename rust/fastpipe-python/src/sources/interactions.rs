@@ -10,6 +10,7 @@ use fastpipe_random::Key;
 use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
@@ -17,6 +18,14 @@ use crate::sources::data::Data;
 
 /// Draws between two looks for Ctrl-C: some hundredths of a second.
 const DRAWS_AT_ONCE: usize = 1 << 21;
+
+/// Python's `NegativeSampling`.
+#[derive(FromPyObject)]
+struct NegativeSampling<'py> {
+    negatives: u32,
+    repeats: bool,
+    weights: Option<PyReadonlyArray1<'py, f64>>,
+}
 
 /// What users have interacted with, sorted by user.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -45,15 +54,8 @@ impl Positives {
     }
 
     /// Users who have positives, and too few items besides to draw as many negatives from.
-    #[pyo3(signature = (*, negatives, repeats=true, weights=None))]
-    fn full_users<'py>(
-        &self,
-        py: Python<'py>,
-        negatives: u32,
-        repeats: bool,
-        weights: Option<PyReadonlyArray1<'py, f64>>,
-    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
-        let sampler = self.sampler(py, negatives, repeats, weights.as_ref())?;
+    fn full_users<'py>(&self, py: Python<'py>, sampling: NegativeSampling<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let sampler = self.sampler(py, &sampling)?;
         let positives = &self.positives;
         let full = py.detach(|| {
             let users = (0..positives.users()).filter(|&user| is_full(positives, &sampler, user));
@@ -62,47 +64,36 @@ impl Positives {
         array(py, full.py(py)?)
     }
 
-    /// The negatives of each positive in an epoch, as rows of an [`InteractionsDataset`] hold them.
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    #[pyo3(signature = (*, negatives, seed, epoch=0, first_positive=0, repeats=true, weights=None, num_threads=None))]
+    /// The negatives of each positive in epoch 0, as rows of an [`InteractionsDataset`] hold them.
+    #[pyo3(signature = (sampling, *, seed, num_threads=None))]
     fn sample_negatives<'py>(
         &self,
         py: Python<'py>,
-        negatives: u32,
+        sampling: NegativeSampling<'py>,
         seed: u64,
-        epoch: u64,
-        first_positive: u64,
-        repeats: bool,
-        weights: Option<PyReadonlyArray1<'py, f64>>,
         num_threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<u32>>> {
-        let sampler = self.sampler(py, negatives, repeats, weights.as_ref())?;
-        let (positives, each) = (&self.positives, negatives as usize);
+        let sampler = self.sampler(py, &sampling)?;
+        let (positives, each) = (&self.positives, sampling.negatives as usize);
         let mut out = room(positives.len(), each).py(py)?;
-        let at = (Key { seed, epoch }, first_positive);
+        let at = (Key { seed, epoch: 0 }, 0);
         let threads = num_threads.unwrap_or_else(default_threads);
         py.detach(|| sample_negatives(positives, &sampler, at, threads, &mut out))
             .py(py)?;
         array(py, out)?.reshape([positives.len(), each])
     }
 
-    /// Items that users haven't seen: `negatives` for each pair of a user and an item that counts as seen as well (-1
-    /// for none). Request `i` draws what number `first + i` draws.
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    #[pyo3(signature = (users, exclude, *, negatives, seed, first=0, repeats=true, weights=None, num_threads=None))]
+    /// Items that users haven't seen, for each pair of a user and an item that counts as seen as well (-1 for none).
+    #[pyo3(signature = (users, exclude, sampling, *, seed))]
     fn sample_unseen<'py>(
         &self,
         py: Python<'py>,
         users: PyReadonlyArray1<'py, i64>,
         exclude: PyReadonlyArray1<'py, i64>,
-        negatives: u32,
+        sampling: NegativeSampling<'py>,
         seed: u64,
-        first: u64,
-        repeats: bool,
-        weights: Option<PyReadonlyArray1<'py, f64>>,
-        num_threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<u32>>> {
-        let sampler = self.sampler(py, negatives, repeats, weights.as_ref())?;
+        let sampler = self.sampler(py, &sampling)?;
         let (users, exclude) = (users.as_array(), exclude.as_array());
         if users.len() != exclude.len() {
             let (users, exclude) = (users.len(), exclude.len());
@@ -114,15 +105,14 @@ impl Positives {
         for (&user, &item) in users.iter().zip(exclude) {
             requests.push(request(positives, user, item).py(py)?);
         }
-        let each = negatives as usize;
+        let each = sampling.negatives as usize;
         let mut out = room(requests.len(), each).py(py)?;
-        let threads = num_threads.unwrap_or_else(default_threads);
+        let threads = default_threads();
         let some = (DRAWS_AT_ONCE / each.max(1)).max(1);
         for (i, requests) in requests.chunks(some).enumerate() {
             let from = i * some;
             let out = &mut out[from * each..][..requests.len() * each];
-            let first = first.wrapping_add(from as u64);
-            py.detach(|| sample_unseen(positives, &sampler, requests, (seed, first), threads, out))
+            py.detach(|| sample_unseen(positives, &sampler, requests, (seed, from as u64), threads, out))
                 .py(py)?;
             py.check_signals()?;
         }
@@ -131,15 +121,9 @@ impl Positives {
 }
 
 impl Positives {
-    fn sampler(
-        &self,
-        py: Python<'_>,
-        negatives: u32,
-        repeats: bool,
-        weights: Option<&PyReadonlyArray1<'_, f64>>,
-    ) -> PyResult<Sampler> {
-        let weights = weights.map(|weights| weights.as_array().to_vec());
-        let num_items = self.positives.num_items();
+    fn sampler(&self, py: Python<'_>, sampling: &NegativeSampling<'_>) -> PyResult<Sampler> {
+        let weights = sampling.weights.as_ref().map(|weights| weights.as_array().to_vec());
+        let (num_items, negatives, repeats) = (self.positives.num_items(), sampling.negatives, sampling.repeats);
         py.detach(|| Sampler::new(num_items, negatives, repeats, weights.as_deref()))
             .py(py)
     }
@@ -178,38 +162,31 @@ pub(crate) struct InteractionsDataset {
 
 #[pymethods]
 impl InteractionsDataset {
+    /// `dtypes` are those of the columns `item` and `label`. `first` is how many users and positives the shards before
+    /// these have.
     #[new]
-    #[allow(clippy::too_many_arguments)] // Keywords in Python.
-    #[pyo3(signature = (
-        positives, *, negatives, repeats=true, item_dtype="int32", label_dtype="int8", weights=None, skip_full=false,
-        first_user=0, first_positive=0, shard_positives=None,
-    ))]
+    #[pyo3(signature = (positives, sampling, *, dtypes, skip_full, first))]
     fn new(
         py: Python<'_>,
         positives: &Bound<'_, Positives>,
-        negatives: u32,
-        repeats: bool,
-        item_dtype: &str,
-        label_dtype: &str,
-        weights: Option<PyReadonlyArray1<'_, f64>>,
+        sampling: NegativeSampling<'_>,
+        dtypes: [PyBackedStr; 2],
         skip_full: bool,
-        first_user: u32,
-        first_positive: u64,
-        shard_positives: Option<u64>,
+        first: (u32, u64),
     ) -> PyResult<PyClassInitializer<Self>> {
         let positives = positives.get();
         let dtype = |name: &str| {
             DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is no dtype of a column")))
         };
         let settings = Settings {
-            item_dtype: dtype(item_dtype)?,
-            label_dtype: dtype(label_dtype)?,
+            item_dtype: dtype(&dtypes[0])?,
+            label_dtype: dtype(&dtypes[1])?,
             skip_full,
-            first_user,
-            first_positive,
-            shard_positives,
+            first_user: first.0,
+            first_positive: first.1,
+            ..Settings::default()
         };
-        let sampler = positives.sampler(py, negatives, repeats, weights.as_ref())?;
+        let sampler = positives.sampler(py, &sampling)?;
         let source = py.detach(|| InteractionsSource::new(positives.positives.clone(), sampler, settings));
         let source = Arc::new(source.py(py)?);
         let dataset = InteractionsDataset { source: source.clone() };
