@@ -4,7 +4,6 @@
 //! Whoever tells of one holds the turn meanwhile. A worker that is killed then keeps others waiting for their turn; but
 //! without the killed one's rows no batch comes, so whoever waits for a batch finds out.
 
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -59,19 +58,12 @@ impl ControlBlock {
     }
 
     /// Tells of a layout with which batches are to begin from now on, once it is settled if it is the first one; unless
-    /// another has been told of since `known` was the last one. `write` writes a description of `len` bytes. Returns
-    /// which one is the last now; `None` if there may be no more layouts, or workers are to end.
+    /// another has been told of since `known` was the last one. Returns which one is the last now; `None` if there may be no more layouts, or workers are to end.
     ///
     /// # Errors
     ///
     /// [`Refused`] if there is no memory for the description.
-    pub fn tell(
-        &self,
-        item_worker: usize,
-        known: u32,
-        len: usize,
-        write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<LastLayout>, Refused> {
+    pub fn tell(&self, item_worker: usize, known: u32, description: &[u8]) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
         let turn = item_worker as u32 + 1;
         while let Err(other) = header
@@ -84,19 +76,14 @@ impl ControlBlock {
             futex::wait(&header.telling, other, PATIENCE);
         }
         let last = header.layouts.load(Ordering::Relaxed);
-        let told = self.tell_in_turn(known, last, len, write);
+        let told = self.tell_in_turn(known, last, description);
         header.telling.store(0, Ordering::Release);
         futex::wake_all(&header.telling);
         told
     }
 
-    fn tell_in_turn(
-        &self,
-        known: u32,
-        last: u32,
-        len: usize,
-        write: impl FnOnce(NonNull<u8>),
-    ) -> Result<Option<LastLayout>, Refused> {
+    #[allow(unsafe_code)]
+    fn tell_in_turn(&self, known: u32, last: u32, description: &[u8]) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
         if last != known {
             return Ok(Some(LastLayout::Others(last)));
@@ -104,9 +91,11 @@ impl ControlBlock {
         let Some(told) = header.told.get(last as usize).filter(|_| (last as usize) < LAYOUTS) else {
             return Ok(None);
         };
+        let len = description.len();
         let piece = self.arena().take(len)?;
-        if let Some(start) = self.at(piece.offset, piece.len) {
-            write(start);
+        if let Some(start) = self.at(piece.offset, len) {
+            // SAFETY: the piece was just taken, with at least as many bytes.
+            unsafe { start.as_ptr().copy_from_nonoverlapping(description.as_ptr(), len) };
         }
         told.offset.store(piece.offset as u64, Ordering::Relaxed);
         told.len.store(len as u64, Ordering::Relaxed);
@@ -122,16 +111,8 @@ impl ControlBlock {
     /// # Errors
     ///
     /// [`Refused`] if there is no memory for the description.
-    #[allow(unsafe_code)]
     pub fn tell_of(&self, description: &[u8]) -> Result<(), Refused> {
-        let write = |at: NonNull<u8>| {
-            // SAFETY: there is room for as many bytes as are told.
-            unsafe {
-                at.as_ptr()
-                    .copy_from_nonoverlapping(description.as_ptr(), description.len());
-            };
-        };
-        self.tell(self.item_workers(), 0, description.len(), write)?;
+        self.tell(self.item_workers(), 0, description)?;
         self.settle_first_layout();
         Ok(())
     }

@@ -98,11 +98,7 @@ fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mu
             block.set_row(claim.slot, row, RowKind::Odd, (at, len));
         } else {
             if block.layout().is_none() {
-                let write = |at: std::ptr::NonNull<u8>| {
-                    // SAFETY: as many bytes as are told.
-                    unsafe { at.as_ptr().copy_from_nonoverlapping(b"layout".as_ptr(), 6) };
-                };
-                block.tell(me, 0, 6, write).unwrap();
+                block.tell(me, 0, b"layout").unwrap();
                 block.settle_first_layout();
             }
             let layout = block.layout_of(claim.slot, block.layout().unwrap());
@@ -351,7 +347,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     };
     let consumer = Consumer::new(SharedMemory::private(1 << 40).unwrap(), &options, 2, 0).unwrap();
     let block = consumer.block();
-    block.tell(0, 0, 6, |_| ()).unwrap();
+    block.tell(0, 0, b"layout").unwrap();
     block.settle_first_layout();
     let plan = SlabPlan::new(&[ROW], 1000).unwrap();
     let indices: Vec<i64> = (0..1000).collect();
@@ -428,7 +424,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
     }
     let claims: Vec<_> = (0..4).map(|_| block.claim().unwrap()).collect();
     assert_eq!(consumer.slabs().unplanned(), Some(1));
-    block.tell(0, 0, 6, |_| ()).unwrap();
+    block.tell(0, 0, b"layout").unwrap();
     assert_eq!(block.layout(), None, "a first layout is proposed");
     block.settle_first_layout();
     assert_eq!(block.layout(), Some(1));
@@ -481,7 +477,7 @@ fn batches_ahead_wait_for_memory_that_others_have() {
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 6, 1 << 30).unwrap();
     let block = consumer.block();
-    block.tell(0, 0, 6, |_| ()).unwrap();
+    block.tell(0, 0, b"layout").unwrap();
     block.settle_first_layout();
     let indices: Vec<i64> = (0..1000).collect();
     for number in 0..6 {
@@ -520,7 +516,7 @@ fn too_little_memory_is_told_with_sizes() {
             Slab::ByMaker
         };
         if known {
-            block.tell(0, 0, 6, |_| ()).unwrap();
+            block.tell(0, 0, b"layout").unwrap();
             block.settle_first_layout();
         }
         consumer.begin(0, 0, &Indices::Numbers(&indices), slab).unwrap();

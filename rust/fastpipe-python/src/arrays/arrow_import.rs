@@ -69,12 +69,8 @@ pub(crate) fn import_schema(schema: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
     schema.py(capsule.py())
 }
 
-/// What a capsule of this name holds.
-///
-/// # Safety
-///
-/// Capsules of this name hold a `T`, and none that was taken out and released.
-unsafe fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*mut T> {
+/// The address that a capsule of this name holds.
+fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*mut T> {
     let held = capsule.pointer_checked(Some(name));
     let held = held.map_err(|_| PyTypeError::new_err(format!("an Arrow capsule isn't of the name {name:?}")))?;
     Ok(held.as_ptr().cast())

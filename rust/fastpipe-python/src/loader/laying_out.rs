@@ -1,5 +1,4 @@
 //! How workers agree on layouts of items.
-#![allow(unsafe_code)]
 
 use fastpipe_loader::LastLayout;
 use pyo3::prelude::*;
@@ -7,7 +6,7 @@ use pyo3::types::PyBytes;
 
 use super::first_item::{First, Kept, LARGE};
 use super::layout::ItemLayout;
-use super::memory::outside;
+use super::memory::{outside, written};
 use super::room::no_memory;
 use super::worker::Loop;
 
@@ -71,21 +70,12 @@ impl<'py> Loop<'_, 'py> {
             return Ok(None);
         }
         let description = description.cast_into::<PyBytes>()?;
-        let bytes = description.as_bytes();
-        let write = |at: std::ptr::NonNull<u8>| {
-            // SAFETY: there is room for as many bytes as are told.
-            unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        };
-        let told = block.tell(self.worker.number, known, bytes.len(), write);
+        let told = block.tell(self.worker.number, known, description.as_bytes());
         told.map_err(|refused| no_memory(py, &refused))
     }
 
     fn bytes(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let at = self.worker.block.at(offset, len).ok_or_else(outside)?;
-        // SAFETY: descriptions are written before they are told of, and never change.
-        Ok(PyBytes::new(py, unsafe {
-            std::slice::from_raw_parts(at.as_ptr(), len)
-        }))
+        Ok(PyBytes::new(py, written(&self.worker.block, offset, len)?))
     }
 
     /// The layout of a number.

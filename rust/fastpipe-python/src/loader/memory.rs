@@ -78,12 +78,7 @@ impl ItemMemory {
 
     /// A copy of bytes.
     pub(crate) fn copied<'py>(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let start = self.block.at(offset, len).ok_or_else(outside)?;
-        // SAFETY: the bytes are within the memory, which stays mapped; whoever was told of the offset has been told of
-        // bytes that were written before.
-        Ok(PyBytes::new(py, unsafe {
-            std::slice::from_raw_parts(start.as_ptr(), len)
-        }))
+        Ok(PyBytes::new(py, written(&self.block, offset, len)?))
     }
 
     /// Gives pieces back to the system when the last array dies.
@@ -122,6 +117,15 @@ impl Drop for ItemMemory {
             }
         }
     }
+}
+
+/// Bytes of the memory that were written before this process learned of their offset: of rows that are finished, or of
+/// descriptions.
+pub(crate) fn written(block: &ControlBlock, offset: usize, len: usize) -> PyResult<&[u8]> {
+    let start = block.at(offset, len).ok_or_else(outside)?;
+    // SAFETY: the bytes are within the memory, which stays mapped while the block lives. Processes learn of offsets after
+    // the bytes there were written, and no process writes them again before the batch is released.
+    Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
 }
 
 /// What others write may be anything.

@@ -1,8 +1,6 @@
 //! Items to bytes: each value of an item to where it belongs.
 #![allow(unsafe_code)]
 
-use std::ptr::NonNull;
-
 use fastpipe_loader::ControlBlock;
 use numpy::npyffi::PY_ARRAY_API;
 use numpy::{PyArrayDescr, PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
@@ -10,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use super::node::{Leaf, Node};
-use super::room::ItemRoom;
+use super::room::{ItemRoom, OwnBytes};
 use super::tensors::Tensors;
 use crate::arrays::numpy_buffers;
 
@@ -34,35 +32,35 @@ pub(crate) struct Row<'a, 'py> {
 
 impl<'py> Row<'_, 'py> {
     /// Where the value of a part goes.
-    fn at(&self, part: usize) -> Option<NonNull<u8>> {
+    fn at(&self, part: usize) -> Option<OwnBytes> {
         let width = *self.widths.get(part)?;
         let offset = self.slab + self.starts.get(part)? + width * self.row;
-        self.block.at(offset, width)
+        // SAFETY: the worker has claimed the row, and writes to one part at a time, while `self` borrows the block.
+        unsafe { OwnBytes::new(self.block, offset, width) }
     }
 
     /// Writes numbers to the cell of a part.
     fn cell(&self, part: usize, numbers: &[u64]) -> bool {
-        let Some(at) = self.at(part) else { return false };
-        if numbers.len() * 8 > self.widths[part] {
+        let Some(mut at) = self.at(part) else { return false };
+        let (places, _) = at.as_mut_slice().as_chunks_mut::<8>();
+        if numbers.len() > places.len() {
             return false;
         }
-        // SAFETY: the row is this worker's alone, and has as many bytes for the part.
-        unsafe {
-            at.as_ptr()
-                .copy_from_nonoverlapping(numbers.as_ptr().cast(), numbers.len() * 8);
-        };
+        for (place, number) in places.iter_mut().zip(numbers) {
+            *place = number.to_ne_bytes();
+        }
         true
     }
 
     /// Writes bytes to a part's place.
     fn value(&self, part: usize, bytes: &[u8]) -> bool {
-        let Some(at) = self.at(part) else { return false };
-        if bytes.len() != self.widths[part] {
-            return false;
+        match self.at(part) {
+            Some(mut at) if bytes.len() == at.len() => {
+                at.as_mut_slice().copy_from_slice(bytes);
+                true
+            }
+            _ => false,
         }
-        // SAFETY: as in `cell`.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-        true
     }
 
     /// Writes an item. False if it isn't what the layout says; then what was written of it is of no use.
@@ -134,7 +132,7 @@ impl<'py> Row<'_, 'py> {
                 if array.shape() != shape.as_slice() || !same(dtype.bind(py), &array.dtype()) {
                     return Ok(false);
                 }
-                self.at(part).map_or(Ok(false), |at| self.copy_array(array, at))
+                self.at(part).map_or(Ok(false), |at| self.copy_array(array, &at))
             }
             Leaf::AnyArray {
                 class,
@@ -149,7 +147,7 @@ impl<'py> Row<'_, 'py> {
                 let len = array.len() * size;
                 let (offset, at) = self.room.get().take(self.room.py(), len)?;
                 let sizes = array.shape().iter().map(|&size| size as u64);
-                Ok(self.copy_array(array, at)? && self.cell(part, &cell(offset, len, sizes)))
+                Ok(self.copy_array(array, &at)? && self.cell(part, &cell(offset, len, sizes)))
             }
             Leaf::Tensor {
                 dtype, element, shape, ..
@@ -187,7 +185,7 @@ impl<'py> Row<'_, 'py> {
                     return Ok(false);
                 };
                 let (offset, at) = self.room.get().take(self.room.py(), found.len)?;
-                self.copy(py, found.start, at, found.len);
+                self.copy(py, found.start, &at);
                 Ok(self.cell(part, &cell(offset, found.len, shape.iter().map(|&size| size as u64))))
             }
             Leaf::Scalar { class, bytes, .. } if is(class.as_ptr()) => {
@@ -231,17 +229,18 @@ impl<'py> Row<'_, 'py> {
 
     /// Writes bytes elsewhere, and to the cell of a part where.
     fn elsewhere(&self, part: usize, bytes: &[u8]) -> PyResult<bool> {
-        let (offset, at) = self.room.get().take(self.room.py(), bytes.len())?;
-        // SAFETY: the room is this worker's alone, and has as many bytes.
-        unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        let offset = self.room.get().put(self.room.py(), bytes)?;
         Ok(self.cell(part, &[offset as u64, bytes.len() as u64]))
     }
 
     /// Writes an array's elements, in C order, to where there is room for them.
-    fn copy_array(&self, array: &Bound<'py, PyUntypedArray>, at: NonNull<u8>) -> PyResult<bool> {
+    fn copy_array(&self, array: &Bound<'py, PyUntypedArray>, at: &OwnBytes) -> PyResult<bool> {
         let py = array.py();
         if let Some(bytes) = numpy_buffers::bytes(array) {
-            self.copy(py, bytes.as_ptr().cast(), at, bytes.len());
+            if bytes.len() != at.len() {
+                return Ok(false);
+            }
+            self.copy(py, bytes.as_ptr().cast(), at);
             return Ok(true);
         }
         let shape = array.shape().to_vec();
@@ -255,16 +254,17 @@ impl<'py> Row<'_, 'py> {
 
     fn copy_elements(&self, py: Python<'_>, part: usize, from: *const u8, len: usize) -> bool {
         match self.at(part) {
-            Some(at) if len == self.widths[part] => {
-                self.copy(py, from, at, len);
+            Some(at) if len == at.len() => {
+                self.copy(py, from, &at);
                 true
             }
             _ => false,
         }
     }
 
-    /// Copies bytes of an object of Python's, of which the caller has a reference.
-    fn copy(&self, py: Python<'_>, from: *const u8, to: NonNull<u8>, len: usize) {
+    /// Copies as many bytes as there is room for from an object of Python's, which the caller has a reference to.
+    fn copy(&self, py: Python<'_>, from: *const u8, to: &OwnBytes) {
+        let len = to.len();
         if len == 0 {
             return;
         }

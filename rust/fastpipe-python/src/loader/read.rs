@@ -1,5 +1,4 @@
 //! Bytes to items, for whoever makes a batch of them, and to the parts of a batch.
-#![allow(unsafe_code)]
 
 use fastpipe_loader::SlabPlan;
 use numpy::{PyArrayDescr, dtype};
@@ -8,7 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 
-use super::memory::{ItemMemory, outside};
+use super::memory::{ItemMemory, outside, written};
 use super::node::{Leaf, Node};
 
 /// Reads rows of a slab.
@@ -33,9 +32,7 @@ impl<'py> Rows<'_, 'py> {
     }
 
     fn read(&self, offset: usize, len: usize) -> PyResult<&[u8]> {
-        let start = self.memory.get().block().at(offset, len).ok_or_else(outside)?;
-        // SAFETY: as in `ItemMemory::bytes`. Rows that are read are finished, and nobody writes them any more.
-        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
+        written(self.memory.get().block(), offset, len)
     }
 
     /// The numbers in the cell of a part.

@@ -11,7 +11,40 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::memory::outside;
+use super::memory::{outside, written};
+
+/// Bytes of the memory that this worker alone writes.
+pub(crate) struct OwnBytes {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl OwnBytes {
+    /// The bytes of a range. `None` if it isn't within the memory.
+    ///
+    /// # Safety
+    ///
+    /// The range is in a row that the worker has claimed, or in room that it has taken, and there is no other
+    /// `OwnBytes` of it. The block outlives the value.
+    pub(super) unsafe fn new(block: &ControlBlock, offset: usize, len: usize) -> Option<Self> {
+        let start = block.at(offset, len)?;
+        Some(OwnBytes { start, len })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: they are within the memory, which stays mapped while the block lives. No other worker writes or reads
+        // them before this one has finished its row, and `self` is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
 
 /// Where a worker writes what belongs to a batch, or what it says before it has one.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -31,27 +64,17 @@ impl ItemRoom {
     /// Writes bytes, of anything that has a contiguous buffer. Returns their offset.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         if let Ok(bytes) = data.cast::<PyBytes>() {
-            let bytes = bytes.as_bytes();
-            let (offset, at) = self.take(py, bytes.len())?;
-            // SAFETY: the room was just taken, with as many bytes.
-            unsafe { at.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            return Ok(offset);
+            return self.put(py, bytes.as_bytes());
         }
         let buffer = PyBuffer::<u8>::get(data)?;
-        let (offset, at) = self.take(py, buffer.len_bytes())?;
-        // SAFETY: as above; only this worker has the room.
-        let to = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), buffer.len_bytes()) };
-        buffer.copy_to_slice(py, to)?;
+        let (offset, mut to) = self.take(py, buffer.len_bytes())?;
+        buffer.copy_to_slice(py, to.as_mut_slice())?;
         Ok(offset)
     }
 
     /// Writes bytes that lie elsewhere in the memory once more. Returns their offset.
     fn copy(&self, py: Python<'_>, offset: usize, len: usize) -> PyResult<usize> {
-        let from = self.block.at(offset, len).ok_or_else(outside)?;
-        let (offset, to) = self.take(py, len)?;
-        // SAFETY: both are within the memory; the room was just taken, and is another place.
-        unsafe { to.as_ptr().copy_from(from.as_ptr(), len) };
-        Ok(offset)
+        self.put(py, written(&self.block, offset, len)?)
     }
 }
 
@@ -72,8 +95,15 @@ impl ItemRoom {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = Some(place);
     }
 
-    /// Room for so many bytes.
-    pub(crate) fn take(&self, py: Python<'_>, len: usize) -> PyResult<(usize, NonNull<u8>)> {
+    /// Writes bytes. Returns their offset.
+    pub(crate) fn put(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<usize> {
+        let (offset, mut to) = self.take(py, bytes.len())?;
+        to.as_mut_slice().copy_from_slice(bytes);
+        Ok(offset)
+    }
+
+    /// Room for so many bytes, and its offset.
+    pub(crate) fn take(&self, py: Python<'_>, len: usize) -> PyResult<(usize, OwnBytes)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (place, written) = &mut *state;
         let offset = match *place {
@@ -82,7 +112,9 @@ impl ItemRoom {
             None => self.block.arena().take(len).map(|piece| piece.offset),
         };
         let offset = offset.map_err(|refused| no_memory(py, &refused))?;
-        Ok((offset, self.block.at(offset, len).ok_or_else(outside)?))
+        // SAFETY: the room was just taken. Callers write to it while `self` lives, which keeps the block.
+        let room = unsafe { OwnBytes::new(&self.block, offset, len) };
+        Ok((offset, room.ok_or_else(outside)?))
     }
 }
 

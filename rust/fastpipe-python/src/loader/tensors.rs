@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -35,8 +34,11 @@ struct ExchangeApi {
     minor: u32,
     before: *mut c_void,
     others: [*mut c_void; 3],
-    dltensor_from_py_object_no_sync: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
+    dltensor_from_py_object_no_sync: Option<FillIn>,
 }
+
+/// Fills in a `DLTensor` that borrows from an object. Returns 0, or sets an exception.
+type FillIn = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
 /// Stands for the processor's memory.
 const CPU: i32 = 1;
@@ -58,13 +60,8 @@ pub(crate) struct Elements {
 /// How tensors are looked at.
 pub(crate) struct Tensors {
     exact: Py<PyAny>,
-    api: Option<NonNull<ExchangeApi>>,
+    fill_in: Option<FillIn>,
 }
-
-// SAFETY: the table is constant, and lives as long as the process (DLPack). It is used with the GIL.
-unsafe impl Send for Tensors {}
-// SAFETY: as above.
-unsafe impl Sync for Tensors {}
 
 impl Tensors {
     /// Those of the module `torch`, once it has been imported.
@@ -75,11 +72,15 @@ impl Tensors {
             let api = exact.getattr_opt("__dlpack_c_exchange_api__")?;
             let api = api.and_then(|api| api.cast_into::<PyCapsule>().ok());
             let api = api.and_then(|api| api.pointer_checked(Some(c"dlpack_exchange_api")).ok());
-            // SAFETY: a capsule of this name has a pointer to such a table, whose first two numbers are its version.
-            let known = |api: &NonNull<ExchangeApi>| unsafe { api.as_ref().major == 1 };
+            let fill_in = api.and_then(|api| {
+                let table = api.cast::<ExchangeApi>().as_ptr();
+                // SAFETY: a capsule of this name has a pointer to a table that lives as long as the process. It begins
+                // with its version, which says that it has the function.
+                unsafe { ((*table).major == 1).then(|| (*table).dltensor_from_py_object_no_sync)? }
+            });
             Ok(Tensors {
                 exact: exact.unbind(),
-                api: api.map(NonNull::cast).filter(known),
+                fill_in,
             })
         })
     }
@@ -108,63 +109,57 @@ impl Tensors {
         if element.code != 1 && item.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
-        match self.api {
-            Some(api) => self.by_exchange(api, item, element, shape),
+        match self.fill_in {
+            Some(fill_in) => by_exchange(fill_in, item, element, shape),
             None => by_attributes(item, dtype, element, shape),
         }
     }
+}
 
-    fn by_exchange(
-        &self,
-        api: NonNull<ExchangeApi>,
-        item: &Bound<'_, PyAny>,
-        element: Element,
-        shape: Option<&[i64]>,
-    ) -> PyResult<Option<Elements>> {
-        // SAFETY: see `get`.
-        let Some(function) = (unsafe { api.as_ref().dltensor_from_py_object_no_sync }) else {
-            return Ok(None);
-        };
-        let mut found = std::mem::MaybeUninit::<DlTensor>::uninit();
-        // SAFETY: the object is of the class that the table belongs to. The function fills the struct in and returns 0,
-        // or sets an exception.
-        let found = unsafe {
-            if function(item.as_ptr().cast(), found.as_mut_ptr()) != 0 {
-                // Sparse ones, for example. They are pickled.
-                drop(PyErr::take(item.py()));
-                return Ok(None);
-            }
-            found.assume_init()
-        };
-        if (found.device_type, found.code, found.bits, found.lanes) != (CPU, element.code, element.bits, 1) {
+fn by_exchange(
+    fill_in: FillIn,
+    item: &Bound<'_, PyAny>,
+    element: Element,
+    shape: Option<&[i64]>,
+) -> PyResult<Option<Elements>> {
+    let mut found = std::mem::MaybeUninit::<DlTensor>::uninit();
+    // SAFETY: the object is of the class that the function belongs to, which fills the struct in if it returns 0.
+    let found = unsafe {
+        if fill_in(item.as_ptr().cast(), found.as_mut_ptr()) != 0 {
+            // Sparse ones, for example. They are pickled.
+            drop(PyErr::take(item.py()));
             return Ok(None);
         }
-        let count = usize::try_from(found.ndim)?;
-        // SAFETY: the tensor has as many sizes and strides, and keeps them while it is borrowed.
-        let list = |at: *mut i64| unsafe {
-            if count == 0 {
-                &[][..]
-            } else {
-                std::slice::from_raw_parts(at, count)
-            }
-        };
-        let sizes = list(found.shape);
-        if shape.is_some_and(|shape| shape != sizes) {
-            return Ok(None);
-        }
-        let Some(len) = bytes(sizes, element) else {
-            return Ok(None);
-        };
-        let strides = (!found.strides.is_null()).then(|| list(found.strides));
-        if len > 0 && !strides.is_none_or(|strides| is_contiguous(sizes, strides)) {
-            return Ok(None);
-        }
-        let start = found
-            .data
-            .cast::<u8>()
-            .wrapping_add(usize::try_from(found.byte_offset)?);
-        Ok(Some(Elements { start, len }))
+        found.assume_init()
+    };
+    if (found.device_type, found.code, found.bits, found.lanes) != (CPU, element.code, element.bits, 1) {
+        return Ok(None);
     }
+    let count = usize::try_from(found.ndim)?;
+    // SAFETY: the tensor has as many sizes and strides, and keeps them while it is borrowed.
+    let list = |at: *mut i64| unsafe {
+        if count == 0 {
+            &[][..]
+        } else {
+            std::slice::from_raw_parts(at, count)
+        }
+    };
+    let sizes = list(found.shape);
+    if shape.is_some_and(|shape| shape != sizes) {
+        return Ok(None);
+    }
+    let Some(len) = bytes(sizes, element) else {
+        return Ok(None);
+    };
+    let strides = (!found.strides.is_null()).then(|| list(found.strides));
+    if len > 0 && !strides.is_none_or(|strides| is_contiguous(sizes, strides)) {
+        return Ok(None);
+    }
+    let start = found
+        .data
+        .cast::<u8>()
+        .wrapping_add(usize::try_from(found.byte_offset)?);
+    Ok(Some(Elements { start, len }))
 }
 
 fn bytes(sizes: &[i64], element: Element) -> Option<usize> {
