@@ -13,9 +13,10 @@
 //! is cut into *parts* ([`Part`]). A part with a fixed number of bytes a row is *placed*: decoding writes it straight
 //! to its slot of the batch's slab. All others (items of ragged columns, entries of sparse ones, the bytes of strings)
 //! are appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once,
-//! in the order of slots, when all lengths are known.
+//! in the order of slots, when all lengths are known ([`assemble`]).
 
 mod allocator;
+mod assemble;
 mod buffers;
 mod cells;
 mod columnar;
@@ -40,6 +41,7 @@ mod vocabulary;
 mod writer;
 
 pub use allocator::{SharedSlabs, SlabAllocator};
+pub use assemble::{Assembled, BufferRange, assemble};
 pub use buffers::{Buffer, BufferPool, Reuse};
 pub use cells::{Cells, Columns};
 pub use columnar::{ArenaRows, ColumnarRows};

@@ -9,9 +9,9 @@ use fastpipe_avro::{
     Framing, InferredColumns, Message, MessageSchemas, Schema, canonical_form, infer_message_columns, rabin, with_form,
 };
 use fastpipe_batch::{
-    ColumnSpec, Error, ErrorKind, Feature, Fragment, Result, Rows, Sink, SlabPool, try_reserve, try_with_capacity,
+    Assembled, ColumnSpec, Error, ErrorKind, Feature, Fragment, Result, Rows, Sink, SlabPool, assemble, try_reserve,
+    try_with_capacity,
 };
-use fastpipe_engine::{Batch, BatchInfo, assemble};
 use fastpipe_files::{Halt, OnProgress};
 
 /// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any
@@ -135,7 +135,7 @@ impl KnownSchemas {
         messages: impl Iterator<Item = &'m [u8]>,
         threads: usize,
         on_progress: &mut OnProgress<'_, E>,
-    ) -> Result<Batch, Halt<E>> {
+    ) -> Result<Assembled, Halt<E>> {
         let messages = self.with_schemas(count, messages)?;
         decode(&self.schemas, &messages, threads, on_progress)
     }
@@ -226,7 +226,7 @@ fn decode<E>(
     messages: &[Message<'_>],
     threads: usize,
     on_progress: &mut OnProgress<'_, E>,
-) -> Result<Batch, Halt<E>> {
+) -> Result<Assembled, Halt<E>> {
     let pool = SlabPool::new(0);
     let rows = Rows::new(schemas.parts().clone(), messages.len(), &pool)?;
     let pieces = pieces(messages)?;
@@ -270,10 +270,5 @@ fn decode<E>(
     if let Some((_, error)) = failed {
         return Err(error.into());
     }
-    let info = BatchInfo {
-        rows: messages.len(),
-        valid: messages.len(),
-        ..BatchInfo::default()
-    };
-    Ok(assemble(info, schemas.specs(), rows, &mut fragments, &pool)?)
+    Ok(assemble(schemas.specs(), rows, &mut fragments, &pool)?)
 }

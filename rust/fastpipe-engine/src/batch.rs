@@ -1,21 +1,10 @@
 //! What the engine hands over.
 
-use fastpipe_batch::Slab;
+use fastpipe_batch::{Assembled, BufferRange, Slab};
 use fastpipe_order::State;
 
 /// The name under which batches say which of their rows are valid.
 pub const VALID: &str = "valid";
-
-/// Where a part of a batch lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BufferRange {
-    /// Which of [`Batch::slabs`].
-    pub slab: usize,
-    /// First byte.
-    pub offset: usize,
-    /// Number of bytes.
-    pub len: usize,
-}
 
 /// Which batch it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,4 +31,28 @@ pub struct Batch {
     pub parts: Vec<BufferRange>,
     /// For each sparse column, in order, its dense shape with the rows first.
     pub dense_shapes: Vec<Vec<i64>>,
+}
+
+impl Batch {
+    /// A batch of assembled columns.
+    pub(crate) fn new(info: BatchInfo, assembled: Assembled) -> Self {
+        Batch {
+            info,
+            slabs: assembled.slabs,
+            parts: assembled.parts,
+            dense_shapes: assembled.dense_shapes,
+        }
+    }
+}
+
+impl From<Assembled> for Batch {
+    /// A batch of no pass: all of its rows are valid.
+    fn from(assembled: Assembled) -> Self {
+        let info = BatchInfo {
+            rows: assembled.rows,
+            valid: assembled.rows,
+            ..BatchInfo::default()
+        };
+        Batch::new(info, assembled)
+    }
 }

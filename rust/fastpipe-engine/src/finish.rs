@@ -3,9 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Result};
+use fastpipe_batch::{Error, ErrorKind, Result, assemble};
 
-use crate::assemble::assemble;
 use crate::batch::Batch;
 use crate::in_flight::{InFlightBatch, TaskOutputs};
 use crate::panicked::panicked;
@@ -51,16 +50,11 @@ impl PassContext {
         let bytes = outputs.fragments.iter().map(|f| f.arena_bytes() as u64).sum();
         self.costs.appended(class, info.rows as u64, bytes);
         let batch = catch_unwind(AssertUnwindSafe(|| {
-            assemble(
-                info,
-                columns,
-                rows,
-                &mut outputs.fragments,
-                self.working_memory.memory().slabs(),
-            )
+            let slabs = self.working_memory.memory().slabs();
+            assemble(columns, rows, &mut outputs.fragments, slabs)
         }));
         let batch = batch.unwrap_or_else(|panic| Err(panicked(&*panic)));
         self.working_memory.take_back(outputs.fragments, self.config.threads());
-        batch.map(Box::new)
+        batch.map(|assembled| Box::new(Batch::new(info, assembled)))
     }
 }

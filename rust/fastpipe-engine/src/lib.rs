@@ -17,7 +17,7 @@
 //!   the order says that no further rows of them come: decoding a whole window ahead would take several times the
 //!   memory, and ragged values would have to be moved once more.
 //!
-//! Whoever finishes the last task of a batch joins its ragged parts ([`assemble`]) and puts it where the consumer finds
+//! Whoever finishes the last task of a batch joins its ragged parts ([`fastpipe_batch::assemble`]) and puts it where the consumer finds
 //! it (`finish.rs`).
 //!
 //! Tasks are in a queue (`schedule.rs`), from which threads take them (`runners.rs`): those of the earliest batch
@@ -62,7 +62,6 @@
 
 mod admission;
 mod admission_gate;
-mod assemble;
 mod batch;
 mod batch_source;
 mod batches;
@@ -97,8 +96,7 @@ mod unit;
 mod workers;
 mod working_memory;
 
-pub use assemble::assemble;
-pub use batch::{Batch, BatchInfo, BufferRange, VALID};
+pub use batch::{Batch, BatchInfo, VALID};
 pub use batch_source::{BatchSource, ObservePass, Task};
 pub use cost::Learned;
 pub use memory::Memory;

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_void};
 use std::slice;
 use std::sync::Arc;
 
-use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, try_collect};
-use fastpipe_engine::{Batch, BufferRange, VALID};
+use fastpipe_batch::{BufferRange, ColumnSpec, DType, Form, Leaf, NestedForm, Slab, SparseForm, try_collect};
+use fastpipe_engine::{Batch, VALID};
 
 use crate::api::handle::{Context, Tensor};
 use crate::api::{Api, Code, Failure, OwnStatus, STRING_SIZE, TF_BOOL, TF_INT64, TF_STRING};

@@ -67,7 +67,7 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
                 .ok_or_else(|| Failure::new(Code::InvalidArgument, "serialized isn't a tensor of strings"))?;
             let go_on = &mut |_| Ok::<(), Infallible>(());
             let batch = match parser.known.decode(records.len(), records, default_threads(), go_on) {
-                Ok(batch) => batch,
+                Ok(assembled) => assembled.into(),
                 Err(Halt::Failed(error)) => return Err(read_failure(registered, &error, None)),
                 Err(Halt::Interrupted(never)) => match never {},
             };

@@ -6,9 +6,10 @@
 use std::slice::Iter;
 
 use fastpipe_batch::{
-    ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Part, PartKind, Result, SparseForm, SparseLayout,
+    ALIGNMENT, BufferRange, ColumnSpec, DType, Error, ErrorKind, Form, Leaf, Part, PartKind, Result, SparseForm,
+    SparseLayout,
 };
-use fastpipe_engine::{Batch, BufferRange};
+use fastpipe_engine::Batch;
 
 /// Checks a batch of these columns, of at most this many rows.
 ///

@@ -3,8 +3,8 @@
 //! In [postcard's wire format](https://postcard.jamesmunns.com/wire-format), behind a mark, a version and a checksum of
 //! all that follows: a header that was damaged on its way says anything.
 
-use fastpipe_batch::{Error, ErrorKind, Result, Slab};
-use fastpipe_engine::{Batch, BatchInfo, BufferRange};
+use fastpipe_batch::{BufferRange, Error, ErrorKind, Result, Slab};
+use fastpipe_engine::{Batch, BatchInfo};
 use fastpipe_order::{PartialChunk, Place, Remaining, State};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;

@@ -7,8 +7,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::Iter;
 
-use fastpipe_batch::{ColumnSpec, DType, Form, Leaf, NestedForm, SparseForm, SparseLayout, TimeUnit};
-use fastpipe_engine::{Batch, BatchInfo, BufferRange, VALID, panicked};
+use fastpipe_batch::{BufferRange, ColumnSpec, DType, Form, Leaf, NestedForm, SparseForm, SparseLayout, TimeUnit};
+use fastpipe_engine::{Batch, BatchInfo, VALID, panicked};
 use fastpipe_rebatch::Byte;
 use numpy::datetime::units::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
 use numpy::datetime::{Datetime, Timedelta};

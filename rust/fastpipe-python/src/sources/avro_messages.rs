@@ -131,7 +131,7 @@ impl MessageDecoder {
         let threads = num_threads.unwrap_or_else(default_threads);
         let decode = || known.decode(messages.__len__(), messages.iter(), threads, &mut signals());
         let batch = py.detach(decode).py(py)?;
-        guarded(py, || to_dict(py, known.specs(), batch, false))
+        guarded(py, || to_dict(py, known.specs(), batch.into(), false))
     }
 }
 

@@ -2,24 +2,56 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{
-    ALIGNMENT, ColumnSpec, DType, Error, ErrorKind, Form, Fragment, Part, PartKind, Result, Rows, Slab, SlabPool,
-    SparseForm, SparseLayout, try_filled, try_with_capacity,
-};
+use fastpipe_memory::ALIGNMENT;
 
-use crate::batch::{Batch, BatchInfo, BufferRange};
+use crate::Result;
+use crate::dtype::DType;
+use crate::error::{Error, ErrorKind};
+use crate::fallible::{try_filled, try_with_capacity};
+use crate::parts::{Part, PartKind};
+use crate::rows::Rows;
+use crate::sink::Fragment;
+use crate::slab::{Slab, SlabPool};
+use crate::sparse::{SparseForm, SparseLayout};
+use crate::spec::{ColumnSpec, Form};
 
 /// Bytes of arenas from which on it pays to give a slab to each of them, rather than to copy all to one.
 const WORTH_TAKING: usize = 256 << 10;
 
+/// Where a part of a batch is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferRange {
+    /// Which of the batch's slabs.
+    pub slab: usize,
+    /// First byte.
+    pub offset: usize,
+    /// Number of bytes.
+    pub len: usize,
+}
+
+/// The memory of a batch, and where each part of each column is in it. Lengths have become offsets.
+pub struct Assembled {
+    /// Number of rows.
+    pub rows: usize,
+    /// The memory: first that of placed parts, then that of all others.
+    pub slabs: Vec<Slab>,
+    /// Where each part is, in the order of the columns and of their parts.
+    pub parts: Vec<BufferRange>,
+    /// For each sparse column, in order, its dense shape with the rows first.
+    pub dense_shapes: Vec<Vec<i64>>,
+}
+
 /// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
+///
+/// # Errors
+///
+/// [`Error`] if a row wasn't written, or there is no memory.
 pub fn assemble(
-    info: BatchInfo,
     columns: &[ColumnSpec],
     rows: Rows,
     fragments: &mut [Fragment],
     pool: &Arc<SlabPool>,
-) -> Result<Batch> {
+) -> Result<Assembled> {
     let parts = rows.parts().clone();
     let count = rows.rows();
     let mut filled = rows.complete()?;
@@ -57,8 +89,8 @@ pub fn assemble(
         }
         first += column.parts().len();
     }
-    Ok(Batch {
-        info,
+    Ok(Assembled {
+        rows: count,
         slabs,
         parts: ranges,
         dense_shapes,
@@ -217,9 +249,10 @@ fn lost() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use fastpipe_batch::{Leaf, NestedForm, Sink};
-
     use super::*;
+    use crate::dtype::Leaf;
+    use crate::sink::Sink;
+    use crate::spec::NestedForm;
 
     /// A ragged column of strings, a sparse one and a dense one; row `i` has `i % 3` strings and entries.
     fn columns() -> Vec<ColumnSpec> {
@@ -264,7 +297,7 @@ mod tests {
         sink.finish()
     }
 
-    fn part(batch: &mut Batch, i: usize) -> Vec<u8> {
+    fn part(batch: &mut Assembled, i: usize) -> Vec<u8> {
         let s = batch.parts[i];
         batch.slabs[s.slab].bytes_mut()[s.offset..s.offset + s.len].to_vec()
     }
@@ -284,7 +317,7 @@ mod tests {
         for division in divisions {
             let rows = Rows::new(parts.clone(), 10, &pool).unwrap();
             let mut fragments: Vec<_> = division.into_iter().map(|slots| fill(&rows, slots)).collect();
-            let mut batch = assemble(BatchInfo::default(), &columns, rows, &mut fragments, &pool).unwrap();
+            let mut batch = assemble(&columns, rows, &mut fragments, &pool).unwrap();
             assert_eq!(batch.dense_shapes, [[10, 82]]);
             assert!(batch.parts.iter().all(|s| s.offset % ALIGNMENT == 0));
             results.push((0..6).map(|i| part(&mut batch, i)).collect::<Vec<_>>());
@@ -313,6 +346,6 @@ mod tests {
         let pool = SlabPool::new(4);
         let rows = Rows::new(parts, 3, &pool).unwrap();
         let mut fragments = vec![fill(&rows, [0, 2])];
-        assert!(assemble(BatchInfo::default(), &columns, rows, &mut fragments, &pool).is_err());
+        assert!(assemble(&columns, rows, &mut fragments, &pool).is_err());
     }
 }
