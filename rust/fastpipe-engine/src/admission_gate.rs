@@ -71,7 +71,7 @@ impl AdmissionGate {
 mod tests {
     use std::sync::Arc;
 
-    use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
+    use fastpipe_order::{Kind, Order, Settings, ShardBy, Units};
 
     use super::*;
 
@@ -80,15 +80,10 @@ mod tests {
         let settings = Settings {
             kind: Kind::Sequential,
             batch_size: 1,
-            drop_last: false,
             shuffle_buffer: 1,
             seed: 0,
-            rank: 0,
-            ranks: 1,
-            in_step: Some(1),
-            skipped: 0,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Drop,
+            ..Settings::default()
         };
         let order = Arc::new(Order::new(&Arc::new(Units::new([1]).unwrap()), settings).unwrap());
         let gate = AdmissionGate::new(Admission::new(order.epoch(0).unwrap()));

@@ -112,7 +112,7 @@ pub fn unplanned(error: PlanError) -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use fastpipe_order::{Settings, ShardBy, Uneven, Units};
+    use fastpipe_order::{Settings, ShardBy, Units};
 
     use super::*;
 
@@ -121,15 +121,10 @@ mod tests {
         let settings = Settings {
             kind,
             batch_size: 1000,
-            drop_last: false,
             shuffle_buffer,
             seed: 1,
-            rank: 0,
-            ranks: 1,
-            in_step: Some(1),
-            skipped: 0,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Drop,
+            ..Settings::default()
         };
         Order::new(&units, settings).unwrap()
     }

@@ -12,7 +12,7 @@ use fastpipe_batch::{
     Row, Sink, Source, SourceFacts, Starts, Unit, UnitInfo, Unpicked, Work,
 };
 use fastpipe_engine::{Memory, Options, Poll, Stream};
-use fastpipe_order::{Kind, Order, Settings, ShardBy, Uneven, Units};
+use fastpipe_order::{Kind, Order, Settings, Units};
 use proptest::prelude::*;
 
 /// How the source misbehaves.
@@ -259,15 +259,9 @@ fn order(units: &[u32], kind: Kind, batch_size: u32) -> Arc<Order> {
     let settings = Settings {
         kind,
         batch_size,
-        drop_last: false,
         shuffle_buffer: u64::from(batch_size) * 4,
         seed: 7,
-        rank: 0,
-        ranks: 1,
-        shard_by: ShardBy::Window,
-        uneven: Uneven::Drop,
-        in_step: Some(1),
-        skipped: 0,
+        ..Settings::default()
     };
     let units = Units::new(units.iter().copied()).unwrap();
     Arc::new(Order::new(&Arc::new(units), settings).unwrap())

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use fastpipe_order::{Key, Kind, Order, Settings, ShardBy, State, Uneven, Units};
+use fastpipe_order::{Key, Kind, Order, Settings, State, Units};
 use fastpipe_random::{Draws, Purpose};
 
 const BLOCKS: u64 = 10_000_000;
@@ -50,15 +50,9 @@ fn settings(kind: Kind) -> Settings {
     Settings {
         kind,
         batch_size: BATCH_SIZE,
-        drop_last: false,
         shuffle_buffer: 16 * u64::from(BATCH_SIZE),
         seed: 1,
-        rank: 0,
-        ranks: 1,
-        shard_by: ShardBy::Window,
-        uneven: Uneven::Drop,
-        in_step: Some(1),
-        skipped: 0,
+        ..Settings::default()
     }
 }
 

@@ -3,8 +3,6 @@
 use std::iter::zip;
 use std::sync::Arc;
 
-use fastpipe_random::Key;
-
 use crate::failure::{Result, collected, copied, filled};
 use crate::rank_shards::{RankShards, Remaining};
 use crate::sample::Sample;
@@ -127,8 +125,9 @@ impl Order {
         if let Some(given) = &self.given {
             return copied(given).map(Some);
         }
-        let seed = self.settings.seed;
-        self.drawn().draw(self.units.total(), Key { seed, epoch }).map(Some)
+        self.drawn()
+            .draw(self.units.total(), self.settings.key(epoch))
+            .map(Some)
     }
 
     /// The rows of a sample.
@@ -253,7 +252,6 @@ mod tests {
                     Kind::Sequential
                 },
                 batch_size: 1,
-                drop_last: false,
                 shuffle_buffer: 2,
                 seed: 1,
                 rank,
@@ -261,7 +259,7 @@ mod tests {
                 shard_by,
                 uneven,
                 in_step: Some(in_step),
-                skipped: 0,
+                ..Settings::default()
             };
             let order = Arc::new(Order::new(&units, settings).unwrap());
             assert_eq!(order.epoch(0).unwrap().count() as u64, order.steps());

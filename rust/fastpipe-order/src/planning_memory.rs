@@ -104,15 +104,11 @@ mod tests {
         let settings = Settings {
             kind,
             batch_size: 10,
-            drop_last: false,
             shuffle_buffer,
             seed: 1,
-            rank: 0,
-            ranks: 1,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Allow,
-            in_step: Some(1),
-            skipped: 0,
+            ..Settings::default()
         };
         let units = Units::new(units.iter().copied()).unwrap();
         Order::new(&Arc::new(units), settings).unwrap().memory(shuffle_buffer)

@@ -247,21 +247,17 @@ mod tests {
 
     use super::*;
     use crate::order::Order;
-    use crate::settings::{Kind, Settings, ShardBy, Uneven};
+    use crate::settings::{Kind, Settings, ShardBy};
 
     fn order(units: &[u32], rows: u64, skipped: u64, replace: bool, seed: u64) -> Arc<Order> {
         let settings = Settings {
             kind: if replace { Kind::Bootstrap } else { Kind::Sample },
             batch_size: 7,
-            drop_last: false,
             shuffle_buffer: rows,
             seed,
-            rank: 0,
-            ranks: 1,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Drop,
-            in_step: None,
             skipped,
+            ..Settings::default()
         };
         let units = Arc::new(Units::new(units.iter().copied()).unwrap());
         Arc::new(Order::new(&units, settings).unwrap())

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use fastpipe_random::Key;
 use serde::{Deserialize, Serialize};
 use serde_path_to_error::Segment;
 
@@ -85,6 +86,25 @@ pub struct Settings {
     pub skipped: u64,
 }
 
+impl Default for Settings {
+    /// Rows in storage order, in batches of one row, for a single rank.
+    fn default() -> Self {
+        Settings {
+            kind: Kind::Sequential,
+            batch_size: 1,
+            drop_last: false,
+            shuffle_buffer: 1,
+            seed: 0,
+            rank: 0,
+            ranks: 1,
+            shard_by: ShardBy::Window,
+            uneven: Uneven::Drop,
+            in_step: None,
+            skipped: 0,
+        }
+    }
+}
+
 const LARGEST_BATCH: u64 = (1 << 31) - 1;
 const LARGEST_BUFFER: u64 = 1 << 32;
 const LARGEST_WORLD: u64 = 1 << 20;
@@ -141,6 +161,11 @@ impl Settings {
         serde_json::to_string(self).unwrap_or_default()
     }
 
+    /// What the draws of an epoch depend on.
+    pub(crate) fn key(&self, epoch: u64) -> Key {
+        Key { seed: self.seed, epoch }
+    }
+
     /// How many ranks have equally many batches.
     pub(crate) fn in_step(&self) -> u64 {
         self.in_step.unwrap_or(self.ranks)
@@ -170,15 +195,14 @@ mod tests {
         let settings = Settings {
             kind: Kind::Sample,
             batch_size: 5,
-            drop_last: false,
             shuffle_buffer: 7,
             seed: u64::MAX,
             rank: 1,
             ranks: 6,
             shard_by: ShardBy::Unit,
             uneven: Uneven::Pad,
-            in_step: None,
             skipped: 3,
+            ..Settings::default()
         };
         assert_eq!(settings.to_json(), TEXT);
         assert_eq!(Settings::from_json(&format!(" {TEXT}\n")), Ok(settings));

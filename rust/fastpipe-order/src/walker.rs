@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use fastpipe_random::Key;
-
 use crate::failure::{Patience, Result};
 use crate::order::Order;
 use crate::plan::Content;
@@ -26,13 +24,12 @@ impl Walker {
     /// At the start of an epoch.
     pub(crate) fn new(order: &Order, epoch: u64) -> Result<Walker> {
         let Settings {
-            seed,
             shuffle_buffer,
             batch_size,
             rank,
             ..
         } = order.settings;
-        let (units, key) = (order.units.clone(), Key { seed, epoch });
+        let (units, key) = (order.units.clone(), order.settings.key(epoch));
         let shard = if order.own_steps.is_some() { rank } else { 0 };
         let sliding = |units, grain| {
             ShufflePoolWalker::new(Arc::new(ShufflePool::new(

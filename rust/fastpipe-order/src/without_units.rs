@@ -294,7 +294,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{Kind, Settings, ShardBy, Uneven, Units};
+    use crate::{Kind, Settings, ShardBy, Units};
 
     fn order(kind: Kind, counts: &[u32], batch_size: u32, drop_last: bool) -> Arc<Order> {
         let settings = Settings {
@@ -303,12 +303,8 @@ mod tests {
             drop_last,
             shuffle_buffer: 20,
             seed: 3,
-            rank: 0,
-            ranks: 1,
-            in_step: Some(1),
-            skipped: 0,
             shard_by: ShardBy::Batch,
-            uneven: Uneven::Drop,
+            ..Settings::default()
         };
         let units = Arc::new(Units::new(counts.iter().copied()).unwrap());
         Arc::new(Order::new(&units, settings).unwrap())

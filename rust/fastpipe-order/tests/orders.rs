@@ -73,13 +73,14 @@ prop_compose! {
     ) -> Settings {
         let streamed = matches!(kind, Kind::Block | Kind::Buffer);
         Settings {
-            kind, batch_size, drop_last, seed, rank: 0, ranks, uneven, in_step: Some(ranks), skipped: 0,
+            kind, batch_size, drop_last, seed, ranks, uneven, in_step: Some(ranks),
             shuffle_buffer: windows * u64::from(batch_size) + if streamed { odd } else { 0 },
             shard_by: match (by_batch, streamed) {
                 (true, _) => ShardBy::Batch,
                 (false, true) => ShardBy::Unit,
                 (false, false) => ShardBy::Window,
             },
+            ..Settings::default()
         }
     }
 }
@@ -245,7 +246,6 @@ proptest! {
             shard_by: if settings.shard_by == ShardBy::Unit { ShardBy::Batch } else { settings.shard_by },
             uneven: Uneven::Allow,
             in_step: Some(1),
-            skipped: 0,
             ..settings
         };
         let whole = order(&counts, settings);
@@ -281,22 +281,18 @@ fn ranks_with_units_of_their_own_stay_as_many() {
     let settings = Settings {
         kind: Kind::Block,
         batch_size: 2,
-        drop_last: false,
         shuffle_buffer: 4,
         seed: 1,
-        rank: 0,
         ranks: 2,
         shard_by: ShardBy::Unit,
-        uneven: Uneven::Drop,
         in_step: Some(2),
-        skipped: 0,
+        ..Settings::default()
     };
     let two = order(&[4; 8], settings);
     let state = epoch_of(&two, 0).next().unwrap().after;
     let of_three = Settings {
         ranks: 3,
         in_step: Some(3),
-        skipped: 0,
         ..settings
     };
     let three = order(&[4; 8], of_three);
@@ -309,15 +305,9 @@ fn states_of_other_data_are_refused() {
     let settings = Settings {
         kind: Kind::Window,
         batch_size: 2,
-        drop_last: false,
         shuffle_buffer: 8,
         seed: 1,
-        rank: 0,
-        ranks: 1,
-        shard_by: ShardBy::Window,
-        uneven: Uneven::Drop,
-        in_step: Some(1),
-        skipped: 0,
+        ..Settings::default()
     };
     let long = order(&[100; 8], settings);
     let state = epoch_of(&long, 0).nth(300).unwrap().after;
@@ -332,15 +322,9 @@ fn a_state_of_the_last_number_of_epochs_is_refused() {
     let settings = Settings {
         kind: Kind::Sequential,
         batch_size: 2,
-        drop_last: false,
         shuffle_buffer: 8,
         seed: 1,
-        rank: 0,
-        ranks: 1,
-        shard_by: ShardBy::Window,
-        uneven: Uneven::Drop,
-        in_step: Some(1),
-        skipped: 0,
+        ..Settings::default()
     };
     let order = order(&[4; 8], settings);
     assert_eq!(

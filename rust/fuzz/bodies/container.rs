@@ -73,15 +73,11 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
         let settings = Settings {
             kind,
             batch_size: 32,
-            drop_last: false,
             shuffle_buffer: 1 << 12,
             seed: 1,
-            rank: 0,
-            ranks: 1,
-            in_step: Some(1),
-            skipped: 0,
             shard_by: ShardBy::Batch,
             uneven: Uneven::Allow,
+            ..Settings::default()
         };
         let order = Arc::new(Order::new(&units, settings).expect("no memory is needed"));
         if order.planning_memory(settings.shuffle_buffer, true) > MOST_BYTES {

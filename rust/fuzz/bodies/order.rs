@@ -51,13 +51,13 @@ fn settings(input: &Input) -> Settings {
         ranks,
         // A divisor of them.
         in_step: choices[3].is_multiple_of(2).then_some(1),
-        skipped: 0,
         shard_by: match (choices[2].is_multiple_of(2), streamed) {
             (true, _) => ShardBy::Batch,
             (false, true) => ShardBy::Unit,
             (false, false) => ShardBy::Window,
         },
         uneven: [Uneven::Drop, Uneven::Pad, Uneven::Allow][usize::from(choices[3] % 3)],
+        ..Settings::default()
     }
 }
 
