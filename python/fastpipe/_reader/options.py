@@ -6,47 +6,25 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, SupportsIndex, TypeVar, Unpack
 
 from fastpipe._arguments import flag
 from fastpipe._reader.dataset import Dataset
-from fastpipe._reader.ordering import Ordering, ShardBy, Shuffle, Uneven
+from fastpipe._reader.ordering import Ordering, OrderOptions
 from fastpipe._reader.pass_options import PassOptions
 from fastpipe._reader.reader import Reader, made
 
 _Made = TypeVar("_Made", bound=Callable[..., Reader])
 
 
-class Options(TypedDict, total=False):
+class Options(OrderOptions, total=False):
     """Keyword arguments that every function which makes a reader takes: `read_avro`, `from_arrow` and their like.
 
     A source's units are the blocks of Avro files, the row groups of Parquet files, the record batches of Arrow files,
     what `Units.read` returns, stretches of a table in memory, shards of interactions.
 
     Attributes:
-        drop_last: whether to leave out a last batch of fewer rows.
-        shuffle: False: units, and rows within them, in the order of the source. True or `"window"`: all units of the
-            data set in a random order, cut into windows of `shuffle_buffer` rows, each of which is a uniform
-            permutation. `"block"`: block sampling; units in the order of the source pass through a pool, and each row
-            is the next one of a unit that is drawn in proportion to what it has left. `"buffer"`: what
-            `tf.data.Dataset.shuffle(shuffle_buffer)` yields, in distribution. Each row is in exactly one batch of an
-            epoch, in all of them.
-        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; None for the
-            default, which depends on the source: the function that makes the reader says how.
-        seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
         epochs: how often each pass goes through the data, each time in another order; None for without end.
-        rank: which share of the batches to yield, 0 to `world_size - 1`.
-        world_size: number of shares.
-        shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each makes
-            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has
-            every `world_size`-th unit, and an order of its own. `"batch"`: at each step all ranks together have the
-            next `world_size` batches; each rank then reads nearly all units.
-        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
-            are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
-            get one of repeated rows; all batches are filled up to `batch_size` rows, with rows from all over their
-            units, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
-            `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
-            rank nothing is dropped.
         num_threads: threads that make batches. `"auto"`: as many as improve throughput, of the processors that the
             process may use; fewer when the consumer is slower than they are. Changes nothing of what is yielded.
         prefetch: batches made ahead of the consumer, at least one; None for as many as keep the threads busy. Changes
@@ -59,43 +37,32 @@ class Options(TypedDict, total=False):
         progress: whether to show a progress bar (extra `progress`).
     """
 
-    drop_last: bool
-    shuffle: bool | Shuffle
-    shuffle_buffer: SupportsIndex | None
-    seed: SupportsIndex | None
     epochs: SupportsIndex | None
-    rank: SupportsIndex
-    world_size: SupportsIndex
-    shard_by: ShardBy | None
-    uneven: Uneven
     num_threads: SupportsIndex | Literal["auto"] | None
     prefetch: SupportsIndex | None
     memory_limit: SupportsIndex | str | None
     progress: bool
 
 
-_DEFAULTS: Options = {
-    "drop_last": False,
-    "shuffle": False,
-    "shuffle_buffer": None,
-    "seed": None,
+_ORDERING = tuple(OrderOptions.__annotations__)
+_DEFAULTS: dict[str, Any] = {
+    **{name: inspect.signature(Ordering.checked).parameters[name].default for name in _ORDERING},
     "epochs": 1,
-    "rank": 0,
-    "world_size": 1,
-    "shard_by": None,
-    "uneven": "drop",
     "num_threads": "auto",
     "prefetch": None,
     "memory_limit": None,
     "progress": False,
 }
-_ORDERING = ("drop_last", "shuffle", "shuffle_buffer", "seed", "rank", "world_size", "shard_by", "uneven")
 _RUNNING = ("num_threads", "prefetch", "memory_limit")
 
 # Where docstrings of functions refer to the options.
 _REFERENCE = re.compile(r"^ +\*\*options: .*\n(?: {8,}.*\n)*", re.MULTILINE)
 # A name and what is said of it, in a section of a docstring.
 _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8,}.*\n)*", re.MULTILINE)
+
+if Options.__doc__ and OrderOptions.__doc__:  # With python -OO there are none.
+    _before, _attributes, _own = Options.__doc__.partition("Attributes:\n")
+    Options.__doc__ = _before + _attributes + OrderOptions.__doc__.partition("Attributes:\n")[2].rstrip(" ") + _own
 
 
 def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:

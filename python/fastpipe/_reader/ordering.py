@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import operator
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from dataclasses import replace as replaced
 from functools import cached_property
-from typing import Any, Literal, Self, SupportsIndex, TypeAlias
+from typing import Any, Literal, Self, SupportsIndex, TypeAlias, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,45 @@ from fastpipe._fastpipe import Data, Order, check_settings
 Shuffle: TypeAlias = Literal["window", "block", "buffer"]
 ShardBy: TypeAlias = Literal["window", "block", "batch"]
 Uneven: TypeAlias = Literal["drop", "pad", "allow"]
+
+
+class OrderOptions(TypedDict, total=False):
+    """The options of readers that decide about the order.
+
+    Attributes:
+        drop_last: whether to leave out a last batch of fewer rows.
+        shuffle: False: units, and rows within them, in the order of the source. True or `"window"`: all units of the
+            data set in a random order, cut into windows of `shuffle_buffer` rows, each of which is a uniform
+            permutation. `"block"`: block sampling; units in the order of the source pass through a pool, and each row
+            is the next one of a unit that is drawn in proportion to what it has left. `"buffer"`: what
+            `tf.data.Dataset.shuffle(shuffle_buffer)` yields, in distribution. Each row is in exactly one batch of an
+            epoch, in all of them.
+        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; None for the
+            default, which depends on the source: the function that makes the reader says how.
+        seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
+        rank: which share of the batches to yield, 0 to `world_size - 1`.
+        world_size: number of shares.
+        shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each makes
+            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has
+            every `world_size`-th unit, and an order of its own. `"batch"`: at each step all ranks together have the
+            next `world_size` batches; each rank then reads nearly all units.
+        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
+            are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
+            get one of repeated rows; all batches are filled up to `batch_size` rows, with rows from all over their
+            units, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
+            `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
+            rank nothing is dropped.
+    """
+
+    drop_last: bool
+    shuffle: bool | Shuffle
+    shuffle_buffer: SupportsIndex | None
+    seed: SupportsIndex | None
+    rank: SupportsIndex
+    world_size: SupportsIndex
+    shard_by: ShardBy | None
+    uneven: Uneven
+
 
 LARGEST_BATCH = 2**31 - 1
 LARGEST_WORLD = 2**20
@@ -195,6 +234,21 @@ class Ordering:
         rows = None if self.rows is None else self.rows.numbers
         return Order(data, self.with_buffer(buffer).text(), rows)
 
+    def stored(self, shuffle_buffer: int) -> dict[str, Any]:
+        """Returns the settings that a state holds, which are those that all ranks share.
+
+        A setting that has its default is left out, so that states from before it was added still fit.
+
+        Args:
+            shuffle_buffer: rows of a window, pool, buffer or sample.
+        """
+        settings = {field: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_STORED}
+        order = {field.name: value for field, value in settings.items() if value != field.default}
+        order["shuffle_buffer"] = shuffle_buffer
+        if self.rows is not None:
+            return order | {"rows": self.rows.digest}
+        return order | ({"skipped": self.skipped} if self.is_sample else {})
+
     def text(self) -> str:
         """The settings of the order as JSON, as Rust's `fastpipe_order::Settings` has them."""
         settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("seed_given", "rows")}
@@ -211,6 +265,9 @@ class Ordering:
         """
         check_settings(text)
         return cls(**json.loads(text), seed_given=seed_given)
+
+
+_NOT_STORED = ("seed_given", "rank", "world_size", "uneven", "in_step", "skipped", "rows")
 
 
 def _kind(shuffle: Any) -> str:

@@ -49,7 +49,7 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
     stored = {
         "version": VERSION,
         "data": dict(data),
-        "order": _order(ordering, shuffle_buffer),
+        "order": ordering.stored(shuffle_buffer),
         "pass_epoch": pass_epoch,
         "progress": progress,
     }
@@ -99,7 +99,8 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
             raise ValueError
     except (KeyError, OverflowError, TypeError, ValueError):
         raise StateError("this is no state of a reader, or it is damaged") from None
-    expected = _order(ordering, shuffle_buffer)
+    # Settings that are only in the state have their default here.
+    expected = {name: None for name in order if name not in ("rows", "skipped")} | ordering.stored(shuffle_buffer)
     if not ordering.seed_given:
         # One that was drawn is part of what is restored.
         expected["seed"] = seed
@@ -117,24 +118,6 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
 
 def _checksum(stored: State) -> int:
     return zlib.crc32(json.dumps(stored, sort_keys=True, separators=(",", ":")).encode())
-
-
-def _order(ordering: Ordering, shuffle_buffer: int) -> State:
-    return {
-        "shuffle": ordering.shuffle,
-        "shuffle_buffer": shuffle_buffer,
-        "batch_size": ordering.batch_size,
-        "drop_last": ordering.drop_last,
-        "seed": ordering.seed,
-        "shard_by": ordering.shard_by,
-    } | _sample(ordering)
-
-
-def _sample(ordering: Ordering) -> State:
-    """What says which rows a sample has, besides the seed."""
-    if ordering.rows is not None:
-        return {"rows": ordering.rows.digest}
-    return {"skipped": ordering.skipped} if ordering.is_sample else {}
 
 
 def _changed(saved: State, here: State) -> list[str]:
