@@ -13,7 +13,6 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
-import numpy as np
 import psutil
 import pytest
 
@@ -344,24 +343,3 @@ def test_a_forked_child_reads_while_the_parent_goes_on(data: Data, shuffle: Any)
     process.join(timeout=500)
     assert process.exitcode == 0
     assert found + samples.digests(active) == expected
-
-
-def test_epochs_can_have_the_same_order() -> None:
-    """A state that was saved with another order is refused."""
-
-    def reader(**options: Any) -> fastpipe.Reader:
-        arrays = {"x": np.arange(100)}
-        return fastpipe.from_arrays(arrays, batch_size=7, shuffle=True, seed=1, epochs=2, **options)
-
-    batches = [batch["x"].tolist() for batch in reader(same_order=True)]
-    assert batches[:15] == batches[15:]
-    other = [batch["x"].tolist() for batch in reader()]
-    assert other[:15] == batches[:15] != other[15:]
-    with reader(same_order=True) as saved:
-        next(iter(saved))
-        state = saved.state_dict()
-    with pytest.raises(fastpipe.StateError, match="same_order was True"):
-        reader().load_state_dict(state)
-    again = reader(same_order=True)
-    again.load_state_dict(state)
-    assert [batch["x"].tolist() for batch in again] == batches[1:]

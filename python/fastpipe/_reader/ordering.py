@@ -47,7 +47,6 @@ class OrderOptions(TypedDict, total=False):
             units, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
             `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
             rank nothing is dropped.
-        same_order: whether all epochs have the order of epoch 0.
     """
 
     drop_last: bool
@@ -58,7 +57,6 @@ class OrderOptions(TypedDict, total=False):
     world_size: SupportsIndex
     shard_by: ShardBy | None
     uneven: Uneven
-    same_order: bool
 
 
 LARGEST_BATCH = 2**31 - 1
@@ -118,7 +116,6 @@ class Ordering:
             of which these are the workers.
         skipped: draws in front of those of a sample.
         rows: of a sample that isn't drawn: their numbers, ascending.
-        same_order: whether all epochs have the order of epoch 0.
     """
 
     shuffle: str
@@ -134,7 +131,6 @@ class Ordering:
     in_step: int | None = None
     skipped: int = 0
     rows: Rows | None = None
-    same_order: bool = False
 
     @classmethod
     def checked(
@@ -149,7 +145,6 @@ class Ordering:
         world_size: SupportsIndex = 1,
         shard_by: ShardBy | None = None,
         uneven: Uneven = "drop",
-        same_order: bool = False,
     ) -> Self:
         """From what users write.
 
@@ -180,7 +175,6 @@ class Ordering:
             world_size=world,
             shard_by=_shard_by(kind, shard_by),
             uneven=uneven,
-            same_order=flag("same_order", same_order),
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:

@@ -84,9 +84,6 @@ pub struct Settings {
     pub in_step: Option<u64>,
     /// Draws of the epoch before those of a sample: rows of other samples, with which it shares no row.
     pub skipped: u64,
-    /// Whether all epochs have the order of epoch 0.
-    #[serde(default)]
-    pub same_order: bool,
 }
 
 impl Default for Settings {
@@ -104,7 +101,6 @@ impl Default for Settings {
             uneven: Uneven::Drop,
             in_step: None,
             skipped: 0,
-            same_order: false,
         }
     }
 }
@@ -167,7 +163,6 @@ impl Settings {
 
     /// What the draws of an epoch depend on.
     pub(crate) fn key(&self, epoch: u64) -> Key {
-        let epoch = if self.same_order { 0 } else { epoch };
         Key { seed: self.seed, epoch }
     }
 
@@ -193,7 +188,7 @@ impl std::error::Error for SettingsError {}
 mod tests {
     use super::*;
 
-    const TEXT: &str = r#"{"shuffle":"sample","batch_size":5,"drop_last":false,"shuffle_buffer":7,"seed":18446744073709551615,"rank":1,"world_size":6,"shard_by":"block","uneven":"pad","in_step":null,"skipped":3,"same_order":false}"#;
+    const TEXT: &str = r#"{"shuffle":"sample","batch_size":5,"drop_last":false,"shuffle_buffer":7,"seed":18446744073709551615,"rank":1,"world_size":6,"shard_by":"block","uneven":"pad","in_step":null,"skipped":3}"#;
 
     #[test]
     fn settings_are_what_was_written() {
@@ -325,7 +320,6 @@ mod tests {
             let found = message(&TEXT.replacen(old, new, 1));
             assert!(found.contains(expected), "{new}: {found}");
         }
-        assert!(Settings::from_json(&TEXT.replace(",\"same_order\":false", "")).is_ok());
         let list = r#"["sample",5,false,7,1,1,6,"block","pad",null,3]"#;
         for text in ["", "null", list] {
             assert_eq!(message(text), "an order must be a JSON object");
