@@ -17,8 +17,8 @@
 //!   the order says that no further rows of them come: decoding a whole window ahead would take several times the
 //!   memory, and ragged values would have to be moved once more.
 //!
-//! Whoever finishes the last task of a batch joins its ragged parts ([`fastpipe_batch::assemble`]) and puts it where the consumer finds
-//! it (`finish.rs`).
+//! The thread that finishes the last task of a batch joins its ragged parts ([`fastpipe_batch::assemble`]) and puts the
+//! batch where the consumer finds it (`finish.rs`).
 //!
 //! Tasks are in a queue (`schedule.rs`), from which threads take them (`runners.rs`): those of the earliest batch
 //! first, and of one batch the longest first, as the cost model expects it from what it has seen. No thread waits for

@@ -58,7 +58,8 @@ impl ControlBlock {
     }
 
     /// Tells of a layout with which batches are to begin from now on, once it is settled if it is the first one; unless
-    /// another has been told of since `known` was the last one. Returns which one is the last now; `None` if there may be no more layouts, or workers are to end.
+    /// another has been told of since `known` was the last one. Returns which one is the last now; `None` if there may
+    /// be no more layouts, or workers are to end.
     ///
     /// # Errors
     ///

@@ -123,8 +123,8 @@ impl Drop for ItemMemory {
 /// descriptions.
 pub(crate) fn written(block: &ControlBlock, offset: usize, len: usize) -> PyResult<&[u8]> {
     let start = block.at(offset, len).ok_or_else(outside)?;
-    // SAFETY: the bytes are within the memory, which stays mapped while the block lives. Processes learn of offsets after
-    // the bytes there were written, and no process writes them again before the batch is released.
+    // SAFETY: the bytes are within the memory, which stays mapped while the block lives. Processes learn of offsets
+    // after the bytes there were written, and no process writes them again before the batch is released.
     Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
 }
 
