@@ -15,21 +15,9 @@ from typing import Any
 import device
 from harness import HERE, RESULTS
 
-SECTIONS: tuple[str, ...] = (
-    "compare",
-    "threads",
-    "memory",
-    "sweep",
-    "limits",
-    "skew",
-    "growth",
-    "auto",
-    "shuffle",
-    "index",
-    "in_memory",
-)
-SECTIONS += ("rebatch", "interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "avro_types")
-SECTIONS += ("bags", "writing", "adapters", "atds", "atds_small", "sql", "leases", "describe", "service")
+SECTIONS = ["compare", "threads", "memory", "sweep", "limits", "growth", "auto", "shuffle", "index", "in_memory"]
+SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags", "atds"]
+SECTIONS += ["writing", "sql", "leases", "describe", "service"]
 """The order of the sections. A bench whose figures aren't kept has none."""
 HEAD = """\
 # Results

@@ -50,12 +50,6 @@ def open_reader(paths: Any, dataset: str, name: str = "sequential", **options: A
     return fastpipe.read_avro(paths, features=features(dataset), **options)
 
 
-def recording(reader: fastpipe.Reader) -> fastpipe.Reader:
-    """Lets the passes of a reader record their tasks."""
-    reader._running = dataclasses.replace(reader._running, record_tasks=True)
-    return reader
-
-
 def least_limit(reader: fastpipe.Reader) -> int:
     """Returns the least memory_limit that passes run with, in bytes, as the error rounds it up."""
     import fastpipe
