@@ -7,36 +7,17 @@ runs; its passes are epochs of one dataset, and the first one isn't counted. A p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import generate
-from harness import Bench, CannotError, Turn, take_turns
+from harness import Bench
+from harness.children import Side, race, rate
 from harness.data import cores
-from peers import READERS, Peer
 from peers.job import Job
 
-
-@dataclass(frozen=True)
-class Load:
-    """The dataset's codec and order, and by what factor fastpipe is meant to be faster."""
-
-    codec: str
-    shuffle: int
-    goal: float
-
-
-LOADS = {"null": Load("null", 0, 8), "null, shuffled": Load("null", 10_000, 8), "deflate": Load("deflate", 0, 5)}
+LOADS = {"null": ("null", 0, 8.0), "null, shuffled": ("null", 10_000, 8.0), "deflate": ("deflate", 0, 5.0)}
+"""The codec, rows of the shuffle buffer, and by what factor fastpipe is meant to be faster."""
 LOOPS = {"eager": ("fastpipe-atds", "atds-epochs"), "graph": ("fastpipe-atds-graph", "atds-graph")}
-
-
-def read(peer: Peer, job: Job, rows: int) -> Turn:
-    """Takes a turn."""
-    answer = peer.ask("read", job, 0.25)
-    if "error" in answer or answer["rows"] != rows:
-        raise CannotError(f"{peer.name}: {answer}")
-    return Turn(answer["seconds"], answer["cpu"])
 
 
 def main(bench: Bench) -> None:
@@ -44,26 +25,20 @@ def main(bench: Bench) -> None:
     args = bench.args
     columns = ("fastpipe, rows/s|,.0f", "tensorflow-io, rows/s|,.0f", "times as fast|", "by CPU time|,.1f", "wanted|g")
     row = bench.table("codec, order", "loop", *columns)
-    for name, load in LOADS.items():
+    for name, (codec, shuffle, goal) in LOADS.items():
         if args.load not in ("", name):
             continue
-        path, _ = generate.generate("a", args.rows, codec=load.codec)
-        job = Job(str(path), "a", args.batch_size, load.shuffle)
+        path, known = generate.generate("a", args.rows, codec=codec)
+        job = Job(str(path), "a", args.batch_size, shuffle)
         for loop in args.loops:
-            peers = {reader: Peer(reader, READERS[reader].env, cores()[-1:], bench.say) for reader in LOOPS[loop]}
-            try:
-                ways = {reader: partial(read, peer, job, args.rows) for reader, peer in peers.items()}
-                turns = take_turns(ways, bench.rounds)
-            finally:
-                for peer in peers.values():
-                    bench.versions |= {f"{package} ({peer.name})": one for package, one in peer.versions.items()}
-                    peer.close()
+            ours, theirs = LOOPS[loop]
+            sides = [Side(reader, job, known["plain" if shuffle else "sums"], rows=args.rows) for reader in LOOPS[loop]]
+            turns = race(bench, sides, cores()[-1:], enough=0.25, budget=float("inf"), warm=1)
             if turns.errors:
                 raise SystemExit("\n".join(turns.errors.values()))
-            ours, theirs = LOOPS[loop]
             ratio, by_cpu = turns.ratio(theirs, ours), turns.ratio(theirs, ours, "cpu").median
-            bench.bound(f"{name}, {loop}", ratio.median, least=load.goal)
-            row(name, loop, *(args.rows / turns.median(side) for side in (ours, theirs)), ratio, by_cpu, load.goal)
+            bench.bound(f"{name}, {loop}", ratio.median, least=goal)
+            row(name, loop, rate(turns, ours), rate(turns, theirs), ratio, by_cpu, goal)
 
 
 if __name__ == "__main__":

@@ -29,23 +29,6 @@ MAIN = {
 PEERS = ("AvroTensorDataset", "frames")
 
 
-def plain_sums(bench: Bench, cell: plan.Spec, jobs: dict[str, tuple[Job, Any]]) -> dict[str, Any]:
-    """Returns sums that don't depend on the order, by path, of passes in the order of the file whose sums are right."""
-    found: dict[str, Any] = {}
-    for job, info in jobs.values():
-        if job.path not in found:
-            side = Side("fastpipe", dataclasses.replace(job, shuffle=0), info["sums"])
-            try:
-                side.start([], bench.say)
-                side.check(memory=False)
-                assert side.peer is not None
-                found[job.path] = side.peer.ask("check", side.job)["plain"]
-            finally:
-                if side.peer is not None:
-                    side.peer.close()
-    return found
-
-
 def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> list[Side]:
     """Returns the readers that can take part, each with its share of the records."""
     shuffle = plan.SHUFFLE_BUFFER if cell.shuffled else 0
@@ -59,11 +42,8 @@ def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> lis
         # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
         path, info = cell.file(total // (1 if name == "fastpipe" else max(reader.part, plan.PART)), bench.say)
         checks[name] = dataclasses.replace(jobs[name], path=str(path)), info
-    plain = plain_sums(bench, cell, checks) if cell.shuffled else {}
-    return [
-        Side(name, jobs[name], plain[job.path] if cell.shuffled else info["sums"], checked=job, rows=rows[name])
-        for name, (job, info) in checks.items()
-    ]
+    known = "plain" if cell.shuffled else "sums"
+    return [Side(name, jobs[name], info[known], checked=job, rows=rows[name]) for name, (job, info) in checks.items()]
 
 
 def reader_row(table: Table, name: str, side: Side | None, turns: Turns, bytes_a_row: float) -> None:

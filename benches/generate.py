@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 
 CACHE = Path(__file__).resolve().parent / ".cache"
-VERSION = 1
+VERSION = 2
 """Part of the cached files' names: raise it when the same arguments give other bytes."""
 CHUNK = 4096
 """Records drawn and encoded at a time. The random stream depends on it, so it isn't an option."""
@@ -376,7 +376,8 @@ def generate(
         log: Called for each file that is really written.
 
     Returns:
-        The file's path, and what is known of it: rows, blocks, bytes, raw_bytes (uncompressed records) and sums.
+        The file's path, and what is known of it: rows, blocks, bytes, raw_bytes (uncompressed records), sums, and
+        plain sums, which don't depend on the order.
     """
     path = cache / f"{dataset}-{records}-{block_bytes}-{codec}-s{seed}-v{VERSION}.avro"
     note = path.with_suffix(".json")
@@ -405,7 +406,7 @@ def generate(
             "bytes": partial.stat().st_size,
             "raw_bytes": raw,
         }
-        info["sums"] = sums.result()
+        info |= {"sums": sums.result(), "plain": sums.plain()}
         # The note first: a file with its note is complete even if this program is stopped in between.
         note.write_text(json.dumps(info))
         partial.replace(path)

@@ -12,8 +12,8 @@ from functools import partial
 
 import plan
 from harness import Bench, CannotError, take_turns
+from harness.children import peers
 from harness.data import cores
-from peers import Peer
 from peers.job import Job
 
 BATCHES = (64, 256, 1024, 4096, 8192)
@@ -57,22 +57,17 @@ def main(bench: Bench) -> None:
     whole = "a" in datasets and not bench.quick
     settings = [Setting("a", *rest) for rest in combinations] if whole else []
     settings = list(dict.fromkeys([*settings, *(one for dataset in datasets for one in usual(dataset).values())]))
-    peers = {1: Peer("fastpipe", None, cores()[-1:], bench.say), 2: Peer("fastpipe", None, cores()[-2:], bench.say)}
+    with peers(bench, {str(threads): ("fastpipe", cores()[-threads:]) for threads in (1, 2)}) as readers:
 
-    def read(setting: Setting, job: Job) -> float:
-        answer = peers[setting.threads].ask("read", job, 0.1)
-        wanted = plan.RECORDS[setting.dataset] // (plan.PART if bench.quick else SHARE)
-        if "error" in answer or answer["rows"] != wanted:
-            raise CannotError(answer.get("error", "rows are missing"))
-        return float(answer["rows"] / answer["seconds"])
+        def read(setting: Setting, job: Job) -> float:
+            answer = readers[str(setting.threads)].ask("read", job, 0.1)
+            wanted = plan.RECORDS[setting.dataset] // (plan.PART if bench.quick else SHARE)
+            if "error" in answer or answer["rows"] != wanted:
+                raise CannotError(answer.get("error", "rows are missing"))
+            return float(answer["rows"] / answer["seconds"])
 
-    try:
         ways = {setting: partial(read, setting, job_of(bench, setting)) for setting in settings}
         turns = take_turns(ways, bench.rounds, warm=0)
-    finally:
-        for peer in peers.values():
-            bench.versions |= peer.versions
-            peer.close()
     for setting, error in turns.errors.items():
         bench.fail(f"{setting}: {error}")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import plan
 from harness import Bench, CannotError, take_turns
+from harness.children import peers
 from harness.data import cores
-from peers import Peer
 from peers.job import Job
 
 CELLS = [f"{dataset}/{codec}" for codec in ("null", "deflate") for dataset in "abcd"]
@@ -35,41 +35,31 @@ def main(bench: Bench) -> None:
     columns = ("one thread, records/s|,.0f", "two threads|,.0f", "two processes|,.0f", "threads / one|,.2f")
     row = bench.table("cell", *columns, "threads / processes (rounds)|")
     pins = {"left": cpus[:1], "right": cpus[1:], "both": cpus}
-    peers = {name: Peer("fastpipe", None, pin, bench.say) for name, pin in pins.items()}
     enough = 0.15 if bench.quick else 0.4
+    with peers(bench, {name: ("fastpipe", pin) for name, pin in pins.items()}) as readers:
 
-    def alone(who: str, job: Job) -> float:
-        return rate(peers[who].ask("read", job, enough))
+        def alone(who: str, job: Job) -> float:
+            return rate(readers[who].ask("read", job, enough))
 
-    def pair(job: Job) -> float:
-        # Sent to both before an answer is received: they run side by side.
-        for side in ("left", "right"):
-            peers[side].send("read", job, enough)
-        return sum([rate(peers[side].receive()) for side in ("left", "right")])
+        def pair(job: Job) -> float:
+            # Sent to both before an answer is received: they run side by side.
+            for side in ("left", "right"):
+                readers[side].send("read", job, enough)
+            return sum([rate(readers[side].receive()) for side in ("left", "right")])
 
-    try:
         for text in bench.args.cells:
             cell = plan.Spec.parse(text)
             path, _ = cell.file(plan.RECORDS[cell.dataset] // (plan.PART if bench.quick else 1), bench.say)
             job = Job(str(path), cell.dataset, bench.args.batch_size)
-            turns = take_turns(
-                {
-                    "one": partial(alone, "left", job),
-                    "two": partial(alone, "both", dataclasses.replace(job, threads=2)),
-                    "pair": partial(pair, job),
-                },
-                bench.rounds,
-            )
+            two = dataclasses.replace(job, threads=2)
+            ways = {"one": partial(alone, "left", job), "two": partial(alone, "both", two), "pair": partial(pair, job)}
+            turns = take_turns(ways, bench.rounds)
             for error in turns.errors.values():
                 bench.fail(f"{text}: {error}")
             if not turns.errors:
                 rates = [turns.median(name, "result") for name in ("one", "two", "pair")]
                 scale = turns.ratio("two", "one", "result").median
                 row(text, *rates, scale, turns.ratio("two", "pair", "result"))
-    finally:
-        for peer in peers.values():
-            bench.versions |= peer.versions
-            peer.close()
 
 
 if __name__ == "__main__":

@@ -15,6 +15,23 @@ from peers import READERS, Peer, Sample
 from peers.job import Job
 
 
+@contextmanager
+def peers(bench: Bench, readers: dict[str, tuple[str, list[int]]]) -> Iterator[dict[str, Peer]]:
+    """Starts readers, each on its cores, all at once: importing takes the most time of a small race.
+
+    Their versions are kept with the figures, and they are ended.
+    """
+    started = {name: Peer(reader, READERS[reader].env, cores, bench.say) for name, (reader, cores) in readers.items()}
+    try:
+        yield started
+    finally:
+        for peer in started.values():
+            for package, version in peer.versions.items():
+                same = bench.versions.get(package, version) == version
+                bench.versions[package if same else f"{package} ({peer.name})"] = version
+            peer.close()
+
+
 def call(script: str, **request: Any) -> Any:
     """Runs a script with `--child REQUEST` and returns the JSON that it prints."""
     command = [sys.executable, script, "--child", json.dumps(request)]
@@ -64,11 +81,6 @@ class Side:
         self.peer: Peer | None = None
         self.enough = 0.25
 
-    def start(self, cores: list[int], log: Any) -> Peer:
-        """Starts the process."""
-        self.peer = Peer(self.reader.name, self.reader.env, cores, log)
-        return self.peer
-
     def _ask(self, op: str, job: Job, enough: float = 0.0, sample: Sample | None = None) -> dict[str, Any]:
         assert self.peer is not None
         answer = self.peer.ask(op, job, enough, sample)
@@ -100,7 +112,14 @@ class Side:
 
 
 def race(
-    bench: Bench, sides: list[Side], cores: list[int], *, enough: float = 0.3, budget: float = 8.0, memory: bool = False
+    bench: Bench,
+    sides: list[Side],
+    cores: list[int],
+    *,
+    enough: float = 0.3,
+    budget: float = 8.0,
+    memory: bool = False,
+    warm: int = 0,
 ) -> Turns:
     """Checks what the sides read, and lets them take turns.
 
@@ -111,26 +130,19 @@ def race(
         enough: Seconds that a turn lasts at least; shorter passes are repeated.
         budget: Seconds that a side may take before it gets fewer rounds.
         memory: Whether to sample the memory of each side's first pass.
+        warm: Turns of each before anything counts, besides the check.
     """
-    try:
-        # All at once: importing takes the most time of a small race.
-        peers = [side.start(cores, bench.say) for side in sides]
+    with peers(bench, {side.name: (side.reader.name, cores) for side in sides}) as started:
         errors: dict[Any, str] = {}
         for side in sides:
-            side.enough = enough
+            side.peer, side.enough = started[side.name], enough
             try:
                 side.check(memory)
             except CannotError as error:
                 errors[side.name] = str(error)
                 bench.say(f"{side.name}: {str(error)[:300]}")
         able: dict[Any, Side] = {side.name: side for side in sides if side.name not in errors}
-        found = take_turns(able, bench.rounds, warm=0, budget=budget)
-        for peer in peers:
-            bench.versions |= peer.versions
-    finally:
-        for side in sides:
-            if side.peer is not None:
-                side.peer.close()
+        found = take_turns(able, bench.rounds, warm=warm, budget=budget)
     found.errors = errors | found.errors
     return found
 
