@@ -18,39 +18,24 @@ are nanoseconds per entry.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 import fastpipe
 from harness import Bench, take_turns
 
 NAMES = 200
-SCHEMA = {
-    "type": "record",
-    "name": "R",
-    "fields": [
-        {
-            "name": "features",
-            "type": {
-                "type": "array",
-                "items": {
-                    "type": "record",
-                    "name": "NTV",
-                    "fields": [
-                        {"name": "name", "type": "string"},
-                        {"name": "term", "type": "string"},
-                        {"name": "value", "type": "float"},
-                    ],
-                },
-            },
-        }
-    ],
-}
+_FIELDS = [{"name": name, "type": kind} for name, kind in (("name", "string"), ("term", "string"), ("value", "float"))]
+_BAG = {"type": "array", "items": {"type": "record", "name": "NTV", "fields": _FIELDS}}
+SCHEMA = {"type": "record", "name": "R", "fields": [{"name": "features", "type": _BAG}]}
 Sums = tuple[int, float]
 
 
@@ -61,8 +46,6 @@ def pair(number: int) -> tuple[str, str]:
 
 def write(path: Path, keys: int, rows: int, entries: int) -> None:
     """Writes bags of keys. One in ten is unknown."""
-    import fastavro
-
     rng = np.random.default_rng(keys)
     drawn = rng.integers(0, keys + keys // 9, (rows, entries)).tolist()
 
@@ -74,15 +57,13 @@ def write(path: Path, keys: int, rows: int, entries: int) -> None:
         fastavro.writer(file, fastavro.parse_schema(SCHEMA), map(row, drawn), sync_interval=1 << 20)
 
 
-def passes(path: Path, features: dict[str, Any], batch_size: int) -> Any:
-    """Batches of one pass."""
-    return fastpipe.read_avro(path, features=features, batch_size=batch_size, num_threads=1)
+passes = partial(fastpipe.read_avro, num_threads=1)
 
 
 def by_lookup(path: Path, spec: Any, batch_size: int) -> Sums:
     """Reads text straight to indices."""
     indices, values = 0, 0.0
-    for batch in passes(path, {"features": spec}, batch_size):
+    for batch in passes(path, features={"features": spec}, batch_size=batch_size):
         sparse = batch["features"]
         indices += int(sparse.indices[:, 1].sum())
         values += float(sparse.values.sum())
@@ -98,12 +79,9 @@ TEXT = {
 
 def by_strings(path: Path, find: Callable[[Any], Any] | None, batch_size: int) -> Sums:
     """The same by the strings: `find` returns the index of each key of an Arrow array, -1 or null if it is unknown."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     separator = pa.scalar("\x01", pa.large_string())
     indices, values = 0, 0.0
-    for batch in passes(path, TEXT, batch_size):
+    for batch in passes(path, features=TEXT, batch_size=batch_size):
         if find is None:
             values += float(batch["values"].values.sum())
             continue
@@ -131,9 +109,6 @@ def fixed(keys: Any, width: int) -> Any:
 
 def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
     """The ways to look up Arrow arrays of keys, each with what it needs made already."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     table = pa.array(keys, pa.large_string())
     width = max(map(len, keys)) + 8
     in_order = fixed(table, width)
@@ -148,48 +123,33 @@ def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
     def arrow(found: Any) -> Any:
         return pc.fill_null(pc.index_in(found, value_set=table), -1).to_numpy()
 
-    ways: dict[str, Callable[[Any], Any]] = {"numpy": numpy, "arrow": arrow}
-    try:
-        import pandas as pd
-    except ImportError:
-        print("pandas isn't installed: without it")
-    else:
-        index = pd.Index(np.array(keys, object))
-        index.get_indexer(["a"])  # Builds its table.
-        ways["pandas"] = lambda found: index.get_indexer(found.to_numpy(zero_copy_only=False))
-    return ways
-
-
-def sides_of(bench: Bench, path: Path, spec: Any, keys: list[str]) -> dict[str, Callable[[], Sums]]:
-    """Returns all ways to read the file."""
-    size = bench.args.batch_size
-    sides: dict[str, Callable[[], Sums]] = {
-        "vocabulary": partial(by_lookup, path, spec, size),
-        "hash": partial(by_lookup, path, fastpipe.HashSpec(1 << 20), size),
-        "strings": partial(by_strings, path, None, size),
+    index = pd.Index(np.array(keys, object))
+    index.get_indexer(["a"])  # Builds its table.
+    return {
+        "numpy": numpy,
+        "arrow": arrow,
+        "pandas": lambda found: index.get_indexer(found.to_numpy(zero_copy_only=False)),
     }
-    for name, find in finders(keys).items():
-        # One call for the whole file, since Arrow builds a table for each call.
-        sides[name] = partial(by_strings, path, find, bench.args.rows if name == "arrow" else size)
-    return sides
 
 
 def compare(bench: Bench, number: int) -> None:
     """Measures with a vocabulary of this many keys."""
     args = bench.args
     with tempfile.TemporaryDirectory() as folder:
-        path, text = Path(folder) / "bags.avro", Path(folder) / "vocabulary.txt"
+        path = Path(folder) / "bags.avro"
         write(path, number, args.rows, args.entries)
         keys = ["\x01".join(pair(i)) for i in range(number)]
-        text.write_text("\n".join(keys))
-        start = time.perf_counter()
         spec = fastpipe.VocabularySpec(keys, unknown="drop")
-        made = time.perf_counter()
-        fastpipe.VocabularySpec(text)
-        took = [(made - start) / number * 1e9, (time.perf_counter() - made) / number * 1e9]
-        nbytes = spec.vocabulary.nbytes / number
-        print(f"\n{nbytes:.0f} bytes a key; built in {took[0]:.0f} ns a key from a list, {took[1]:.0f} from a file")
-        sides = sides_of(bench, path, spec, keys)
+        print(f"\n{spec.vocabulary.nbytes / number:.0f} bytes a key")
+        size = args.batch_size
+        sides: dict[str, Callable[[], Sums]] = {
+            "vocabulary": partial(by_lookup, path, spec, size),
+            "hash": partial(by_lookup, path, fastpipe.HashSpec(1 << 20), size),
+            "strings": partial(by_strings, path, None, size),
+        }
+        for name, find in finders(keys).items():
+            # One call for the whole file, since Arrow builds a table for each call.
+            sides[name] = partial(by_strings, path, find, args.rows if name == "arrow" else size)
         turns = take_turns(sides, bench.rounds)
         sums = {name: turns.turns[name][0].result for name in sides}
         known = {sums[name] for name in sides if name not in ("hash", "strings")}

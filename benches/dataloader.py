@@ -32,7 +32,6 @@ from harness import Bench, Turns, take_turns
 from harness.data import drain, slept
 
 LEAST = 0.95
-"""Wanted: never slower than torch's loader by more than chance."""
 WANTED = {"numpy": {"100 B": 3.0, "4 KB": 4.0, "4 MB": 2.5}, "tensor": {"100 B": 2.0, "4 KB": 2.5, "4 MB": 2.0}}
 """Wanted with default collation and worker processes: so many times torch's batches a second."""
 FIRST_MOST, SOONER_LEAST, SLOW_LEAST = 1.3, 5.0, 1.5
@@ -174,26 +173,18 @@ def least(bench: Bench, found: dict[Cell, Turns]) -> None:
 EIGHT, ROWS, WAIT = 8, 32, 0.02
 
 
-def new_first(make: Callable[[], Any]) -> float:
-    """Seconds from `iter` to the first batch, of workers that are started for it. The rest isn't timed."""
+def first(make: Callable[[], Any], kept: bool) -> float:
+    """Seconds from `iter` to the first batch; the rest isn't timed. Workers are started for it, or kept."""
     loader = make()
     begin = time.perf_counter()
     iterator = iter(loader)
     next(iterator)
     taken = time.perf_counter() - begin
-    del iterator, loader
-    gc.collect()
-    return taken
-
-
-def kept_first(loader: Any) -> float:
-    """The same, of workers that are there."""
-    begin = time.perf_counter()
-    iterator = iter(loader)
-    next(iterator)
-    taken = time.perf_counter() - begin
-    for _ in iterator:
-        pass
+    if kept:
+        drain(iterator)
+    else:
+        del iterator, loader
+        gc.collect()
     return taken
 
 
@@ -207,8 +198,8 @@ def part_first(bench: Bench) -> None:
         make: Callable[..., Any] = partial(items.loader, dataset=dataset, **options)
         held = {who: make(who, persistent_workers=True) for who in BOTH}
         ways = {
-            "new": {who: partial(new_first, partial(make, who)) for who in BOTH},
-            "kept": {who: partial(kept_first, loader) for who, loader in held.items()},
+            "new": {who: partial(first, partial(make, who), False) for who in BOTH},
+            "kept": {who: partial(first, partial(held.get, who), True) for who in BOTH},
         }
         for way, tasks in ways.items():
             imports = (method, way) == ("spawn", "new")

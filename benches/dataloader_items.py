@@ -28,13 +28,7 @@ _POOL = 64 << 20
 
 
 class Copies(Dataset[Any]):
-    """Items that cost next to nothing: copies of rows in memory. Fresh, as a decoded row would be.
-
-    Args:
-        kind: "numpy" or "tensor".
-        size: bytes of an item.
-        length: items.
-    """
+    """Items of `size` bytes that cost next to nothing: copies of rows in memory. Fresh, as a decoded row would be."""
 
     def __init__(self, kind: str, size: int, length: int) -> None:
         rows = max(1, min(1024, _POOL // size))
@@ -55,14 +49,9 @@ class Copies(Dataset[Any]):
 
 
 class Waiting(Dataset[Any]):
-    """Items of 4 KB that are waited for, some of them for long: no processor is needed, so two are enough.
+    """Items of 4 KB that are waited for: no processor is needed, so two are enough.
 
-    Args:
-        length: items.
-        seconds: that an item takes.
-        slow: the share of items that take `slow_seconds` instead, drawn by `seed`.
-        slow_seconds: of these.
-        seed: says which these are.
+    An item takes `seconds`; a share of `slow`, drawn by `seed`, takes `slow_seconds` instead.
     """
 
     def __init__(
@@ -81,13 +70,7 @@ class Waiting(Dataset[Any]):
 
 
 class Filled(Dataset[Any]):
-    """Items of a given size, made when they are asked for: none is in memory before.
-
-    Args:
-        size: bytes of an item.
-        length: items.
-        slow: every so-manieth item takes 50 ms; 0 for none.
-    """
+    """Items of `size` bytes, made when they are asked for: none is in memory before. Every `slow`-th takes 50 ms."""
 
     def __init__(self, size: int, length: int, slow: int = 0) -> None:
         self._size, self._length, self._slow = size, length, slow

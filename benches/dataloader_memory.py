@@ -12,7 +12,8 @@ through their page tables.
 
 from __future__ import annotations
 
-import argparse
+import itertools
+import json
 import os
 import re
 import subprocess
@@ -34,13 +35,7 @@ WORKERS = (1, 2, 4, 8, 12, 16)
 
 
 class Load(NamedTuple):
-    """A load.
-
-    Attributes:
-        size: bytes of an item.
-        rows: of a batch.
-        slow: every so-manieth item takes 50 ms; 0 for none.
-    """
+    """Bytes of an item, rows of a batch, and how seldom an item takes 50 ms: every so-manieth one; 0 for none."""
 
     size: int
     rows: int
@@ -103,33 +98,22 @@ def private(processes: list[int]) -> int:
     return kilobytes * 1024
 
 
-class Peaks(NamedTuple):
-    """The most that was seen, in bytes."""
-
-    shared: int
-    private: int
-
-
-def peaks(who: str, collation: str, workers: int, load: Load, quick: bool) -> Peaks:
-    """Lets the program load, and looks at it.
-
-    Raises:
-        RuntimeError: if the program fails.
-    """
+def peaks(who: str, collation: str, workers: int, load: Load, quick: bool) -> tuple[int, int]:
+    """Lets the program load, and returns the most bytes of shared and of private memory that were seen."""
     batches = 12 if quick else 24 + PREFETCH * workers
-    command = [sys.executable, __file__, who, collation, *map(str, (workers, *load, batches))]
-    program = subprocess.Popen(command)
-    most = Peaks(0, 0)
-    looked = 0
-    while program.poll() is None:
+    program = subprocess.Popen([sys.executable, __file__, json.dumps([who, collation, workers, load, batches])])
+    most_shared = most_private = 0
+    for looked in itertools.count():
+        if program.poll() is not None:
+            break
         processes = list(children(program.pid))
-        own = private(processes) if looked % 10 == 0 else 0
-        most = Peaks(max(most.shared, shared(processes)), max(most.private, own))
-        looked += 1
+        most_shared = max(most_shared, shared(processes))
+        if looked % 10 == 0:
+            most_private = max(most_private, private(processes))
         time.sleep(0.01)
     if program.returncode:
         raise RuntimeError(f"the program that loads ended with {program.returncode}")
-    return most
+    return most_shared, most_private
 
 
 def run(who: str, collation: str, workers: int, load: Load, batches: int) -> None:
@@ -148,15 +132,15 @@ def run(who: str, collation: str, workers: int, load: Load, batches: int) -> Non
         raise RuntimeError(f"values sum up to {total}, not to {expected}")
 
 
-def slope(values: dict[str, int]) -> float:
+def slope(values: dict[int, int]) -> float:
     """Bytes a worker, by least squares."""
-    return float(np.polyfit([int(workers) for workers in values], list(values.values()), 1)[0])
+    return float(np.polyfit(list(values), list(values.values()), 1)[0])
 
 
 @cache
 def interpreters(who: str, custom: bool, workers: int, quick: bool) -> int:
     """Private memory of the program's processes without items worth mentioning."""
-    return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick).private
+    return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick)[1]
 
 
 def part(bench: Bench) -> None:
@@ -164,18 +148,18 @@ def part(bench: Bench) -> None:
     numbers = (1, 4) if bench.quick else WORKERS
     for name, load in LOADS.items():
         title = f"Memory, batches of {name} (bound {load.limit / MiB:.0f})"
-        found: dict[str, dict[str, int]] = {}
+        found: dict[str, dict[int, int]] = {}
         for who, collation in RUNS:
             what = f"batches of {name}, {collation} collation"
-            mine: list[dict[str, int]] = [{}, {}]
+            mine: list[dict[int, int]] = [{}, {}]
             for workers in numbers:
-                peak = peaks(who, collation, workers, load, bench.quick)
+                in_files, own = peaks(who, collation, workers, load, bench.quick)
                 bare = interpreters(who, collation != "default", workers, bench.quick)
-                mine[0][str(workers)], mine[1][str(workers)] = peak.shared, peak.private - bare
-                bench.say(f"{who}, {what}, {workers} workers: {peak.shared / MiB:.0f} MiB shared")
+                mine[0][workers], mine[1][workers] = in_files, own - bare
+                bench.say(f"{who}, {what}, {workers} workers: {in_files / MiB:.0f} MiB shared")
                 if who == "fastpipe":
                     most = f"shared memory in MiB, {what}, {workers} workers"
-                    bench.bound(most, peak.shared / MiB, most=load.limit / MiB)
+                    bench.bound(most, in_files / MiB, most=load.limit / MiB)
             for kind, values in zip(("shared", "private"), mine, strict=True):
                 found[f"{kind}, {who}, {collation}"] = values
             if who == "fastpipe" and not load.slow:
@@ -187,10 +171,5 @@ def part(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Loads batches, to be looked at by `dataloader.py --parts memory`.")
-    parser.add_argument("who", choices=("torch", "fastpipe"))
-    parser.add_argument("collation")
-    for number in ("workers", "size", "rows", "slow", "batches"):
-        parser.add_argument(number, type=int)
-    given = parser.parse_args()
-    run(given.who, given.collation, given.workers, Load(given.size, given.rows, given.slow), given.batches)
+    who, collation, workers, load, batches = json.loads(sys.argv[1])
+    run(who, collation, workers, Load(*load), batches)

@@ -7,7 +7,10 @@ Three parts, named by `--parts`:
   long as their worker sleeps for each, so that two cores are enough; speeds are what sleeping really takes.
 * `overhead`: batches that their consumer works on for a millisecond, leased and committed one by one, beside plain
   iteration of the same reader, in turn. The consumer spins, which a background thread disturbs most, or sleeps.
-* `crowd`: a thousand workers against one PostgreSQL, see `lease_crowd.py`.
+* `crowd`: how many exchanges a second one PostgreSQL answers a thousand workers. An exchange is one transaction that
+  commits what a worker used, and leases its next stretch. Each has its own connection; what is left out is its data,
+  its consumer, and its waiting. A few processes let their workers take turns, each asking again as soon as the others
+  of its process have asked. So the server is as busy as it can be, and shares the processors with the askers.
 
 Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this; both wait for the disk at each commit.
 """
@@ -15,28 +18,33 @@ Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
-import sys
+import os
+import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import fastpipe
-import lease_crowd
+from fastpipe._reader.passes import passes_of
+from fastpipe.leases._database import Database, database_of
+from fastpipe.leases._exchange import Answer, Request, Used, exchange
+from fastpipe.leases._job import Job, job_of
+from fastpipe.leases._ledger import join
 from harness import Bench, Ratio, take_turns
+from harness.children import postgres
 from harness.data import slept, spin
 
-MAKESPAN_MOST = 1.3
-OVERHEAD_MOST = 0.03
+MAKESPAN_MOST, OVERHEAD_MOST = 1.3, 0.03
 FAST = 0.004
 """Seconds that a worker of the makespan sleeps for each batch; the slow one ten times as long."""
 
@@ -58,26 +66,25 @@ class Ledgers(NamedTuple):
         return found | ({"PostgreSQL": self.postgres.new_database()} if self.postgres else {})
 
 
-@contextmanager
-def ledgers() -> Iterator[Ledgers]:
-    """Starts a PostgreSQL server, if it is installed."""
-    # The tests know how to start one.
-    sys.path.append(str(Path(__file__).parents[1] / "tests"))
-    servers: Any = importlib.import_module("servers")
-
-    programs = servers.postgres_programs()
-    server = servers.Postgres(programs, "fsync=on", "max_connections=1200") if programs else None
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Ledgers(Path(folder), server)
-    finally:
-        if server is not None:
-            server.stop()
-
-
 def reader_of(batches: int) -> fastpipe.Reader:
     """Returns a reader of batches that cost nothing."""
     return fastpipe.from_arrays({"id": np.arange(batches * 4)}, batch_size=4, shuffle=True, shuffle_buffer=400, seed=1)
+
+
+def start(target: Callable[..., None], arguments: list[tuple[Any, ...]]) -> tuple[list[BaseProcess], list[Connection]]:
+    """Starts processes, whose last argument is a pipe, and waits until each has sent something."""
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in arguments]
+    processes = [
+        context.Process(target=target, args=(*each, child)) for each, (_, child) in zip(arguments, pipes, strict=True)
+    ]
+    for process, (_, child) in zip(processes, pipes, strict=True):
+        process.start()
+        # So that a process that fails ends this one, too.
+        child.close()
+    for orders, _ in pipes:
+        orders.recv()
+    return list(processes), [orders for orders, _ in pipes]
 
 
 # The makespan.
@@ -148,24 +155,14 @@ def makespan(url: str, phase: float) -> tuple[float, float]:
     """Seconds of an epoch, and the ideal."""
     plan = shares(phase)
     batches = batches_of(plan, 3 * phase)
-    context = multiprocessing.get_context("spawn")
-    pipes = [context.Pipe() for _ in plan]
-    workers = [
-        context.Process(target=sleeper, args=(url, batches, number, share.seconds, child))
-        for number, (share, (_, child)) in enumerate(zip(plan, pipes, strict=True))
-    ]
-    for worker, (orders, child) in zip(workers, pipes, strict=True):
-        worker.start()
-        # So that a process that fails ends this one, too.
-        child.close()
-        orders.recv()
+    workers, pipes = start(sleeper, [(url, batches, number, share.seconds) for number, share in enumerate(plan)])
     begin = time.time()
-    sent = [(share.comes, orders, "go") for share, (orders, _) in zip(plan, pipes, strict=True)]
-    sent += [(share.goes, orders, "leave") for share, (orders, _) in zip(plan, pipes, strict=True) if share.goes]
+    sent = [(share.comes, orders, "go") for share, orders in zip(plan, pipes, strict=True)]
+    sent += [(share.goes, orders, "leave") for share, orders in zip(plan, pipes, strict=True) if share.goes]
     for when, orders, order in sorted(sent, key=lambda each: each[0]):
         time.sleep(max(0.0, begin + when - time.time()))
         orders.send(order)
-    ends = [orders.recv() for orders, _ in pipes]
+    ends = [orders.recv() for orders in pipes]
     for worker in workers:
         worker.join()
     if sum(done for done, _ in ends) < batches:
@@ -227,17 +224,147 @@ def part_overhead(bench: Bench, found: Ledgers) -> None:
             row(name, kind, *each, f"{more.median:.2%} ({more.low * 100:.2f} to {more.high * 100:.2f})", met)
 
 
+# The crowd.
+
+STRETCH = 8
+"""Batches of a stretch. A worker commits them at once, with its next lease."""
+PROCESSES, THREADS = 4, 8
+TTL = 60.0
+
+
+class Measured(NamedTuple):
+    """The measurements of a process.
+
+    Attributes:
+        leases: that its workers were given.
+        commits: batches that they committed.
+        seconds: that each exchange took.
+        cpu: seconds of the process.
+    """
+
+    leases: int
+    commits: int
+    seconds: list[float]
+    cpu: float
+
+
+class Simulated:
+    """A worker without data: commits its stretch, and leases the next one."""
+
+    def __init__(self, database: Database, wanted: Job, name: str) -> None:
+        self.job, self.member = join(database, wanted, worker=name, ttl=TTL, stretch_given=True, patience=60.0)
+        self.connection = database.connect(create=False)
+        self._number = 0
+        self._used: list[Used] = []
+
+    def ask(self) -> tuple[int, int]:
+        """An exchange. Returns how many stretches it leased, and how many batches it committed."""
+        self._number += 1
+        request = Request(self._number, used=self._used, wanted=1, pace=0.01)
+        with self.connection.transaction():
+            answer: Answer = exchange(self.connection, self.job, self.member, request)
+        committed = sum(used.stop - used.start for used in self._used)
+        self._used = [Used(lease, start, stop, [1] * (stop - start)) for lease, start, stop, _ in answer.granted]
+        return len(answer.granted), committed
+
+
+def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
+    """Some of the workers, in a separate process: measures on request, for a number of seconds."""
+    reader = fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1)
+    database = database_of(url)
+    wanted = job_of(passes_of(reader), name="crowd", stretch=STRETCH, barrier=True)
+    workers = [Simulated(database, wanted, name) for name in names]
+    for worker in workers:
+        worker.ask()
+    orders.send("there")
+    end = time.monotonic() + orders.recv()
+    found: list[tuple[int, int, float]] = []
+    began = time.process_time()
+
+    def take_turns(mine: list[Simulated]) -> None:
+        while True:
+            for worker in mine:
+                begin = time.monotonic()
+                if begin >= end:
+                    return
+                found.append((*worker.ask(), time.monotonic() - begin))
+
+    threads = [threading.Thread(target=take_turns, args=(workers[number::THREADS],)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    leases, commits, seconds = zip(*found, strict=True)
+    orders.send(Measured(sum(leases), sum(commits), list(seconds), time.process_time() - began))
+    # With the connections the server's processes would go, and what they took.
+    orders.recv()
+
+
+def cpu_of(database: str) -> Callable[[], float]:
+    """Returns a function that returns the CPU seconds of the server's processes for a database so far."""
+    mine = []
+    for path in Path("/proc").glob("[0-9]*"):
+        # Processes come and go.
+        with contextlib.suppress(OSError):
+            title = (path / "cmdline").read_text()
+            if title.startswith("postgres:") and f" {database} " in title:
+                # In nanoseconds: of ticks each process would lose up to one.
+                mine.append(path / "schedstat")
+    return lambda: sum(int(path.read_text().split()[0]) for path in mine) / 1e9
+
+
+def measure(url: str, workers: int, seconds: float) -> tuple[list[Measured], float]:
+    """Returns the measurements of the workers' processes, and the server's seconds."""
+    # More than they can do, so that no worker is out of work.
+    batches = STRETCH * (workers + int(20_000 * seconds))
+    names = [f"worker-{number}" for number in range(workers)]
+    processes, pipes = start(crowd, [(url, batches, names[number::PROCESSES]) for number in range(PROCESSES)])
+    server = cpu_of(url.rpartition("/")[2])
+    before = server()
+    for orders in pipes:
+        orders.send(seconds)
+    found: list[Measured] = [orders.recv() for orders in pipes]
+    took = server() - before
+    for orders in pipes:
+        orders.send("leave")
+    for process in processes:
+        process.join()
+    return found, took
+
+
+def part_crowd(bench: Bench, found: Ledgers) -> None:
+    if found.postgres is None:
+        return
+    seconds = 3.0 if bench.quick else 20.0
+    columns = (
+        "leases/s|,",
+        "commits/s|,",
+        "median, ms|,.0f",
+        "99 %, ms|,.0f",
+        "server, µs an exchange|,",
+        "asking, µs|,",
+    )
+    row = bench.table("workers", *columns, "processors used|.0%", title="A crowd on one PostgreSQL")
+    for workers in (32, 1000) if bench.quick else (32, 100, 320, 1000):
+        processes, server = measure(found.postgres.new_database(), workers, seconds)
+        taken = sorted(each for process in processes for each in process.seconds)
+        leases, commits = sum(each.leases for each in processes), sum(each.commits for each in processes)
+        asking = sum(each.cpu for each in processes)
+        times = statistics.median(taken) * 1e3, taken[len(taken) * 99 // 100] * 1e3
+        spent = int(server / len(taken) * 1e6), int(asking / len(taken) * 1e6)
+        used = (server + asking) / seconds / (os.cpu_count() or 1)
+        row(f"{workers:,}", int(leases / seconds), int(commits / seconds), *times, *spent, used)
+
+
+PARTS = {"makespan": part_makespan, "overhead": part_overhead, "crowd": part_crowd}
+
+
 def main(bench: Bench) -> None:
     """Measures all parts."""
-    with ledgers() as found:
+    with postgres("fsync=on", "max_connections=1200") as server, tempfile.TemporaryDirectory() as folder:
         for part in bench.args.parts:
-            if part == "makespan":
-                part_makespan(bench, found)
-            elif part == "overhead":
-                part_overhead(bench, found)
-            elif part == "crowd" and found.postgres is not None:
-                lease_crowd.show(bench, found.postgres.new_database)
+            PARTS[part](bench, Ledgers(Path(folder), server))
 
 
 if __name__ == "__main__":
-    Bench("leases", __doc__, rounds=(5, 3), parts=["makespan", "overhead", "crowd"]).run(main)
+    Bench("leases", __doc__, rounds=(5, 3), parts=list(PARTS)).run(main)

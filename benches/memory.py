@@ -1,36 +1,49 @@
-"""Measures how much memory reading a large file takes.
+"""Measures how much memory reading takes.
 
-A fresh process reads a generated file of about 1 GB (dataset a) in batches of 1,024 rows, while a thread of it samples
-RssAnon, the anonymous memory that is really there: buffers, batches and the heap, but neither the pages of the file nor
-shared libraries. The peak must not depend on the size of the file, and must stay below the limit.
+A fresh process reads, while a thread of it samples RssAnon, the anonymous memory that is really there: buffers, batches
+and the heap, but neither the pages of files nor shared libraries.
 
-`--held` is the number of batches that are held while the next one is asked for: 1 is what a `for` loop does, 0 drops
-each batch first.
+Two parts, named by `--parts`:
+
+* `file`: a generated file of about 1 GB (dataset a) in batches of 1,024 rows. The peak must not depend on the size of
+  the file, and must stay below the limit. `--held` is the number of batches that are held while the next one is asked
+  for: 1 is what a `for` loop does, 0 drops each batch first. `--times 10 --order window --limit-mb 600` reads 10 GB by
+  windows.
+* `limits`: with a memory_limit, of so many times the least one, which is taken from the LimitError. RssAnon, beyond
+  what the process has before the pass starts, stays below the limit plus a tenth plus what the consumer holds, which is
+  counted as two batches. `by` is what exceeds that, by the limit.
 """
 
 from __future__ import annotations
 
 import collections
+import gc
+import itertools
 import json
 import resource
+import threading
 import time
 from typing import Any
 
 import generate
 from harness import MB, Bench, sampled
 from harness.children import call
-from harness.data import open_reader
+from harness.data import least_limit, nbytes, open_reader
 
 INTERVAL = 0.005
+ROWS = {"a": 16_384, "b": 65_536, "c": 65_536, "d": 131_072, "e": 65_536, "f": 32_768}
+OVER = 0.10
+SMALL = 1_000_000
+"""Bytes that the heap of the process may grow by, whatever the limit: Python's, and the threads'."""
 
 
-def child(path: str, batch: int, held: int, threads: int) -> dict[str, Any]:
-    """Reads the file and reports what it took."""
+def file_child(paths: list[str], order: str, batch: int, held: int, threads: int) -> dict[str, Any]:
+    """Reads files and reports what it took."""
     import fastpipe  # noqa: F401 - imported before memory is measured
 
     with sampled(INTERVAL) as peak:
         begun, rows = time.perf_counter(), 0
-        with open_reader(path, "a", batch_size=batch, num_threads=threads or "auto") as reader:
+        with open_reader(paths, "a", order, batch_size=batch, num_threads=threads or "auto") as reader:
             last: collections.deque[Any] = collections.deque(maxlen=held)
             # A `for` loop would hold a batch itself.
             batches = iter(reader)
@@ -44,32 +57,80 @@ def child(path: str, batch: int, held: int, threads: int) -> dict[str, Any]:
     return found | {"rows": rows, "seconds": seconds, "max_rss": most}
 
 
-def main(bench: Bench) -> None:
-    """Measures a child; the bench fails if the peak is over the limit."""
+def limits_child(dataset: str, codec: str, order: str, batch: int, times: int, factor: float) -> dict[str, Any]:
+    """Reads with a limit and reports what memory that took."""
+    paths = [str(generate.generate(dataset, ROWS[dataset], codec=codec)[0])] * times
+    limit = int(least_limit(open_reader(paths, dataset, order, batch_size=batch)) * factor)
+    reader = open_reader(paths, dataset, order, batch_size=batch, memory_limit=limit)
+    gc.collect()
+    threading.Thread(target=int).start()  # The first thread's memory isn't the pass's.
+    held = 0
+    with sampled() as peak:
+        for values in reader:
+            held = max(held, nbytes(values))
+    reserved = reader.stats()["memory"]["most_reserved"]
+    return {"limit": limit, "beyond": peak.bytes - peak.idle, "held": held, "reserved": reserved}
+
+
+def part_file(bench: Bench) -> None:
     args = bench.args
-    if args.child:
-        print(json.dumps(child(**json.loads(args.child))))
-        raise SystemExit
     path, info = generate.generate("a", args.records, codec=args.codec, log=bench.say)
-    found = call(__file__, path=str(path), batch=args.batch_size, held=args.held, threads=args.threads)
-    columns: tuple[str, ...] = (
-        "file, MB|,.0f",
-        "rows a batch|",
-        "batches kept|",
-        "idle, MB|,.0f",
-        "peak of RssAnon, MB|,.0f",
-    )
-    columns += ("limit, MB|,.0f", "samples|", "seconds|,.1f", "greatest resident size with all file pages, MB|,.0f")
+    request = {"order": args.order, "batch": args.batch_size, "held": args.held, "threads": args.threads}
+    found = call(__file__, do="file", paths=[str(path)] * args.times, **request)
+    columns = ["file, MB|,.0f", "rows a batch|", "batches kept|", "idle, MB|,.0f", "peak of RssAnon, MB|,.0f"]
+    columns += ["limit, MB|,.0f", "samples|", "seconds|,.1f", "greatest resident size with all file pages, MB|,.0f"]
     sizes = {name: found[name] / MB for name in ("idle", "peak", "max_rss")}
     row = bench.table("codec", *columns)
     row(
         *(args.codec, info["bytes"] / MB, args.batch_size, args.held, sizes["idle"], sizes["peak"], args.limit_mb),
         *(found["samples"], found["seconds"], sizes["max_rss"]),
     )
-    bench.bound("records read", found["rows"], least=info["rows"], most=info["rows"])
+    rows = info["rows"] * args.times
+    bench.bound("records read", found["rows"], least=rows, most=rows)
     bench.bound("peak of RssAnon in MB", sizes["peak"], most=args.limit_mb)
 
 
+def part_limits(bench: Bench) -> None:
+    args, orders = bench.args, ("sequential", "window")
+    sizes = [f"{name}, MB|,.1f" for name in ("limit", "reserved", "beyond idle", "2 batches")]
+    columns = ("data", "codec", "order", "times the least", *sizes, "by|,.3f", "kept")
+    row = bench.table(*columns, title="Limits that are kept")
+    for dataset, codec, order, factor in itertools.product(args.datasets, ("null", "deflate"), orders, args.factors):
+        request = {"dataset": dataset, "codec": codec, "order": order, "factor": factor}
+        found = call(__file__, do="limits", batch=args.batch_size, times=2 if bench.quick else 4, **request)
+        by = (found["beyond"] - 2 * found["held"] - SMALL) / found["limit"]
+        what = f"({dataset}) {codec} {order}, {factor} x least: RssAnon by the limit"
+        mark = bench.bound(what, by, most=1 + OVER)
+        each = found["limit"], found["reserved"], found["beyond"], 2 * found["held"]
+        row(f"({dataset})", codec, order, f"{factor:g}", *(size / MB for size in each), by, mark)
+
+
+PARTS = {"file": part_file, "limits": part_limits}
+CHILDREN: dict[str, Any] = {"file": file_child, "limits": limits_child}
+
+
+def main(bench: Bench) -> None:
+    """Measures children; the bench fails if a bound of memory is missed."""
+    if bench.args.child:
+        request = json.loads(bench.args.child)
+        print(json.dumps(CHILDREN[request.pop("do")](**request)))
+        raise SystemExit
+    for part in bench.args.parts:
+        PARTS[part](bench)
+
+
 if __name__ == "__main__":
-    numbers: dict[str, Any] = {"records": 400_000, "batch_size": 1024, "held": 1, "threads": 0, "limit_mb": 300.0}
-    Bench("memory", __doc__, codec="null", child="", **numbers).run(main)
+    what: dict[str, Any] = {
+        "records": 400_000,
+        "batch_size": 1024,
+        "held": 1,
+        "threads": 0,
+        "limit_mb": 300.0,
+        "times": 1,
+    }
+    what |= {
+        "order": "sequential",
+        "datasets": (list("abcdef"), list("ac")),
+        "factors": ([1.02, 1.25, 2.0, 4.0], [1.25]),
+    }
+    Bench("memory", __doc__, parts=["file"], codec="null", child="", **what).run(main)

@@ -8,17 +8,15 @@ use every core. The number of rows and the sum of a column are checked in each p
 
 from __future__ import annotations
 
-import importlib
 import sqlite3
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from harness import HERE, Bench
-from harness.children import Side, can, race
+from harness import Bench
+from harness.children import Side, can, postgres, race
 from peers.job import Job
 
 WANTED = {"connectorx": 1.0, "ray-sql": 3.0, "pandas-sql": 5.0}
@@ -27,59 +25,45 @@ _SELECTED = """i AS id, (i * 7919) % 1000003 AS a, i % 100 AS b, i / 3.0 AS x, i
     CASE WHEN i % 5 = 0 THEN NULL ELSE i END AS n, 'item ' || (i % 5000) AS s, 'user ' || i AS u"""
 
 
-def fill_sqlite(path: Path, rows: int) -> str:
-    """Makes the table; its URL."""
-    with sqlite3.connect(path) as connection:
-        connection.execute(
-            "CREATE TABLE t (id INTEGER PRIMARY KEY, a INT NOT NULL, b INT NOT NULL, x REAL NOT NULL, y REAL NOT NULL, "
-            "z REAL NOT NULL, n INT, s TEXT NOT NULL, u TEXT NOT NULL, d TEXT NOT NULL)"
-        )
-        numbers = f"WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < {rows})"
-        connection.execute(f"{numbers} INSERT INTO t SELECT {_SELECTED}, '2026-01-01' FROM g")
-    connection.close()
-    return f"sqlite:///{path}"
-
-
-def fill_postgres(url: str, rows: int) -> str:
-    """Makes the table; its URL."""
-    import psycopg
-
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE TABLE t (id bigint PRIMARY KEY, a bigint NOT NULL, b bigint NOT NULL, x float8 NOT NULL, "
-            "y float8 NOT NULL, z float8 NOT NULL, n bigint, s text NOT NULL, u text NOT NULL, d timestamp NOT NULL)"
-        )
-        moment = "timestamp '2026-01-01' + i * interval '1 second'"
-        numbers = f"generate_series(1::bigint, {rows}) AS g(i)"
-        connection.execute(f"INSERT INTO t SELECT {_SELECTED}, {moment} FROM {numbers}")
-        connection.execute("VACUUM ANALYZE t")
-    return url
-
-
 @contextmanager
 def sqlite(rows: int) -> Iterator[str]:
     """Yields the URL of a file with the table."""
     with tempfile.TemporaryDirectory() as folder:
-        yield fill_sqlite(Path(folder) / "t.db", rows)
+        path = Path(folder) / "t.db"
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute(
+                "CREATE TABLE t (id INTEGER PRIMARY KEY, a INT NOT NULL, b INT NOT NULL, x REAL NOT NULL, "
+                "y REAL NOT NULL, z REAL NOT NULL, n INT, s TEXT NOT NULL, u TEXT NOT NULL, d TEXT NOT NULL)"
+            )
+            numbers = f"WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < {rows})"
+            connection.execute(f"{numbers} INSERT INTO t SELECT {_SELECTED}, '2026-01-01' FROM g")
+        yield f"sqlite:///{path}"
 
 
 @contextmanager
-def postgres(rows: int) -> Iterator[str | None]:
+def postgresql(rows: int) -> Iterator[str | None]:
     """Yields the URL of a server with the table; None if PostgreSQL isn't installed."""
-    # The tests know how to start one.
-    sys.path.append(str(HERE.parent / "tests"))
-    servers: Any = importlib.import_module("servers")
-    if (programs := servers.postgres_programs()) is None:
-        yield None
-        return
-    server = servers.Postgres(programs)
-    try:
-        yield fill_postgres(server.new_database(), rows)
-    finally:
-        server.stop()
+    with postgres() as server:
+        if server is None:
+            yield None
+            return
+        import psycopg
+
+        url: str = server.new_database()
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "CREATE TABLE t (id bigint PRIMARY KEY, a bigint NOT NULL, b bigint NOT NULL, "
+                "x float8 NOT NULL, y float8 NOT NULL, z float8 NOT NULL, n bigint, s text NOT NULL, u text NOT NULL, "
+                "d timestamp NOT NULL)"
+            )
+            moment = "timestamp '2026-01-01' + i * interval '1 second'"
+            numbers = f"generate_series(1::bigint, {rows}) AS g(i)"
+            connection.execute(f"INSERT INTO t SELECT {_SELECTED}, {moment} FROM {numbers}")
+            connection.execute("VACUUM ANALYZE t")
+        yield url
 
 
-DATABASES: dict[str, Callable[[int], Any]] = {"postgres": postgres, "sqlite": sqlite}
+DATABASES: dict[str, Callable[[int], Any]] = {"postgres": postgresql, "sqlite": sqlite}
 
 
 def main(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import device
 from harness import HERE, RESULTS
 
-SECTIONS = ["compare", "threads", "memory", "sweep", "limits", "growth", "auto", "shuffle", "index", "in_memory"]
+SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory"]
 SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags", "atds"]
 SECTIONS += ["writing", "sql", "leases", "describe", "service"]
 """The order of the sections. A bench whose figures aren't kept has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness.bench import Bench
+from harness.bench import HERE, Bench
 from harness.turns import CannotError, Turn, Turns, take_turns
 from peers import READERS, Peer, Sample
 from peers.job import Job
@@ -48,6 +49,21 @@ def program(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Pop
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def postgres(*options: str) -> Iterator[Any]:
+    """Starts a PostgreSQL server, which has a method `new_database`; yields None if it isn't installed."""
+    # The tests know how to start one.
+    sys.path.append(str(HERE.parent / "tests"))
+    servers: Any = importlib.import_module("servers")
+    programs = servers.postgres_programs()
+    server = servers.Postgres(programs, *options) if programs else None
+    try:
+        yield server
+    finally:
+        if server is not None:
+            server.stop()
 
 
 class Side:
