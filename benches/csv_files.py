@@ -17,17 +17,13 @@ os.environ.setdefault("POLARS_MAX_THREADS", "2")
 
 import duckdb
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 from pyarrow import csv
 
 import fastpipe
 from harness import Bench, take_turns
-
-try:
-    import pandas as pd
-except ImportError:  # It is measured if it is installed.
-    pd = None
 
 COLUMNS = [f"c{i}" for i in range(20)]
 
@@ -79,9 +75,8 @@ def measure(bench: Bench, path: Path, rows: int) -> None:
         "pyarrow": lambda: csv.read_csv(name),
         "polars": lambda: pl.read_csv(name),
         "duckdb": lambda: query(f"from read_csv('{name}')").arrow().read_all(),
+        "pandas": lambda: pd.read_csv(name, engine="pyarrow"),
     }
-    if pd is not None:
-        parsers["pandas"] = lambda: pd.read_csv(name, engine="pyarrow")
     compare(bench, "Parsing all, the scan for rows included", parsers, size, 1.5)
     seed, cache = iter(range(1000)), path.with_suffix(".index")
     options: dict[str, Any] = {"rows": count, "columns": COLUMNS, "num_threads": 2}
@@ -100,9 +95,8 @@ def measure(bench: Bench, path: Path, rows: int) -> None:
     compare(bench, f"{count:,} rows, the index at hand", indexed | peers, size, 20)
     without = {"fastpipe": lambda: fastpipe.sample_csv(path, **options, seed=next(seed))}
     compare(bench, f"{count:,} rows, without an index", without | peers, size, 2)
-    if pd is not None:
-        once = take_turns({"pandas": skipped}, 1, warm=0).median("pandas")
-        bench.table("", "seconds|,.1f", title=f"{count:,} rows by pandas with skiprows")("once", once)
+    once = take_turns({"pandas": skipped}, 1, warm=0).median("pandas")
+    bench.table("", "seconds|,.1f", title=f"{count:,} rows by pandas with skiprows")("once", once)
 
 
 def main(bench: Bench) -> None:

@@ -14,16 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import fastpipe
 import fastpipe.cuda
 from csv_files import COLUMNS, write
 from harness import Bench, take_turns
-
-try:
-    import pandas as pd
-except ImportError:  # It is measured if it is installed.
-    pd = None
 
 SEED = 7
 
@@ -38,25 +34,19 @@ def with_pandas(path: Path, rows: int, total: int, parts: int) -> list[Any]:
 def skipping(path: Path, rows: int, total: int, parts: int) -> list[Any]:
     """The same by a pass of pandas for each device, which passes over the lines that weren't drawn."""
     drawn = np.random.default_rng(SEED).permutation(total)[: rows * parts].reshape(parts, rows)
-    arrays = []
-    for part in drawn:
-        wanted = set(part.tolist())
 
-        def passed_over(line: int, wanted: set[int] = wanted) -> bool:
-            return line > 0 and line - 1 not in wanted
+    def read(wanted: set[int]) -> Any:
+        return pd.read_csv(path, dtype=np.float32, skiprows=lambda line: line > 0 and line - 1 not in wanted).to_numpy()
 
-        arrays.append(pd.read_csv(path, dtype=np.float32, skiprows=passed_over).to_numpy())
-    return arrays
+    return [read(set(part.tolist())) for part in drawn]
 
 
 def bare_copies(gpu: str, nbytes: int) -> Callable[[], None]:
     """Copies of page-locked memory to a GPU, with nothing else to do."""
     import torch
 
-    host, device = (
-        torch.empty(nbytes, dtype=torch.uint8, pin_memory=True),
-        torch.empty(nbytes, dtype=torch.uint8, device=gpu),
-    )
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(nbytes, dtype=torch.uint8, device=gpu)
 
     def copy() -> None:
         device.copy_(host, non_blocking=True)
@@ -83,7 +73,7 @@ def main(bench: Bench) -> None:
             "fill, no index": partial(fill, devices, rows=rows, seed=SEED),
             "one after the other": lambda: [fill([device], **options) for device in devices],
         }
-        if pd is not None and not gpus:
+        if not gpus:
             sides["pandas, all rows"] = lambda: with_pandas(path, rows, total, len(devices))
             sides["pandas, skiprows"] = lambda: skipping(path, rows, total, len(devices))
         turns = take_turns(sides, bench.rounds, warm=0)

@@ -23,12 +23,10 @@ f     three strings, a ragged array of strings, a label
 
 from __future__ import annotations
 
-import argparse
 import bz2
 import json
 import lzma
 import os
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -437,29 +435,3 @@ def read_through(path: Path) -> None:
     with path.open("rb", buffering=0) as file:
         while file.read(BLOCK_BYTES):
             pass
-
-
-def main() -> int:
-    """Writes one file and prints its path."""
-    parser = argparse.ArgumentParser(description="Write a generated Avro file into the cache and print its path.")
-    parser.add_argument("dataset", choices=DATASETS)
-    parser.add_argument("records", type=int)
-    parser.add_argument("--block-bytes", type=int, default=BLOCK_BYTES)
-    parser.add_argument("--codec", choices=CODECS, default="null")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
-    path, info = generate(
-        args.dataset,
-        args.records,
-        block_bytes=args.block_bytes,
-        codec=args.codec,
-        seed=args.seed,
-        log=lambda line: print(line, file=sys.stderr),
-    )
-    print(path)
-    print(f"{info['rows']:,} records, {info['blocks']:,} blocks, {info['bytes']:,} bytes", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,9 +42,19 @@ def add(sums: generate.Sums, column: generate.Column, value: Any) -> None:
 
 
 class BatchWorker:
-    """A reader of batches."""
+    """A reader of batches.
+
+    Attributes:
+        packages: Distributions whose versions are reported.
+        modules: What is imported before anything is timed.
+    """
 
     packages: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        for module in self.modules:
+            importlib.import_module(module)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
         """Yields the batches of one pass, each with its number of rows."""
@@ -54,11 +65,11 @@ class BatchWorker:
         return batch[column.name]
 
     def read(self, job: Job) -> Pass:
-        """Reads the file to batches and drops them."""
+        """Reads the file and makes nothing of it: this is timed."""
         return Pass(sum(n for n, _ in self.batches(job)))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Sums up every value."""
+        """Reads the file and sums up every value; None if the reader makes nothing that could be summed up."""
         sums, rows = generate.Sums(), 0
         for n, batch in self.batches(job):
             rows += n

@@ -37,15 +37,7 @@ class FrameWorker(BatchWorker):
         values = batch[column.name]
         return arrow.to_numpy(column, values.to_arrow() if hasattr(values, "to_arrow") else values)
 
-    def heights(self, job: Job) -> Iterator[int]:
-        """Yields the rows of frames, and drops each frame before the next."""
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
-        return map(self.height, self.frames(job))
-
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
         return ((self.height(frame), frame) for frame in self.frames(job))
 
     def read(self, job: Job) -> Pass:
@@ -58,7 +50,7 @@ class Batches(FrameWorker):
     """Drops each frame before the next."""
 
     def read(self, job: Job) -> Pass:
-        return Pass(sum(self.heights(job)))
+        return Pass(sum(map(self.height, self.frames(job))))
 
 
 class Numpy(FrameWorker):
@@ -76,30 +68,24 @@ class Numpy(FrameWorker):
 class PolarsWorker(FrameWorker):
     """polars' own reader. It has no other way than the whole file."""
 
-    packages = ("polars",)
-
-    def __init__(self) -> None:
-        import polars
-
-        self._polars = polars
+    packages = modules = ("polars",)
 
     def frames(self, job: Job) -> Iterator[Any]:
-        yield self._polars.read_avro(job.path)
+        import polars
+
+        yield polars.read_avro(job.path)
 
 
 class PolarsAvroWorker(FrameWorker):
     """polars-avro, as its documentation reads a file."""
 
     packages = ("polars-avro", "polars")
-
-    def __init__(self) -> None:
-        import polars
-        import polars_avro
-
-        self._polars, self._library = polars, polars_avro
+    modules = ("polars", "polars_avro")
 
     def frames(self, job: Job) -> Iterator[Any]:
-        yield self._library.read_avro(job.path)
+        import polars_avro
+
+        yield polars_avro.read_avro(job.path)
 
 
 class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
@@ -111,10 +97,11 @@ class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
         This is what `polars_avro.scan_avro` hands to polars. The public way, `scan_avro(...).collect_batches(...)`,
         goes through polars' streaming engine besides, which is slower here and takes from 1 to 3 times as long.
         """
+        import polars
         from polars_avro._avro_rs import AvroSource
 
         for table in AvroSource([job.path], False, False).batch_iter(job.batch, None):
-            yield self._polars.DataFrame(table)
+            yield polars.DataFrame(table)
 
 
 class PolarsAvroNumpyWorker(Numpy, PolarsAvroBatchesWorker):
@@ -125,14 +112,12 @@ class JetlinerWorker(FrameWorker):
     """jetliner, as its documentation reads a file."""
 
     packages = ("jetliner", "polars")
-
-    def __init__(self) -> None:
-        import jetliner
-
-        self._library = jetliner
+    modules = ("jetliner",)
 
     def frames(self, job: Job) -> Iterator[Any]:
-        yield self._library.read_avro(job.path)
+        import jetliner
+
+        yield jetliner.read_avro(job.path)
 
 
 class JetlinerBatchesWorker(Batches, JetlinerWorker):
@@ -140,7 +125,9 @@ class JetlinerBatchesWorker(Batches, JetlinerWorker):
 
     def frames(self, job: Job) -> Iterator[Any]:
         """Yields frames of at least `batch` rows: jetliner doesn't cut blocks."""
-        with self._library.AvroReader(job.path, batch_size=job.batch) as reader:
+        import jetliner
+
+        with jetliner.AvroReader(job.path, batch_size=job.batch) as reader:
             yield from reader
 
 
@@ -186,44 +173,41 @@ class FastpipeTableWorker(FrameWorker):
     """fastpipe, to a table of pyarrow's, as its documentation makes one of a reader."""
 
     packages = ("fastpipe-data", "pyarrow")
-
-    def __init__(self) -> None:
-        import pyarrow
-
-        import fastpipe
-
-        self._fastpipe, self._pyarrow = fastpipe, pyarrow
+    modules = ("fastpipe", "pyarrow")
 
     def _reader(self, job: Job) -> Any:
-        return self._fastpipe.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
+        import fastpipe
+
+        return fastpipe.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
 
     def frames(self, job: Job) -> Iterator[Any]:
+        import pyarrow
+
         with self._reader(job) as reader:
-            yield self._pyarrow.table(reader)
+            yield pyarrow.table(reader)
 
 
 class FastpipeRecordBatchesWorker(Batches, FastpipeTableWorker):
     """fastpipe, a record batch at a time."""
 
     def frames(self, job: Job) -> Iterator[Any]:
+        import pyarrow
+
         with self._reader(job) as reader:
-            yield from self._pyarrow.RecordBatchReader.from_stream(reader)
+            yield from pyarrow.RecordBatchReader.from_stream(reader)
 
 
 class FastpipePolarsWorker(FastpipeTableWorker):
     """fastpipe, to a frame of polars'."""
 
     packages = ("fastpipe-data", "polars")
-
-    def __init__(self) -> None:
-        import polars
-
-        super().__init__()
-        self._polars = polars
+    modules = ("fastpipe", "polars")
 
     def frames(self, job: Job) -> Iterator[Any]:
+        import polars
+
         with self._reader(job) as reader:
-            yield self._polars.DataFrame(reader)
+            yield polars.DataFrame(reader)
 
 
 class ArrowAvroWorker:
@@ -243,8 +227,6 @@ class ArrowAvroWorker:
 
     def read(self, job: Job) -> Pass:
         """Reads the file to record batches, which are dropped after the clock is stopped."""
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
         assert self._program.stdin is not None
         assert self._program.stdout is not None
         print(job.batch, self.keeps, self.strings, job.path, file=self._program.stdin, flush=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import generate
 from harness.turns import CannotError
 
-__all__ = ["CannotError", "Job", "Pass", "Worker"]
+__all__ = ["CannotError", "Job", "Pass"]
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,3 @@ class Pass:
     seconds: float | None = None
     cpu: float | None = None
     notes: dict[str, float] = field(default_factory=dict)
-
-
-class Worker(Protocol):
-    """The interface of a reader's class; its constructor imports the library."""
-
-    packages: tuple[str, ...]
-    """Distributions whose versions are reported."""
-
-    def read(self, job: Job) -> Pass:
-        """Reads the file and makes nothing of it: this is timed."""
-        ...
-
-    def check(self, job: Job) -> tuple[int, generate.Sums | None]:
-        """Reads the file and sums up every value; None if the reader makes nothing that could be summed up."""
-        ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.data import features
+from harness.data import open_reader
 from peers.batches import BatchWorker
 from peers.job import Job
 
@@ -14,18 +14,10 @@ class FastpipeWorker(BatchWorker):
     """fastpipe, as its documentation reads a file."""
 
     packages = ("fastpipe-data", "numpy")
-
-    def __init__(self) -> None:
-        import fastpipe
-
-        self._fastpipe = fastpipe
+    modules = ("fastpipe",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        specs = features(job.dataset)
         order: dict[str, Any] = {"shuffle": True, "shuffle_buffer": job.shuffle, "seed": 1} if job.shuffle else {}
-        reader = self._fastpipe.read_avro(
-            job.path, features=specs, batch_size=job.batch, num_threads=job.threads, **order
-        )
-        with reader:
+        with open_reader(job.path, job.dataset, batch_size=job.batch, num_threads=job.threads, **order) as reader:
             for values in reader:
-                yield len(values[next(iter(specs))]), values
+                yield len(next(iter(values.values()))), values

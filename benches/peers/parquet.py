@@ -15,7 +15,7 @@ import numpy as np
 
 import generate
 from peers.batches import BatchWorker
-from peers.job import CannotError, Job, Pass
+from peers.job import Job, Pass
 
 SEED = 1
 
@@ -74,8 +74,7 @@ def flat(value: Any) -> Any:
 class ParquetWorker(BatchWorker):
     """A reader of batches, each a mapping from name to column."""
 
-    def cpu(self) -> float:
-        return time.process_time()
+    cpu = staticmethod(time.process_time)
 
     def read(self, job: Job) -> Pass:
         before = self.cpu()
@@ -97,21 +96,17 @@ class FastpipeWorker(ParquetWorker):
     """fastpipe, one thread that gathers rows and one that reads row groups, on the same core."""
 
     packages = ("fastpipe-data", "pyarrow")
-
-    def __init__(self) -> None:
-        import pyarrow.parquet  # noqa: F401 - importing isn't timed
-
-        import fastpipe
-
-        self._fastpipe = fastpipe
+    modules = ("fastpipe", "pyarrow.parquet")
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
+        import fastpipe
+
         order: dict[str, Any] = {}
         if job.shuffle > 0:
             order = {"shuffle": "buffer", "shuffle_buffer": job.shuffle, "seed": SEED}
         elif job.shuffle:
             order = {"shuffle": True, "seed": SEED}
-        reader = self._fastpipe.read_parquet(
+        reader = fastpipe.read_parquet(
             job.path, batch_size=job.batch, num_threads=job.threads, num_fetches=job.threads, **order
         )
         with reader:
@@ -123,16 +118,12 @@ class PyarrowWorker(ParquetWorker):
     """pyarrow, to record batches, without the step to NumPy."""
 
     packages = ("pyarrow",)
-
-    def __init__(self) -> None:
-        import pyarrow.parquet
-
-        self._parquet = pyarrow.parquet
+    modules = ("pyarrow.parquet",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
-        with self._parquet.ParquetFile(job.path) as file:
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(job.path) as file:
             for batch in file.iter_batches(job.batch, use_threads=False):
                 yield batch.num_rows, batch
 
@@ -172,8 +163,7 @@ class RayWorker(ParquetWorker):
         ray.data.DataContext.get_current().enable_progress_bars = False
         self._ray = ray
 
-    def cpu(self) -> float:
-        return cpu_seconds()
+    cpu = staticmethod(cpu_seconds)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
         order = {"local_shuffle_buffer_size": job.shuffle, "local_shuffle_seed": SEED} if job.shuffle else {}

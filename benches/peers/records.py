@@ -10,7 +10,7 @@ import numpy as np
 
 import generate
 from peers.batches import BatchWorker
-from peers.job import CannotError, Job, Pass
+from peers.job import Job, Pass
 
 
 def _offsets(sized: list[Any]) -> Any:
@@ -46,21 +46,13 @@ def column_of(column: generate.Column, items: list[Any]) -> Any:
 class FastavroWorker(BatchWorker):
     """fastavro: takes a batch of records, then makes one array a column."""
 
-    packages = ("fastavro",)
-
-    def __init__(self) -> None:
-        import fastavro
-
-        self._fastavro = fastavro
-
-    def _records(self, file: Any, job: Job) -> Iterator[Any]:
-        if job.shuffle:
-            raise CannotError("doesn't shuffle")
-        return iter(self._fastavro.reader(file))
+    packages = modules = ("fastavro",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, dict[str, Any]]]:
+        import fastavro
+
         with open(job.path, "rb") as file:
-            records = self._records(file, job)
+            records: Iterator[Any] = iter(fastavro.reader(file))
             while held := list(itertools.islice(records, job.batch)):
                 yield len(held), {c.name: column_of(c, [r[c.name] for r in held]) for c in job.columns}
 
@@ -69,8 +61,10 @@ class FastavroRecordsWorker(FastavroWorker):
     """fastavro: iterates over the records and makes nothing of them."""
 
     def read(self, job: Job) -> Pass:
+        import fastavro
+
         with open(job.path, "rb") as file:
-            return Pass(sum(1 for _ in self._records(file, job)))
+            return Pass(sum(1 for _ in fastavro.reader(file)))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
         return self.read(job).rows, None

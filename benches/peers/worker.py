@@ -47,9 +47,11 @@ def _read(worker: Any, job: Job, enough: float) -> dict[str, Any]:
     return {"seconds": seconds / passes, "cpu": cpu / passes, "rows": rows, "passes": passes} | notes
 
 
-def _answer(worker: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer(worker: Any, shuffles: bool, request: dict[str, Any]) -> dict[str, Any]:
     op, enough = request.pop("op"), request.pop("enough")
     job = Job(**request)
+    if job.shuffle and not shuffles:
+        raise CannotError("doesn't shuffle")
     if op == "read":
         return _read(worker, job, enough)
     rows, sums = worker.check(job)
@@ -96,7 +98,7 @@ def serve(name: str, cores: str) -> None:
     answer(start)
     for line in sys.stdin:
         request = json.loads(line)
-        answer(lambda: _answer(worker, request))  # noqa: B023 - called at once
+        answer(lambda: _answer(worker, READERS[name].shuffles, request))  # noqa: B023 - called at once
 
 
 if __name__ == "__main__":
