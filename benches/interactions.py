@@ -4,18 +4,8 @@ Two data sets are made up, with the numbers of users, items and positives of Mov
 numbers of positives are log-normal.
 
 **Samplers**, on the first: four negatives for each positive, of items that the user has no positive with. They take
-turns on the same arrays, with the same number of threads, and what each returns is checked.
-
-* `fastpipe` draws what the reader yields.
-* `complement` lists what each user hasn't seen, and draws from the list.
-* `bisect` draws a number below that of the items that the user hasn't seen, and finds out by bisection over the sorted
-  positives which of them it is, for all positives of some users at once.
-* `reject` draws of all items, looks all of them up among the sorted positives with `searchsorted`, and draws the found
-  ones again.
-
-Wanted: at least 2, 10 and 10 times the rates of these; the last two are called user by user. Both are
-also shown for 64 users a call, as few would write them. "By CPU time" compares what the threads spent, which other
-programs disturb less.
+turns on the same arrays, with the same number of threads, and what each returns is checked. `bisect` and `reject` are
+called user by user, and for 64 users a call, as few would write them.
 
 **An epoch**, of the second: 100 million points, drawn, permuted, and handed out in batches of 98,304. `numpy` draws
 with `bisect`, permutes an index of all points, and gathers each batch by it, as a DataLoader's sampler and collate
@@ -85,7 +75,7 @@ Draw = Callable[[Positives, int, int, np.random.Generator, Items], None]
 
 
 def complement(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Lists what each user hasn't seen."""
+    """Lists what each user hasn't seen, and draws from the list."""
     start = data.indptr[first]
     unseen = np.ones(data.num_items, bool)
     for user in range(first, end):
@@ -99,7 +89,7 @@ def complement(data: Positives, first: int, end: int, rng: np.random.Generator, 
 
 
 def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Finds unseen items by their rank.
+    """Draws a rank among the unseen items, and finds that item by bisection over the sorted positives.
 
     The number of positives before the k-th unseen item is the number of positives that are at most k after subtracting
     the number of positives before each.
@@ -117,7 +107,7 @@ def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out:
 
 
 def reject(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Draws again what is among the positives."""
+    """Draws of all items, and draws again what `searchsorted` finds among the positives."""
     low, high = data.indptr[first], data.indptr[end]
     users = np.repeat(np.arange(end - first), np.diff(data.indptr[first : end + 1]))
     keys = users * data.num_items + data.items[low:high]
@@ -138,12 +128,10 @@ def in_threads(draw: Draw, data: Positives, threads: int, seed: int, chunk: int 
 
     def some(first: int) -> None:
         end = min(first + chunk, users)
-        low, high = data.indptr[first], data.indptr[end]
-        draw(data, first, end, np.random.default_rng([seed, first]), out[low:high])
+        draw(data, first, end, np.random.default_rng([seed, first]), out[data.indptr[first] : data.indptr[end]])
 
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(some, range(0, users, chunk)):
-            pass
+        list(pool.map(some, range(0, users, chunk)))
     return out
 
 
@@ -169,11 +157,6 @@ def check(data: Positives, negatives: Items) -> None:
         raise RuntimeError(f"a tenth of the items is off its rate: {found} instead of {fair}")
 
 
-def size(task: Callable[[], Items]) -> int:
-    """Draws, and drops what was drawn."""
-    return len(task())
-
-
 def samplers(bench: Bench) -> None:
     """Compares fastpipe and its peers."""
     data, threads = positives(6_040, 3_706, 1_000_209), bench.args.threads
@@ -188,7 +171,8 @@ def samplers(bench: Bench) -> None:
     }
     for task in tasks.values():
         check(data, task())
-    turns = take_turns({name: partial(size, task) for name, task in tasks.items()}, bench.rounds)
+    # What is drawn is dropped at once.
+    turns = take_turns({name: partial(lambda task: len(task()), task) for name, task in tasks.items()}, bench.rounds)
     count = len(data.items) * NEGATIVES
     title = f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads"
     columns = ("million/s|,.3f", "fastpipe is times as fast|,.3f", "by CPU time|,.3f", "wanted|", "|")
@@ -259,12 +243,15 @@ def epochs(bench: Bench) -> None:
     row("numpy", peer.seconds, peer.cpu, points / 1e6 / peer.seconds, None, longer)
 
 
+PARTS = {"samplers": samplers, "epochs": epochs}
+
+
 def main(bench: Bench) -> None:
     """Measures both parts."""
     for part in bench.args.parts:
-        {"samplers": samplers, "epochs": epochs}[part](bench)
+        PARTS[part](bench)
 
 
 if __name__ == "__main__":
-    parts, threads = ["samplers", "epochs"], min(2, len(cores()))
-    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), parts=parts, threads=threads).run(main)
+    options = {"parts": list(PARTS), "threads": min(2, len(cores()))}
+    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), **options).run(main)

@@ -5,7 +5,8 @@ All take turns in one run, over loopback, with the server in a separate process.
 * `flight`: a bare Flight `do_get` of the same batches as record batches, held in the server's memory;
 * `tfdata`: tf.data service;
 * `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
-* `shared`: a `LocalService` beside local reading (`service_shared.py`);
+* `shared`: a `LocalService` beside local reading of Avro files, which one thread decodes, in this process or in the
+  other one, so that the consumer has the other core in both cases;
 * `three`: whether three servers make what three separate ones make, with batches that cost time (`service_three.py`).
 
 Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
@@ -30,11 +31,12 @@ from typing import Any
 import numpy as np
 
 import fastpipe
+import generate
 import service_peers
-import service_shared
 import service_three
 from harness import HERE, Bench, Table, Turn, take_turns
 from harness.children import program
+from harness.data import drain
 
 # The modules that each part needs.
 PARTS = {
@@ -46,7 +48,7 @@ PARTS = {
 }
 # The service must be at least this many times as fast.
 WANTED = {"flight": 0.8, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
-ROWS = {"a": 2_000_000, "b": 200_000}
+ROWS, SHARED_ROWS = {"a": 2_000_000, "b": 200_000}, {"a": 300_000, "b": 6_000_000}
 
 CONFIG = """
 import sys
@@ -175,6 +177,20 @@ def beside_peers(bench: Bench, parts: list[str], folder: Path) -> None:
             compare(bench, row, kind, said.split()[-1], peers)
 
 
+def shared(bench: Bench) -> None:
+    """Measures a `LocalService` of both datasets of Avro."""
+    row = bench.table("", "local, rows/s|,.0f", "shared|,.0f", "ratio (0.9 wanted)|", "met", title="Shared memory")
+    for kind, rows in SHARED_ROWS.items():
+        path, _ = generate.generate(kind, rows // (10 if bench.quick else 1))
+        local = fastpipe.read_avro(path, batch_size=1024, num_threads=1)
+        with fastpipe.LocalService(local) as remote:
+            turns = take_turns({"local": partial(drain, local), "shared": partial(drain, remote)}, bench.rounds)
+        assert {*turns.values("local", "result"), *turns.values("shared", "result")} == {len(local)}
+        ratio = turns.ratio("local", "shared")
+        met = bench.target(f"({kind}) shared over local", ratio.median, least=0.9)
+        row(f"({kind}) of Avro", *(local.num_rows / turns.median(side) for side in ("local", "shared")), ratio, met)
+
+
 def main(bench: Bench) -> None:
     """Measures all parts whose frameworks are installed."""
     if bench.args.bare:
@@ -191,7 +207,7 @@ def main(bench: Bench) -> None:
         if set(parts) & WANTED.keys():
             beside_peers(bench, parts, Path(folder))
         if "shared" in parts:
-            service_shared.measure(bench)
+            shared(bench)
         if "three" in parts:
             service_three.measure(bench, Path(folder), served)
 
