@@ -237,15 +237,7 @@ def part_slow(bench: Bench) -> None:
         row(f"{milliseconds} ms", statistics.median(ideals), *(turns.median(who) for who in BOTH), ratio, met)
 
 
-PARTS = {"grid": part_grid, "first": part_first, "slow": part_slow, "memory": dataloader_memory.part}
-
-
-def main(bench: Bench) -> None:
-    """Measures all parts."""
-    for part in bench.args.parts:
-        PARTS[part](bench)
-
-
 if __name__ == "__main__":
+    parts = {"grid": part_grid, "first": part_first, "slow": part_slow, "memory": dataloader_memory.part}
     what: dict[str, Any] = {"methods": (list(METHODS), ["fork", "thread"]), "workers": ([0, 1, 2, 4, 8, 16], [0, 2])}
-    Bench("dataloader", __doc__, packages=("torch", "numpy"), parts=list(PARTS), **what).run(main)
+    Bench("dataloader", __doc__, packages=("torch", "numpy"), parts=list(parts), **what).run(parts)

@@ -8,17 +8,6 @@ to go from columns to records, since an array is a count, items and a zero, and 
 Files depend on (data set, records, block bytes, codec, seed) and are cached under `benches/.cache`. Beside each
 is a JSON file with the number of rows and a checksum of every column, taken from the columns *before* they were
 encoded: each reader of the file must come to the same sums, which tests this writer along with the readers.
-
-The data sets:
-
-====  ==========================================================================================
-a     6 scalars, 8 dense vectors, 5 sparse features of 10 to 50 entries
-b     float32[128] and a label
-c     a ragged array of 0 to 64 longs, whose zigzag values have 0 to 64 bits, evenly mixed
-d     20 scalars
-e     the same, each of them null one time in five
-f     three strings, a ragged array of strings, a label
-====  ==========================================================================================
 """
 
 from __future__ import annotations

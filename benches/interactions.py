@@ -243,15 +243,6 @@ def epochs(bench: Bench) -> None:
     row("numpy", peer.seconds, peer.cpu, points / 1e6 / peer.seconds, None, longer)
 
 
-PARTS = {"samplers": samplers, "epochs": epochs}
-
-
-def main(bench: Bench) -> None:
-    """Measures both parts."""
-    for part in bench.args.parts:
-        PARTS[part](bench)
-
-
 if __name__ == "__main__":
-    options = {"parts": list(PARTS), "threads": min(2, len(cores()))}
-    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), **options).run(main)
+    parts, threads = {"samplers": samplers, "epochs": epochs}, min(2, len(cores()))
+    Bench("interactions", __doc__, rounds=(5, 1), packages=("numpy",), parts=list(parts), threads=threads).run(parts)

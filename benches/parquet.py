@@ -2,7 +2,7 @@
 
 In sequence the peer is pyarrow's `iter_batches`, which stops at record batches; shuffled, the streams of Hugging Face's
 datasets and Ray Data. Each has a separate process and environment. Targets are compared with CPU time, which other
-programs disturb less.
+programs disturb less. Peers that fail and targets that are missed are results.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def in_sequence(bench: Bench) -> None:
 
 def shuffled(bench: Bench) -> None:
     """fastpipe, datasets and Ray Data, shuffled."""
+    bench.rounds = min(bench.rounds, 5)
     columns = ("fastpipe's order", "1,000 rows/s|,.0f", "peer", "times as fast|,.2f", "by CPU time|,.2f", "met")
     row = bench.table("table, rows of a row group", *columns, title="Shuffled, batches of 1,024 rows")
     for peer, table, group in itertools.product(bench.args.peers, bench.args.tables, ROW_GROUPS[:2]):
@@ -108,17 +109,6 @@ def fetches(bench: Bench) -> None:
     row(ratio.median, f"{ratio.low:.1f} to {ratio.high:.1f}", WANTED["fetches"], met)
 
 
-def main(bench: Bench) -> None:
-    """Runs the comparison. Peers that fail and targets that are missed are results."""
-    if "sequence" in bench.args.parts:
-        in_sequence(bench)
-    bench.rounds = min(bench.rounds, 5)
-    if "shuffled" in bench.args.parts:
-        shuffled(bench)
-    if "fetches" in bench.args.parts:
-        fetches(bench)
-
-
 if __name__ == "__main__":
-    what: dict[str, Any] = {"parts": ["sequence", "shuffled", "fetches"], "tables": list(ROWS), "peers": list(PARTS)}
-    Bench("parquet", __doc__, **what).run(main)
+    parts = {"sequence": in_sequence, "shuffled": shuffled, "fetches": fetches}
+    Bench("parquet", __doc__, parts=list(parts), tables=list(ROWS), peers=list(PARTS)).run(parts)

@@ -1,8 +1,9 @@
 """The parts of a bench: its options, tables and targets, and the figures that it keeps.
 
-A bench is a script with a function `main(bench)`, and `Bench(name, __doc__, ...).run(main)` at its end. Its tables are
-printed as Markdown as they grow. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to
-`results/NAME.json`, from which `write_results.py` makes RESULTS.md.
+A bench is a script with a function `main(bench)`, and `Bench(name, __doc__, ...).run(main)` at its end; or with a
+function for each of its parts, `Bench(..., parts=list(PARTS)).run(PARTS)`. Its tables are printed as Markdown as they
+grow. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to `results/NAME.json`, from which
+`write_results.py` makes RESULTS.md.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,6 +105,9 @@ class Table:
         return found | {"rows": [*(former | rows if same else rows).values()]}
 
 
+Measure = Callable[["Bench"], object]
+
+
 class Bench:
     """A program that measures.
 
@@ -156,21 +160,18 @@ class Bench:
             kind = str if default is None else type(default)
             self.parser.add_argument(flag, type=kind, help=str(default))
 
-    def run(self, main: Callable[[Bench], object]) -> NoReturn:
-        """Measures, keeps the figures, and exits with the status of `finish`."""
-        self.parse()
-        main(self)
-        raise SystemExit(self.finish())
-
-    def parse(self, arguments: list[str] | None = None) -> None:
-        """Reads the options of this run."""
-        self.args = self.parser.parse_args(arguments)
+    def run(self, main: Measure | Mapping[str, Measure]) -> NoReturn:
+        """Measures, by one function or one for each of the parts, keeps the figures, and exits as `finish` says."""
+        self.args = self.parser.parse_args()
         self.quick = self.args.quick
         for option, default in self._defaults.items():
             if getattr(self.args, option) in (None, False):
                 pair = default if isinstance(default, tuple) else (default, default)
                 setattr(self.args, option, pair[self.quick])
         self.rounds = self.args.rounds
+        for measure in [main[part] for part in self.args.parts] if isinstance(main, Mapping) else [main]:
+            measure(self)
+        raise SystemExit(self.finish())
 
     def table(self, *columns: str, title: str = "") -> Table:
         """Begins a table."""

@@ -9,6 +9,7 @@ seconds, which isn't work.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -83,26 +84,23 @@ class AtdsWorker(TensorWorker):
     A larger reader buffer, `prefetch(1)` (as its authors' benchmarks do) and AUTOTUNE made no difference on one core.
     """
 
-    def names(self) -> tuple[Any, Any, Any, Any]:
-        from tensorflow_io.python.experimental.atds.dataset import ATDSDataset
-        from tensorflow_io.python.experimental.atds.features import DenseFeature, SparseFeature, VarlenFeature
-
-        return ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
+    homes = tuple(f"tensorflow_io.python.experimental.atds.{module}" for module in ("dataset", "features"))
+    """The modules of the dataset and of its features."""
 
     def dataset(self, job: Job) -> Any:
-        ATDSDataset, DenseFeature, SparseFeature, VarlenFeature = self.names()
+        made, kinds = map(importlib.import_module, self.homes)
         features: dict[str, Any] = {}
         for column in job.columns:
             if column.nullable:
                 raise CannotError("no nullable values")
             dtype = self._types[column.avro]
             if column.kind in ("ragged", "strings"):
-                features[column.name] = VarlenFeature([-1], dtype)
+                features[column.name] = kinds.VarlenFeature([-1], dtype)
             elif column.kind == "sparse":
-                features[column.name] = SparseFeature([generate.SPARSE_SIZE], dtype)
+                features[column.name] = kinds.SparseFeature([generate.SPARSE_SIZE], dtype)
             else:
-                features[column.name] = DenseFeature([column.size] if column.kind == "dense" else [], dtype)
-        return ATDSDataset(
+                features[column.name] = kinds.DenseFeature([column.size] if column.kind == "dense" else [], dtype)
+        return made.ATDSDataset(
             job.path,
             batch_size=job.batch,
             features=features,
@@ -180,18 +178,14 @@ class FastpipeAtdsWorker(AtdsEpochsWorker):
     """fastpipe's in its place, with the newest TensorFlow."""
 
     packages = ("fastpipe-data", "tensorflow-cpu")
-
-    def names(self) -> tuple[Any, Any, Any, Any]:
-        from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
-
-        return ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
+    homes = ("fastpipe.tf.atds", "fastpipe.tf.atds")
 
 
 class FastpipeAtdsGraphWorker(AtdsGraphWorker):
     """The same in a loop of a graph."""
 
     packages = FastpipeAtdsWorker.packages
-    names = FastpipeAtdsWorker.names
+    homes = FastpipeAtdsWorker.homes
 
 
 class AvroRecordWorker(TensorWorker):
