@@ -52,7 +52,8 @@ def reader_row(table: Table, name: str, side: Side | None, turns: Turns, bytes_a
         table(name, READERS[name].gives, f"can't: {turns.errors.get(name, 'does not shuffle')[:160]}")
         return
     mine, cpu, batch = rate(turns, name), turns.median(name, "cpu"), side.job.batch
-    memory = f"{side.sample.peak / 1e6:,.0f} (+{(side.sample.peak - side.sample.idle) / 1e6:,.0f})"
+    assert side.peak is not None
+    memory = f"{side.peak.bytes / 1e6:,.0f} (+{(side.peak.bytes - side.peak.idle) / 1e6:,.0f})"
     cells: list[Any] = [mine, mine * bytes_a_row / 1e6, 1e3 * batch / mine, cpu * 1e6, memory, len(turns.turns[name])]
     if name != "fastpipe" and can(turns, "fastpipe"):
         cells += [turns.ratio(name, "fastpipe"), cpu / turns.median("fastpipe", "cpu")]

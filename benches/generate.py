@@ -12,9 +12,7 @@ encoded: each reader of the file must come to the same sums, which tests this wr
 
 from __future__ import annotations
 
-import bz2
 import json
-import lzma
 import os
 import time
 import zlib
@@ -59,8 +57,6 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
     "deflate": _deflate,
     "snappy": _snappy,
     "zstandard": _zstandard,
-    "bzip2": bz2.compress,
-    "xz": lzma.compress,
 }
 """Name in the file's header -> how a block is compressed."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import fastavro
@@ -20,9 +20,10 @@ import polars as pl
 import pyarrow as pa
 
 import fastpipe
-from harness import Bench, take_turns
+from harness import Bench, CannotError, take_turns
 
 WANTED = 3.0
+NAMES = ("fastpipe", "fastavro", "polars")
 
 
 def cases(rows: int) -> dict[str, pa.Table]:
@@ -47,62 +48,44 @@ def cases(rows: int) -> dict[str, pa.Table]:
 
 def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str, Callable[[], object]]:
     """By name, what writes the table."""
-    paths = {name: os.path.join(folder, f"{name}.avro") for name in ("fastpipe", "fastavro", "polars")}
-    found: dict[str, Callable[[], object]] = {}
-
-    def fastpipes() -> None:
-        fastpipe.write_avro(paths["fastpipe"], table, codec=codec, num_threads=threads)
-
-    found["fastpipe"] = fastpipes
-    fastpipes()
+    paths = {name: os.path.join(folder, f"{name}.avro") for name in NAMES}
+    frame, records = pl.DataFrame(table), table.to_pylist()
+    ours = partial(fastpipe.write_avro, paths["fastpipe"], table, codec=codec, num_threads=threads)
+    ours()
+    with open(paths["fastpipe"], "rb") as file:
+        for expected, found in zip(records, fastavro.reader(file), strict=True):
+            assert expected == found, f"{found!r} was written for {expected!r}"
     schema = fastavro.parse_schema(fastpipe.AvroFile(paths["fastpipe"]).schema)
-    records = table.to_pylist()
 
-    def fastavros() -> None:
+    def by_fastavro() -> None:
         with open(paths["fastavro"], "wb") as file:
             # Blocks of the same size.
             fastavro.writer(file, schema, records, codec=codec, sync_interval=64 << 10)
 
-    found["fastavro"] = fastavros
-    if codec in ("null", "deflate", "snappy"):
-        frame = pl.DataFrame(table)
-
-        def polars() -> None:
-            compression: Any = "uncompressed" if codec == "null" else codec
-            frame.write_avro(paths["polars"], compression=compression)
-
+    def by_polars() -> None:
+        compression: Any = "uncompressed" if codec == "null" else codec
         try:
-            polars()
+            frame.write_avro(paths["polars"], compression=compression)
         except Exception as error:
-            print(f"polars: {str(error).splitlines()[0][:100]}", file=sys.stderr)
-        else:
-            found["polars"] = polars
-    fastavros()
-    check(paths["fastpipe"], records)
-    return found
+            raise CannotError(str(error).splitlines()[0][:100]) from error
 
-
-def check(path: str, records: list[dict[str, object]]) -> None:
-    """Whether fastavro reads what was given."""
-    with open(path, "rb") as file:
-        for expected, found in zip(records, fastavro.reader(file), strict=True):
-            if expected != found:
-                raise AssertionError(f"{found!r} was written for {expected!r}")
+    return {"fastpipe": ours, "fastavro": by_fastavro, "polars": by_polars}
 
 
 def main(bench: Bench) -> None:
     """Measures all tables and codecs; fails if fastpipe isn't enough times as fast as fastavro."""
-    columns = [f"{name}, rows/s|,.0f" for name in ("fastpipe", "fastavro", "polars")]
+    columns = [f"{name}, rows/s|,.0f" for name in NAMES]
     row = bench.table("rows", "codec", *columns, "times fastavro|,.2f", "times polars|,.2f")
-    for (name, table), codec in itertools.product(cases(bench.args.rows).items(), bench.args.codecs):
+    for (title, table), codec in itertools.product(cases(bench.args.rows).items(), bench.args.codecs):
         with tempfile.TemporaryDirectory() as folder:
-            sides = writers(table, codec, bench.args.threads, folder)
-            turns = take_turns(sides, bench.rounds, warm=0)
-        names = ("fastpipe", "fastavro", "polars")
-        rates = [table.num_rows / turns.median(side) if side in sides else None for side in names]
-        ratios = [turns.ratio(side, "fastpipe").median if side in sides else None for side in names[1:]]
-        row(name, codec, *rates, *ratios)
-        bench.bound(f"{name}, {codec}: times fastavro's rate", ratios[0] or 0.0, least=WANTED)
+            turns = take_turns(writers(table, codec, bench.args.threads, folder), bench.rounds)
+        for name, error in turns.errors.items():
+            bench.say(f"{name}: {error}")
+        able = [name if name not in turns.errors else None for name in NAMES]
+        rates = [table.num_rows / turns.median(name) if name else None for name in able]
+        ratios = [turns.ratio(name, "fastpipe").median if name else None for name in able[1:]]
+        row(title, codec, *rates, *ratios)
+        bench.bound(f"{title}, {codec}: times fastavro's rate", ratios[0] or 0.0, least=WANTED)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from harness.bench import HERE, Bench
+from harness.memory import Peak
 from harness.turns import CannotError, Turn, Turns, take_turns
-from peers import READERS, Peer, Sample
+from peers import READERS, Peer
 from peers.job import Job
 
 
@@ -78,7 +79,7 @@ class Side:
         rows: How many rows a pass must have; None: any number.
 
     Attributes:
-        sample: The memory of its first pass, if that is wanted.
+        peak: The memory of its first pass, if that is wanted.
     """
 
     def __init__(
@@ -93,13 +94,13 @@ class Side:
     ) -> None:
         self.reader, self.job, self.known, self.name = READERS[reader], job, known, label or reader
         self._checked, self._rows = checked or job, rows
-        self.sample = Sample()
+        self.peak: Peak | None = None
         self.peer: Peer | None = None
         self.enough = 0.25
 
-    def _ask(self, op: str, job: Job, enough: float = 0.0, sample: Sample | None = None) -> dict[str, Any]:
+    def _ask(self, op: str, job: Job, enough: float = 0.0, memory: bool = False) -> dict[str, Any]:
         assert self.peer is not None
-        answer = self.peer.ask(op, job, enough, sample)
+        answer = self.peer.ask(op, job, enough, memory)
         if "error" in answer:
             raise CannotError(answer["error"])
         if self._rows is not None and job == self.job and answer["rows"] != self._rows:
@@ -113,7 +114,7 @@ class Side:
             CannotError: if it can't read the file, or has other values.
         """
         if memory:
-            self._ask("read", self.job, sample=self.sample)
+            self.peak = self._ask("read", self.job, memory=True)["peak"]
         answer = self._ask("check", self._checked)
         got = answer.get("plain" if self._checked.shuffle else "sums")
         if self.known is not None and got is not None:

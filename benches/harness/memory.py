@@ -19,7 +19,7 @@ def rss_anon(process: int | str = "self") -> int:
 
 
 class Peak:
-    """The greatest RssAnon of this process that was sampled.
+    """The greatest RssAnon of a process that was sampled.
 
     Attributes:
         idle: The first sample.
@@ -27,13 +27,14 @@ class Peak:
         samples: How many there were.
     """
 
-    def __init__(self) -> None:
-        self.idle = self.bytes = rss_anon()
+    def __init__(self, process: int | str = "self") -> None:
+        self._process = process
+        self.idle = self.bytes = rss_anon(process)
         self.samples = 1
 
     def sample(self) -> None:
         """Takes a sample."""
-        self.bytes = max(self.bytes, rss_anon())
+        self.bytes = max(self.bytes, rss_anon(self._process))
         self.samples += 1
 
 

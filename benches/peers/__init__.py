@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from peers.process import Peer, Sample
+from peers.process import Peer
 
-__all__ = ["READERS", "Peer", "Reader", "Sample"]
+__all__ = ["READERS", "Peer", "Reader"]
 
 
 @dataclass(frozen=True)

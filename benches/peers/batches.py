@@ -47,14 +47,15 @@ class BatchWorker:
     Attributes:
         packages: Distributions whose versions are reported.
         modules: What is imported before anything is timed.
+        library: The first of these.
     """
 
     packages: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        for module in self.modules:
-            importlib.import_module(module)
+        libraries: list[Any] = [importlib.import_module(module) for module in self.modules]
+        self.library = libraries[0]
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
         """Yields the batches of one pass, each with its number of rows."""

@@ -22,11 +22,11 @@ ARROW_AVRO = Path(__file__).resolve().parent.parent / "arrow_avro"
 
 
 class FrameWorker(BatchWorker):
-    """A reader of one frame."""
+    """A reader of one frame, by its `read_avro`, as its documentation reads a file."""
 
     def frames(self, job: Job) -> Iterator[Any]:
         """Yields what the file is read to: one frame, or frames of about a batch."""
-        raise NotImplementedError
+        yield self.library.read_avro(job.path)
 
     def height(self, frame: Any) -> int:
         """Returns how many rows a frame has: of polars, or of pyarrow."""
@@ -70,22 +70,12 @@ class PolarsWorker(FrameWorker):
 
     packages = modules = ("polars",)
 
-    def frames(self, job: Job) -> Iterator[Any]:
-        import polars
-
-        yield polars.read_avro(job.path)
-
 
 class PolarsAvroWorker(FrameWorker):
-    """polars-avro, as its documentation reads a file."""
+    """polars-avro."""
 
     packages = ("polars-avro", "polars")
-    modules = ("polars", "polars_avro")
-
-    def frames(self, job: Job) -> Iterator[Any]:
-        import polars_avro
-
-        yield polars_avro.read_avro(job.path)
+    modules = ("polars_avro", "polars")
 
 
 class PolarsAvroBatchesWorker(Batches, PolarsAvroWorker):
@@ -109,15 +99,10 @@ class PolarsAvroNumpyWorker(Numpy, PolarsAvroBatchesWorker):
 
 
 class JetlinerWorker(FrameWorker):
-    """jetliner, as its documentation reads a file."""
+    """jetliner."""
 
     packages = ("jetliner", "polars")
     modules = ("jetliner",)
-
-    def frames(self, job: Job) -> Iterator[Any]:
-        import jetliner
-
-        yield jetliner.read_avro(job.path)
 
 
 class JetlinerBatchesWorker(Batches, JetlinerWorker):
@@ -125,9 +110,7 @@ class JetlinerBatchesWorker(Batches, JetlinerWorker):
 
     def frames(self, job: Job) -> Iterator[Any]:
         """Yields frames of at least `batch` rows: jetliner doesn't cut blocks."""
-        import jetliner
-
-        with jetliner.AvroReader(job.path, batch_size=job.batch) as reader:
+        with self.library.AvroReader(job.path, batch_size=job.batch) as reader:
             yield from reader
 
 
@@ -139,14 +122,15 @@ class DuckdbWorker(FrameWorker):
     """DuckDB's avro extension, to an Arrow table, which takes it less time than its own conversion to NumPy."""
 
     packages = ("duckdb", "duckdb-extension-avro")
+    modules = ("duckdb",)
 
     def __init__(self) -> None:
-        import duckdb
         import duckdb_extension_avro
 
+        super().__init__()
         # DuckDB would fetch the extension; this package brings the file.
         home = Path(duckdb_extension_avro.__file__).parent
-        self._connection = duckdb.connect(config={"threads": "1"})
+        self._connection = self.library.connect(config={"threads": "1"})
         self._connection.execute(f"LOAD '{next(home.rglob('avro.duckdb_extension'))}'")
 
     def _query(self, job: Job) -> Any:
@@ -176,9 +160,7 @@ class FastpipeTableWorker(FrameWorker):
     modules = ("fastpipe", "pyarrow")
 
     def _reader(self, job: Job) -> Any:
-        import fastpipe
-
-        return fastpipe.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
+        return self.library.read_avro(job.path, batch_size=job.batch, num_threads=job.threads)
 
     def frames(self, job: Job) -> Iterator[Any]:
         import pyarrow

@@ -99,17 +99,13 @@ class FastpipeWorker(ParquetWorker):
     modules = ("fastpipe", "pyarrow.parquet")
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        import fastpipe
-
         order: dict[str, Any] = {}
         if job.shuffle > 0:
             order = {"shuffle": "buffer", "shuffle_buffer": job.shuffle, "seed": SEED}
         elif job.shuffle:
             order = {"shuffle": True, "seed": SEED}
-        reader = fastpipe.read_parquet(
-            job.path, batch_size=job.batch, num_threads=job.threads, num_fetches=job.threads, **order
-        )
-        with reader:
+        options = {"batch_size": job.batch, "num_threads": job.threads, "num_fetches": job.threads} | order
+        with self.library.read_parquet(job.path, **options) as reader:
             for batch in reader:
                 yield len(next(iter(batch.values()))), batch
 
@@ -121,9 +117,7 @@ class PyarrowWorker(ParquetWorker):
     modules = ("pyarrow.parquet",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        import pyarrow.parquet
-
-        with pyarrow.parquet.ParquetFile(job.path) as file:
+        with self.library.ParquetFile(job.path) as file:
             for batch in file.iter_batches(job.batch, use_threads=False):
                 yield batch.num_rows, batch
 
@@ -132,17 +126,16 @@ class DatasetsWorker(ParquetWorker):
     """datasets, streaming: of the ways that its documentation gives, the fastest."""
 
     packages = ("datasets", "pyarrow")
+    modules = ("datasets",)
 
     def __init__(self) -> None:
         os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(generate.CACHE / "huggingface")}
-        import datasets
-
+        super().__init__()
         # At the end of a pass over Parquet files it sleeps for 5 seconds, for the sake of a crash of Arrow's threads.
-        datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
-        self._datasets = datasets
+        self.library.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
-        data = self._datasets.load_dataset("parquet", data_files=job.path, split="train", streaming=True)
+        data = self.library.load_dataset("parquet", data_files=job.path, split="train", streaming=True)
         data = data.with_format("numpy")
         if job.shuffle:
             data = data.shuffle(seed=SEED, buffer_size=job.shuffle)
@@ -154,19 +147,18 @@ class RayWorker(ParquetWorker):
     """Ray Data, with a CPU for each of its threads. Its start isn't timed, the start of its tasks is."""
 
     packages = ("ray", "pyarrow")
+    modules = ("ray",)
 
     def __init__(self) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        import ray
-
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        self._ray = ray
+        super().__init__()
+        self.library.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        self.library.data.DataContext.get_current().enable_progress_bars = False
 
     cpu = staticmethod(cpu_seconds)
 
     def batches(self, job: Job) -> Iterator[tuple[int, Any]]:
         order = {"local_shuffle_buffer_size": job.shuffle, "local_shuffle_seed": SEED} if job.shuffle else {}
-        data = self._ray.data.read_parquet(job.path)
+        data = self.library.data.read_parquet(job.path)
         for batch in data.iter_batches(batch_size=job.batch, batch_format="numpy", **order):
             yield len(next(iter(batch.values()))), batch

@@ -11,11 +11,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.memory import rss_anon
+from harness.memory import Peak
 from peers.environments import NoEnvironmentError, interpreter
 from peers.job import Job
 
@@ -27,19 +26,6 @@ PATIENCE = 120.0
 """Seconds after which a request has failed: a reader that hangs must not hang the comparison."""
 INTERVAL = 0.002
 """Seconds between two samples of a process's memory."""
-
-
-@dataclass
-class Sample:
-    """A process's anonymous memory while a request ran, in bytes: neither the file's own pages nor libraries.
-
-    Attributes:
-        idle: Before it.
-        peak: The most that was seen.
-    """
-
-    idle: int = 0
-    peak: int = 0
 
 
 class Peer:
@@ -79,14 +65,9 @@ class Peer:
         env = os.environ | dict.fromkeys(ONE_THREAD if self._cores else (), "1") | {"PYTHONDONTWRITEBYTECODE": "1"}
         # Its warnings would tear the tables apart; errors come back as an answer.
         quiet = None if os.environ.get("PEERS_STDERR") else subprocess.DEVNULL
-        self._process = subprocess.Popen(
-            [self._python, "-m", "peers.worker", self.name, self._cores],
-            cwd=BENCHES,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=quiet,
-            env=env,
-        )
+        command = [self._python, "-m", "peers.worker", self.name, self._cores]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=BENCHES, env=env, stdin=pipe, stdout=pipe, stderr=quiet)
         self._unread, self._greeted = b"", False
 
     def _greet(self) -> None:
@@ -94,46 +75,12 @@ class Peer:
         if self._process is None and self.error is None:  # It died over the request before: this one may do better.
             self._start()
         if self.error is None and not self._greeted:
-            hello = self._receive()
-            self.error = hello.get("error")
-            self.versions = hello.get("versions", {})
+            hello = self.receive()
+            self.error, self.versions = hello.get("error"), hello.get("versions", {})
             self._greeted = True
 
-    def _receive(self, sample: Sample | None = None) -> dict[str, Any]:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        until = time.monotonic() + PATIENCE
-        descriptor = process.stdout.fileno()
-        while b"\n" not in self._unread:
-            ready, _, _ = select.select([descriptor], [], [], 1.0 if sample is None else INTERVAL)
-            if sample is not None:
-                with contextlib.suppress(RuntimeError):  # It may have died.
-                    sample.peak = max(sample.peak, rss_anon(process.pid))
-            if ready:
-                data = os.read(descriptor, 1 << 16)
-                if not data:
-                    code = process.wait()
-                    self._process = None
-                    return {"error": f"the process died: {_status(code)}"}
-                self._unread += data
-            elif time.monotonic() > until:
-                process.kill()
-                process.wait()
-                self._process = None
-                return {"error": f"took more than {PATIENCE:.0f} s"}
-        line, _, self._unread = self._unread.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
     def send(self, op: str, job: Job, enough: float) -> None:
-        """Sends a request. `receive` must follow.
-
-        Args:
-            op: read or check.
-            job: What to read.
-            enough: Seconds that `read` lasts at least.
-        """
+        """Sends a request; `receive` must follow. `op` is read or check; `read` lasts at least `enough` seconds."""
         self._greet()
         if self._process is None or self._process.stdin is None:
             return
@@ -142,40 +89,53 @@ class Peer:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
             self._process.stdin.flush()
 
-    def receive(self, sample: Sample | None = None) -> dict[str, Any]:
+    def receive(self, peak: Peak | None = None) -> dict[str, Any]:
         """Waits for the answer to `send`, and samples the process's memory if asked to."""
-        return {"error": self.error or "the process died"} if self._process is None else self._receive(sample)
+        process = self._process
+        if process is None:
+            return {"error": self.error or "the process died"}
+        assert process.stdout is not None
+        until = time.monotonic() + PATIENCE
+        while b"\n" not in self._unread:
+            ready, _, _ = select.select([process.stdout], [], [], 1.0 if peak is None else INTERVAL)
+            if peak is not None:
+                with contextlib.suppress(RuntimeError):  # It may have died.
+                    peak.sample()
+            data = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+            if ready and not data:
+                code = process.wait()
+                status = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+                return self._ended(f"the process died: {status}")
+            if not ready and time.monotonic() > until:
+                return self._ended(f"took more than {PATIENCE:.0f} s")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
-    def ask(self, op: str, job: Job, enough: float = 0.25, sample: Sample | None = None) -> dict[str, Any]:
-        """Sends a request and waits for the answer.
-
-        Args:
-            op: read or check.
-            job: What to read.
-            enough: Seconds that `read` lasts at least; shorter passes are repeated.
-            sample: Filled in with the process's memory.
-        """
+    def ask(self, op: str, job: Job, enough: float = 0.25, memory: bool = False) -> dict[str, Any]:
+        """Sends a request and waits for the answer; with `memory` its `peak` is what was sampled meanwhile."""
         self._greet()
-        if self.error is not None:
-            return {"error": self.error}
-        if sample is not None and self._process is not None:
-            sample.idle = sample.peak = rss_anon(self._process.pid)
+        if self.error is not None or self._process is None:
+            return {"error": self.error or "the process died"}
+        peak = Peak(self._process.pid) if memory else None
         self.send(op, job, enough)
-        return self.receive(sample)
+        return self.receive(peak) | {"peak": peak}
+
+    def _ended(self, error: str) -> dict[str, Any]:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        return {"error": error}
 
     def close(self) -> None:
         """Ends the process."""
         if self._process is None:
             return
         assert self._process.stdin is not None
-        try:
+        # A dataset's own thread may keep it from ending.
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.stdin.close()
             self._process.wait(timeout=5)
-        except (OSError, subprocess.TimeoutExpired):  # A dataset's own thread may keep it from ending.
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
-
-def _status(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        self._ended("closed")

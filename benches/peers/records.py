@@ -49,10 +49,8 @@ class FastavroWorker(BatchWorker):
     packages = modules = ("fastavro",)
 
     def batches(self, job: Job) -> Iterator[tuple[int, dict[str, Any]]]:
-        import fastavro
-
         with open(job.path, "rb") as file:
-            records: Iterator[Any] = iter(fastavro.reader(file))
+            records = iter(self.library.reader(file))
             while held := list(itertools.islice(records, job.batch)):
                 yield len(held), {c.name: column_of(c, [r[c.name] for r in held]) for c in job.columns}
 
@@ -61,10 +59,8 @@ class FastavroRecordsWorker(FastavroWorker):
     """fastavro: iterates over the records and makes nothing of them."""
 
     def read(self, job: Job) -> Pass:
-        import fastavro
-
         with open(job.path, "rb") as file:
-            return Pass(sum(1 for _ in fastavro.reader(file)))
+            return Pass(sum(1 for _ in self.library.reader(file)))
 
     def check(self, job: Job) -> tuple[int, generate.Sums | None]:
         return self.read(job).rows, None

@@ -11,16 +11,15 @@ import time
 from typing import Any
 
 import generate
+from peers.batches import BatchWorker
 from peers.job import CannotError, Job, Pass
 
 PARTITIONS = 8
 SQL = "SELECT * FROM t"
 
 
-class SqlWorker:
+class SqlWorker(BatchWorker):
     """A reader of the table."""
-
-    packages: tuple[str, ...] = ()
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
         """Reads the table. Returns the number of rows, the sum of `b`, and notes."""
@@ -42,12 +41,11 @@ class FastpipeWorker(SqlWorker):
     """fastpipe, to NumPy batches. Planning is timed as well."""
 
     packages = ("fastpipe-data", "pyarrow")
+    modules = ("fastpipe",)
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
-        import fastpipe
-
         begun = time.perf_counter()
-        reader = fastpipe.read_sql(SQL, job.path, partitions=PARTITIONS, batch_size=job.batch)
+        reader = self.library.read_sql(SQL, job.path, partitions=PARTITIONS, batch_size=job.batch)
         planned = time.perf_counter() - begun
         rows = total = 0
         for batch in reader:
@@ -60,30 +58,27 @@ class ConnectorxWorker(SqlWorker):
     """ConnectorX, to an Arrow table, cut into partitions by the primary key."""
 
     packages = ("connectorx", "pyarrow")
+    modules = ("connectorx",)
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
-        import connectorx
         import pyarrow.compute
 
         how = {"partition_on": "id", "partition_num": PARTITIONS, "return_type": "arrow"}
-        table = connectorx.read_sql(job.path.replace("sqlite:///", "sqlite://"), SQL, **how)
+        table = self.library.read_sql(job.path.replace("sqlite:///", "sqlite://"), SQL, **how)
         return table.num_rows, pyarrow.compute.sum(table["b"]).as_py(), {}
 
 
 class RayWorker(SqlWorker):
     """Ray Data, to NumPy batches."""
 
-    packages = ("ray",)
+    packages = modules = ("ray",)
 
     def __init__(self) -> None:
-        import ray
-
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
-        ray.data.DataContext.get_current().enable_progress_bars = False
+        super().__init__()
+        self.library.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
+        self.library.data.DataContext.get_current().enable_progress_bars = False
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
-        import ray
-
         url = job.path
 
         def connect() -> Any:
@@ -94,7 +89,7 @@ class RayWorker(SqlWorker):
             return psycopg.connect(url)
 
         rows = total = 0
-        for batch in ray.data.read_sql(SQL, connect).iter_batches(batch_size=job.batch, batch_format="numpy"):
+        for batch in self.library.data.read_sql(SQL, connect).iter_batches(batch_size=job.batch, batch_format="numpy"):
             rows += len(batch["b"])
             total += int(batch["b"].sum())
         return rows, total, {}
@@ -104,15 +99,15 @@ class PandasWorker(SqlWorker):
     """pandas, to frames of 65,536 rows."""
 
     packages = ("pandas", "sqlalchemy")
+    modules = ("pandas",)
 
     def table(self, job: Job) -> tuple[int, int, dict[str, float]]:
-        import pandas
         import sqlalchemy
 
         engine = sqlalchemy.create_engine(job.path.replace("postgresql://", "postgresql+psycopg://"))
         rows = total = 0
         with engine.connect().execution_options(stream_results=True) as connection:
-            for frame in pandas.read_sql(SQL, connection, chunksize=65_536):
+            for frame in self.library.read_sql(SQL, connection, chunksize=65_536):
                 rows += len(frame)
                 total += int(frame["b"].sum())
         return rows, total, {}
