@@ -308,7 +308,7 @@ class _BlockWriter:
     def __init__(self, file: Any, block_bytes: int, codec: str, sync: bytes) -> None:
         self._file, self._limit, self._squeeze, self._sync = file, block_bytes, CODECS[codec], sync
         self._held: list[bytes] = []
-        self._bytes = self._rows = self.blocks = 0
+        self._bytes = self._rows = 0
 
     def write(self, part: Part) -> None:
         flat, sizes = part
@@ -334,7 +334,33 @@ class _BlockWriter:
         self._file.write(data)
         self._file.write(self._sync)
         self._held, self._bytes, self._rows = [], 0, 0
-        self.blocks += 1
+
+
+def kept(
+    path: Path, write: Callable[[Path], dict[str, Any]], log: Callable[[str], None] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Writes a file, unless it is in the cache already. Returns its path, and what is known of it.
+
+    Args:
+        path: Where it is kept.
+        write: Writes it to another path, and returns what is known of it besides its bytes.
+        log: Called for each file that is really written.
+    """
+    note = path.with_suffix(".json")
+    if not (path.exists() and note.exists()):
+        CACHE.mkdir(parents=True, exist_ok=True)
+        begun, partial = time.perf_counter(), path.with_suffix(f".{os.getpid()}.partial")
+        try:
+            known = write(partial) | {"bytes": partial.stat().st_size}
+            # The note first: a file with its note is complete even if this program is stopped in between.
+            note.write_text(json.dumps(known))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+        if log is not None:
+            log(f"wrote {path.name}: {known['bytes'] / 1e6:,.0f} MB in {time.perf_counter() - begun:.1f} s")
+    page_in(path)
+    return path, json.loads(note.read_text())
 
 
 def generate(
@@ -344,7 +370,6 @@ def generate(
     block_bytes: int = BLOCK_BYTES,
     codec: str = "null",
     seed: int = 1,
-    cache: Path = CACHE,
     log: Callable[[str], None] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
     """Writes a data set, unless it is in the cache already.
@@ -355,25 +380,17 @@ def generate(
         block_bytes: Uncompressed size at which a block is closed.
         codec: A key of `CODECS`.
         seed: Another seed gives other values.
-        cache: Folder to write to.
         log: Called for each file that is really written.
 
     Returns:
-        The file's path, and what is known of it: rows, blocks, bytes, raw_bytes (uncompressed records), sums, and
-        plain sums, which don't depend on the order.
+        The file's path, and what is known of it: rows, bytes, raw_bytes (uncompressed records), sums, and plain sums,
+        which don't depend on the order.
     """
-    path = cache / f"{dataset}-{records}-{block_bytes}-{codec}-s{seed}-v{VERSION}.avro"
-    note = path.with_suffix(".json")
-    if path.exists() and note.exists():
-        page_in(path)
-        return path, json.loads(note.read_text())
-    cache.mkdir(parents=True, exist_ok=True)
-    begun = time.perf_counter()
-    sync = np.random.default_rng([seed, 0xA5]).bytes(16)
-    sums, raw = Sums(), 0
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
+
+    def write(path: Path) -> dict[str, Any]:
+        sync = np.random.default_rng([seed, 0xA5]).bytes(16)
+        sums, raw = Sums(), 0
+        with path.open("wb") as file:
             file.write(_header(dataset, codec, sync))
             blocks = _BlockWriter(file, block_bytes, codec, sync)
             for chunk, start in enumerate(range(0, records, CHUNK)):
@@ -383,22 +400,9 @@ def generate(
                 raw += part[0].size
                 blocks.write(part)
             blocks.flush()
-        info: dict[str, Any] = {
-            "rows": records,
-            "blocks": blocks.blocks,
-            "bytes": partial.stat().st_size,
-            "raw_bytes": raw,
-        }
-        info |= {"sums": sums.result(), "plain": sums.plain()}
-        # The note first: a file with its note is complete even if this program is stopped in between.
-        note.write_text(json.dumps(info))
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    if log is not None:
-        log(f"wrote {path.name}: {info['bytes'] / 1e6:,.0f} MB in {time.perf_counter() - begun:.1f} s")
-    page_in(path)
-    return path, info
+        return {"rows": records, "raw_bytes": raw, "sums": sums.result(), "plain": sums.plain()}
+
+    return kept(CACHE / f"{dataset}-{records}-{block_bytes}-{codec}-s{seed}-v{VERSION}.avro", write, log)
 
 
 def page_in(path: Path) -> None:

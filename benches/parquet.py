@@ -8,14 +8,11 @@ programs disturb less. Peers that fail and targets that are missed are results.
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Sequence
-from typing import Any
 
 import parquet_files
 from harness import Bench, Table, Turns, take_turns
 from harness.children import Side, can, race, rate
-from harness.data import cores
+from harness.data import Waiting, cores
 from peers.job import Job
 
 WANTED = {"pyarrow-parquet": 0.9, "datasets": 5.0, "ray-data": 3.0, "fetches": 8.0}
@@ -73,33 +70,12 @@ def shuffled(bench: Bench) -> None:
             add(bench, row, turns, order, peer, [f"{table}, {group:,}", order], peer)
 
 
-class Slow:
-    """Units that take a while to come, and no work."""
-
-    def __init__(self, units: int) -> None:
-        import pyarrow as pa
-
-        self.schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
-        self.rows: Sequence[int] = [1000] * units
-
-    def read(self, unit: int) -> Any:
-        """Returns a unit, after a wait."""
-        import pyarrow as pa
-
-        time.sleep(WAIT)
-        return pa.table({"x": range(1000 * unit, 1000 * unit + 1000)}, schema=self.schema)
-
-    def fingerprint(self) -> str:
-        """Returns what identifies the data."""
-        return "slow"
-
-
 def fetches(bench: Bench) -> None:
     """Ten fetches at once and one after another, of 50 units."""
     import fastpipe
 
     def read(at_once: int) -> None:
-        reader = fastpipe.read_units(Slow(50), batch_size=BATCH_SIZE, num_threads=1, num_fetches=at_once)
+        reader = fastpipe.read_units(Waiting(50, 1000, WAIT), batch_size=BATCH_SIZE, num_threads=1, num_fetches=at_once)
         assert sum(len(batch["x"]) for batch in reader) == 50_000
 
     turns = take_turns({"ten": lambda: read(10), "one": lambda: read(1)}, min(bench.rounds, 3), warm=0)

@@ -1,18 +1,10 @@
 """Generated Parquet files for `parquet.py`, seeded, as pyarrow writes them by default (Snappy, dictionaries).
 
-====  ==============================================
-scalars  20 columns of int32, float32, int64, float64 and uint8
-vectors  float32[128] and a label
-texts    two strings, a ragged array of 0 to 16 longs, a label
-====  ==============================================
-
 Beside each file is a JSON file with the number of rows and a checksum of every column, taken before it was written.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +17,9 @@ VERSION = 2
 KINDS = ("int32", "float32", "int64", "float64", "uint8")
 LEAVES: dict[str, dict[str, str]] = {
     "scalars": {f"c{i}": KINDS[i % 5] for i in range(20)},
+    # float32[128] and a label.
     "vectors": {"x": "float32", "label": "int8"},
+    # Two strings, a ragged array of 0 to 16 longs, a label.
     "texts": {"title": "uint8", "query": "uint8", "clicks": "int64", "label": "int8"},
 }
 """The columns of each table, and what their values are: for strings, their bytes."""
@@ -77,19 +71,14 @@ def write(table: str, rows: int, row_group: int) -> tuple[Path, dict[str, Any]]:
     Returns:
         The file's path, and what is known of it: rows, bytes, sums, and sums that don't depend on the order.
     """
-    path = generate.CACHE / f"{table}-{rows}-{row_group}-v{VERSION}.parquet"
-    note = path.with_suffix(".json")
-    if not (path.exists() and note.exists()):
+
+    def to(path: Path) -> dict[str, Any]:
         import pyarrow as pa
         import pyarrow.parquet
 
-        generate.CACHE.mkdir(parents=True, exist_ok=True)
         sums = generate.Sums()
         columns = _columns(table, rows, np.random.default_rng([1, rows]), sums)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        pa.parquet.write_table(pa.table(columns), partial, row_group_size=row_group)
-        known = {"rows": rows, "bytes": partial.stat().st_size, "sums": sums.result(), "plain": sums.plain()}
-        note.write_text(json.dumps(known))
-        partial.replace(path)
-    generate.page_in(path)
-    return path, json.loads(note.read_text())
+        pa.parquet.write_table(pa.table(columns), path, row_group_size=row_group)
+        return {"rows": rows, "sums": sums.result(), "plain": sums.plain()}
+
+    return generate.kept(generate.CACHE / f"{table}-{rows}-{row_group}-v{VERSION}.parquet", to)

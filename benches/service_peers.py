@@ -15,13 +15,13 @@ Each has the data decoded and in memory, and what suits it best:
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+
+from harness.children import program
 
 BATCH = 1024
 # Rows of which tf.data shuffles; blocks of Ray's data set, and batches that it prefetches.
@@ -44,7 +44,7 @@ def whole(arrays: Arrays) -> Arrays:
 
 
 def serve_tf_data(tables: dict[str, Arrays]) -> None:
-    """A dispatcher and a worker in this process, until standard input ends; prints where they are, and of what."""
+    """A dispatcher and a worker in this process, until it is killed; prints where they are, and of what."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -65,8 +65,7 @@ def serve_tf_data(tables: dict[str, Arrays]) -> None:
         for name, dataset in datasets.items():
             ids[f"{kind} {name}"] = service.register_dataset(target, dataset, compression=None).numpy().decode()
     print(json.dumps({"target": target, "ids": ids}), flush=True)
-    sys.stdin.read()
-    del worker, dispatcher
+    worker.join()
 
 
 @contextmanager
@@ -80,10 +79,8 @@ def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str,
     import tensorflow as tf
 
     service = tf.data.experimental.service
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
+    with program(command) as (_, line):
+        told = json.loads(line)
 
         def way(kind: str, made_of: str) -> Way:
             arrays = whole(tables[kind])
@@ -109,9 +106,6 @@ def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str,
             return prepared
 
         yield {"tfdata": lambda kind: way(kind, "rows"), "tfdata-ready": lambda kind: way(kind, "ready")}
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import fastpipe
-from harness import Bench, Ratio, take_turns
+from harness import HERE, Bench, Ratio, take_turns
 
 ROWS, BATCHES = 1024, 400
 # Seconds for a batch.
@@ -24,40 +24,10 @@ PACES = {"one": [0.02], "three": [0.02] * 3, "uneven": [0.02, 0.2]}
 CONFIG = """
 import sys
 sys.path.insert(0, {folder!r})
-import service_three
-reader = service_three.waiting({pace})
+import fastpipe
+from harness.data import Waiting
+reader = fastpipe.read_units(Waiting({batches}, {rows}, {pace}), batch_size={rows}, num_fetches=1, num_threads=1)
 """
-
-
-class Waiting:
-    """Units of a batch each, for which it waits.
-
-    Args:
-        pace: seconds for each.
-    """
-
-    def __init__(self, pace: float) -> None:
-        import pyarrow as pa
-
-        self.schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
-        self.rows: Sequence[int] = [ROWS] * BATCHES
-        self._pace = pace
-
-    def read(self, unit: int) -> Any:
-        """A unit, after a while."""
-        import pyarrow as pa
-
-        time.sleep(self._pace)
-        return pa.table({"x": pa.array(range(ROWS * unit, ROWS * (unit + 1)), pa.int64())})
-
-    def fingerprint(self) -> str:
-        """The same at all paces."""
-        return "waiting"
-
-
-def waiting(pace: float) -> fastpipe.Reader:
-    """A reader that makes a batch each `pace` seconds."""
-    return fastpipe.read_units(Waiting(pace), batch_size=ROWS, num_fetches=1, num_threads=1)
 
 
 def _rate(urls: list[str], epoch: int) -> float:
@@ -78,7 +48,7 @@ def measure(bench: Bench, folder: Path, served: Callable[[Path], Any]) -> None:
         for name, paces in PACES.items():
             for number, pace in enumerate(paces):
                 config = folder / f"{name}{number}.py"
-                config.write_text(CONFIG.format(folder=str(Path(__file__).parent), pace=pace))
+                config.write_text(CONFIG.format(folder=str(HERE), batches=BATCHES, rows=ROWS, pace=pace))
                 _, said = stack.enter_context(served(config))
                 urls.setdefault(name, []).append(said.split()[-1])
         # The epoch of a round is one that servers haven't kept.

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import generate
@@ -91,6 +91,29 @@ def drain(batches: Any, consume: Callable[[], None] | None = None) -> int:
         if consume is not None:
             consume()
     return count
+
+
+class Waiting:
+    """Units that come after `seconds` each, as from far away, and are no work: so no processor is needed."""
+
+    def __init__(self, units: int, rows: int, seconds: float) -> None:
+        import pyarrow as pa
+
+        self.schema = pa.schema([pa.field("x", pa.int64(), nullable=False)])
+        self.rows: Sequence[int] = [rows] * units
+        self._seconds = seconds
+
+    def read(self, unit: int) -> Any:
+        """Returns a unit, after a while."""
+        import pyarrow as pa
+
+        time.sleep(self._seconds)
+        rows = self.rows[unit]
+        return pa.table({"x": range(rows * unit, rows * (unit + 1))}, schema=self.schema)
+
+    def fingerprint(self) -> str:
+        """Returns what identifies the data."""
+        return "waiting"
 
 
 def spin(seconds: float) -> None:

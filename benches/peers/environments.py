@@ -79,14 +79,12 @@ def _make(env: str, log: Callable[[str], None]) -> str:
 
 
 @cache
-def _result(env: str, log: Callable[[str], None]) -> str | NoEnvironmentError:
+def _result(env: str, log: Callable[[str], None]) -> tuple[str, str]:
     # Failures are remembered too, or each cell would wait for the same refusal.
     try:
-        return _make(env, log)
-    except NoEnvironmentError as error:
-        return error
-    except OSError as error:
-        return NoEnvironmentError(str(error))
+        return _make(env, log), ""
+    except (NoEnvironmentError, OSError) as error:
+        return "", str(error)
 
 
 def interpreter(env: str | None, log: Callable[[str], None]) -> str:
@@ -101,7 +99,7 @@ def interpreter(env: str | None, log: Callable[[str], None]) -> str:
     """
     if env is None:
         return sys.executable
-    result = _result(env, log)
-    if isinstance(result, NoEnvironmentError):
-        raise result
-    return result
+    python, error = _result(env, log)
+    if error:
+        raise NoEnvironmentError(error)
+    return python
