@@ -18,6 +18,7 @@ server start at once, since the server has imported torch before.
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from harness.data import drain, slept
 
 LEAST = 0.95
 WANTED = {"numpy": {"100 B": 3.0, "4 KB": 4.0, "4 MB": 2.5}, "tensor": {"100 B": 2.0, "4 KB": 2.5, "4 MB": 2.0}}
-"""Wanted with default collation and worker processes: so many times torch's batches a second."""
+"""Wanted with default collation and worker processes: so many times torch's batches a second. Else `LEAST`."""
 FIRST_MOST, SOONER_LEAST, SLOW_LEAST = 1.3, 5.0, 1.5
 
 BOTH = ("torch", "fastpipe")
@@ -84,30 +85,19 @@ def cells(methods: list[str], workers: list[int]) -> Iterator[Cell]:
 
     Left out are many spawned workers with a `collate_fn`: to start them for one cell takes up to a minute.
     """
-    for method in methods:
-        for number in workers:
-            for collation in items.COLLATIONS:
-                if number == 0 and method != methods[0]:
-                    continue
-                if method == "spawn" and number > SPAWNED_MOST and collation != "default":
-                    continue
-                for kind in WANTED:
-                    for size in items.SIZES:
-                        yield Cell(method if number else "none", number, collation, kind, size)
+    for method, number, *what in itertools.product(methods, workers, items.COLLATIONS, WANTED, items.SIZES):
+        left_out = method == "spawn" and number > SPAWNED_MOST and what[0] != "default"
+        if not left_out and (number or method == methods[0]):
+            yield Cell(method if number else "none", number, *what)
 
 
 def checked_epoch(loader: Any, dataset: items.Copies, rows: int) -> None:
-    """An epoch whose first and last batches are looked at.
-
-    Raises:
-        RuntimeError: if values differ from the data set's.
-    """
+    """An epoch whose first and last batches must be what the data set has."""
     last = len(loader) - 1
     for number, batch in enumerate(loader):
         if number in (0, 1, last):
             found = np.stack([np.asarray(item) for item in batch])
-            if not np.array_equal(found, dataset.expected(number * rows, rows)):
-                raise RuntimeError(f"batch {number} isn't what the data set has")
+            assert np.array_equal(found, dataset.expected(number * rows, rows)), f"batch {number} has other values"
 
 
 def measure(cell: Cell, quick: bool) -> Turns:

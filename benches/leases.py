@@ -50,12 +50,7 @@ FAST = 0.004
 
 
 class Ledgers(NamedTuple):
-    """Where leases are kept.
-
-    Attributes:
-        folder: for files of SQLite's.
-        postgres: a server, with a method `new_database`; None if it isn't installed.
-    """
+    """Where leases are kept: a folder for files of SQLite's, and a PostgreSQL server; None if it isn't installed."""
 
     folder: Path
     postgres: Any
@@ -109,13 +104,7 @@ def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connect
 
 
 class Share(NamedTuple):
-    """A worker of the makespan.
-
-    Attributes:
-        seconds: that it takes for a batch.
-        comes: when, in seconds from the first one.
-        goes: when it is asked to; None if it stays to the end.
-    """
+    """A worker of the makespan: its seconds for a batch, when it comes, and when it is asked to go, or None."""
 
     seconds: float
     comes: float
@@ -233,14 +222,7 @@ TTL = 60.0
 
 
 class Measured(NamedTuple):
-    """The measurements of a process.
-
-    Attributes:
-        leases: that its workers were given.
-        commits: batches that they committed.
-        seconds: that each exchange took.
-        cpu: seconds of the process.
-    """
+    """How many leases the workers of a process were given, and batches they committed, and what that took."""
 
     leases: int
     commits: int

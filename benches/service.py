@@ -7,7 +7,9 @@ All take turns in one run, over loopback, with the server in a separate process.
 * `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
 * `shared`: a `LocalService` beside local reading of Avro files, which one thread decodes, in this process or in the
   other one, so that the consumer has the other core in both cases;
-* `three`: whether three servers make what three separate ones make, with batches that cost time (`service_three.py`).
+* `three`: whether servers together make what each alone makes, with batches that are waited for, so that any number of
+  servers fit on a machine of few cores: three beside three times one, and two of which one is ten times slower beside
+  their sum.
 
 Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
 consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -33,8 +36,7 @@ import numpy as np
 import fastpipe
 import generate
 import service_peers
-import service_three
-from harness import HERE, Bench, Table, Turn, take_turns
+from harness import HERE, Bench, Ratio, Table, Turn, take_turns
 from harness.children import program
 from harness.data import drain
 
@@ -50,11 +52,23 @@ PARTS = {
 WANTED = {"flight": 0.8, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
 ROWS, SHARED_ROWS = {"a": 2_000_000, "b": 200_000}, {"a": 300_000, "b": 6_000_000}
 
+BATCHES = 400
+# Seconds for a batch.
+PACES = {"one": [0.02], "three": [0.02] * 3, "uneven": [0.02, 0.2]}
+
 CONFIG = """
 import sys
 sys.path.insert(0, {folder!r})
 import service
 a, b = (service.reader(kind, {quick}, {shuffle}) for kind in "ab")
+"""
+
+WAITING = """
+import sys
+sys.path.insert(0, {folder!r})
+import fastpipe
+from harness.data import Waiting
+reader = fastpipe.read_units(Waiting({batches}, 1024, {pace}), batch_size=1024, num_fetches=1, num_threads=1)
 """
 
 
@@ -191,6 +205,41 @@ def shared(bench: Bench) -> None:
         row(f"({kind}) of Avro", *(local.num_rows / turns.median(side) for side in ("local", "shared")), ratio, met)
 
 
+def rate(urls: list[str], epoch: int) -> float:
+    """Batches a second of an epoch that servers haven't kept; each must be the right one."""
+    remote = fastpipe.connect(urls)
+    remote.set_epoch(epoch)
+    begun = time.perf_counter()
+    for number, batch in enumerate(remote):
+        assert batch["x"][0] == 1024 * number
+    assert number + 1 == BATCHES
+    return BATCHES / (time.perf_counter() - begun)
+
+
+def three(bench: Bench, folder: Path) -> None:
+    """Measures each set of servers by the sum of their paces."""
+    with contextlib.ExitStack() as stack:
+        urls: dict[str, list[str]] = {}
+        for name, paces in PACES.items():
+            for number, pace in enumerate(paces):
+                config = folder / f"{name}{number}.py"
+                config.write_text(WAITING.format(folder=str(HERE), batches=BATCHES, pace=pace))
+                _, said = stack.enter_context(served(config))
+                urls.setdefault(name, []).append(said.split()[-1])
+        # The epoch of a round is one that servers haven't kept.
+        epochs = {name: itertools.count() for name in PACES}
+        ways = {name: lambda name=name: rate(urls[name], next(epochs[name])) for name in PACES}
+        turns = take_turns(ways, 2 if bench.quick else 5, warm=0)
+    row = bench.table(
+        "servers", "batches/s|,.1f", "over the sum of their paces (rounds)|", "wanted|g", "met", title="Three"
+    )
+    row("one", turns.median("one", "result"))
+    for name, times in (("three", 3.0), ("uneven", 1.1)):
+        ratio = Ratio(*(each / times for each in turns.ratio(name, "one", "result")))
+        met = bench.target(f"{name} servers over the sum of their paces", ratio.median, least=0.9)
+        row(name, turns.median(name, "result"), ratio, 0.9, met)
+
+
 def main(bench: Bench) -> None:
     """Measures all parts whose frameworks are installed."""
     if bench.args.bare:
@@ -209,7 +258,7 @@ def main(bench: Bench) -> None:
         if "shared" in parts:
             shared(bench)
         if "three" in parts:
-            service_three.measure(bench, Path(folder), served)
+            three(bench, Path(folder))
 
 
 if __name__ == "__main__":

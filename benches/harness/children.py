@@ -77,9 +77,6 @@ class Side:
         label: What tables call it; by default the reader's name.
         checked: What is read instead for the values, and the sums of that.
         rows: How many rows a pass must have; None: any number.
-
-    Attributes:
-        peak: The memory of its first pass, if that is wanted.
     """
 
     def __init__(

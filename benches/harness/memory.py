@@ -19,13 +19,7 @@ def rss_anon(process: int | str = "self") -> int:
 
 
 class Peak:
-    """The greatest RssAnon of a process that was sampled.
-
-    Attributes:
-        idle: The first sample.
-        bytes: The greatest one.
-        samples: How many there were.
-    """
+    """The first RssAnon of a process that was sampled, the greatest one, and how many samples there were."""
 
     def __init__(self, process: int | str = "self") -> None:
         self._process = process

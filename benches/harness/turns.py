@@ -16,13 +16,7 @@ class CannotError(Exception):
 
 
 class Turn(NamedTuple):
-    """The cost of a turn.
-
-    Attributes:
-        seconds: Wall time.
-        cpu: Seconds of CPU time.
-        result: What the contender returned.
-    """
+    """The cost of a turn: wall time, CPU time, and what the contender returned."""
 
     seconds: float
     cpu: float
@@ -45,12 +39,7 @@ Figure = str | Callable[[Turn], float]
 
 
 class Turns:
-    """The turns of all contenders.
-
-    Attributes:
-        turns: Contender -> round -> turn.
-        errors: Why contenders stopped, by contender.
-    """
+    """The turns of all contenders (`turns[contender][round]`), and why contenders stopped (`errors`)."""
 
     def __init__(self, names: list[Any]) -> None:
         self.turns: dict[Any, dict[int, Turn]] = {name: {} for name in names}
