@@ -34,7 +34,7 @@ from harness.data import drain, slept
 
 LEAST = 0.95
 WANTED = {"numpy": {"100 B": 3.0, "4 KB": 4.0, "4 MB": 2.5}, "tensor": {"100 B": 2.0, "4 KB": 2.5, "4 MB": 2.0}}
-"""Wanted with default collation and worker processes: so many times torch's batches a second. Else `LEAST`."""
+"""Wanted with default collation and worker processes: torch's batches a second, times this. Else `LEAST`."""
 FIRST_MOST, SOONER_LEAST, SLOW_LEAST = 1.3, 5.0, 1.5
 
 BOTH = ("torch", "fastpipe")

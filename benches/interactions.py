@@ -171,7 +171,7 @@ def samplers(bench: Bench) -> None:
     }
     for task in tasks.values():
         check(data, task())
-    # What is drawn is dropped at once.
+    # Negatives are dropped at once.
     turns = take_turns({name: partial(lambda task: len(task()), task) for name, task in tasks.items()}, bench.rounds)
     count = len(data.items) * NEGATIVES
     title = f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads"

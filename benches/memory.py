@@ -9,8 +9,8 @@ Two parts, named by `--parts`:
   the file, and must stay below the limit. `--held` is the number of batches that are held while the next one is asked
   for: 1 is what a `for` loop does, 0 drops each batch first. `--times 10 --order window --limit-mb 600` reads 10 GB by
   windows.
-* `limits`: with a memory_limit, of so many times the least one, which is taken from the LimitError. RssAnon, beyond
-  what the process has before the pass starts, stays below the limit plus a tenth plus what the consumer holds, which is
+* `limits`: with a memory_limit, a multiple of the least one, which is taken from the LimitError. RssAnon, beyond what
+  the process has before the pass starts, stays below the limit plus a tenth plus what the consumer holds, which is
   counted as two batches. `by` is what exceeds that, by the limit.
 """
 

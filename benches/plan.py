@@ -20,7 +20,7 @@ CONTENTS = {
     "f": "three strings, a ragged array of strings, a label",
 }
 PART = 8
-"""What share of the records quick runs read, and peers when their values are checked: one in that many."""
+"""Quick runs read one in this many of the records, and so do peers when their values are checked."""
 SHUFFLE_BUFFER = 10_000
 """Rows; fastpipe rounds it up to whole batches."""
 BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}

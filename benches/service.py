@@ -7,8 +7,8 @@ All take turns in one run, over loopback, with the server in a separate process.
 * `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
 * `shared`: a `LocalService` beside local reading of Avro files, which one thread decodes, in this process or in the
   other one, so that the consumer has the other core in both cases;
-* `three`: whether servers together make what each alone makes, with batches that are waited for, so that any number of
-  servers fit on a machine of few cores: three beside three times one, and two of which one is ten times slower beside
+* `three`: whether several servers make as many batches as the sum of them, with batches that are waited for, so that a
+  machine of few cores is enough: three servers beside three times one, and two, one of them ten times slower, beside
   their sum.
 
 Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the

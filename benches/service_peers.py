@@ -1,4 +1,4 @@
-"""What others carry batches to a consumer with: tf.data service, and Ray Data's `iter_batches`.
+"""Other services that carry batches to a consumer: tf.data service, and Ray Data's `iter_batches`.
 
 Each has the data decoded and in memory, and what suits it best:
 
@@ -24,7 +24,7 @@ import numpy as np
 from harness.children import program
 
 BATCH = 1024
-# Rows of which tf.data shuffles; blocks of Ray's data set, and batches that it prefetches.
+# Rows that tf.data shuffles; blocks of Ray's data set, and batches that it prefetches.
 SHUFFLED = 16_384
 # Batches of shuffled rows that are read of tf.data: an epoch would take minutes.
 MOST = 100

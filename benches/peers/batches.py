@@ -46,7 +46,7 @@ class BatchWorker:
 
     Attributes:
         packages: Distributions whose versions are reported.
-        modules: What is imported before anything is timed.
+        modules: Imported before anything is timed.
         library: The first of these.
     """
 
