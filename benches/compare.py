@@ -84,11 +84,10 @@ def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, flo
     _, info = cell.file(total, bench.say)
     bytes_a_row = info["raw_bytes"] / total
     sides = {side.name: side for side in sides_of(bench, cell, names, total)}
-    promised, rounds = str(cell) in plan.GOALS, bench.rounds
     # Three rounds are enough if nothing is promised.
-    bench.rounds = rounds if promised else min(rounds, 3)
-    turns = race(bench, [*sides.values()], cores()[-1:], enough=0.1 if bench.quick else 0.25, budget=6.0, memory=True)
-    bench.rounds = rounds
+    rounds = bench.rounds if str(cell) in plan.GOALS else min(bench.rounds, 3)
+    options: dict[str, Any] = {"enough": 0.1 if bench.quick else 0.25, "budget": 6.0, "memory": True, "rounds": rounds}
+    turns = race(bench, [*sides.values()], cores()[-1:], **options)
     turns.errors |= {name: "doesn't shuffle" for name in names if name not in sides}
     if not can(turns, "fastpipe") and "fastpipe" in names:
         bench.fail(f"{cell}: fastpipe: {turns.errors.get('fastpipe')}")
@@ -98,14 +97,8 @@ def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, flo
         f"({cell.dataset}) {plan.CONTENTS[cell.dataset]}; codec {cell.codec}, blocks of {cell.block}{buffered}: "
         f"{total:,} records of {bytes_a_row:,.0f} bytes, {info['raw_bytes'] / 1e6:,.0f} MB{squeezed}"
     )
-    columns: tuple[str, ...] = (
-        "records/s|,.0f",
-        "MB/s|,.0f",
-        "ms a batch|,.3f",
-        "CPU s/M records|,.2f",
-        "peak MB (over idle)|",
-    )
-    columns += ("rounds|", "fastpipe is times as fast (rounds)|", "by CPU time|,.2f")
+    columns = ["records/s|,.0f", "MB/s|,.0f", "ms a batch|,.3f", "CPU s/M records|,.2f", "peak MB (over idle)|"]
+    columns += ["rounds|", "fastpipe is times as fast (rounds)|", "by CPU time|,.2f"]
     table = bench.table("reader", "gives", *columns, title=title)
     for name in names:
         reader_row(table, name, sides.get(name), turns, bytes_a_row)
@@ -130,8 +123,7 @@ def main(bench: Bench) -> None:
         if text in MAIN and can(turns, "fastpipe"):
             ours, found = rate(turns, "fastpipe"), [fastest(turns, peer) for peer in PEERS]
             told = [
-                "can't" if best is None else f"{rate(turns, best[0]):,.0f} ({best[1]:.1f}x, {best[0]})"
-                for best in found
+                "can't" if not best else f"{rate(turns, best[0]):,.0f} ({best[1]:.1f}x, {best[0]})" for best in found
             ]
             table(MAIN[text], ours, ours * bytes_a_row / 1e6, *told)
     wall, cpu = (

@@ -98,25 +98,16 @@ COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {"default": None, "st
 
 
 def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation: str, **more: Any) -> Any:
-    """A loader.
+    """A loader of `who`, "torch" or "fastpipe", with workers by "fork", "forkserver", "spawn" or "thread".
 
-    Args:
-        who: "torch" or "fastpipe".
-        dataset: what it loads.
-        method: "fork", "forkserver", "spawn", or "thread"; torch, which has no threads, forks then. The fork server
-            imports what workers need before it forks the first one, as programs that use it would have it do.
-        workers: how many make items; 0 for none.
-        collation: one of `COLLATIONS`.
-        **more: arguments of both.
+    torch, which has no threads, forks then. The fork server imports what workers need before it forks the first one, as
+    programs that use it would have it do.
     """
     if workers:
         if method == "forkserver":
             multiprocessing.set_forkserver_preload(["fastpipe.torch"])
-        if method != "thread":
-            more["multiprocessing_context"] = method
-        elif who == "fastpipe":
-            more["worker_method"] = "thread"
-        else:
-            more["multiprocessing_context"] = "fork"
+        if (who, method) == ("torch", "thread"):
+            method = "fork"
+        more["worker_method" if method == "thread" else "multiprocessing_context"] = method
     made = torch.utils.data.DataLoader if who == "torch" else fastpipe.torch.DataLoader
     return made(dataset, num_workers=workers, collate_fn=COLLATIONS[collation], **more)

@@ -78,11 +78,6 @@ def main(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    sizes: dict[str, Any] = {
-        "most": (10**8, 10**6),
-        "most_files": (10_000, 1_000),
-        "least": 1_000_000,
-        "batch_size": 1024,
-        "threads": 0,
-    }
+    sizes: dict[str, Any] = {"most": (10**8, 10**6), "most_files": (10_000, 1_000), "least": 1_000_000}
+    sizes |= {"batch_size": 1024, "threads": 0}
     Bench("growth", __doc__, rounds=(3, 3), parts=["records", "files"], orders=["sequential"], **sizes).run(main)

@@ -57,7 +57,6 @@ def in_sequence(bench: Bench) -> None:
 
 def shuffled(bench: Bench) -> None:
     """fastpipe, datasets and Ray Data, shuffled."""
-    bench.rounds = min(bench.rounds, 5)
     columns = ("fastpipe's order", "1,000 rows/s|,.0f", "peer", "times as fast|,.2f", "by CPU time|,.2f", "met")
     row = bench.table("table, rows of a row group", *columns, title="Shuffled, batches of 1,024 rows")
     for peer, table, group in itertools.product(bench.args.peers, bench.args.tables, ROW_GROUPS[:2]):
@@ -65,7 +64,7 @@ def shuffled(bench: Bench) -> None:
         window, buffer = (Job(str(path), table, BATCH_SIZE, size) for size in (-1, SHUFFLE_BUFFER))
         ours = {f'"buffer" of {SHUFFLE_BUFFER:,}': buffer, "True": window}
         sides = [Side("fastpipe-parquet", job, known["plain"], order) for order, job in ours.items()]
-        turns = race(bench, [*sides, Side(peer, buffer, known["plain"])], cores()[-1:])
+        turns = race(bench, [*sides, Side(peer, buffer, known["plain"])], cores()[-1:], rounds=min(bench.rounds, 5))
         for order in ours:
             add(bench, row, turns, order, peer, [f"{table}, {group:,}", order], peer)
 

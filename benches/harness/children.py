@@ -134,17 +134,19 @@ def race(
     budget: float = 8.0,
     memory: bool = False,
     warm: int = 0,
+    rounds: int = 0,
 ) -> Turns:
     """Checks what the sides read, and lets them take turns.
 
     Args:
-        bench: Has the number of rounds, and gets the versions of packages.
+        bench: Gets the versions of packages.
         sides: Who takes part, under their names.
         cores: The cores that all stay on.
         enough: Seconds that a turn lasts at least; shorter passes are repeated.
         budget: Seconds that a side may take before it gets fewer rounds.
         memory: Whether to sample the memory of each side's first pass.
         warm: Turns of each before anything counts, besides the check.
+        rounds: How many; 0: those of the bench.
     """
     with peers(bench, {side.name: (side.reader.name, cores) for side in sides}) as started:
         errors: dict[Any, str] = {}
@@ -156,7 +158,7 @@ def race(
                 errors[side.name] = str(error)
                 bench.say(f"{side.name}: {str(error)[:300]}")
         able: dict[Any, Side] = {side.name: side for side in sides if side.name not in errors}
-        found = take_turns(able, bench.rounds, warm=warm, budget=budget)
+        found = take_turns(able, rounds or bench.rounds, warm=warm, budget=budget)
     found.errors = errors | found.errors
     return found
 
