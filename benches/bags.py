@@ -2,14 +2,9 @@
 
 A bag is an array of records of name, term and value. fastpipe reads it with `VocabularySpec`, or with `HashSpec`. The
 others read the names, terms and values with `read_avro`, as strings without a Python object for each, join names and
-terms in Arrow, and look the keys up:
-
-========  =====================================================================================
-pandas    `Index.get_indexer` of an index that is built once
-numpy     `np.searchsorted` in keys of a fixed width, sorted once
-arrow     `pyarrow.compute.index_in`, which builds its table for each call: once for the whole file
-strings   nothing: names, terms and values are only read
-========  =====================================================================================
+terms in Arrow, and look the keys up: pandas with `Index.get_indexer`, NumPy with `np.searchsorted` in keys of a fixed
+width, both of an index that is built once, and Arrow with `index_in`, which builds its table for each call, so once for
+the whole file. `strings` only reads.
 
 All of them drop unknown keys, and come to the same sums of indices and values. They take turns with one thread; figures
 are nanoseconds per entry.
