@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from fastpipe.batch._form import (
     Form,
     blank,
     nest,
-    no_sparse_row,
     row_index,
     slice_rows,
     spans,
@@ -35,9 +34,6 @@ from fastpipe.batch._form import (
     to_list,
     with_rows,
 )
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Masked", "Ragged", "Sparse", "SparseCSR", "Strings"]
 
@@ -305,34 +301,17 @@ class Masked(Form):
         return Masked(take_rows(self._values, rows), self._valid[rows])
 
 
-class Sparse(Form):
-    """Sparse rows as coordinates (COO), in row order.
-
-    Attributes:
-        indices: int64 `[nnz, rank + 1]`: the row in the batch, then the index in each dimension.
-        values: ndarray or Strings, `[nnz]`.
-        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
-
-    Example:
-        >>> import numpy as np
-        >>> import fastpipe
-        >>> indices, values = np.array([[0, 3], [1, 2]]), np.array([0.5, 1.5])
-        >>> sparse = fastpipe.Sparse(indices, values, np.array([2, 4]))
-        >>> len(sparse), sparse.dense_shape
-        (2, array([2, 4]))
-    """
+class _SparseForm(Form):
+    """What both layouts of sparse rows share."""
 
     __slots__ = ("_dense_shape", "_indices", "_values")
-    _parts = ("indices", "values", "dense_shape")
-
-    def __init__(self, indices: np.ndarray, values: Node, dense_shape: np.ndarray) -> None:
-        self._indices = indices
-        self._values = values
-        self._dense_shape = dense_shape
+    _indices: np.ndarray
+    _values: Any
+    _dense_shape: np.ndarray
 
     @property
     def indices(self) -> np.ndarray:
-        """Row and index of each entry."""
+        """Index of each entry, in each dimension; behind its row in COO."""
         return self._indices
 
     @property
@@ -355,7 +334,36 @@ class Sparse(Form):
         Raises:
             TypeError: always.
         """
-        raise no_sparse_row(self, index)
+        at = row_index(index, len(self))
+        raise TypeError(
+            f"a sparse row has no form of its own: [{at}:{at + 1}] is the row in the same form, to_list() has them all"
+        )
+
+
+class Sparse(_SparseForm):
+    """Sparse rows as coordinates (COO), in row order.
+
+    Attributes:
+        indices: int64 `[nnz, rank + 1]`: the row in the batch, then the index in each dimension.
+        values: ndarray or Strings, `[nnz]`.
+        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+
+    Example:
+        >>> import numpy as np
+        >>> import fastpipe
+        >>> indices, values = np.array([[0, 3], [1, 2]]), np.array([0.5, 1.5])
+        >>> sparse = fastpipe.Sparse(indices, values, np.array([2, 4]))
+        >>> len(sparse), sparse.dense_shape
+        (2, array([2, 4]))
+    """
+
+    __slots__ = ()
+    _parts = ("indices", "values", "dense_shape")
+
+    def __init__(self, indices: np.ndarray, values: Node, dense_shape: np.ndarray) -> None:
+        self._indices = indices
+        self._values = values
+        self._dense_shape = dense_shape
 
     def _slice(self, start: int, stop: int) -> Sparse:
         return self._take(np.arange(start, stop))
@@ -376,7 +384,7 @@ class Sparse(Form):
         return rows
 
 
-class SparseCSR(Form):
+class SparseCSR(_SparseForm):
     """Sparse rows as compressed rows (CSR): the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
 
     Attributes:
@@ -394,7 +402,7 @@ class SparseCSR(Form):
         (2, array([3, 2]))
     """
 
-    __slots__ = ("_dense_shape", "_indices", "_offsets", "_values")
+    __slots__ = ("_offsets",)
     _parts = ("offsets", "indices", "values", "dense_shape")
 
     def __init__(self, offsets: np.ndarray, indices: np.ndarray, values: Node, dense_shape: np.ndarray) -> None:
@@ -408,32 +416,9 @@ class SparseCSR(Form):
         """Where the entries of each row begin and end."""
         return self._offsets
 
-    @property
-    def indices(self) -> np.ndarray:
-        """Index of each entry."""
-        return self._indices
-
-    @property
-    def values(self) -> Any:
-        """The values of the entries."""
-        return self._values
-
-    @property
-    def dense_shape(self) -> np.ndarray:
-        """Rows, then the size of each dimension."""
-        return self._dense_shape
-
     def __len__(self) -> int:
         """Rows."""
         return len(self._offsets) - 1
-
-    def row(self, index: int) -> NoReturn:
-        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
-
-        Raises:
-            TypeError: always.
-        """
-        raise no_sparse_row(self, index)
 
     def _slice(self, start: int, stop: int) -> SparseCSR:
         offsets = self._offsets[start : stop + 1]

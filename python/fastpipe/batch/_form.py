@@ -71,13 +71,6 @@ def _chosen(key: Any, count: int) -> np.ndarray:
     return rows
 
 
-def no_sparse_row(form: Any, index: Any) -> TypeError:
-    at = row_index(index, len(form))
-    return TypeError(
-        f"a sparse row has no form of its own: [{at}:{at + 1}] is the row in the same form, to_list() has them all"
-    )
-
-
 def spans(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The places of the items of some rows, one row after the other, and the offsets of these rows."""
     starts = offsets[rows]

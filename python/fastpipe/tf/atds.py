@@ -184,18 +184,10 @@ class _Source(Source):
         self._seed = secrets.randbits(48) if seed is None else seed
         self.description = _described(features, fills, self._seed, self.number)
 
-    def start(
-        self,
-        filenames: list[bytes],
-        batch_size: int,
-        drop_remainder: bool,
-        buffer_size: int,
-        shuffle: int,
-        threads: int,
-    ) -> tuple[Pass | None, list[Told]]:
-        """A pass over these files, in an order of its own if it is shuffled."""
+    def start(self, *arguments: Any) -> tuple[Pass | None, list[Told]]:
+        """A pass over some files, in an order of its own if it is shuffled."""
         try:
-            started, errors = self._start(filenames, batch_size, drop_remainder, buffer_size, shuffle, threads)
+            started, errors = self._start(*arguments)
         except MissingFileError as error:
             started, errors = None, [(error, f"{error.path}; No such file or directory")]
         except (SchemaError, NotImplementedError, _OutOfRangeError) as error:
