@@ -31,17 +31,13 @@ from tqdm.auto import tqdm
 import fastpipe
 import fastpipe.torch as adapter
 from killed_worker import EndsInMap
-from samples import FEATURES
+from samples import FEATURES, ids_by_batch
 
 OPTIONS: dict[str, Any] = {"batch_size": 7, "shuffle_buffer": 21, "shuffle": True, "seed": 11, "features": FEATURES}
 
 
 def dataset(paths: list[str], **more: Any) -> adapter.IterableDataset:
     return adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS | more))
-
-
-def rows(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
 
 
 def ids(batch: Any) -> Any:
@@ -62,7 +58,7 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
             multiprocessing_context=method,
             persistent_workers=kept,
         )
-        found.append([rows(loader) for _ in range(count)])
+        found.append([ids_by_batch(loader) for _ in range(count)])
     options: dict[str, Any] = {"batch_size": None, "num_workers": workers, "multiprocessing_context": method}
     early = DataLoader(dataset(paths), collate_fn=ids, **options)
     left = iter(early)
@@ -73,7 +69,7 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
     except fastpipe.StateError as error:
         refused = str(error)
     del left
-    return {"passes": found, "again": rows(early), "refused": refused}
+    return {"passes": found, "again": ids_by_batch(early), "refused": refused}
 
 
 def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
@@ -87,14 +83,14 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
     }
     loader = (StatefulDataLoader if stateful else DataLoader)(data, **options, persistent_workers=kept)
     # Workers have been asked for a third batch when their loop has had more than four.
-    found = [rows(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
+    found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
     data.set_epoch(2)
     # It calls `iter` twice, and draws from the second one alone. (Where workers are spawned, those of the first one may
     # begin after the second pass has counted, and so begin the next epoch.)
-    again = rows(itertools.islice(loader if method == "spawn" else tqdm(loader, disable=True), 5))
+    again = ids_by_batch(itertools.islice(loader if method == "spawn" else tqdm(loader, disable=True), 5))
     batches = iter(loader)
-    whole = rows(batches)
-    return {"left": found, "set": again, "whole": whole, "next": rows(iter(loader))}
+    whole = ids_by_batch(batches)
+    return {"left": found, "set": again, "whole": whole, "next": ids_by_batch(iter(loader))}
 
 
 def late(worker: int) -> None:
@@ -116,10 +112,10 @@ def meanwhile(paths: list[str], ways: list[str], method: str, kept: bool) -> Any
             persistent_workers=kept,
         )
         batches = iter(loader)
-        first = rows([next(batches)]) if what == "set in the loop" else []
-        here = rows(data) if what == "read" else data.set_epoch(4)
-        first += rows(batches)
-        found[what] = [first, here, *(rows(loader) for _ in range(2)), data.state_dict()["progress"]["epoch"]]
+        first = ids_by_batch([next(batches)]) if what == "set in the loop" else []
+        here = ids_by_batch(data) if what == "read" else data.set_epoch(4)
+        first += ids_by_batch(batches)
+        found[what] = [first, here, *(ids_by_batch(loader) for _ in range(2)), data.state_dict()["progress"]["epoch"]]
     return found
 
 
@@ -133,7 +129,7 @@ def alike(paths: list[str]) -> Any:
         if number == 1:
             next(iter(loader))
             torch.manual_seed(0)
-        found.append(rows(loader))
+        found.append(ids_by_batch(loader))
     return found
 
 
@@ -141,9 +137,9 @@ def beside(paths: list[str]) -> Any:
     """Two loaders over one data set, of which the second begins when the first has had some batches, and ends first."""
     data = dataset(paths)
     slow = iter(DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=late, multiprocessing_context="fork"))
-    first = rows(next(slow) for _ in range(5))
-    quick = rows(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
-    return [first + rows(slow), quick, rows(data)]
+    first = ids_by_batch(next(slow) for _ in range(5))
+    quick = ids_by_batch(DataLoader(data, batch_size=None, num_workers=2, multiprocessing_context="fork"))
+    return [first + ids_by_batch(slow), quick, ids_by_batch(data)]
 
 
 def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
@@ -156,7 +152,7 @@ def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
         data = dataset(paths, **more)
         loader = DataLoader(data, batch_size=None, num_workers=workers, multiprocessing_context="fork")
         each = [batch["id"][batch["valid"]].tolist() if "valid" in batch else batch["id"].tolist() for batch in loader]
-        found.append([len(loader), each, rows(DataLoader(dataset(paths, **more), batch_size=None))])
+        found.append([len(loader), each, ids_by_batch(DataLoader(dataset(paths, **more), batch_size=None))])
     return found
 
 
@@ -181,7 +177,7 @@ def warned(paths: list[str], folder: str) -> Any:
         data = adapter.IterableDataset(fastpipe.read_avro(paths, **OPTIONS), **more)
         loader = DataLoader(data, batch_size=None, multiprocessing_context="fork" if options else None, **options)
         for _ in range(2):
-            rows(loader)
+            ids_by_batch(loader)
         lines = noted.read_text().splitlines() if noted.exists() else []
         found[name] = [line for line in lines if "DataLoader" in line]
     return found
@@ -218,17 +214,17 @@ def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | s
         )
 
     whole = loader()
-    expected = [rows(whole), rows(whole)]
+    expected = [ids_by_batch(whole), ids_by_batch(whole)]
     found = []
     for step in [*steps, len(expected[0]) - 1, len(expected[0])]:
         first = loader()
         batches = iter(first)
-        seen = rows(next(batches) for _ in range(step))
+        seen = ids_by_batch(next(batches) for _ in range(step))
         state = first.state_dict()
         del batches
         second = loader()
         second.load_state_dict(state)
-        found.append([seen + rows(second), rows(second)])
+        found.append([seen + ids_by_batch(second), ids_by_batch(second)])
     return {"expected": expected, "found": found}
 
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
+PROMPTLY = 100
+"""Seconds: importing pyarrow and starting processes takes a while where others work."""
+
 
 def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]:
     """Starts a script in a process of its own, with this many devices."""
@@ -23,6 +26,30 @@ def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    """Starts a program of the tests, to which warnings are errors."""
+    # Readers in workers are slower than without, which a warning says.
+    ignored = ("ignore::DeprecationWarning", "ignore:num_workers=")
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", *(part for each in ignored for part in ("-W", each)), program, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def printed(program: str, *arguments: str, status: int = 0) -> str:
+    """What a program of the tests prints, if it ends so, in silence and within `PROMPTLY`."""
+    with start(program, *arguments) as process:
+        try:
+            out, errors = process.communicate(timeout=PROMPTLY)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert (process.returncode, errors) == (status, "")
+    return out
 
 
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:

@@ -200,6 +200,11 @@ def ids_of(batches: Iterable[dict[str, Any]]) -> list[int]:
     ]
 
 
+def ids_by_batch(batches: Iterable[dict[str, Any]]) -> list[list[int]]:
+    """The rows of each batch, as their ids say."""
+    return [batch["id"].tolist() for batch in batches]
+
+
 def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int | None, batch_size: int) -> None:
     """What each order promises of the order in which the rows of a whole epoch come."""
     assert sorted(ids) == list(range(data.total))

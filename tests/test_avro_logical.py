@@ -15,22 +15,12 @@ import pytest
 import fastpipe
 import oracle
 import wire
-from avro_schemas import container, files
+from avro_schemas import container, files, read
 from fastpipe import DenseSpec, RaggedSpec, SparseSpec
 from oracle import Branch
 from strategies import SOME
 
 NAT = -(2**63)
-
-
-def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature; times are numbers of their unit."""
-    out: dict[str, list[Any]] = {}
-    with fastpipe.read_avro(paths, **{"batch_size": 3} | options) as reader:
-        for batch in reader:
-            for name, node in batch.items():
-                out.setdefault(name, []).extend(oracle.rows(node, counted=True))
-    return out
 
 
 def one(kind: Any, *values: Any) -> bytes:

@@ -17,23 +17,13 @@ import fastpipe
 import oracle
 import wire
 from avro_evolution import Evolution, UnresolvedError, Writable, kind_of, resolved
-from avro_schemas import check_orders, container, files, followed, schemas
+from avro_schemas import check_orders, container, files, followed, read, schemas
 from fastpipe import DenseSpec, RaggedSpec
 from oracle import Branch
 from strategies import SOME, orders
 
 # Data sets here are so small that a last batch is much of them.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
-
-
-def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature, in the files' order."""
-    out: dict[str, list[Any]] = {}
-    with fastpipe.read_avro(paths, **{"batch_size": 3} | options) as reader:
-        for batch in reader:
-            for name, node in batch.items():
-                out.setdefault(name, []).extend(oracle.rows(node, counted=True))
-    return out
 
 
 def plain(value: Any) -> Any:

@@ -23,7 +23,7 @@ from fastpipe._interop.tensors import Forms
 from fastpipe.cuda import _staging as staging
 from fastpipe.cuda import _torch
 from plain_gpu import PlainEngine
-from samples import FEATURES, SHUFFLES, Data
+from samples import FEATURES, SHUFFLES, Data, ids_by_batch
 
 CSR = FEATURES | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
 FORMS = [
@@ -55,10 +55,6 @@ def prefetch(
     reader: fastpipe.Reader, device: Any = "cuda:0", depth: int = 2, **options: Any
 ) -> fastpipe.cuda.Prefetcher:
     return fastpipe.cuda.prefetch(reader, device, depth, **options)
-
-
-def rows(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
 
 
 def parts(node: Any) -> Iterator[torch.Tensor]:
@@ -164,10 +160,10 @@ def test_it_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
     assert len(batches) == len(reader)
     for epoch in range(2):  # A pass that ends advances the epoch.
         assert batches.epoch == epoch
-        assert rows(batches) == rows(reader)
+        assert ids_by_batch(batches) == ids_by_batch(reader)
     batches.set_epoch(9)
     reader.set_epoch(9)
-    assert rows(batches) == rows(reader)
+    assert ids_by_batch(batches) == ids_by_batch(reader)
 
 
 @pytest.mark.usefixtures("plain")
@@ -176,11 +172,11 @@ def test_it_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
 def test_it_goes_on_at_every_step(data: Data, shuffle: Any, depth: int) -> None:
     options = samples.order_of(shuffle)
     reader = data.read(**options)
-    expected = [rows(reader), rows(reader)]
+    expected = [ids_by_batch(reader), ids_by_batch(reader)]
     for step in range(len(expected[0]) + 1):
         first = prefetch(data.read(**options), depth=depth)
         batches = iter(first)
-        assert rows(next(batches) for _ in range(step)) == expected[0][:step]
+        assert ids_by_batch(next(batches) for _ in range(step)) == expected[0][:step]
         if step == len(expected[0]):
             assert next(batches, None) is None
         state = samples.through_json(first.state_dict())
@@ -190,18 +186,18 @@ def test_it_goes_on_at_every_step(data: Data, shuffle: Any, depth: int) -> None:
         for resumed in (other, alone):
             resumed.load_state_dict(state)
             if step < len(expected[0]):
-                assert rows(resumed) == expected[0][step:]
-            assert rows(resumed) == expected[1]
+                assert ids_by_batch(resumed) == expected[0][step:]
+            assert ids_by_batch(resumed) == expected[1]
 
 
 @pytest.mark.usefixtures("plain")
 def test_states_that_do_not_fit(data: Data) -> None:
     batches = prefetch(data.read(**samples.order_of(True)))
     started = iter(batches)
-    seen = rows([next(started)])
+    seen = ids_by_batch([next(started)])
     with pytest.raises(fastpipe.StateError):
         batches.load_state_dict({"version": 1})
-    assert seen + rows(started) == rows(data.read(**samples.order_of(True)))
+    assert seen + ids_by_batch(started) == ids_by_batch(data.read(**samples.order_of(True)))
 
 
 @pytest.mark.usefixtures("plain")
@@ -210,26 +206,26 @@ def test_a_pass_that_is_left_counts_as_an_epoch(data: Data) -> None:
     reader, expected = data.read(**options), []
     for epoch in (0, 1, 2):
         reader.set_epoch(epoch)
-        expected.append(rows(reader))
+        expected.append(ids_by_batch(reader))
     first, second, third = expected
     # The reader itself is at its end long before.
     batches = prefetch(data.read(**options), depth=100)
     # Of what is only begun nothing was taken.
     iter(batches)
     started = iter(batches)
-    assert rows([next(started)]) == first[:1]
+    assert ids_by_batch([next(started)]) == first[:1]
     assert batches.epoch == 0
     state = batches.state_dict()
     started = iter(batches)
-    assert rows(next(started) for _ in range(20)) == second[:20]
+    assert ids_by_batch(next(started) for _ in range(20)) == second[:20]
     # It was left in its second epoch.
     assert batches.epoch == 2
     batches.set_epoch(2)
-    assert rows(batches) == third
+    assert ids_by_batch(batches) == third
     assert batches.epoch == 4
     batches.load_state_dict(state)
     iter(batches)
-    assert rows(batches) == first[1:]
+    assert ids_by_batch(batches) == first[1:]
 
 
 DEVICES = ["cuda:0", "cuda:1", "cuda:2"]
@@ -245,8 +241,8 @@ def test_several_devices(data: Data, shuffle: Any, uneven: str) -> None:
     steps = list(batches)
     assert len(steps) == len(batches)
     assert all(len(step) == 3 for step in steps)
-    shares = [rows(data.read(**options, rank=rank, world_size=3)) for rank in range(3)]
-    assert [rows(step[rank] for step in steps) for rank in range(3)] == shares
+    shares = [ids_by_batch(data.read(**options, rank=rank, world_size=3)) for rank in range(3)]
+    assert [ids_by_batch(step[rank] for step in steps) for rank in range(3)] == shares
     if uneven == "pad":
         found = [
             {name: part.numpy() for name, part in batch.items() if name in ("id", "valid")}
@@ -284,10 +280,10 @@ def test_devices_that_have_blocks_of_their_own(data: Data, shuffle: str) -> None
     for _ in range(2):
         next(started)
     state = samples.through_json(first.state_dict())
-    rest = [rows(step) for step in started]
+    rest = [ids_by_batch(step) for step in started]
     other = prefetch(data.read(**options), DEVICES)
     other.load_state_dict(state)
-    assert [rows(step) for step in other] == rest
+    assert [ids_by_batch(step) for step in other] == rest
     with pytest.raises(fastpipe.StateError, match="world_size=3"):
         prefetch(data.read(**options), DEVICES[:2]).load_state_dict(state)
 
@@ -300,12 +296,12 @@ def test_ranks_of_the_environment(
     monkeypatch.setenv("RANK", "1")
     options = {"batch_size": 7, "shuffle": True, "seed": 1}
     with caplog.at_level("INFO", logger="fastpipe"):
-        found = rows(prefetch(data.read(**options)))
+        found = ids_by_batch(prefetch(data.read(**options)))
     assert "rank 1 of 2 reads its share (by RANK and WORLD_SIZE)" in caplog.text
-    assert found == rows(data.read(**options, rank=1, world_size=2))
-    assert rows(prefetch(data.read(**options), distributed=False)) == rows(data.read(**options))
+    assert found == ids_by_batch(data.read(**options, rank=1, world_size=2))
+    assert ids_by_batch(prefetch(data.read(**options), distributed=False)) == ids_by_batch(data.read(**options))
     given = {"rank": 0, "world_size": 3}
-    assert rows(prefetch(data.read(**options, **given))) == rows(data.read(**options, **given))
+    assert ids_by_batch(prefetch(data.read(**options, **given))) == ids_by_batch(data.read(**options, **given))
     with pytest.raises(ValueError, match="give a seed"):
         prefetch(data.read(batch_size=7, shuffle=True))
 
@@ -331,7 +327,7 @@ def test_leaving_early_leaves_no_thread(data: Data) -> None:
     assert not copying()
     with pytest.raises(fastpipe.FastpipeError, match="closed"):
         next(started)
-    assert rows(kept[0]) == rows(kept[2])
+    assert ids_by_batch(kept[0]) == ids_by_batch(kept[2])
     with pytest.raises(ZeroDivisionError):
         train(prefetch(data.read(batch_size=7, epochs=None)))
     assert not copying()
@@ -352,7 +348,7 @@ def test_errors_come_behind_the_batches_before(data: Data, tmp_path: Path) -> No
     with pytest.raises(fastpipe.MalformedFileError) as caught:
         seen += (batch for batch in batches)
     assert caught.value.path == str(path)
-    assert rows(seen) == [list(range(i, i + 7)) for i in range(0, 7 * len(seen), 7)]
+    assert ids_by_batch(seen) == [list(range(i, i + 7)) for i in range(0, 7 * len(seen), 7)]
     assert seen
     # The error is kept, and must not keep the pass's threads.
     assert not sys.platform.startswith("linux") or samples.threads_are(0)
@@ -368,7 +364,7 @@ def test_a_device_without_memory(data: Data) -> None:
             super()._transfer(piece, to)
 
     batches = iter(fastpipe.cuda.Prefetcher(data.read(batch_size=7), [Full()], 2, several=False))
-    assert rows(next(batches) for _ in range(3)) == [list(range(i, i + 7)) for i in (0, 7, 14)]
+    assert ids_by_batch(next(batches) for _ in range(3)) == [list(range(i, i + 7)) for i in (0, 7, 14)]
     with pytest.raises(torch.OutOfMemoryError):
         next(batches)
 
@@ -578,5 +574,5 @@ def test_several_gpus(data: Data) -> None:
     steps = list(prefetch(data.read(**options), ["cuda:0", "cuda:1"]))
     assert {batch["id"].device.index for step in steps for batch in step} == {0, 1}
     for rank in range(2):
-        share = rows(data.read(**options, rank=rank, world_size=2))
-        assert rows(step[rank] for step in steps) == share
+        share = ids_by_batch(data.read(**options, rank=rank, world_size=2))
+        assert ids_by_batch(step[rank] for step in steps) == share

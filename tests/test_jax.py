@@ -26,7 +26,7 @@ import fastpipe.jax
 import samples
 import wire
 from processes import outputs, run
-from samples import SHUFFLES, Data, order_of, through_json
+from samples import SHUFFLES, Data, ids_by_batch, order_of, through_json
 from servers import free_port
 
 DENSE = {"features": {name: samples.FEATURES[name] for name in ("id", "vector")}}
@@ -418,9 +418,6 @@ def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any) -> None:
     def read() -> fastpipe.jax.DatasetIterator:
         return fastpipe.jax.iterator(data.read(**DENSE, **order_of(shuffle), epochs=2, num_threads=2))
 
-    def ids(batches: fastpipe.jax.DatasetIterator) -> list[list[int]]:
-        return [batch["id"].tolist() for batch in batches]
-
     batches = read()
     states = [batches.get_state()]
     expected = []
@@ -433,7 +430,7 @@ def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any) -> None:
         again = read()
         again.set_state(through_json(state))
         assert again.get_state() == state
-        assert ids(again) == expected[step:], step
+        assert ids_by_batch(again) == expected[step:], step
         # One that has come somewhere else, or to its end, too.
         used.set_state(state)
         assert next(used, {"id": np.array([])})["id"].tolist() == (expected[step] if step < 30 else [])
@@ -453,10 +450,6 @@ def pass_of(data: Data, shuffle: Any = True) -> fastpipe.jax.DatasetIterator:
     return fastpipe.jax.iterator(data.read(**DENSE, **order_of(shuffle), epochs=2, num_threads=2))
 
 
-def ids_of(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
-
-
 class Refused(Exception):
     """For a batch that can't be made into arrays."""
 
@@ -467,9 +460,9 @@ class Refused(Exception):
 def test_a_batch_that_was_not_returned_is_not_lost(
     data: Data, shuffle: Any, raised: type[BaseException], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = ids_of(pass_of(data, shuffle))
+    expected = ids_by_batch(pass_of(data, shuffle))
     batches = pass_of(data, shuffle)
-    found = ids_of(itertools.islice(batches, step))
+    found = ids_by_batch(itertools.islice(batches, step))
     before = batches.get_state()
 
     def convert(batch: Any) -> Any:
@@ -486,9 +479,9 @@ def test_a_batch_that_was_not_returned_is_not_lost(
         assert again.value is caught.value
     other = pass_of(data, shuffle)
     other.set_state(through_json(batches.get_state()))
-    assert found + ids_of(other) == expected
+    assert found + ids_by_batch(other) == expected
     batches.set_state(before)
-    assert found + ids_of(batches) == expected, "the state also makes it good again"
+    assert found + ids_by_batch(batches) == expected, "the state also makes it good again"
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -508,10 +501,10 @@ def test_ctrl_c_while_a_batch_is_awaited(data: Data, drawn: bool, monkeypatch: p
                 raise KeyboardInterrupt
             return next(self._batches)
 
-    expected = ids_of(pass_of(data))
+    expected = ids_by_batch(pass_of(data))
     monkeypatch.setattr(fastpipe.Reader, "_shown", lambda reader, started: Interrupted(shown(reader, started)))
     batches = pass_of(data)
-    found = ids_of(itertools.islice(batches, 2))
+    found = ids_by_batch(itertools.islice(batches, 2))
     before = batches.get_state()
     with pytest.raises(KeyboardInterrupt):
         next(batches)
@@ -521,14 +514,14 @@ def test_ctrl_c_while_a_batch_is_awaited(data: Data, drawn: bool, monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             next(batches)
         batches.set_state(before)
-    assert found + ids_of(batches) == expected
+    assert found + ids_by_batch(batches) == expected
 
 
 def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
     """Raised at each line of `next` in turn; but for the last, between which and the one before no signal comes."""
     code = fastpipe.jax.DatasetIterator.__next__.__code__
     last = max(line for *_, line in code.co_lines() if line)
-    expected = ids_of(pass_of(data))
+    expected = ids_by_batch(pass_of(data))
 
     def interrupting(at: int) -> Any:
         seen = itertools.count()
@@ -545,7 +538,7 @@ def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
 
     for interrupted in itertools.count():
         batches = pass_of(data)
-        found = ids_of(itertools.islice(batches, 2))
+        found = ids_by_batch(itertools.islice(batches, 2))
         sys.settrace(interrupting(interrupted))
         try:
             next(batches)
@@ -557,12 +550,12 @@ def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
             sys.settrace(None)
         other = pass_of(data)
         other.set_state(batches.get_state())
-        assert found + ids_of(other) == expected, interrupted
+        assert found + ids_by_batch(other) == expected, interrupted
     assert interrupted > 15
 
 
 def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = ids_of(pass_of(data))
+    expected = ids_by_batch(pass_of(data))
     batches = pass_of(data)
     next(batches)
     before, convert = batches.get_state(), batches._convert
@@ -583,14 +576,11 @@ def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, mo
     assert batches.get_state() == before, "the first of both hasn't been returned"
     go_on.set()
     thread.join()
-    assert sorted(ids_of(found)) == sorted(expected[1:3])
-    assert ids_of(batches) == expected[3:]
+    assert sorted(ids_by_batch(found)) == sorted(expected[1:3])
+    assert ids_by_batch(batches) == expected[3:]
 
 
 def test_an_iterator_that_was_left_counts_as_an_epoch(data: Data) -> None:
-    def ids(batches: Any) -> list[list[int]]:
-        return [batch["id"].tolist() for batch in batches]
-
     reader = data.read(**DENSE, **order_of(True))
     expected = [[batch["id"].tolist() for batch in reader] for _ in range(4)]
     reader.set_epoch(0)
@@ -598,12 +588,12 @@ def test_an_iterator_that_was_left_counts_as_an_epoch(data: Data) -> None:
         batches = fastpipe.jax.iterator(reader)
         # One that nothing is taken from doesn't count.
         fastpipe.jax.iterator(reader)
-        assert ids(next(batches) for _ in range(steps)) == expected[epoch][:steps]
+        assert ids_by_batch(next(batches) for _ in range(steps)) == expected[epoch][:steps]
         state = batches.get_state()
     again = fastpipe.jax.iterator(data.read(**DENSE, **order_of(True)))
     again.set_state(state)
-    assert ids(again) == expected[1][3:]
-    assert ids(fastpipe.jax.iterator(reader)) == expected[2]
+    assert ids_by_batch(again) == expected[1][3:]
+    assert ids_by_batch(fastpipe.jax.iterator(reader)) == expected[2]
 
 
 def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> None:
@@ -611,7 +601,7 @@ def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> Non
     state = batches.get_state()
     for _ in batches:
         break
-    expected = ids_of(batches)
+    expected = ids_by_batch(batches)
     assert len(expected) == 29, "a loop goes on where another one was left"
     for _ in range(2):
         with pytest.raises(StopIteration):
@@ -619,7 +609,7 @@ def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> Non
         with pytest.raises(RuntimeError, match=r"make another one, fastpipe\.jax\.iterator"):
             list(batches)
     batches.set_state(state)
-    assert ids_of(batches)[1:] == expected
+    assert ids_by_batch(batches)[1:] == expected
 
 
 def test_states_go_through_grain_as_bytes(data: Data) -> None:
@@ -632,7 +622,7 @@ def test_states_go_through_grain_as_bytes(data: Data) -> None:
     again.set_state(text.encode())
     again.start_prefetch()
     assert again.get_state() == batches.get_state()
-    assert ids_of(again) == ids_of(batches)
+    assert ids_by_batch(again) == ids_by_batch(batches)
     for damaged in (b"", b"[1]", b"{}", b"\xff", text[:-1].encode(), b"[" * 100_000):
         with pytest.raises(fastpipe.StateError):
             again.set_state(damaged)
@@ -646,7 +636,7 @@ def test_grain_saves_and_restores_it(data: Data, tmp_path: Path) -> None:
     handler.save(epath.Path(tmp_path), batches)
     again = pass_of(data)
     assert handler.restore(epath.Path(tmp_path), again) is again
-    assert ids_of(again) == ids_of(batches)
+    assert ids_by_batch(again) == ids_by_batch(batches)
 
 
 def test_arguments_of_other_types_are_named(data: Data) -> None:

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from fastpipe import DenseSpec, Masked, Ragged, Strings
 pa = pytest.importorskip("pyarrow")
 
 import table_programs  # noqa: E402
-from processes import interrupt  # noqa: E402
+from processes import PROMPTLY, interrupt, printed, start  # noqa: E402
 from toy_units import flat  # noqa: E402
 
 # --- Arrays ---
@@ -272,38 +271,14 @@ def test_threads_share_a_reader_and_a_table() -> None:
     assert own == [list(range(20_000))] * 2
 
 
-# Importing pyarrow and starting processes takes a while where others work.
-PROMPTLY = 100
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", table_programs.__file__, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(*arguments: str, status: int = 0) -> str:
-    """What a program prints, if it ends so and in silence."""
-    with start(*arguments) as process:
-        try:
-            out, errors = process.communicate(timeout=PROMPTLY)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-    assert (process.returncode, errors) == (status, "")
-    return out
-
-
+PROGRAM = table_programs.__file__
 posix = pytest.mark.skipif(os.name != "posix", reason="needs signals and fork")
 
 
 @posix
 @pytest.mark.parametrize("what", ["endless", "hang", "many", "draw"])
 def test_ctrl_c(what: str) -> None:
-    with start("interrupted", what) as process:
+    with start(PROGRAM, "interrupted", what) as process:
         interrupt(process, PROMPTLY)
 
 
@@ -312,19 +287,19 @@ def test_a_killed_process_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
     for name in ("TMPDIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     before = set(os.listdir("/dev/shm"))
-    run("killed", status=-signal.SIGKILL)
+    printed(PROGRAM, "killed", status=-signal.SIGKILL)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "fastpipe" in name]
     assert not list(tmp_path.iterdir())
 
 
 @posix
 def test_forked_children_read_for_themselves() -> None:
-    run("forked")
+    printed(PROGRAM, "forked")
 
 
 @pytest.mark.parametrize("method", [pytest.param("fork", marks=posix), "spawn"])
 def test_readers_are_sent_to_processes(method: str) -> None:
-    run("in_pool", method)
+    printed(PROGRAM, "in_pool", method)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits address space")
@@ -332,4 +307,8 @@ def test_readers_are_sent_to_processes(method: str) -> None:
 @pytest.mark.parametrize("what", ["plain", "strided", "text", "stream"])
 def test_lack_of_memory_is_an_error(what: str, megabytes: int) -> None:
     # Which of them it is depends on who asks for memory last: Python, fastpipe, or pyarrow, which makes the table.
-    assert run("exhausted", what, str(megabytes)) in ("MemoryError\n", "OutOfMemoryError\n", "ArrowMemoryError\n")
+    assert printed(PROGRAM, "exhausted", what, str(megabytes)) in (
+        "MemoryError\n",
+        "OutOfMemoryError\n",
+        "ArrowMemoryError\n",
+    )

@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 import fastpipe
 import fastpipe.torch as adapter
 import samples
-from samples import FEATURES, SHUFFLES, Data
+from samples import FEATURES, SHUFFLES, Data, ids_by_batch
 
 CSR = FEATURES | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
 # In one process a loader leaves tensors where they are.
@@ -31,10 +31,6 @@ OPTIONS: dict[str, Any] = {"batch_size": 7, "seed": 11}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
     return samples.write(tmp_path_factory.mktemp("torch"), [samples.blocks_of(60), samples.blocks_of(45, (3, 1))])
-
-
-def rows(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
 
 
 def arrays(node: Any) -> list[np.ndarray]:
@@ -195,11 +191,11 @@ def test_a_data_set_yields_what_the_reader_yields(data: Data, shuffle: Any) -> N
     reader, dataset = data.read(**options), adapter.IterableDataset(data.read(**options))
     assert len(dataset) == len(reader) == len(DataLoader(dataset, batch_size=None))
     for _ in range(2):  # A pass that ends advances the epoch.
-        assert rows(dataset) == rows(reader)
-    assert rows(DataLoader(dataset, batch_size=None)) == rows(reader)
+        assert ids_by_batch(dataset) == ids_by_batch(reader)
+    assert ids_by_batch(DataLoader(dataset, batch_size=None)) == ids_by_batch(reader)
     dataset.set_epoch(9)
     reader.set_epoch(9)
-    assert rows(dataset) == rows(reader)
+    assert ids_by_batch(dataset) == ids_by_batch(reader)
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
@@ -207,39 +203,39 @@ def test_a_data_set_yields_what_the_reader_yields(data: Data, shuffle: Any) -> N
 def test_a_pass_that_was_left_counts_as_an_epoch(data: Data, loader: Any) -> None:
     options = samples.order_of(True)
     reader = data.read(**options)
-    expected = [rows(reader) for _ in range(5)]
+    expected = [ids_by_batch(reader) for _ in range(5)]
     dataset = adapter.IterableDataset(data.read(**options))
     batches = dataset if loader is None else loader(dataset, batch_size=None)
     for epoch, steps in enumerate((1, 3, len(expected[2]))):
-        assert rows(itertools.islice(batches, steps)) == expected[epoch][:steps]
+        assert ids_by_batch(itertools.islice(batches, steps)) == expected[epoch][:steps]
         again = adapter.IterableDataset(data.read(**options))
         again.load_state_dict(dataset.state_dict())
-        assert rows(again) == expected[epoch][steps:]
-    assert rows(batches) == expected[3]
+        assert ids_by_batch(again) == expected[epoch][steps:]
+    assert ids_by_batch(batches) == expected[3]
     dataset.set_epoch(1)
-    assert rows(itertools.islice(batches, 2)) == expected[1][:2]
-    assert rows(batches) == expected[2]
+    assert ids_by_batch(itertools.islice(batches, 2)) == expected[1][:2]
+    assert ids_by_batch(batches) == expected[2]
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_it_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
-    expected = [rows(data.read(**options)), []]
+    expected = [ids_by_batch(data.read(**options)), []]
     second = data.read(**options)
     second.set_epoch(1)
-    expected[1] = rows(second)
+    expected[1] = ids_by_batch(second)
     for step in range(len(expected[0]) + 1):
         dataset = adapter.IterableDataset(data.read(**options))
         batches = iter(dataset)
-        assert rows(next(batches) for _ in range(step)) == expected[0][:step]
+        assert ids_by_batch(next(batches) for _ in range(step)) == expected[0][:step]
         if step == len(expected[0]):
             assert next(batches, None) is None
         state = json.loads(json.dumps(dataset.state_dict()))
         other = adapter.IterableDataset(data.read(**options))
         other.load_state_dict(state)
         if step < len(expected[0]):
-            assert rows(other) == expected[0][step:]
-        assert rows(other) == expected[1]
+            assert ids_by_batch(other) == expected[0][step:]
+        assert ids_by_batch(other) == expected[1]
 
 
 # What torchdata still calls of Torch.
@@ -252,16 +248,16 @@ def test_a_stateful_loader_goes_on_at_every_step(data: Data, shuffle: Any) -> No
         return StatefulDataLoader(adapter.IterableDataset(data.read(**options)), batch_size=None)
 
     expected = loader()
-    expected = [rows(expected), rows(expected)]
+    expected = [ids_by_batch(expected), ids_by_batch(expected)]
     for step in range(len(expected[0]) + 1):
         first = loader()
         batches = iter(first)
-        seen = rows(next(batches) for _ in range(step))
+        seen = ids_by_batch(next(batches) for _ in range(step))
         state = copy.deepcopy(first.state_dict())
         second = loader()
         second.load_state_dict(state)
-        assert seen + rows(second) == expected[0]
-        assert rows(second) == expected[1]
+        assert seen + ids_by_batch(second) == expected[0]
+        assert ids_by_batch(second) == expected[1]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -272,11 +268,11 @@ def test_distributed_checkpoints(data: Data, tmp_path: Path) -> None:
     dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
     assert isinstance(dataset, Stateful)
     batches = iter(dataset)
-    seen = rows(next(batches) for _ in range(4))
+    seen = ids_by_batch(next(batches) for _ in range(4))
     dcp.save({"data": dataset}, checkpoint_id=tmp_path / "saved", no_dist=True)
     other = adapter.IterableDataset(data.read(**samples.order_of(True)))
     dcp.load({"data": other}, checkpoint_id=tmp_path / "saved", no_dist=True)
-    assert seen + rows(other) == rows(data.read(**samples.order_of(True)))
+    assert seen + ids_by_batch(other) == ids_by_batch(data.read(**samples.order_of(True)))
 
 
 def test_a_state_of_another_reader_is_refused(data: Data) -> None:
@@ -288,7 +284,7 @@ def test_a_state_of_another_reader_is_refused(data: Data) -> None:
 def test_an_unstarted_data_set_can_be_pickled(data: Data) -> None:
     dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1))
     dataset.set_epoch(3)
-    assert rows(pickle.loads(pickle.dumps(dataset))) == rows(dataset)
+    assert ids_by_batch(pickle.loads(pickle.dumps(dataset))) == ids_by_batch(dataset)
 
 
 def test_ranks_of_the_environment(
@@ -300,15 +296,17 @@ def test_ranks_of_the_environment(
         monkeypatch.setenv("RANK", str(rank))
         with caplog.at_level("INFO", logger="fastpipe"):
             dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow"))
-            found = rows(dataset)
+            found = ids_by_batch(dataset)
         assert f"rank {rank} of 2 reads its share (by RANK and WORLD_SIZE)" in caplog.text
-        assert found == rows(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow", rank=rank, world_size=2))
+        assert found == ids_by_batch(
+            data.read(batch_size=7, shuffle=True, seed=1, uneven="allow", rank=rank, world_size=2)
+        )
         seen += [i for batch in found for i in batch]
     assert sorted(seen) == list(range(data.total))
     whole = adapter.IterableDataset(data.read(batch_size=7), distributed=False)
-    assert [i for batch in rows(whole) for i in batch] == list(range(data.total))
+    assert [i for batch in ids_by_batch(whole) for i in batch] == list(range(data.total))
     given = adapter.IterableDataset(data.read(batch_size=7, rank=0, world_size=3))
-    assert rows(given) == rows(data.read(batch_size=7, rank=0, world_size=3))
+    assert ids_by_batch(given) == ids_by_batch(data.read(batch_size=7, rank=0, world_size=3))
     with pytest.raises(ValueError, match="give a seed: all processes must shuffle alike"):
         len(adapter.IterableDataset(data.read(batch_size=7, shuffle=True)))
 
@@ -320,7 +318,7 @@ class Interrupt(BaseException):
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_what_next_did_not_return_is_not_seen(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
-    expected = rows(data.read(**options))
+    expected = ids_by_batch(data.read(**options))
 
     def failing(batch: Any) -> Any:
         if batch["id"].tolist() == expected[3]:
@@ -329,13 +327,13 @@ def test_what_next_did_not_return_is_not_seen(data: Data, shuffle: Any) -> None:
 
     dataset = adapter.IterableDataset(data.read(**options), map=failing)
     batches = iter(dataset)
-    assert rows(next(batches) for _ in range(3)) == expected[:3]
+    assert ids_by_batch(next(batches) for _ in range(3)) == expected[:3]
     for _ in range(3):
         with pytest.raises(ZeroDivisionError, match="the map failed"):
             next(batches)
     other = adapter.IterableDataset(data.read(**options))
     other.load_state_dict(json.loads(json.dumps(dataset.state_dict())))
-    assert rows(other) == expected[3:]
+    assert ids_by_batch(other) == expected[3:]
 
 
 def test_an_error_keeps_no_pass(data: Data) -> None:
@@ -356,7 +354,7 @@ def test_an_error_keeps_no_pass(data: Data) -> None:
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_an_interrupt_loses_nothing(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
-    expected = rows(data.read(**options))
+    expected = ids_by_batch(data.read(**options))
     interrupts = {0, 2, 3, len(expected) - 1}
 
     def interrupted(batch: Any) -> Any:
@@ -372,8 +370,8 @@ def test_an_interrupt_loses_nothing(data: Data, shuffle: Any) -> None:
         other = adapter.IterableDataset(data.read(**options))
         other.load_state_dict(dataset.state_dict())
         if batch is not Interrupt:
-            found += rows([batch])
-        assert rows(other) == expected[len(found) :]
+            found += ids_by_batch([batch])
+        assert ids_by_batch(other) == expected[len(found) :]
     assert found == expected
     assert not interrupts
     # The epoch advances all the same.
@@ -405,7 +403,7 @@ def test_a_map_that_says_stop_does_not_end_the_pass(data: Data) -> None:
         raise StopIteration
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
-        rows(adapter.IterableDataset(data.read(batch_size=7), map=stop))
+        ids_by_batch(adapter.IterableDataset(data.read(batch_size=7), map=stop))
 
 
 def test_an_epoch_that_is_set_in_a_pass_is_the_next_ones(data: Data) -> None:
@@ -413,8 +411,8 @@ def test_an_epoch_that_is_set_in_a_pass_is_the_next_ones(data: Data) -> None:
     dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
     found = []
     for each in (reader, dataset):
-        first = [rows([batch])[0] for k, batch in enumerate(each) if k or each.set_epoch(4) is None]
-        found.append([first, rows(each), rows(each)])
+        first = [ids_by_batch([batch])[0] for k, batch in enumerate(each) if k or each.set_epoch(4) is None]
+        found.append([first, ids_by_batch(each), ids_by_batch(each)])
     assert found[0] == found[1]
 
 
