@@ -120,6 +120,7 @@ def test_any_batch_reads_as_its_forms_do(data: st.DataObject, rows: int) -> None
     record_batch = to_arrow(batch)
     assert record_batch.num_rows == rows
     assert record_batch.schema.names == list("abc")
+    record_batch.validate(full=True)
     for name, form in batch.items():
         assert repr(entries(record_batch[name].to_pylist())) == repr(listed(form))
         if not isinstance(form, np.ndarray):

@@ -390,63 +390,12 @@ def test_sparse_rows() -> None:
 # --- Arrow ---
 
 
-@pytest.mark.parametrize("form", FORMS[:7], ids=repr)
-def test_arrow_holds_the_same(form: Any) -> None:
-    pytest.importorskip("pyarrow")
-    array = form.to_arrow()
-    array.validate(full=True)
-    assert array.to_pylist() == form.to_list()
-
-
 def test_arrow_types() -> None:
     pa = pytest.importorskip("pyarrow")
     assert FORMS[0].to_arrow().type == pa.large_list(pa.float64())
     assert FORMS[2].to_arrow().type == pa.large_string()
     assert FORMS[3].to_arrow().type == pa.large_binary()
     assert FORMS[4].to_arrow().type == pa.list_(pa.large_string(), 2)
-
-
-def test_arrow_shares_the_memory() -> None:
-    pytest.importorskip("pyarrow")
-    text = strings(["ab", "c"])
-    validity, offsets, values = text.to_arrow().buffers()
-    assert validity is None
-    assert offsets.address == text.offsets.ctypes.data
-    assert values.address == text.values.ctypes.data
-    numbers = masked([[1.5], None], lambda r: ragged(r, floats), [])
-    buffers = numbers.to_arrow().buffers()
-    assert buffers[1].address == numbers.values.offsets.ctypes.data
-    assert buffers[3].address == numbers.values.values.ctypes.data
-
-
-def test_arrow_masks_at_every_level() -> None:
-    pytest.importorskip("pyarrow")
-    values = np.arange(12, dtype=np.uint8).reshape(3, 2, 2)
-    rows, cells = bools([True, False, True]), np.array([[True, False]] * 3)
-    for form in (
-        Masked(values, rows),
-        Masked(values, cells),
-        Masked(values, values % 3 == 0),
-        Masked(Masked(values, values % 3 == 0), rows),
-        Masked(Masked(Masked(values % 2 == 0, values % 3 == 0), cells), rows),
-        Masked(Masked(strings(list("abcdef"), shape=(3, 2)), cells), rows),
-        Masked(Masked(floats([1, 2, 3]), bools([False, True, True])), rows),
-    ):
-        array = form.to_arrow()
-        array.validate(full=True)
-        assert array.to_pylist() == form.to_list()
-
-
-def test_arrow_lists_sparse_entries() -> None:
-    pytest.importorskip("pyarrow")
-    entries = [
-        {"indices0": [3], "values": [1.0]},
-        {"indices0": [0, 4], "values": [2.0, 3.0]},
-        {"indices0": [], "values": []},
-    ]
-    assert FORMS[7].to_arrow().to_pylist() == entries
-    assert FORMS[8].to_arrow().to_pylist() == entries
-    assert Masked(FORMS[8], bools([True, False, True])).to_arrow().to_pylist() == [entries[0], None, entries[2]]
 
 
 def test_missing_pyarrow_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

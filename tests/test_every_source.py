@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_readers_are_pickled(make: Make) -> None:
     again = pickle.loads(pickle.dumps(reader))
     assert digests(again) == digests(reader)
     assert again.features == reader.features
+    assert again.state_dict() == reader.state_dict()
+
+
+def test_several_threads_draw_from_one_pass(make: Make) -> None:
+    whole = digests(make(batch_size=4))
+    batches, found = iter(make(batch_size=4, num_threads=2)), list[str]()
+    threads = [threading.Thread(target=lambda: found.extend(digests(batches))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == sorted(whole)
 
 
 def test_a_limit_that_is_too_small_is_named(make: Make) -> None:

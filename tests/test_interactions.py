@@ -440,13 +440,6 @@ def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Inte
     assert found == epochs
 
 
-def test_a_reader_can_be_pickled(data: Interactions) -> None:
-    reader = read(data)
-    copied = pickle.loads(pickle.dumps(reader))
-    assert samples.digests(copied) == samples.digests(reader)
-    assert copied.state_dict() == reader.state_dict()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_reads_the_same(data: Interactions) -> None:
     reader = read(data, num_threads=2)

@@ -218,19 +218,6 @@ def test_states_are_equal_where_some_ranks_have_more(data: Data, shuffle: Any, s
     assert states[1:] == states[:-1]
 
 
-def test_states_are_equal_after_the_world_changed(data: Data) -> None:
-    options = {"shuffle": True, "shuffle_buffer": 6, "batch_size": 3, "seed": 3}
-    state = None
-    for size in (3, 2):
-        readers = world(data, size, **options)
-        if state is not None:
-            for reader in readers:
-                reader.load_state_dict(state)
-        in_step(readers, 1)
-        state = readers[0].state_dict()
-    assert readers[1].state_dict() == state
-
-
 @pytest.mark.parametrize("shuffle", ["block", "buffer"])
 def test_blocks_of_their_own_stay_with_as_many_ranks(data: Data, shuffle: Any) -> None:
     options = {"shuffle": shuffle, "batch_size": 5, "seed": 1}

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import fastavro
@@ -120,15 +119,6 @@ def test_batches_are_the_rows_in_order(files: list[str], batch_size: int, drop_l
     assert terms == [
         [((i,), v) for i, v in zip(row["terms"]["indices0"], row["terms"]["values"], strict=True)] for row in expected
     ]
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 8])
-@pytest.mark.parametrize("prefetch", [1, 2, 5])
-def test_threads_and_prefetch_change_nothing(files: list[str], num_threads: int, prefetch: int) -> None:
-    expected = list(fastpipe.read_avro(files, batch_size=37, num_threads=1))
-    found = list(fastpipe.read_avro(files, batch_size=37, num_threads=num_threads, prefetch=prefetch))
-    assert len(found) == len(expected)
-    assert all(same(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_files_with_other_field_orders_types_and_symbols(tmp_path: Path) -> None:
@@ -324,24 +314,6 @@ def test_a_second_pass_closes_the_first(files: list[str]) -> None:
     with pytest.raises(fastpipe.FastpipeError, match="closed"):
         next(first)
     assert sum(len(b["id"]) for b in second) == 1000
-
-
-def test_several_threads_draw_from_one_pass(files: list[str]) -> None:
-    batches = iter(fastpipe.read_avro(files, batch_size=3))
-    drawn: list[int] = []
-    lock = threading.Lock()
-
-    def draw() -> None:
-        for batch in batches:
-            with lock:
-                drawn.extend(batch["id"].tolist())
-
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(drawn) == list(range(1000))
 
 
 def test_several_readers_at_once(files: list[str]) -> None:

@@ -9,7 +9,6 @@ import pickle
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -340,17 +339,6 @@ def test_plans_are_functions_of_the_data(database: Database) -> None:
     plans = [fastpipe.partition_sql("SELECT * FROM t", database.connection, partitions=9) for _ in range(2)]
     assert plans[0].partitions == plans[1].partitions
     assert fastpipe.partition_sql("SELECT * FROM t", database.connection, preferred_rows=30).partitions[9].rows > 20
-
-
-def test_two_threads_read_one_reader(database: Database) -> None:
-    reader = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=30, batch_size=8)
-    batches, found = iter(reader), []
-    threads = [threading.Thread(target=lambda: found.extend(batch["id"] for batch in batches)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(np.concatenate(found).tolist()) == [3 * i for i in range(300)]
 
 
 def test_readers_are_pickled(database: Database) -> None:

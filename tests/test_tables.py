@@ -109,35 +109,12 @@ def test_the_order_does_not_depend_on_chunks() -> None:
     readers[1].load_state_dict(readers[0].state_dict())
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("step", range(5))
-def test_a_state_resumes_at_any_step(order: dict[str, Any], step: int) -> None:
-    def make() -> fastpipe.Reader:
-        return fastpipe.from_arrays(WIDE, batch_size=4, **order)
-
-    reader = make()
-    batches = iter(reader)
-    for _ in range(step):
-        next(batches)
-    again = make()
-    again.load_state_dict(reader.state_dict())
-    for a, b in zip(batches, again, strict=True):
-        for name in a:
-            same(a[name], b[name])
-
-
 def test_batches_by_step_and_places() -> None:
     reader = fastpipe.from_arrays(WIDE, batch_size=4, shuffle=True, seed=1)
     for step, batch in enumerate(reader):
         for name in batch:
             same(reader.batch_at(step, epoch=0)[name], batch[name])
         assert [reader.locate(step, row, epoch=0).row for row in range(4)] == batch["n"].tolist()
-
-
-def test_ranks_share_the_rows() -> None:
-    readers = [fastpipe.from_arrays(WIDE, batch_size=2, shuffle=True, seed=1, rank=r, world_size=5) for r in range(5)]
-    seen = [int(n) for reader in readers for batch in reader for n in batch["n"]]
-    assert sorted(seen) == list(range(20))
 
 
 def test_a_reader_is_a_table() -> None:

@@ -433,23 +433,6 @@ def test_a_failed_pass_is_garbage_once_nobody_has_it() -> None:
     assert not position.active
 
 
-def test_several_threads_draw_from_one_reader() -> None:
-    reader = fastpipe.read_units(Numbers([7] * 40, lambda unit: time.sleep(0.001)), batch_size=5)
-    batches, found, lock = iter(reader), [], threading.Lock()
-
-    def draw() -> None:
-        for batch in batches:
-            with lock:
-                found.extend(batch["x"].tolist())
-
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(found) == list(range(280))
-
-
 def test_reads_that_read() -> None:
     def act(unit: int) -> Any:
         inner = fastpipe.read_units(Numbers([2, 2]), batch_size=3)
