@@ -19,14 +19,14 @@ ROOT = Path(__file__).parents[1]
 PATCH = Path(__file__).with_name("toy_source") / "rust.patch"
 
 # Lines that may be added to what stands: members and dependencies of the workspace, and one line or one class each in
-# bindings, stub and `__init__`.
+# bindings and stubs.
 LISTS = {
     "Cargo.toml": 2,
     "rust/fastpipe-python/Cargo.toml": 1,
     "rust/fastpipe-python/src/lib.rs": 1,
     "rust/fastpipe-python/src/sources/mod.rs": 1,
     "python/fastpipe/_fastpipe.pyi": 5,
-    "python/fastpipe/__init__.py": 2,
+    "python/fastpipe/__init__.pyi": 1,
 }
 OWN = {
     "rust/fastpipe-toy/Cargo.toml",

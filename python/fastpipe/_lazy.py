@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
+
+_IMPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 
 
-def lazily(
-    package: str, names_of: Mapping[str, str]
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Returns `__getattr__`, `__dir__` and `__all__` of a package.
+def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Returns `__getattr__`, `__dir__` and `__all__` of a package, for the imports in its `__init__.pyi`.
+
+    Type checkers read that file, too, so each name is listed once. `__all__` leaves out the package's modules, which it
+    imports from the package itself.
 
     Args:
         package: its `__name__`.
-        names_of: for each module the names that are imported from it, with spaces between them. The package itself has
-            its modules, which `__all__` leaves out.
     """
-    namespace = vars(sys.modules[package])
-    module_of = {name: module for module, names in names_of.items() for name in names.split()}
+    namespace: dict[str, Any] = vars(sys.modules[package])
+    # By the loader, since the package may be in an archive.
+    stub = namespace["__loader__"].get_data(namespace["__file__"].removesuffix("c") + "i").decode()
+    module_of = {name: module for module, name in _IMPORT.findall(stub)}
 
     def load(name: str) -> object:
         if name not in module_of:
