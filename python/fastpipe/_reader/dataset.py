@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -57,6 +57,13 @@ class Dataset(Protocol):
         For example vocabularies, a reader's schema, or the dialect of CSV files. Servers and clients compare it.
         """
 
+    @property
+    def column_times(self) -> Callable[[], tuple[float, list[tuple[str, float]]]] | None:
+        """Looks at some data for the nanoseconds that a row takes to decode, with all columns and without each.
+
+        None if columns aren't decoded one by one.
+        """
+
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`.
 
@@ -65,6 +72,3 @@ class Dataset(Protocol):
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
         """Where a row of a unit comes from, as a named tuple of the source's own."""
-
-    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nanoseconds that a row takes to make, with all columns and without each; looks at some data."""

@@ -90,7 +90,7 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     advice = {**_ADVICE, **data.words.advice}.get("fetching" if fetch_bound else largest)
     if away <= waited and advice is not None:
         lines.append(advice.replace("{units}", data.words.units))
-    if work.get("decoding", 0.0) > _COLUMN * total:
+    if data.column_times is not None and work.get("decoding", 0.0) > _COLUMN * total:
         lines += _columns(work["decoding"] / total, *data.column_times())
     reopened = stats["rows_reopened"]
     if reopened > _WAIT * stats["rows"]:

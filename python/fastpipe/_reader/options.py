@@ -141,3 +141,15 @@ class Settings:
         if default_window is not None and ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
             ordering = replace(ordering, shuffle_buffer=default_window(ordering.batch_size))
         return made(data, ordering=ordering, running=self.running, progress=self._progress, epochs=self._epochs)
+
+
+# Rows of a window are counted in 32 bits.
+LARGEST_WINDOW = 2**31
+
+
+def whole_window(data: Dataset) -> Callable[[int], int]:
+    """The default window of data in memory: all rows, up to 2^31, since their permutation costs no reading.
+
+    It depends on the data, not on the machine or on the memory that may be taken, and so does the order.
+    """
+    return lambda batch_size: max(min(data.handle.num_rows, LARGEST_WINDOW), batch_size)

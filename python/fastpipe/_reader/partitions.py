@@ -75,7 +75,7 @@ class _Part:
         self._whole, self._part = whole, part
         self.handle = whole.handle.stretch(part.start, part.stop)
         self.features, self.files, self.symbols, self.words = whole.features, whole.files, whole.symbols, whole.words
-        self.interpretation = whole.interpretation
+        self.interpretation, self.column_times = whole.interpretation, whole.column_times
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
         """That of all, with the part's rows, and a digest of its own."""
@@ -86,10 +86,6 @@ class _Part:
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
         """Where it comes from in the whole."""
         return self._whole.place(self._part.start + unit, record)
-
-    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Those of the whole."""
-        return self._whole.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Part, (self._whole, self._part)

@@ -11,7 +11,7 @@ from fastpipe._arrow import to_arrow
 from fastpipe._arrow.schema import asked_for, is_time, rewritten, written
 from fastpipe._fastpipe import TableDataset
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR
@@ -22,9 +22,6 @@ from fastpipe.specs import _vocabularies as vocabularies
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Rows of a window are counted in 32 bits.
-_LARGEST_WINDOW = 2**31
 
 
 class RowLocation(NamedTuple):
@@ -47,6 +44,7 @@ class TableData:
     """
 
     words = SourceWording()
+    column_times = None
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
         # A stream can be read once, but a reader may be pickled.
@@ -67,17 +65,9 @@ class TableData:
         """The number of rows, and a digest of the columns and of some rows; the same in states of all versions."""
         return {"rows": self.handle.num_rows, "digest": self.handle.digest().hex()}
 
-    def default_window(self, batch_size: int) -> int:
-        """Rows of a window that is the whole table, up to 2^31: a permutation of all rows costs no reading."""
-        return max(min(self.handle.num_rows, _LARGEST_WINDOW), batch_size)
-
     def place(self, unit: int, record: int) -> RowLocation:
         """The row."""
         return RowLocation(self.handle.row_of(unit, record))
-
-    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nothing: nothing is decoded."""
-        return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TableData, (self._table, self._asked, None)
@@ -207,7 +197,7 @@ def _reader(
         formed = Features({name: _formed(table.get(name), spec) for name, spec in data.features.items()})
         if formed != data.features:
             data = TableData(table, formed, None)
-    return settings.reader(data, data.default_window)
+    return settings.reader(data, whole_window(data))
 
 
 def _read(table: Any) -> Any:

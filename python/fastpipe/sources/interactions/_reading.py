@@ -14,7 +14,7 @@ from fastpipe._arguments import flag
 from fastpipe._boundary import NegativeSampling
 from fastpipe._fastpipe import InteractionsDataset, Positives
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.options import Options, Settings, takes_options, whole_window
 from fastpipe._reader.ordering import within
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -87,9 +87,6 @@ OnFull: TypeAlias = Literal["error", "skip"]
 
 _MOST_UINT16 = 65_536
 
-# Points of a window are counted in 32 bits.
-_LARGEST_WINDOW = 2**31
-
 
 class PointLocation(NamedTuple):
     """Where a point comes from.
@@ -120,6 +117,7 @@ class InteractionsData:
     """
 
     interpretation: Mapping[str, Any] = MappingProxyType({})
+    column_times = None
     words = SourceWording(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
 
     def __init__(
@@ -186,22 +184,10 @@ class InteractionsData:
             del options["power"]
         return options | self._data.fingerprint()
 
-    def default_window(self, batch_size: int) -> int:
-        """Points of a window that is the whole epoch, up to 2^31.
-
-        It depends on the data alone, not on the machine or on the memory that may be taken: so the order doesn't,
-        either.
-        """
-        return max(min(self.handle.num_rows, _LARGEST_WINDOW), batch_size)
-
     def place(self, unit: int, record: int) -> PointLocation:
         """The user, the positive and the draw."""
         _, user, positive, draw = self.handle.place_of(unit, record)
         return PointLocation(user, positive, draw)
-
-    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nothing: all columns of a point are made together."""
-        return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._data, self._options)
@@ -308,4 +294,4 @@ def read_interactions(
         power=power,
         on_full=on_full,
     )
-    return settings.reader(source, source.default_window)
+    return settings.reader(source, whole_window(source))

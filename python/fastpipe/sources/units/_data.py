@@ -20,7 +20,7 @@ from fastpipe._arguments import imported, shown
 from fastpipe._arrow.schema import asked_for, written
 from fastpipe._fastpipe import UnitCalls, UnitsDataset
 from fastpipe._reader.dataset import SourceWording
-from fastpipe._reader.options import Options, Settings, takes_options
+from fastpipe._reader.options import LARGEST_WINDOW, Options, Settings, takes_options
 from fastpipe._reader.ordering import digest
 from fastpipe._reader.reader import Reader
 from fastpipe._reader.state import VERSION
@@ -192,9 +192,6 @@ _WINDOW_BYTES = 256 << 20
 # Bytes of a slice of a unit: some fit in a processor's cache.
 _SLICE_BYTES = 8 << 20
 
-# Rows of a window are counted in 32 bits.
-_LARGEST_WINDOW = 2**31
-
 _MOST_ROWS = 2**32 - 1
 
 
@@ -230,6 +227,7 @@ class UnitsData:
             "them; more threads don't."
         }
     )
+    column_times = None
 
     def __init__(
         self,
@@ -317,16 +315,12 @@ class UnitsData:
         held = _WINDOW_BYTES // max(self.handle.row_bytes(), 1)
         # It has parts of two units at its edges.
         within = max(held - 2 * average, average, batch_size)
-        return max(min(within, rows, _LARGEST_WINDOW), batch_size)
+        return max(min(within, rows, LARGEST_WINDOW), batch_size)
 
     def place(self, unit: int, record: int) -> UnitLocation:
         """The unit, what it is called, and the row within it."""
         unit, row = self.handle.row_of(unit, record)
         return UnitLocation(unit, _name(self._units, unit), row)
-
-    def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nothing: nothing is decoded."""
-        return 0.0, []
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = (self._units, self._asked, None, self._num_fetches)
