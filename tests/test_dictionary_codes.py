@@ -97,7 +97,6 @@ def test_codes_of_units_stand_for_what_the_source_says(
         assert error.value.reason.startswith(f"'{gone}' is not among")
 
 
-COUNTRY = pa.dictionary(pa.int8(), pa.string())
 NAMES = pa.array(["AT", "DE", "AT", None]).dictionary_encode()
 
 

@@ -32,8 +32,6 @@ FIELD_NAMES = ["a", "b", "c", "d", "keys", "values", "_x1", "Value", "indices"]
 SYMBOLS = ["RED", "GREEN", "BLUE", "_black", "w0"]
 TEXTS = ["", "a", "fastpipe", "ä", "漢字", "\U0001f600", "\0", "line\nbreak", "x" * 70, "é" * 130]
 
-MakeRows = Callable[[oracle.Type, int], list[Any]]
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

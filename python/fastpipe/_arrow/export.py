@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from fastpipe._progress import Counter
-    from fastpipe.specs import Features
 
 _WORD = 8
 

@@ -26,7 +26,6 @@ from fastpipe.specs import Features
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastpipe._fastpipe import Position
     from fastpipe.leases import LeaseWorker
     from fastpipe.service._server import Server
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fastpipe import batch as forms
 from fastpipe.cuda._fill._devices import Layout, Piece
-from fastpipe.cuda._staging import Completion, PackedBatch
+from fastpipe.cuda._staging import Completion, EventCompletion, PackedBatch
 from fastpipe.errors import DeviceError, OutOfMemoryError
 
 
@@ -88,13 +88,7 @@ class CupyDevice:
     def copy(self, pieces: Sequence[Piece]) -> None:
         """Copies pieces on a stream of its own."""
         with self._device:
-            for piece in pieces:
-                at = ctypes.c_void_p(piece.bytes.ctypes.data)
-                (self._memory + piece.at).copy_from_host_async(at, piece.bytes.nbytes, self._stream)
-            # Who waits for it sleeps: the processors are wanted for parsing.
-            event = cupy.cuda.Event(block=True, disable_timing=True)
-            event.record(self._stream)
-            event.synchronize()
+            _copied(pieces, self._memory, self._stream).synchronize()
 
     def settle(self) -> None:
         """Waits for the GPU."""
@@ -157,43 +151,32 @@ class CupyEngine:
             cupy.cuda.get_current_stream().wait_event(completion.event)
         return device
 
-    def _copy(self, host: Mapping[str, Any]) -> tuple[dict[str, Any], _Completion]:
+    def _copy(self, host: Mapping[str, Any]) -> tuple[dict[str, Any], EventCompletion]:
         packed = PackedBatch(host, self.allocate)
         with self._consumer:
             memory = cupy.cuda.alloc(packed.nbytes)
         unused = cupy.cuda.Event(disable_timing=True)
         unused.record(self._consumer)
         self._stream.wait_event(unused)
-        for piece, start in packed.pieces:
-            at = ctypes.c_void_p(piece.ctypes.data)
-            (memory + start).copy_from_host_async(at, piece.nbytes, self._stream)
-        # Who waits for it sleeps: the processors are wanted for decoding.
-        event = cupy.cuda.Event(block=True, disable_timing=True)
-        event.record(self._stream)
+        event = _copied(packed.pieces, memory, self._stream)
 
         def on_device(array: np.ndarray) -> Any:
             # Nothing is where an empty array is.
             return cupy.ndarray(array.shape, array.dtype, memptr=memory + (packed.place(array) or 0))
 
         batch = {name: _form(node, on_device) for name, node in host.items()}
-        return batch, _Completion(event, packed)
+        return batch, EventCompletion(event, lambda: bool(event.done), packed)
 
 
-class _Completion:
-    """An event behind the copies of a batch."""
-
-    def __init__(self, event: Any, kept: Any) -> None:
-        self.event = event
-        # Host memory that must stay as it is until then.
-        self._kept = kept
-
-    def done(self) -> bool:
-        done: bool = self.event.done
-        return done
-
-    def wait(self) -> None:
-        self.event.synchronize()
-        self._kept = None
+def _copied(pieces: Iterable[tuple[np.ndarray, int]], memory: Any, stream: Any) -> Any:
+    """Begins to copy pieces to their places in the device's memory, and returns an event after that."""
+    for piece, start in pieces:
+        at = ctypes.c_void_p(piece.ctypes.data)
+        (memory + start).copy_from_host_async(at, piece.nbytes, stream)
+    # A thread that waits for it sleeps: the processors are wanted for decoding.
+    event = cupy.cuda.Event(block=True, disable_timing=True)
+    event.record(stream)
+    return event
 
 
 def _form(node: Any, on_device: Callable[[np.ndarray], Any]) -> Any:

@@ -117,6 +117,23 @@ class Completion(Protocol):
         """Waits until it is complete, with the GIL released."""
 
 
+class EventCompletion:
+    """The completion of copies by an event after them, of PyTorch or CuPy.
+
+    Args:
+        event: the event.
+        done: whether it has been reached.
+        kept: host memory that must stay as it is until then.
+    """
+
+    def __init__(self, event: Any, done: Callable[[], bool], kept: Any) -> None:
+        self.event, self.done, self._kept = event, done, kept
+
+    def wait(self) -> None:
+        self.event.synchronize()
+        self._kept = None
+
+
 class CopyEngine(Protocol):
     """Copies to a device, one batch after the other: a copy isn't complete before those that were begun earlier."""
 

@@ -13,7 +13,7 @@ import torch
 
 from fastpipe._interop.tensors import Forms
 from fastpipe.cuda._fill._devices import Layout, Piece
-from fastpipe.cuda._staging import Completion, PackedBatch
+from fastpipe.cuda._staging import Completion, EventCompletion, PackedBatch
 from fastpipe.errors import DeviceError, OutOfMemoryError
 
 
@@ -104,10 +104,7 @@ class TorchDevice:
             for piece in pieces:
                 to = self._memory[piece.at : piece.at + len(piece.bytes)]
                 to.copy_(torch.from_numpy(piece.bytes), non_blocking=True)
-        # Who waits for it sleeps: the processors are wanted for parsing.
-        event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        event.synchronize()
+        _recorded(self._stream).synchronize()
 
     def settle(self) -> None:
         """Waits for the GPU."""
@@ -171,7 +168,7 @@ class TorchEngine:
         batch: dict[str, Any] = device.batch
         return batch
 
-    def _copy(self, host: Mapping[str, Any]) -> tuple[_Tensors, _Completion]:
+    def _copy(self, host: Mapping[str, Any]) -> tuple[_Tensors, EventCompletion]:
         packed = PackedBatch(host, self.allocate)
         memory = torch.empty(packed.nbytes, dtype=torch.uint8, device=self.device)
         for piece, start in packed.pieces:
@@ -208,12 +205,10 @@ class TorchEngine:
     def _on_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._stream)
 
-    def _event(self, kept: Any = None) -> _Completion:
+    def _event(self, kept: Any = None) -> EventCompletion:
         """The completion of all that was begun."""
-        # Who waits for it sleeps: the processors are wanted for decoding.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(self._stream)
-        return _Completion(event, kept)
+        event = _recorded(self._stream)
+        return EventCompletion(event, event.query, kept)
 
 
 class _Tensors(NamedTuple):
@@ -228,21 +223,12 @@ class _Tensors(NamedTuple):
     owners: list[torch.Tensor]
 
 
-class _Completion:
-    """An event behind the copies of a batch."""
-
-    def __init__(self, event: Any, kept: Any) -> None:
-        self.event = event
-        # Host memory that must stay as it is until then.
-        self._kept = kept
-
-    def done(self) -> bool:
-        done: bool = self.event.query()
-        return done
-
-    def wait(self) -> None:
-        self.event.synchronize()
-        self._kept = None
+def _recorded(stream: Any) -> Any:
+    """An event after all that a stream has to do."""
+    # A thread that waits for it sleeps: the processors are wanted for decoding.
+    event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
 
 
 @cache

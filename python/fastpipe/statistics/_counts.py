@@ -129,15 +129,15 @@ class Counts:
             for value, count in counts.items():
                 exact[value] = exact.get(value, 0) + count
             if len(exact) > self.limit:
-                self._spill()
+                self._spill(type(next(iter(exact))))
         else:
             self._count(counts)
 
-    def _spill(self) -> None:
+    def _spill(self, kind: type) -> None:
+        """Goes over to sketches, of values of a type."""
         sketches = require_datasketches()
-        exact, self._exact = self._exact, None
-        assert exact is not None
-        self._kind = type(next(iter(exact)))
+        exact, self._exact = self._exact or {}, None
+        self._kind = kind
         self._frequent = sketches.frequent_strings_sketch(_LOG_ITEMS)
         self._distinct = sketches.hll_sketch(_LOG_REGISTERS, sketches.tgt_hll_type.HLL_8)
         self._count(exact)
@@ -155,13 +155,7 @@ class Counts:
             self.add(other._exact)
             return
         if self._exact is not None:
-            if not self._exact:
-                self._exact, self._kind = None, other._kind
-                sketches = require_datasketches()
-                self._frequent = sketches.frequent_strings_sketch(_LOG_ITEMS)
-                self._distinct = sketches.hll_sketch(_LOG_REGISTERS, sketches.tgt_hll_type.HLL_8)
-            else:
-                self._spill()
+            self._spill(other._kind)
         self._frequent.merge(other._frequent)
         union = require_datasketches().hll_union(_LOG_REGISTERS)
         union.update(self._distinct)

@@ -147,12 +147,6 @@ def _cells(feature: FeatureStatistics) -> list[str]:
     return [dtype, nulls, distinct, *numbers, most]
 
 
-def _number(value: Any) -> str:
-    if value is None:
-        return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 _KINDS: dict[str, Kind] = {"i": "integer", "u": "integer", "f": "real", "b": "bool", "M": "time", "m": "time"}
 
 

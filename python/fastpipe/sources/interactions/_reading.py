@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, SupportsIndex, TypeAlias, Unpack
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,6 @@ from fastpipe._reader.state import VERSION
 from fastpipe.errors import UnseenItemsError
 from fastpipe.sources.interactions._interactions import Interactions
 from fastpipe.specs import DenseSpec, Features
-
-if TYPE_CHECKING:
-    from fastpipe.sources.interactions._interactions import Interactions
 
 Sampling: TypeAlias = Literal["uniform", "popularity"]
 

@@ -92,7 +92,6 @@ _OBJECT: Node = ("object",)
 _DEPTH = 32
 _LEAVES = 1024
 
-_KINDS = "biufc"
 _FITTING = {
     np.dtype(name)
     for name in (
