@@ -254,18 +254,22 @@ def test_forms_pass_through_jit(data: Data) -> None:
     assert samples.digest(back(same, plain)) == samples.digest(plain)
 
 
-def test_nested_rows_have_segments_of_each_level(tmp_path: Path) -> None:
+def nested_rows(folder: Path) -> fastpipe.Reader:
+    """A batch of two rows, each `a=[[1, 2], []]` and `b=[5, None]`."""
     nested = wire.record("Nested", a=wire.list_of(wire.list_of("int")), b=wire.list_of(["null", "int"]))
     row = wire.array(wire.array(wire.long(1), wire.long(2)), wire.array()) + wire.array(
         wire.long(1) + wire.long(5), wire.long(0)
     )
-    (tmp_path / "nested.avro").write_bytes(wire.container(nested, [(2, row * 2)]))
+    (folder / "nested.avro").write_bytes(wire.container(nested, [(2, row * 2)]))
     features = {
         "a": fastpipe.RaggedSpec((None, None), "int32"),
         "b": fastpipe.RaggedSpec((None,), "int32", nulls="mask"),
     }
-    reader = fastpipe.read_avro(str(tmp_path / "nested.avro"), features=features, batch_size=2)
-    batch = next(fastpipe.jax.iterator(reader))
+    return fastpipe.read_avro(str(folder / "nested.avro"), features=features, batch_size=2)
+
+
+def test_nested_rows_have_segments_of_each_level(tmp_path: Path) -> None:
+    batch = next(fastpipe.jax.iterator(nested_rows(tmp_path)))
     assert batch["a"].segment_ids.tolist() == [0, 0, 1, 1]
     assert batch["a"].values.segment_ids.tolist() == [0, 0, 2, 2]
     assert batch["b"].segment_ids.tolist() == [0, 0, 1, 1]
@@ -308,17 +312,7 @@ def test_padded_ragged_features_have_the_same_rows(data: Data, pad_ragged: Any, 
 
 
 def test_nested_rows_and_masks_are_padded(tmp_path: Path) -> None:
-    nested = wire.record("Nested", a=wire.list_of(wire.list_of("int")), b=wire.list_of(["null", "int"]))
-    row = wire.array(wire.array(wire.long(1), wire.long(2)), wire.array()) + wire.array(
-        wire.long(1) + wire.long(5), wire.long(0)
-    )
-    (tmp_path / "nested.avro").write_bytes(wire.container(nested, [(2, row * 2)]))
-    features = {
-        "a": fastpipe.RaggedSpec((None, None), "int32"),
-        "b": fastpipe.RaggedSpec((None,), "int32", nulls="mask"),
-    }
-    reader = fastpipe.read_avro(str(tmp_path / "nested.avro"), features=features, batch_size=2)
-    batch = next(fastpipe.jax.iterator(reader, pad_ragged=[6]))
+    batch = next(fastpipe.jax.iterator(nested_rows(tmp_path), pad_ragged=[6]))
     assert batch["a"].segment_ids.tolist() == [0, 0, 1, 1, 2, 2]
     assert batch["a"].values.offsets.tolist() == [0, 2, 2, 4, 4, 4, 4]
     assert batch["a"].values.values.tolist() == [1, 2, 1, 2, 0, 0]

@@ -20,8 +20,6 @@ from fastpipe.leases._database import Connection, Database
 from fastpipe.leases._exchange import Answer, Granted, Member, Request, Token, Used, exchange
 from fastpipe.leases._job import Job
 
-__all__ = ["Agent", "Lease"]
-
 # Between exchanges that commit, unless somebody waits: at least, and at most.
 _GROUPED_SECONDS = (0.25, 2.0)
 # They are a small part of a worker's time, and all workers' exchanges leave the database time for others.

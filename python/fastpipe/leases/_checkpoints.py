@@ -11,8 +11,6 @@ from fastpipe.leases import _tables
 from fastpipe.leases._database import Connection
 from fastpipe.leases._job import Job, found_job
 
-__all__ = ["checkpoint_of", "restore"]
-
 _VERSION = 1
 # As many workers are named.
 _SHOWN = 10

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-__all__ = ["Connection", "Database", "Row", "database_of"]
-
 Row = tuple[Any, ...]
 
 

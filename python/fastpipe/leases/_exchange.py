@@ -17,8 +17,6 @@ from fastpipe.leases import _tables
 from fastpipe.leases._database import Connection
 from fastpipe.leases._job import Job, found_job
 
-__all__ = ["Answer", "Granted", "Member", "Request", "Token", "Used", "exchange"]
-
 # A copy must promise to be this much faster than the holder of the lease, or both would do the same work for nothing.
 _FASTER = 1.5
 # Seconds until a copy's first batch is read.

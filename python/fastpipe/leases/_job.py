@@ -11,8 +11,6 @@ from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.leases._database import Connection
 from fastpipe.leases._tables import SCHEMA_VERSION
 
-__all__ = ["Job", "check_schema", "default_stretch", "found_job", "job_names", "job_of", "join_job", "store_job"]
-
 # So many stretches are few enough to be inserted in a moment, and a hundred for each of a hundred workers.
 _MOST_STRETCHES = 10_000
 # Where there are batches enough, a stretch has as many as make up for beginning to read it,

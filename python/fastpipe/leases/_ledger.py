@@ -24,8 +24,6 @@ from fastpipe.leases._job import Job, check_schema, job_names, job_of, join_job
 from fastpipe.leases._status import LedgerStatus, status_of
 from fastpipe.leases._worker import LeaseWorker
 
-__all__ = ["Ledger", "join", "lease"]
-
 _LOG = logging.getLogger("fastpipe")
 Joined = TypeVar("Joined")
 

@@ -17,8 +17,6 @@ from fastpipe.errors import LedgerError
 from fastpipe.leases._database import Connection, Database, Row
 from fastpipe.leases._tables import CREATE
 
-__all__ = ["Postgres"]
-
 _NAME = re.compile(r"(?<!:):([a-z_]+)")
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
 # Which lock keeps two from creating the tables at once: any number that others are unlikely to take.

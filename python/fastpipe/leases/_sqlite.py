@@ -19,8 +19,6 @@ from fastpipe.errors import LedgerError, MissingFileError, UnsupportedError
 from fastpipe.leases._database import Connection, Database, Row
 from fastpipe.leases._tables import CREATE
 
-__all__ = ["Sqlite"]
-
 # `UPDATE ... FROM`, `RETURNING` and `MATERIALIZED`.
 _OLDEST = (3, 35, 0)
 # Busy, locked, I/O error, disk full, can't be opened: SQLite's primary result codes.

@@ -11,8 +11,6 @@ from fastpipe.leases import _tables
 from fastpipe.leases._checkpoints import known_job
 from fastpipe.leases._database import Connection
 
-__all__ = ["EpochStatus", "LedgerStatus", "WorkerStatus", "status_of"]
-
 # A worker is a straggler if it is this much slower than the median of all,
 _SLOWER = 3.0
 # or has leases and has committed nothing for so many of its batches, and seconds.

@@ -14,35 +14,6 @@ takes that back before it yields its next batch.
 
 from __future__ import annotations
 
-__all__ = [
-    "ABANDON",
-    "ABANDON_ALL",
-    "ANSWERED",
-    "COMMIT",
-    "COPY",
-    "CREATE",
-    "DEAL",
-    "DELETE_DONE",
-    "FORGET_WORKERS",
-    "HOLDERS",
-    "INSERT_STRETCHES",
-    "JOIN_WORKER",
-    "LEASED",
-    "LOCK_WORKER",
-    "LOCK_WORKERS",
-    "OPEN_EPOCH",
-    "OPEN_EPOCHS",
-    "PRESENT",
-    "PROGRESS",
-    "PROMOTE",
-    "RENEW",
-    "SCHEMA_VERSION",
-    "SHARES",
-    "STORE_VERSION",
-    "UNSETTLED",
-    "WORKERS",
-]
-
 SCHEMA_VERSION = 2
 
 CREATE = (

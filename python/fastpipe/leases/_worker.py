@@ -17,8 +17,6 @@ from fastpipe.leases._agent import Agent, Lease
 from fastpipe.leases._checkpoints import checkpoint_of
 from fastpipe.leases._database import Database
 
-__all__ = ["LeaseWorker", "StepOfEpoch"]
-
 _LOG = logging.getLogger("fastpipe")
 
 # For which `close` waits until the ledger has its leases back.
