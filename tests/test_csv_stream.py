@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gc
 import io
+import itertools
 import math
 import os
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+import order_model
 from csv_rows import by_length, naive_rows, starts_of, write
 from processes import interrupt, run
 
@@ -32,26 +34,20 @@ def stream(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
 
 
 def chosen(rows: int, total: int, seed: int) -> list[int]:
-    """Algorithm L on the same words, those of NumPy's Philox."""
-
-    def words(k: int) -> list[int]:
-        # NumPy raises the counter before it draws.
-        counter = k - 1 + (RESERVOIR << 128) if k else (1 << 256) - 1 + (RESERVOIR << 128)
-        generator = np.random.Philox(counter=counter % (1 << 256), key=seed)
-        return [int(word) for word in generator.random_raw(3)]
+    """Algorithm L on the same words: the first three of each block of NumPy's Philox."""
+    words = iter(order_model.words(seed, 0, RESERVOIR, 0, 4 * total))
 
     def unit(word: int) -> float:
         return ((word >> 12) + 0.5) * 2.0**-52
 
-    kept, row, weight, k = list(range(rows)), rows - 1, 1.0, 0
+    kept, row, weight = list(range(rows)), rows - 1, 1.0
     while True:
-        first, second, third = words(k)
+        first, second, third, _ = itertools.islice(words, 4)
         weight *= math.exp(math.log(unit(first)) / rows)
         row += math.floor(math.log(unit(second)) / math.log1p(-weight)) + 1
         if row >= total:
             return sorted(kept)
-        kept[(third * rows) >> 64] = row
-        k += 1
+        kept[order_model.below(third, rows)] = row
 
 
 def numbered(count: int) -> bytes:
