@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import threading
 import traceback
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +23,7 @@ from fastpipe import Masked, Ragged, Rebatcher, Sparse, SparseCSR, Strings, reba
 
 
 def order(total: int, buffer: int, seed: int, epoch: int) -> list[int]:
-    """What stands where when all rows have passed through the buffer."""
+    """What stands where when all rows have passed through the buffer: test_order_buffer.py says how likely it is."""
     return [row for _, row in order_model.buffer([total], buffer or 1, seed, epoch)]
 
 
@@ -221,63 +219,6 @@ def test_many_columns_and_many_rows(buffer: int) -> None:
         assert batch["ragged"].values.sum() == pytest.approx(sum(whole["ragged"].row(int(i)).sum() for i in index))
         start += len(index)
     assert start == total
-
-
-# --- The distribution ---
-
-
-def reservoir(total: int, buffer: int) -> dict[tuple[int, ...], float]:
-    """How likely each order is to come out of `tf.data`'s shuffle, by going through all its draws.
-
-    It fills a buffer, gives out a random one of it, and puts the next row in its place.
-    """
-    likely: Counter[tuple[int, ...]] = Counter()
-
-    def draw(given: tuple[int, ...], held: list[int], following: int, chance: float) -> None:
-        if not held:
-            likely[given] += chance
-        for i, row in enumerate(held):
-            rest = held[:i] + ([following] if following < total else []) + held[i + 1 :]
-            draw((*given, row), rest, following + 1, chance / len(held))
-
-    draw((), list(range(min(buffer, total))), buffer, 1.0)
-    return dict(likely)
-
-
-def chi_square(counts: Counter[tuple[int, ...]], likely: dict[tuple[int, ...], float]) -> float:
-    """The statistic, in standard deviations from its mean: above 4 in fewer than 1 of 1,000 cases.
-
-    (Normal, it would be 1 of 30,000; with few degrees of freedom the tail is longer.)
-    """
-    seen = counts.total()
-    if not counts.keys() <= likely.keys():
-        return math.inf
-    statistic = sum((counts[order] - seen * chance) ** 2 / (seen * chance) for order, chance in likely.items())
-    freedom = len(likely) - 1
-    return (statistic - freedom) / math.sqrt(2 * freedom)
-
-
-def broken(total: int, buffer: int, seed: int) -> tuple[int, ...]:
-    """A twin that draws from the first positions of the buffer, whatever was drawn already."""
-    rows = list(range(total))
-    for i, word in enumerate(order_model.words(seed, 0, order_model.BUFFER, 0, total)):
-        j = order_model.below(word, min(buffer, total - i))
-        rows[i], rows[j] = rows[j], rows[i]
-    return tuple(rows)
-
-
-@pytest.mark.parametrize(("total", "buffer", "size"), [(5, 3, 2), (5, 5, 2), (6, 2, 4), (4, 9, 1)])
-def test_orders_are_as_likely_as_those_of_tf_data(total: int, buffer: int, size: int) -> None:
-    likely = reservoir(total, buffer)
-    assert sum(likely.values()) == pytest.approx(1)
-    counts: Counter[tuple[int, ...]] = Counter()
-    twins: Counter[tuple[int, ...]] = Counter()
-    for seed in range(40 * len(likely)):
-        found = rebatch([{"x": np.arange(total)}], size, shuffle_buffer=buffer, seed=seed)
-        counts[tuple(itertools.chain.from_iterable(batch["x"].tolist() for batch in found))] += 1
-        twins[broken(total, buffer, seed)] += 1
-    assert chi_square(counts, likely) < 4
-    assert chi_square(twins, likely) > 4
 
 
 # --- The iterator ---
