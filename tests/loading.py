@@ -1,8 +1,7 @@
 """Loaders with workers, and ranks of `torch.distributed`: programs that test_torch_loading.py runs.
 
 Each runs in a separate process, as a user's would: one that forks must not have the threads of other frameworks. Most
-are forked off a program that has imported torch (`apart.py`); those that are interrupted or killed, and ranks, are
-started.
+are forked off a program that has imported torch (`apart.py`); those that are interrupted or killed are started.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
     # Workers have been asked for a third batch when their loop has had more than four.
     found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
     data.set_epoch(2)
-    # It calls `iter` twice, and draws from the second one alone. (Where workers are spawned, those of the first one may
-    # begin after the second pass has counted, and so begin the next epoch.)
-    again = ids_by_batch(itertools.islice(loader if method == "spawn" else tqdm(loader, disable=True), 5))
+    # It calls `iter` twice, and draws from the second one alone. (Workers that aren't forked here may begin the first
+    # pass after the second one has counted, and so begin the next epoch.)
+    again = ids_by_batch(itertools.islice(tqdm(loader, disable=True) if method == "fork" else loader, 5))
     batches = iter(loader)
     whole = ids_by_batch(batches)
     return {"left": found, "set": again, "whole": whole, "next": ids_by_batch(iter(loader))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +253,54 @@ def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
         fptf.dataset(reader)
 
 
+# Imports TensorFlow once, and forks a child for each script. It runs nothing of TensorFlow, so it has none of its
+# threads, which a fork would cut off. A child ends as any program does.
+FORKS = """
+    import json, os, signal, sys
+    import fastpipe
+    assert "tensorflow" not in sys.modules
+    import fastpipe.tf
+    import tensorflow as tf
+
+    script = ""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(500)
+            script, *outputs = json.loads(line)
+            for number, path in enumerate(outputs, 1):
+                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+            break
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    exec(script)
+"""
+Run = Callable[[str], tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a script in a new program that has imported TensorFlow. Returns its status, and what it printed."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    folder = tmp_path_factory.mktemp("outputs")
+    numbers = itertools.count()
+    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", textwrap.dedent(FORKS)]
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        requests, answers = program.stdin, program.stdout
+
+        def run(script: str) -> tuple[int, str, str]:
+            out, err = (folder / f"{next(numbers)}.{name}" for name in ("out", "err"))
+            print(json.dumps([textwrap.dedent(script), str(out), str(err)]), file=requests, flush=True)
+            return int(answers.readline()), out.read_text(), err.read_text()
+
+        yield run
+        requests.close()
+        assert program.wait(60) == 0
+
+
 ENDINGS = {
     "endless": "iterator = iter(tf.data.Dataset.range(1 << 60).interleave(lambda _: dataset))",
     # The error is raised while batches are drawn ahead, and leaves the iterator to the end of the program.
@@ -276,12 +326,8 @@ ENDINGS = {
         "in a model",
     ],
 )
-def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
-    code = f"""
-        import fastpipe, sys
-        assert "tensorflow" not in sys.modules
-        import fastpipe.tf
-        import tensorflow as tf
+def test_a_program_ends_in_silence(data: samples.Data, run: Run, end: str) -> None:
+    status, _, told = run(f"""
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
         dataset = fastpipe.tf.dataset(reader)
         if {end != "list(dataset)"}:
@@ -289,13 +335,9 @@ def test_a_program_ends_in_silence(data: samples.Data, end: str) -> None:
         iterator = iter(dataset)
         next(iterator)
         {ENDINGS.get(end, end)}
-    """
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=500
-    )
-    complaints = [line for line in done.stderr.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
-    assert (done.returncode, complaints) == (0, [])
+    """)
+    complaints = [line for line in told.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
+    assert (status, complaints) == (0, [])
 
 
 LOOPS = {
@@ -354,11 +396,8 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
     assert child.returncode == -signal.SIGINT
 
 
-def test_strategies_distribute_it(data: samples.Data) -> None:
-    code = f"""
-        import fastpipe, fastpipe.tf
-        import tensorflow as tf
-
+def test_strategies_distribute_it(data: samples.Data, run: Run) -> None:
+    status, printed, told = run(f"""
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -375,13 +414,9 @@ def test_strategies_distribute_it(data: samples.Data) -> None:
         whole = fastpipe.tf.dataset(fastpipe.read_avro({data.paths!r}, batch_size=4, columns=["id"]))
         ways = strategy.distribute_datasets_from_function(make), strategy.experimental_distribute_dataset(whole)
         print([rows(dataset) for dataset in ways])
-    """
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=env, capture_output=True, text=True, timeout=500
-    )
-    assert done.returncode == 0, done.stderr
-    made, whole = json.loads(done.stdout.splitlines()[-1])
+    """)
+    assert status == 0, told
+    made, whole = json.loads(printed.splitlines()[-1])
     batches = [batch["id"].tolist() for batch in data.read(batch_size=2, columns=["id"], shuffle=True, seed=1)]
     assert [batch for step in made for batch in step if batch] == batches
     assert [i for step in whole for batch in step for i in batch] == list(range(data.total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
@@ -87,10 +88,10 @@ def batches_of(data: Data, epoch: int) -> list[list[int]]:
     return sorted(batch for share in shares for batch in loading.rows(share))
 
 
-@pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("spawn", False)])
+# Workers of a fork server are sent what workers that are spawned are sent. The latter import torch, which takes seconds.
+@pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("forkserver", False)])
 def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: bool) -> None:
-    # Workers that are spawned are told by the same means, and take seconds to start.
-    ways = ["set in the loop"] if method == "spawn" else ["set at once", "set in the loop", "read"]
+    ways = ["set at once", "set in the loop", "read"]
     found = run(program="meanwhile", paths=data.paths, ways=ways, method=method, kept=kept)
     assert list(found) == ways
     for what, (first, here, second, third, next_epoch) in found.items():
@@ -104,7 +105,7 @@ def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: boo
 
 @pytest.mark.parametrize(
     ("method", "kept", "stateful"),
-    [("fork", False, False), ("fork", True, False), ("spawn", False, False), ("fork", False, True)],
+    [("fork", False, False), ("fork", True, False), ("forkserver", False, False), ("fork", False, True)],
 )
 def test_loops_that_are_left_count_as_epochs(data: Data, method: str, kept: bool, stateful: bool) -> None:
     found = run(program="left", paths=data.paths, method=method, kept=kept, stateful=stateful)
@@ -257,21 +258,37 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert re.match(r"KeyboardInterrupt$|(Connection\w+|BrokenPipe)Error\b", told[-1]), errors
 
 
+def one_rank(place: dict[str, Any], folder: str, request: dict[str, Any]) -> None:
+    os.environ |= {name: str(value) for name, value in place.items()}
+    log = os.open(Path(folder, f"{place['RANK']}.log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, sys.stderr.fileno())
+    loading.answer(request)
+
+
+@apart(looks=False)
+def run_ranks(world: int, folder: str, request: dict[str, Any]) -> None:
+    """Forks a process for each rank. They print to files."""
+    where = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    places = [{"RANK": rank, "LOCAL_RANK": rank, **where} for rank in range(world)]
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=one_rank, args=(place, folder, request)) for place in places]
+    for process in processes:
+        process.start()
+    for rank, process in enumerate(processes):
+        process.join()
+        assert process.exitcode == 0, Path(folder, f"{rank}.log").read_text()
+
+
 def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[list[int]]]:
     """The rows of the batches of each rank."""
-    port = free_port()
-    request = json.dumps({"program": "rank", "paths": paths, "folder": str(folder), "stop": stop})
-    processes = []
+    run_ranks(
+        world=world,
+        folder=str(folder),
+        request={"program": "rank", "paths": paths, "folder": str(folder), "stop": stop},
+    )
     for rank in range(world):
-        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = os.environ | {name: str(value) for name, value in (place | where).items()}
-        command = [sys.executable, loading.__file__, request]
-        processes.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for rank, process in enumerate(processes):
-        _, errors = process.communicate(timeout=500)
-        assert process.returncode == 0, errors
-        assert f"rank {rank} of {world} reads its share (by torch.distributed)" in errors
+        said = (folder / f"{rank}.log").read_text()
+        assert f"rank {rank} of {world} reads its share (by torch.distributed)" in said
     return [json.loads((folder / f"{world}-{rank}.json").read_text())["rows"] for rank in range(world)]
 
 
