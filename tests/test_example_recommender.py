@@ -9,9 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from forked_programs import RUN, Run, forked
+from servers import free_port
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recommender.py"
 
@@ -21,13 +25,29 @@ pytestmark = [
 ]
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+# What the example and its optimizer import.
+IMPORTS = """
+import matplotlib.pyplot
+import torch._dynamo
+import fastpipe.torch
+"""
+
+
 def run(folder: Path, *options: str, ranks: int = 1) -> str:
+    """Runs the example as users do."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, str(EXAMPLE), str(folder), *options]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+@pytest.fixture(scope="module")
+def run_forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with forked(IMPORTS, tmp_path_factory.mktemp("outputs"), **ONE_THREAD) as run:
+        yield run
 
 
 def losses(folder: Path) -> list[float]:
@@ -35,9 +55,10 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, run_forked: Run) -> Path:
     folder = tmp_path_factory.mktemp("recommender") / "undisturbed"
-    run(folder, "--epochs", "2")
+    status, _, told = run_forked(RUN, str(EXAMPLE), str(folder), "--epochs", "2")
+    assert status == 0, told
     return folder
 
 
@@ -74,8 +95,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
     folder = beside(undisturbed, "killed")
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), str(folder), "--epochs", "2", "--checkpoint-every", "7"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    killed = subprocess.run(
+        command, env=os.environ | ONE_THREAD, capture_output=True, text=True, timeout=500, check=False
+    )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (folder / "checkpoint.pt").exists()
     assert not (folder / "losses.json").exists()
@@ -85,18 +107,37 @@ def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
     assert losses(folder) == losses(undisturbed)
 
 
-def test_a_finished_run_is_not_trained_further(undisturbed: Path) -> None:
+def test_a_finished_run_is_not_trained_further(undisturbed: Path, run_forked: Run) -> None:
     before = losses(undisturbed)
     checkpoint = (undisturbed / "checkpoint.pt").read_bytes()
-    said = run(undisturbed, "--epochs", "2")
+    status, said, told = run_forked(RUN, str(EXAMPLE), str(undisturbed), "--epochs", "2")
+    assert status == 0, told
     assert "finished" in said
     assert (losses(undisturbed), (undisturbed / "checkpoint.pt").read_bytes()) == (before, checkpoint)
 
 
-def test_two_ranks_in_an_empty_folder_and_then_three(undisturbed: Path) -> None:
+# Forks ranks, and tells them what a launcher tells them.
+RANKS = """
+port, world, *sys.argv = sys.argv[1:]
+children = []
+for rank in range(int(world)):
+    child = os.fork()
+    if child == 0:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        break
+    children.append(child)
+else:
+    assert not any([os.waitpid(child, 0)[1] for child in children])
+"""
+
+
+def test_two_ranks_in_an_empty_folder_and_then_three(undisturbed: Path, run_forked: Run) -> None:
     folder = undisturbed.parent / "ranks"
     run(folder, "--epochs", "1", "--checkpoint-every", "5", "--stop-after", "10", ranks=2)
     assert not (folder / "losses.json").exists()
-    run(folder, "--epochs", "1", ranks=3)
+    status, _, told = run_forked(RANKS, str(free_port()), "3", str(EXAMPLE), str(folder), "--epochs", "1")
+    assert status == 0, told
     # 79 batches: 20 of them by two ranks, the others by three, but for two that can't be shared out.
     assert len(losses(folder)) == 10 + 59 // 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import processes
 import samples
 import wire
 from apart import wait_until
+from forked_programs import Run, forked
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
 fptf = pytest.importorskip("fastpipe.tf")
@@ -253,52 +253,21 @@ def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
         fptf.dataset(reader)
 
 
-# Imports TensorFlow once, and forks a child for each script. It runs nothing of TensorFlow, so it has none of its
-# threads, which a fork would cut off. A child ends as any program does.
-FORKS = """
-    import json, os, signal, sys
-    import fastpipe
+IMPORTS = """
+    import fastpipe, sys
     assert "tensorflow" not in sys.modules
     import fastpipe.tf
     import tensorflow as tf
-
-    script = ""
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            signal.alarm(500)
-            script, *outputs = json.loads(line)
-            for number, path in enumerate(outputs, 1):
-                os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-            break
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    exec(script)
 """
-Run = Callable[[str], tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Runs a script in a new program that has imported TensorFlow. Returns its status, and what it printed."""
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")
     folder = tmp_path_factory.mktemp("outputs")
-    numbers = itertools.count()
-    env = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", textwrap.dedent(FORKS)]
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdin is not None
-        assert program.stdout is not None
-        requests, answers = program.stdin, program.stdout
-
-        def run(script: str) -> tuple[int, str, str]:
-            out, err = (folder / f"{next(numbers)}.{name}" for name in ("out", "err"))
-            print(json.dumps([textwrap.dedent(script), str(out), str(err)]), file=requests, flush=True)
-            return int(answers.readline()), out.read_text(), err.read_text()
-
+    with forked(IMPORTS, folder, TF_CPP_MIN_LOG_LEVEL="1", CUDA_VISIBLE_DEVICES="") as run:
         yield run
-        requests.close()
-        assert program.wait(60) == 0
 
 
 ENDINGS = {
