@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -204,8 +205,10 @@ def test_workers_of_a_loader_that_are_forked_are_told() -> None:
 
     with fastpipe.LocalService(reader) as remote:
         assert sorted(batch["id"].tolist() for batch in loaded(remote)) == expected
-    with reader.serve() as server, pytest.raises(fastpipe.ServiceError, match="spawn or forkserver"):
+    with reader.serve() as server, pytest.raises(fastpipe.ServiceError, match="spawn or forkserver") as raised:
         list(loaded(fastpipe.connect(server.url)))
+    # torch waits five seconds for each worker if its iterator ends with the garbage: its queues end first.
+    traceback.clear_frames(raised.tb)
 
 
 def test_rebatched_batches_go_on_to_frameworks(data: Data) -> None:
