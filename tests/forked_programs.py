@@ -1,7 +1,7 @@
 """Scripts that are forked off a program which has imported a framework, since the import takes seconds.
 
-Each ends as any program does, and prints to files. The program runs nothing of the framework, so it has none of its
-threads, which a fork would cut off.
+Each script ends as any program does, and prints to files. The program itself only imports the framework. So it has no
+threads that a fork would cut off.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ sys.argv = ["-c", *arguments]
 exec(script)
 """
 
-# Runs a script with its arguments. Returns its status, and what it printed to each output.
+# Runs a script with its arguments. Returns its status, its output and its errors.
 Run = Callable[..., tuple[int, str, str]]
 
-# A script that runs the program which is its first argument.
+# A script that runs the program whose path is its first argument.
 RUN = "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 @contextlib.contextmanager
 def forked(imports: str, folder: Path, **environment: str) -> Iterator[Run]:
-    """A program that has imported something."""
+    """Starts a program that runs `imports`, and forks a child for each script."""
     numbers = itertools.count()
     command = [sys.executable, "-c", textwrap.dedent(imports) + FORKS]
     with subprocess.Popen(

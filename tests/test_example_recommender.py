@@ -27,7 +27,7 @@ pytestmark = [
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
-# What the example and its optimizer import.
+# The imports of the example and of its optimizer.
 IMPORTS = """
 import matplotlib.pyplot
 import torch._dynamo
@@ -57,8 +57,8 @@ def losses(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, run_forked: Run) -> Path:
     folder = tmp_path_factory.mktemp("recommender") / "undisturbed"
-    status, _, told = run_forked(RUN, str(EXAMPLE), str(folder), "--epochs", "2")
-    assert status == 0, told
+    status, _, errors = run_forked(RUN, str(EXAMPLE), str(folder), "--epochs", "2")
+    assert status == 0, errors
     return folder
 
 
@@ -110,13 +110,13 @@ def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
 def test_a_finished_run_is_not_trained_further(undisturbed: Path, run_forked: Run) -> None:
     before = losses(undisturbed)
     checkpoint = (undisturbed / "checkpoint.pt").read_bytes()
-    status, said, told = run_forked(RUN, str(EXAMPLE), str(undisturbed), "--epochs", "2")
-    assert status == 0, told
+    status, said, errors = run_forked(RUN, str(EXAMPLE), str(undisturbed), "--epochs", "2")
+    assert status == 0, errors
     assert "finished" in said
     assert (losses(undisturbed), (undisturbed / "checkpoint.pt").read_bytes()) == (before, checkpoint)
 
 
-# Forks ranks, and tells them what a launcher tells them.
+# Forks ranks. Each gets the environment that a launcher would set.
 RANKS = """
 port, world, *sys.argv = sys.argv[1:]
 children = []
@@ -137,7 +137,7 @@ def test_two_ranks_in_an_empty_folder_and_then_three(undisturbed: Path, run_fork
     folder = undisturbed.parent / "ranks"
     run(folder, "--epochs", "1", "--checkpoint-every", "5", "--stop-after", "10", ranks=2)
     assert not (folder / "losses.json").exists()
-    status, _, told = run_forked(RANKS, str(free_port()), "3", str(EXAMPLE), str(folder), "--epochs", "1")
-    assert status == 0, told
+    status, _, errors = run_forked(RANKS, str(free_port()), "3", str(EXAMPLE), str(folder), "--epochs", "1")
+    assert status == 0, errors
     # 79 batches: 20 of them by two ranks, the others by three, but for two that can't be shared out.
     assert len(losses(folder)) == 10 + 59 // 3

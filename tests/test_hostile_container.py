@@ -39,7 +39,7 @@ from hostile import (
 )
 from wire import CODECS, SYNC, ZSTD_MAGIC, block, container, header, items, long, record, stored, text, varint
 
-# Whether each byte is changed in each way, and there is much garbage: `make soak` does so.
+# `make soak` changes each byte in every way, and reads more garbage.
 MANY = "FASTPIPE_HOSTILE" in os.environ
 
 

@@ -1,6 +1,6 @@
 """Whatever befalls a loader's workers, or its program: the right error soon, and nothing is left.
 
-`make soak` plays 500 runs (FASTPIPE_LOADER_RUNS) and 50 deaths of the program instead of a dozen and four, and prints
+`make soak` plays 500 runs (FASTPIPE_LOADER_RUNS) and 50 deaths of the program instead of six and two, and prints
 what happened in them; there, soon is within five seconds.
 """
 
@@ -26,8 +26,8 @@ from loader_data import FORKED, Slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
-RUNS = int(os.environ.get("FASTPIPE_LOADER_RUNS", "12"))
-DEATHS = max(4, RUNS // 10)
+RUNS = int(os.environ.get("FASTPIPE_LOADER_RUNS", "6"))
+DEATHS = max(2, RUNS // 10)
 # Runs of a test.
 PIECE = 50
 

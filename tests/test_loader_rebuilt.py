@@ -57,7 +57,7 @@ def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -
     told = r"accelerate\.prepare .* leave it out of prepare, give it sampler="
     with pytest.raises(UnsupportedError, match=told) as raised:
         list(as_accelerate(loader))
-    # torch waits five seconds for each worker if its iterator ends with the garbage: its queues end first.
+    # If the garbage collector ends torch's iterator, its queues end first, and torch waits 5 seconds for each worker.
     traceback.clear_frames(raised.tb)
     assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 

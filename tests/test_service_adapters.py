@@ -207,7 +207,7 @@ def test_workers_of_a_loader_that_are_forked_are_told() -> None:
         assert sorted(batch["id"].tolist() for batch in loaded(remote)) == expected
     with reader.serve() as server, pytest.raises(fastpipe.ServiceError, match="spawn or forkserver") as raised:
         list(loaded(fastpipe.connect(server.url)))
-    # torch waits five seconds for each worker if its iterator ends with the garbage: its queues end first.
+    # If the garbage collector ends torch's iterator, its queues end first, and torch waits 5 seconds for each worker.
     traceback.clear_frames(raised.tb)
 
 

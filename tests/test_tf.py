@@ -296,7 +296,7 @@ ENDINGS = {
     ],
 )
 def test_a_program_ends_in_silence(data: samples.Data, run: Run, end: str) -> None:
-    status, _, told = run(f"""
+    status, _, errors = run(f"""
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
         dataset = fastpipe.tf.dataset(reader)
         if {end != "list(dataset)"}:
@@ -305,7 +305,7 @@ def test_a_program_ends_in_silence(data: samples.Data, run: Run, end: str) -> No
         next(iterator)
         {ENDINGS.get(end, end)}
     """)
-    complaints = [line for line in told.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
+    complaints = [line for line in errors.splitlines() if line.startswith(("W0", "E0", "F0", "Traceback"))]
     assert (status, complaints) == (0, [])
 
 
@@ -366,7 +366,7 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
 
 
 def test_strategies_distribute_it(data: samples.Data, run: Run) -> None:
-    status, printed, told = run(f"""
+    status, printed, errors = run(f"""
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -384,7 +384,7 @@ def test_strategies_distribute_it(data: samples.Data, run: Run) -> None:
         ways = strategy.distribute_datasets_from_function(make), strategy.experimental_distribute_dataset(whole)
         print([rows(dataset) for dataset in ways])
     """)
-    assert status == 0, told
+    assert status == 0, errors
     made, whole = json.loads(printed.splitlines()[-1])
     batches = [batch["id"].tolist() for batch in data.read(batch_size=2, columns=["id"], shuffle=True, seed=1)]
     assert [batch for step in made for batch in step if batch] == batches

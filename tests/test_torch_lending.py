@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @apart(looks=False)
 def answers(request: dict[str, Any], to: str) -> None:
-    # torch and torchdata warn of what they do themselves.
+    # torch and torchdata warn of their own code.
     warnings.simplefilter("default")
     Path(to).write_text(json.dumps(lending.answer(request)))
 

@@ -88,7 +88,7 @@ def batches_of(data: Data, epoch: int) -> list[list[int]]:
     return sorted(batch for share in shares for batch in loading.rows(share))
 
 
-# Workers of a fork server are sent what spawned ones are sent, which import torch for seconds.
+# Workers of a fork server get the same data as spawned ones, each of which imports torch for seconds.
 @pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("forkserver", False)])
 def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: bool) -> None:
     ways = ["set at once", "set in the loop", "read"]
