@@ -243,6 +243,14 @@ class Augmented(Numbers):
         return found
 
 
+class Unhurried(Augmented):
+    """Random items that take so long that several workers make a batch, and a batch worker collates it."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(SHARED)
+        return super().__getitem__(index)
+
+
 class OwnGenerators(Numbers):
     """Draws from generators of the worker's info, where there is one."""
 

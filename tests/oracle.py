@@ -537,6 +537,16 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
     assert start == len(records)
 
 
+def columns(reader: fastpipe.Reader) -> dict[str, list[Any]]:
+    """All rows of each feature in a pass, in order."""
+    found: dict[str, list[Any]] = {}
+    with reader:
+        for batch in reader:
+            for name, node in batch.items():
+                found.setdefault(name, []).extend(rows(node, counted=True))
+    return found
+
+
 def _rows_of(node: Any) -> list[Any]:
     return node.tolist() if isinstance(node, np.ndarray) else node.to_list()
 

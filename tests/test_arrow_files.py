@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fastpipe
+import fixtures
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.feather  # noqa: E402
@@ -17,13 +18,8 @@ import pyarrow.ipc  # noqa: E402
 import column_files  # noqa: E402
 from column_files import FORMATS, table  # noqa: E402
 
+folder = fixtures.folder
 rows = FORMATS["arrow"].rows
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def write(path: str, batches: list[Any], **options: Any) -> None:

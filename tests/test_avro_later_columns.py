@@ -7,20 +7,9 @@ from typing import Any
 import pytest
 
 import fastpipe
-import oracle
 import wire
-from avro_schemas import container, files
+from avro_schemas import container, files, read
 from fastpipe import DenseSpec
-
-
-def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature, in the files' order."""
-    out: dict[str, list[Any]] = {}
-    with fastpipe.read_avro(paths, batch_size=3, drop_last=False, **options) as reader:
-        for batch in reader:
-            for name, node in batch.items():
-                out.setdefault(name, []).extend(oracle.rows(node, counted=True))
-    return out
 
 
 def later(*schemas: Any, rows: int = 2) -> list[bytes]:

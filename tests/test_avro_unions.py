@@ -113,6 +113,8 @@ def test_codes_and_columns() -> None:
         assert list(fastpipe.infer_features(paths, columns=["f"])) == ["f", "f:int", "f:string"]
 
 
+
+
 def test_all_null() -> None:
     with files(either(None, None, None)) as paths:
         assert read(paths) == {"f": [0] * 3, "f:int": [None] * 3, "f:string": [None] * 3}

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+import fixtures
 import samples
 import wire
 from fastpipe import cli
 from fastpipe.cli import _bench
+from fixtures import Run
 
-Run = Callable[..., tuple[int, str, str]]
 QUICK = ("--seconds", "0.03")
 
 
@@ -30,15 +31,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(data.paths[0])
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
+run = fixtures.command(120)
 
 
 def test_a_table(file: Path) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ import pyarrow.parquet
 import pytest
 
 import fastpipe
+import fixtures
 from fastpipe import cli
 from fastpipe._text import size_text, table
 from fastpipe.cli import _inspect
 from fastpipe.cli._inspect import batch_rows
 from fastpipe.sources.avro._schemas import schema_fields
+from fixtures import Run
 
 USER = {
     "type": "record",
@@ -138,18 +140,7 @@ def broken(users: Path, tmp_path: Path) -> Path:
     return path
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
+run = fixtures.command(100)
 
 
 # --- The program ---

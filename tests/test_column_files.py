@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+import fixtures
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.fs  # noqa: E402
@@ -24,16 +25,12 @@ import column_files  # noqa: E402
 from column_files import FORMATS, Format, table  # noqa: E402
 from toy_units import until  # noqa: E402
 
+folder = fixtures.folder
+
 
 @pytest.fixture(params=FORMATS)
 def form(request: pytest.FixtureRequest) -> Format:
     return FORMATS[request.param]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def numbers(form: Format, source: Any, **options: Any) -> list[int]:

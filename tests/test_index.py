@@ -13,7 +13,6 @@ import sys
 import textwrap
 import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ import fastavro
 import pytest
 
 import fastpipe
+import fixtures
 import wire
 from fastpipe import _fastpipe, cli
 from fastpipe.cli import _index
 from fastpipe.sources.files import _index_cache
+from fixtures import Run
 
 # Files whose header is read with all the rest have no entry.
 PADDING = "x" * (64 << 10)
@@ -379,18 +380,8 @@ def test_pickled_readers_keep_it(path: Path, cache: Path) -> None:
 
 # --- The command line ---
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main([str(argument) for argument in arguments])
-        return code, *capsys.readouterr()
-
-    return call
+run = fixtures.command(200)
 
 
 def test_index_says_what_it_did(run: Run, tmp_path: Path, cache: Path) -> None:

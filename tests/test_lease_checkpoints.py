@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,15 @@ import numpy as np
 import pytest
 
 import fastpipe
+import fixtures
 
 BATCHES = 40
+
+url = fixtures.url
 
 
 def reader(**options: Any) -> fastpipe.Reader:
     return fastpipe.from_arrays({"id": np.arange(BATCHES)}, **{"batch_size": 1, "shuffle": True, "seed": 5} | options)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/ledger.db"
-    else:
-        yield request.getfixturevalue("postgres_url")
 
 
 def committed(checkpoint: dict[str, Any]) -> int:

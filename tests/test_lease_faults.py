@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import fastpipe
+import fixtures
 import servers
 from fastpipe._reader.passes import Passes, Started
 from fastpipe.leases import _agent, _exchange, _postgres, _sqlite, _worker
@@ -27,17 +28,11 @@ BATCHES = 20
 LONGEST = 100.0
 """Seconds within which a thread ends that doesn't hang, on whatever machine."""
 
+url = fixtures.url
+
 
 def reader(batches: int = BATCHES, **options: Any) -> fastpipe.Reader:
     return fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1, **options)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/ledger.db"
-    else:
-        yield request.getfixturevalue("postgres_url")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
+import fixtures
 import servers
 from fastpipe.leases._database import database_of
 from fastpipe.leases._exchange import Member, Request, Token, Used, exchange
@@ -30,18 +30,12 @@ from fastpipe.leases._sqlite import Sqlite
 
 ROWS = 400
 
+url = fixtures.url
+
 
 def reader(**options: Any) -> fastpipe.Reader:
     chosen: dict[str, Any] = {"batch_size": 10, "shuffle": True, "seed": 5} | options
     return fastpipe.from_arrays({"id": np.arange(ROWS)}, **chosen)
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path}/ledger.db"
-    else:
-        yield request.getfixturevalue("postgres_url")
 
 
 def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.StepOfEpoch, list[int]]]:

@@ -8,7 +8,6 @@ import itertools
 import json
 import random
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,13 +30,13 @@ from fastpipe.torch import DataLoader, worker_info
 from loader_data import (
     FORKED,
     IN_PROCESS,
-    SHARED,
     SPAWNED,
     THREADS,
     AtOnce,
     Augmented,
     Numbers,
     OwnGenerators,
+    Unhurried,
     assert_same,
     copied,
     drawn_from_all,
@@ -125,14 +124,6 @@ def test_workers_that_are_kept_make_the_same_whatever_their_number() -> None:
     all_same(loaders(OwnGenerators(30), BY_FORKS + BY_THREADS), 3)
 
 
-class Slowly(Augmented):
-    """Items that take so long that batches are made by several, and collated by others."""
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(SHARED)
-        return super().__getitem__(index)
-
-
 def noise_of_rng(items: list[Any]) -> Any:
     """A `collate_fn` that draws from the generators of the worker's info."""
     rng: Any = worker_info().rng  # type: ignore[union-attr]
@@ -148,7 +139,7 @@ def test_batches_of_batch_workers_are_the_same() -> None:
             yield arguments, DataLoader(dataset, 4, collate_fn=collate_fn, **arguments)
 
     # Some that one worker makes and collates, and some that several do.
-    for dataset in (Augmented, Slowly):
+    for dataset in (Augmented, Unhurried):
         all_same(loaders(dataset(20), BY_FORKS, with_noise))
         all_same(loaders(dataset(20, own=True), BY_FORKS[1:2] + BY_THREADS[1:3], with_own_noise))
 
@@ -525,9 +516,9 @@ def test_a_state_between_passes_is_that_of_the_next_one() -> None:
 def test_a_pass_in_any_order_goes_on_with_what_it_has_not_had() -> None:
     def loader(workers: int) -> Any:
         way = FORKED | {"num_workers": workers, "in_order": False, "prefetch_factor": 3}
-        return DataLoader(Slowly(40), 2, **way)
+        return DataLoader(Unhurried(40), 2, **way)
 
-    expected = {int(batch["index"][0]): batch for batch in DataLoader(Slowly(40), 2, **IN_PROCESS)}
+    expected = {int(batch["index"][0]): batch for batch in DataLoader(Unhurried(40), 2, **IN_PROCESS)}
     torch.manual_seed(1)
     expected = {int(batch["index"][0]): batch for batch in loader(1)}
     for step in (0, 1, 5, 13, 19):

@@ -24,9 +24,9 @@ from loader_data import (
     SHARED,
     SPAWNED,
     WORKERS,
-    Augmented,
     Gathering,
     Numbers,
+    Unhurried,
     assert_same,
     copied,
     with_noise,
@@ -135,14 +135,6 @@ def test_workers_convolve_behind_a_fork_of_a_program_that_has() -> None:
     # Nor is anything changed for the program.
     assert torch.get_num_threads() == 4
     torch.testing.assert_close(convolved(5), expected[5])
-
-
-class Unhurried(Augmented):
-    """Random items that take so long that several workers make a batch, and a batch worker collates it."""
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(SHARED)
-        return super().__getitem__(index)
 
 
 @apart

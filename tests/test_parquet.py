@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fastpipe
+import fixtures
 from fastpipe import DenseSpec
 
 pa = pytest.importorskip("pyarrow")
@@ -19,13 +20,8 @@ parquet = pytest.importorskip("pyarrow.parquet")
 import column_files  # noqa: E402
 from column_files import FORMATS  # noqa: E402
 
+folder = fixtures.folder
 rows = FORMATS["parquet"].rows
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def lay_out(files: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import fastpipe
-from fastpipe import cli
+import fixtures
 from fastpipe._reader.ordering import Ordering
 from fastpipe.statistics import _shuffle_math, _shuffle_report
 from fastpipe.statistics._shuffle_report import Index, Measure, ShuffleReport, shuffle_report
+from fixtures import Run
 from wire import SYNC, container, header, long, stored
 
 KINDS = ("window", "block", "buffer")
@@ -457,18 +458,8 @@ def test_advice_for_sorted_files(tmp_path: Path) -> None:
 
 # --- The command ---
 
-Run = Callable[..., tuple[int, str, str]]
 
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("COLUMNS", "100")
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = cli.main(["inspect", *(str(argument) for argument in arguments)])
-        return code, *capsys.readouterr()
-
-    return call
+run = fixtures.command(100, "inspect")
 
 
 @pytest.mark.parametrize("kind", ["", *KINDS])
