@@ -45,10 +45,7 @@ class Format:
         return [row for batch in self.read(source, **{"batch_size": 7, **options}) for row in as_rows(batch)]
 
 
-FORMATS = {
-    "parquet": Format(".parquet", fastpipe.read_parquet),
-    "arrow": Format(".arrow", fastpipe.read_arrow),
-}
+FORMATS = {"parquet": Format(".parquet", fastpipe.read_parquet), "arrow": Format(".arrow", fastpipe.read_arrow)}
 
 
 def as_rows(batch: dict[str, Any]) -> list[dict[str, Any]]:

@@ -33,11 +33,7 @@ def test_columns_that_only_later_files_have() -> None:
         (hint,) = [word for word in str(caught[0].message).split() if word.startswith("reader_schema=")]
         assert hint == 'reader_schema="union"'
         union = read(paths, reader_schema="union")
-        assert union == {
-            "a": [7] * 8,
-            "b": [None, None, 7, 7, None, None, 7, 7],
-            "c": [None] * 6 + [7, 7],
-        }
+        assert union == {"a": [7] * 8, "b": [None, None, 7, 7, None, None, 7, 7], "c": [None] * 6 + [7, 7]}
         # Who names what is read knows what isn't.
         assert read(paths, columns=["a"]) == {"a": [7] * 8}
         assert read(paths, features={"a": DenseSpec((), "int32")}) == {"a": [7] * 8}

@@ -148,11 +148,7 @@ DEFAULTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "record": (wire.record("S", a="int", b=wire.list_of("string")), {"a": 1, "b": ["t"]}, {"x.a": 1, "x.b": ["t"]}),
     "null record": (["null", wire.record("S", a="int")], None, {"x.a": None}),
     "date": ({"type": "int", "logicalType": "date"}, 3, {"x": 3}),
-    "decimal": (
-        {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2},
-        "\u0001\u0000",
-        {"x": 256},
-    ),
+    "decimal": ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}, "\u0001\u0000", {"x": 256}),
     "float decimal": (
         {"type": "bytes", "logicalType": "decimal", "precision": 24, "scale": 2},
         "\u0001\u0000",

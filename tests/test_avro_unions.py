@@ -61,9 +61,7 @@ def test_lengths_of_arrays_of_any_schema(schema: Any, seed: int, count: int) -> 
     with files(container(schema, rows, seed)) as paths:
         reader = fastpipe.read_avro(paths, features=features, batch_size=7)
         oracle.check(
-            reader,
-            rows,
-            lambda name, row: row["id"] if name == "id" else oracle.lengths(root, row, *counted[name]),
+            reader, rows, lambda name, row: row["id"] if name == "id" else oracle.lengths(root, row, *counted[name])
         )
 
 
@@ -111,8 +109,6 @@ def test_codes_and_columns() -> None:
         assert read(paths, columns=["f:string"]) == {"f:string": [None, None, "x", None]}
         # A name stands for all that is nested in it.
         assert list(fastpipe.infer_features(paths, columns=["f"])) == ["f", "f:int", "f:string"]
-
-
 
 
 def test_all_null() -> None:

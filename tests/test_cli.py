@@ -83,10 +83,7 @@ AWKWARD = {
                 "items": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
             },
         },
-        {
-            "name": "days",
-            "type": {"type": "map", "values": ["null", {"type": "int", "logicalType": "date"}]},
-        },
+        {"name": "days", "type": {"type": "map", "values": ["null", {"type": "int", "logicalType": "date"}]}},
         {
             "name": "tree",
             "type": {

@@ -182,11 +182,7 @@ def test_types_that_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "self": {"type": "array", "items": "R"},
     }
     for name, kind in fields.items():
-        schema = {
-            "type": "record",
-            "name": "R",
-            "fields": [{"name": "a", "type": "int"}, {"name": name, "type": kind}],
-        }
+        schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, {"name": name, "type": kind}]}
         source = tmp_path / f"{name}.avro"
         source.write_bytes(oracle.container(schema, [], random.Random(1)))
         for target in ("x.parquet", "x.arrow"):

@@ -114,14 +114,8 @@ def test_arrays_of_nulls_in_proportion(codec: str, tmp_path: Path) -> None:
     def row(nulls: int) -> bytes:
         return items(nulls, b"") + long(0) + long(3)
 
-    good = {
-        "one array": row(LEAST),
-        "many arrays": row(20) * 1000,
-    }
-    bad = {
-        "one array": row(LEAST + 1),
-        "many arrays": row(8000) * 1000,
-    }
+    good = {"one array": row(LEAST), "many arrays": row(20) * 1000}
+    bad = {"one array": row(LEAST + 1), "many arrays": row(8000) * 1000}
     for rows, error in ((good, None), (bad, "LimitError")):
         cases = [
             Case(

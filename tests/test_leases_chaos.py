@@ -142,11 +142,7 @@ def test_each_batch_is_committed_once_on_sqlite(
 
 @pytest.mark.timeout(60 * max(RUNS, 6))
 def test_each_batch_is_committed_once_on_postgresql(
-    forks: Forks,
-    data: samples.Data,
-    killable: servers.Postgres,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    forks: Forks, data: samples.Data, killable: servers.Postgres, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = []
     for number in range(RUNS // 2):

@@ -17,19 +17,7 @@ import torch
 from apart import apart
 from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
-from loader_data import (
-    FORKED,
-    SPAWNED,
-    THREADS,
-    WORKERS,
-    Failing,
-    Large,
-    Numbers,
-    Slow,
-    assert_same,
-    listed,
-    outcomes,
-)
+from loader_data import FORKED, SPAWNED, THREADS, WORKERS, Failing, Large, Numbers, Slow, assert_same, listed, outcomes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -242,11 +230,7 @@ def test_a_pass_whose_workers_cannot_begin_does_not(way: str) -> None:
 @workers
 def test_those_that_collate_may_refuse_too(way: str) -> None:
     loader = DataLoader(
-        *(Slow(4, {}, 0.3), 2),
-        worker_init_fn=Refuses(2),
-        collate_fn=listed,
-        num_batch_workers=1,
-        **WORKERS[way],
+        *(Slow(4, {}, 0.3), 2), worker_init_fn=Refuses(2), collate_fn=listed, num_batch_workers=1, **WORKERS[way]
     )
     with pytest.raises(ValueError, match="not 2"):
         iter(loader)

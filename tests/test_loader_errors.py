@@ -216,10 +216,7 @@ def test_errors_of_collate_fn(way: str) -> None:
     for seconds in (0.0, SHARED * 2):
         for joiners in (0, 1, 2):
             loader = DataLoader(
-                *(Items(range(11), seconds), 2),
-                collate_fn=fails_for_some,
-                num_batch_workers=joiners,
-                **WAYS[way],
+                *(Items(range(11), seconds), 2), collate_fn=fails_for_some, num_batch_workers=joiners, **WAYS[way]
             )
             found = raised(loader)
             assert isinstance(found, ZeroDivisionError)

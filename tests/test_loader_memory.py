@@ -126,11 +126,7 @@ def test_a_pass_may_read_more_than_there_is_address_space() -> None:
 @apart
 def test_what_a_limit_cannot_hold_is_an_error_that_names_sizes() -> None:
     for way in (FORKED, THREADS):
-        for dataset, more in [
-            (Large(12, MB), {}),
-            (WholeLarge(12, MB), {}),
-            (Large(12, MB), {"collate_fn": listed}),
-        ]:
+        for dataset, more in [(Large(12, MB), {}), (WholeLarge(12, MB), {}), (Large(12, MB), {"collate_fn": listed})]:
             batches = iter(DataLoader(dataset, 4, memory_limit=3 * MB, **way, **more))
             for _ in range(3):
                 with pytest.raises(OutOfMemoryError) as caught:

@@ -16,13 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from apart import apart
 from fastpipe.errors import StateError
@@ -421,14 +415,7 @@ OLD: dict[str, Any] = {
         "batches": 2,
         "beyond": [],
         "seed": 99,
-        "order": {
-            "generators": {},
-            "at_first": {},
-            "drawn": {},
-            "seed": 1234,
-            "stateful": None,
-            "sampler": None,
-        },
+        "order": {"generators": {}, "at_first": {}, "drawn": {}, "seed": 1234, "stateful": None, "sampler": None},
     },
 }
 

@@ -184,11 +184,7 @@ def test_what_worker_init_fn_raises_the_first_batches_raise(way: str) -> None:
         with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
             list(loader)
     joins = DataLoader(
-        *(Slow(4, {}, 0.01), 2),
-        worker_init_fn=Refuses(2),
-        collate_fn=listed,
-        num_batch_workers=1,
-        **WORKERS[way],
+        *(Slow(4, {}, 0.01), 2), worker_init_fn=Refuses(2), collate_fn=listed, num_batch_workers=1, **WORKERS[way]
     )
     with pytest.raises(ValueError, match="not 2"):
         next(iter(joins))

@@ -193,11 +193,7 @@ NESTED: dict[str, tuple[Any, Spec, list[Any]]] = {
         RaggedSpec((None, None), "float16", fill=NAN),
         [[[1.0], [None]], [], [[], [NAN, 2.0]], [[]]],
     ),
-    "pair": (
-        lists(2),
-        DenseSpec((2,), "float16", fill=NAN),
-        [[1.0, None], [2.0, 3.0], [NAN, 4.0], [5.0, 6.0]],
-    ),
+    "pair": (lists(2), DenseSpec((2,), "float16", fill=NAN), [[1.0, None], [2.0, 3.0], [NAN, 4.0], [5.0, 6.0]]),
     "padded": (
         lists(None),
         DenseSpec((2,), "float64", fill=NAN, pad=NAN),

@@ -565,11 +565,7 @@ def fields(draw: st.DrawFn) -> Field:
 
 
 def expect(
-    path: Path,
-    features: dict[str, Any],
-    records: list[Any],
-    row: Callable[[str, Any], Any],
-    options: dict[str, Any],
+    path: Path, features: dict[str, Any], records: list[Any], row: Callable[[str, Any], Any], options: dict[str, Any]
 ) -> None:
     """Reads all batches: equal to the rows, or one of the errors that rows are due."""
     due: set[type[fastpipe.FastpipeError]] = set()
@@ -597,14 +593,7 @@ def expect(
     fields(), st.booleans(), seeds, counts, st.sampled_from([*CODECS, "oracle"]), st.sampled_from(BLOCK_BYTES), passes
 )
 def test_any_spec(
-    folder: Path,
-    field: Field,
-    tame: bool,
-    seed: int,
-    count: int,
-    codec: str,
-    block_bytes: int,
-    options: dict[str, Any],
+    folder: Path, field: Field, tame: bool, seed: int, count: int, codec: str, block_bytes: int, options: dict[str, Any]
 ) -> None:
     rng = random.Random(seed)
     records = [{"before": i, "x": field.value(rng, tame), "after": f"end of {i}"} for i in range(count)]

@@ -261,10 +261,7 @@ def test_row_groups_are_never_held_as_a_whole(
     rows, width = 120_000, 256
     values = np.random.default_rng(1).random(rows * width, "float32")
     table = pa.table(
-        {
-            "x": pa.FixedSizeListArray.from_arrays(pa.array(values), width),
-            "text": [f"row {i}" for i in range(rows)],
-        }
+        {"x": pa.FixedSizeListArray.from_arrays(pa.array(values), width), "text": [f"row {i}" for i in range(rows)]}
     )
     pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=rows)
     values = values.reshape(rows, width)

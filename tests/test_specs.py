@@ -11,9 +11,7 @@ import pytest
 import fastpipe
 from fastpipe import DenseSpec, Features, RaggedSpec, SparseSpec
 
-NUMBERS = [
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"),
-]
+NUMBERS = [*("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")]
 
 
 # --- Types ---

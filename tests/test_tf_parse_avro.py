@@ -363,10 +363,7 @@ def test_a_saved_graph_needs_the_parser(tmp_path: Path) -> None:
 
 def test_text_becomes_indices() -> None:
     names = sorted({user["name"] for user in USERS})
-    features: dict[str, Any] = {
-        "name": fastpipe.VocabularySpec(names),
-        "hash": fastpipe.HashSpec(100, field="name"),
-    }
+    features: dict[str, Any] = {"name": fastpipe.VocabularySpec(names), "hash": fastpipe.HashSpec(100, field="name")}
     found = fptf.parse_avro(RECORDS, USER, features)
     assert found["name"].numpy().tolist() == [names.index(user["name"]) for user in USERS]
     whole = fastpipe.decode_messages(RECORDS, USER, features=features)
