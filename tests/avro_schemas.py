@@ -208,16 +208,6 @@ def container(schema: Any, rows: Sequence[Any], seed: int = 0, codec: str = "nul
     return oracle.container(schema, rows, random.Random(seed), codec)
 
 
-def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature, in the files' order; times are numbers of their unit."""
-    out: dict[str, list[Any]] = {}
-    with fastpipe.read_avro(paths, **{"batch_size": 3} | options) as reader:
-        for batch in reader:
-            for name, node in batch.items():
-                out.setdefault(name, []).extend(oracle.rows(node, counted=True))
-    return out
-
-
 def check_orders(paths: list[str], expected: Sequence[dict[str, Any]], order: dict[str, Any], **options: Any) -> None:
     """Reads rows in an order, resumed in the middle: each is the one that its `id` says, and none is missing.
 
