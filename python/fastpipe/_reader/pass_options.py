@@ -28,7 +28,6 @@ class PassOptions:
         num_threads: threads that decode; None for as many as pay.
         prefetch: batches decoded ahead; None for as many as keep the threads busy.
         memory_limit: bytes at most; None for no limit.
-        record_tasks: whether passes keep a record of their tasks.
         sharers: readers like this one that share the processors: what "as many as pay" are counted of.
         memory: what batches are stored in; None for the data set's own memory.
         csr: whether sparse columns have the layout "csr".
@@ -39,7 +38,6 @@ class PassOptions:
     num_threads: int | None = None
     prefetch: int | None = None
     memory_limit: int | None = None
-    record_tasks: bool = False
     sharers: int = 1
     memory: PassMemory | None = None
     csr: bool = False

@@ -29,17 +29,10 @@ pub trait BatchSource: Send + Sync {
     fn observe(&self) -> Box<dyn ObservePass>;
 }
 
-/// A task that was done: what, for which batch, by which thread, when it started, when it ended, and how long it was
-/// expected to take.
-pub type Task = (&'static str, u64, u32, u64, u64, u64);
-
 /// A look at a pass.
 pub trait ObservePass: Send + Sync {
     /// The work that the pass has done, and the time it took. `None` in a forked child, where it isn't the child's.
     fn stats(&self) -> Option<Stats>;
-
-    /// Every task that was done, if they were recorded.
-    fn tasks(&self) -> Vec<Task>;
 }
 
 impl BatchSource for Stream {
@@ -67,12 +60,5 @@ impl BatchSource for Stream {
 impl ObservePass for PassObserver {
     fn stats(&self) -> Option<Stats> {
         PassObserver::stats(self)
-    }
-
-    fn tasks(&self) -> Vec<Task> {
-        let (spans, work) = (self.spans().into_iter(), self.work());
-        spans
-            .map(|s| (s.activity.name(work), s.batch, s.thread, s.start, s.end, s.expected))
-            .collect()
     }
 }

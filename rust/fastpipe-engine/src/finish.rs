@@ -27,7 +27,6 @@ impl PassContext {
             Ok((self.join(outputs, in_flight.class)?, reserved))
         });
         self.telemetry.took(Activity::Assemble, self.telemetry.now() - start);
-        self.telemetry.note((0, Activity::Assemble), in_flight.number, start);
         if let Ok((batch, _)) = &done {
             let bytes = batch.slabs.iter().map(|slab| slab.len() as u64).sum();
             self.telemetry.made(batch.info.rows as u64, bytes);

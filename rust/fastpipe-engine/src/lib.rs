@@ -97,7 +97,7 @@ mod workers;
 mod working_memory;
 
 pub use batch::{Batch, BatchInfo, VALID};
-pub use batch_source::{BatchSource, ObservePass, Task};
+pub use batch_source::{BatchSource, ObservePass};
 pub use cost::Learned;
 pub use memory::Memory;
 pub use observer::PassObserver;
@@ -107,5 +107,5 @@ pub use panicked::panicked;
 pub use running_pass::{Delivered, Lease, Origin, PassSource, RunningPass, Seen};
 pub use stats::Stats;
 pub use stream::{Poll, Stream};
-pub use telemetry::{Activity, Span};
+pub use telemetry::Activity;
 pub use workers::default_threads;

@@ -14,8 +14,6 @@ pub struct Options {
     pub prefetch: Option<usize>,
     /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
     pub memory_limit: Option<u64>,
-    /// Whether to keep a record of every task, for [`PassObserver::spans`](crate::PassObserver::spans).
-    pub record_tasks: bool,
     /// The epoch behind the last one; `None` for no end.
     pub end_epoch: Option<u64>,
     /// Batches at most; `None` for all of those epochs.
@@ -50,7 +48,6 @@ mod tests {
             sharers: 1,
             prefetch,
             memory_limit: None,
-            record_tasks: false,
             end_epoch: None,
             limit: None,
         }

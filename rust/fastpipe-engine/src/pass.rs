@@ -64,7 +64,7 @@ impl PassContext {
             costs,
             config,
             working_memory: WorkingMemory::new(memory, parts, limit),
-            telemetry: Telemetry::new(options.record_tasks),
+            telemetry: Telemetry::new(),
             gate: AdmissionGate::new(Admission::new(cursor)),
             parked: Parked::default(),
             schedule: Schedule::new(threads),

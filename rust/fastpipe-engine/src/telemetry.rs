@@ -1,8 +1,8 @@
 //! What a pass has done, and where its time went. Always on: a few clock readings and additions for each task, none for
 //! a record.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::Work;
@@ -52,23 +52,6 @@ impl Activity {
     }
 }
 
-/// A stretch of work that one thread did without a break.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// What was done, the main part of it.
-    pub activity: Activity,
-    /// The batch that it was done for, counted over the pass.
-    pub batch: u64,
-    /// The thread, from 0.
-    pub thread: u32,
-    /// Nanoseconds since the pass began.
-    pub start: u64,
-    /// Nanoseconds since the pass began.
-    pub end: u64,
-    /// Nanoseconds that it was expected to take.
-    pub expected: u64,
-}
-
 /// What was counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
@@ -105,7 +88,6 @@ pub(crate) struct Telemetry {
     rows_reopened: AtomicU64,
     consumer_waited: AtomicU64,
     consumer_away: AtomicU64,
-    spans: Option<Mutex<Vec<Span>>>,
 }
 
 fn add(counter: &AtomicU64, amount: u64) {
@@ -113,7 +95,7 @@ fn add(counter: &AtomicU64, amount: u64) {
 }
 
 impl Telemetry {
-    pub(crate) fn new(record_spans: bool) -> Telemetry {
+    pub(crate) fn new() -> Telemetry {
         Telemetry {
             began: Instant::now(),
             ended: OnceLock::new(),
@@ -129,7 +111,6 @@ impl Telemetry {
             rows_reopened: AtomicU64::new(0),
             consumer_waited: AtomicU64::new(0),
             consumer_away: AtomicU64::new(0),
-            spans: record_spans.then(Mutex::default),
         }
     }
 
@@ -232,32 +213,5 @@ impl Telemetry {
             consumer_waited: count(&self.consumer_waited),
             consumer_away: count(&self.consumer_away),
         }
-    }
-
-    /// Notes what this thread has done since `start`, which was expected to take this many nanoseconds, if that is
-    /// wanted.
-    pub(crate) fn note(&self, (expected, activity): (u64, Activity), batch: u64, start: u64) {
-        if let Some(spans) = &self.spans {
-            let span = Span {
-                activity,
-                batch,
-                thread: rayon::current_thread_index().unwrap_or(0) as u32,
-                start,
-                end: self.now(),
-                expected,
-            };
-            spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
-        }
-    }
-
-    pub(crate) fn records_spans(&self) -> bool {
-        self.spans.is_some()
-    }
-
-    pub(crate) fn spans(&self) -> Vec<Span> {
-        let spans = self.spans.as_ref();
-        spans.map_or_else(Vec::new, |spans| {
-            spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
-        })
     }
 }

@@ -273,7 +273,6 @@ fn options(threads: usize, prefetch: Option<usize>) -> Options {
         sharers: 1,
         prefetch,
         memory_limit: None,
-        record_tasks: false,
         end_epoch: Some(1),
         limit: None,
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fastpipe_batch::{Error, Result};
-use fastpipe_engine::{BatchSource, ObservePass, Poll, Stats, Task};
+use fastpipe_engine::{BatchSource, ObservePass, Poll, Stats};
 
 use crate::feed::Feed;
 
@@ -60,9 +60,5 @@ impl ObservePass for RemotePass {
             slab_bytes: seen.ready_bytes,
             ..Stats::default()
         })
-    }
-
-    fn tasks(&self) -> Vec<Task> {
-        Vec::new()
     }
 }

@@ -138,15 +138,13 @@ impl PassContext {
         let cost = self.costs.open(info.class, stored) + if is_indexed { 0 } else { pass() };
         let urgency = Urgency { batch: number, cost };
         let Some(fetch) = fetch else {
-            self.spawn(urgency, move |context| context.open_cell(&cell, None, number, cost));
+            self.spawn(urgency, move |context| context.open_cell(&cell, None));
             return Ok(());
         };
         let (context, fetched) = (self.clone(), fetch.clone());
         fetch.then(Box::new(move || {
             context.look_again();
-            context.spawn(urgency, move |context| {
-                context.open_cell(&cell, Some(&fetched), number, cost)
-            });
+            context.spawn(urgency, move |context| context.open_cell(&cell, Some(&fetched)));
         }));
         Ok(())
     }
@@ -167,13 +165,12 @@ impl PassContext {
     }
 
     /// Opens a unit and finds its records; then starts the batches that waited for it alone.
-    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>, number: u64, expected: u64) -> Result<()> {
+    fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>) -> Result<()> {
         if self.is_closed() {
             // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
             cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
             return Ok(());
         }
-        let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let opened = catch_unwind(AssertUnwindSafe(|| {
             let mut unit = self.open(cell.unit, cell.epoch, fetch)?;
             if !self.config.is_random() {
@@ -182,9 +179,6 @@ impl PassContext {
             cell.reserved.set(unit.get().held_bytes() as u64);
             Ok(Arc::new(unit))
         }));
-        if let Some(start) = began {
-            self.telemetry.note((expected, Activity::Open), number, start);
-        }
         let opened: Opened = opened.unwrap_or_else(|panic| Err(panicked(&*panic)));
         let opened = opened.map_err(|error| self.config.locate(cell.unit, error));
         let mut result = Ok(());
@@ -297,8 +291,6 @@ impl PassContext {
     fn picked(&self, ready: &Ready, rows: u64, start: u64) {
         let nanos = self.telemetry.now() - start;
         self.telemetry.took(Activity::Decode, nanos);
-        self.telemetry
-            .note((ready.batch.cost, Activity::Decode), ready.in_flight.number, start);
         let infos = ready.batch.units.iter().map(|cell| self.config.describe(cell.unit));
         let mut class = None;
         let (mut bytes, mut records) = (0, 0);

@@ -325,8 +325,6 @@ impl PassContext {
             };
             self.costs
                 .judge(in_flight.class, piece.expected, self.telemetry.now() - start);
-            self.telemetry
-                .note((piece.expected, Activity::Decode), in_flight.number, start);
             self.end_piece(&in_flight, piece, read);
             task.done += 1;
         }

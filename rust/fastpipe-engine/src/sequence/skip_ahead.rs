@@ -127,9 +127,6 @@ impl PassContext {
                     context
                         .costs
                         .judge(in_flight.class, piece.expected, context.telemetry.now() - began);
-                    context
-                        .telemetry
-                        .note((piece.expected, Activity::Decode), in_flight.number, began);
                     context.end_piece(in_flight, piece, read);
                     context.working_memory.leave(in_flight, sink.finish());
                 }
@@ -187,12 +184,8 @@ impl PassContext {
             rows,
         } = skip;
         let Awaited {
-            batch,
-            cell,
-            number,
-            record,
+            cell, number, record, ..
         } = awaited;
-        let began = self.telemetry.records_spans().then(|| self.telemetry.now());
         let found = catch_unwind(AssertUnwindSafe(|| {
             let unit = unit.map_or_else(|| self.open_in_sequence(cell), Ok)?;
             let advance = || unit.get().advance(from, *record);
@@ -202,9 +195,6 @@ impl PassContext {
             self.telemetry.skipped(rows);
             Ok::<_, Error>(mark)
         }));
-        if let Some(start) = began {
-            self.telemetry.note((0, Activity::Advance), *batch, start);
-        }
         let mut state = cell.lock();
         state.skipping = false;
         match found {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::{ColumnSpec, Error, SlabPool};
-use fastpipe_engine::{Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen, Task};
+use fastpipe_engine::{Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen};
 use fastpipe_order::State;
 use fastpipe_wire::nbytes;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -78,12 +78,6 @@ impl Position {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = py.detach(|| self.look.stats());
         stats.map(|stats| stats::to_dict(py, &stats)).transpose()
-    }
-
-    /// Every task that was done, if they were recorded: what, for which batch, by which thread, and when it started,
-    /// when it ended, and how long it was expected to take, in nanoseconds.
-    fn tasks(&self) -> Vec<Task> {
-        self.look.tasks()
     }
 
     /// What is left behind the last batch that the consumer has got.

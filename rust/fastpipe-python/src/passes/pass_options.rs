@@ -26,7 +26,6 @@ impl<'py> FromPyObject<'_, 'py> for PassOptions {
             sharers: options.getattr("sharers")?.extract()?,
             prefetch: options.getattr("prefetch")?.extract()?,
             memory_limit: options.getattr("memory_limit")?.extract()?,
-            record_tasks: options.getattr("record_tasks")?.extract()?,
             end_epoch: None,
             limit: None,
         };
