@@ -193,7 +193,7 @@ def test_batches_that_are_kept_stay_as_they_are(data: Data) -> None:
     options = order_of(True) | {"epochs": 8, "prefetch": 2, "num_threads": 2}
     expected = list(data.read(**options))
     kept, sums = [], []
-    # Of features of fixed shapes alone: it would be compiled for each batch.
+    # It takes features of fixed shapes only: the others would have it compiled for each batch.
     step = jax.jit(lambda vector, id: (vector @ jnp.ones((3, 50), jnp.float32)).sum() + id.sum())
     for number, batch in enumerate(fastpipe.jax.iterator(data.read(**options))):
         # Of two in three nothing is kept but the computation that was dispatched.
@@ -329,7 +329,8 @@ def test_a_step_is_compiled_once_for_each_padded_size(data: Data, pad_ragged: An
     @jax.jit
     def step(batch: dict[str, Any]) -> Any:
         traces.append(jax.tree.structure(batch))
-        return jax.tree.map(lambda array: array.sum(), batch)
+        # Traces are counted; a larger computation only takes longer to compile.
+        return jax.tree.leaves(batch)[0].sum()
 
     reader = data.read(features=RAGGED, drop_last=True, **order_of(True), epochs=3)
     shapes = set()
