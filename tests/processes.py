@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, with as many of JAX's devices as they want, and Ctrl-C for them."""
+"""Scripts in processes of their own, with as many of JAX's devices as they want, Ctrl-C for them, and threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -50,6 +52,15 @@ def printed(program: str, *arguments: str, status: int = 0) -> str:
             raise
     assert (process.returncode, errors) == (status, "")
     return out
+
+
+def together(threads: Iterable[threading.Thread]) -> None:
+    """Starts threads, and waits for all of them."""
+    threads = list(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:

@@ -29,6 +29,7 @@ from fastpipe.cli import _inspect
 from fastpipe.cli._inspect import batch_rows
 from fastpipe.sources.avro._schemas import schema_fields
 from fixtures import Run
+from processes import together
 
 USER = {
     "type": "record",
@@ -578,11 +579,7 @@ def test_progress_counts_rows_whoever_draws(capsys: pytest.CaptureFixture[str], 
     with fastpipe.read_avro(users, batch_size=64, columns=["id"], progress=True) as reader:
         shown = iter(reader)
         drawn: list[int] = []
-        threads = [threading.Thread(target=lambda: drawn.extend(i for b in shown for i in b["id"])) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together([threading.Thread(target=lambda: drawn.extend(i for b in shown for i in b["id"])) for _ in range(3)])
     assert sorted(drawn) == list(range(200))
     assert "200/200" in capsys.readouterr().err
 

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastpipe
+from processes import together
 
 
 def described(columns: Any, **options: Any) -> fastpipe.Description:
@@ -375,11 +376,7 @@ def test_vocabularies_are_used_in_specs(tmp_path: Path) -> None:
 def test_two_threads_describe_one_reader() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100)
     found: list[fastpipe.Description] = []
-    threads = [threading.Thread(target=lambda: found.append(fastpipe.describe(reader))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([threading.Thread(target=lambda: found.append(fastpipe.describe(reader))) for _ in range(2)])
     same(*found)
 
 

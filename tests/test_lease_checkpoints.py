@@ -18,6 +18,7 @@ import pytest
 
 import fastpipe
 import fixtures
+from processes import together
 
 BATCHES = 40
 
@@ -101,11 +102,7 @@ class Ranks:
             checkpoint, model, first = self.saved
             fastpipe.Ledger(self.url).restore(checkpoint)
             self.model = list(model)
-        threads = [threading.Thread(target=self._guarded, args=(rank, first, stop)) for rank in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
+        together([threading.Thread(target=self._guarded, args=(rank, first, stop)) for rank in range(self.ranks)])
         assert not self.errors
 
     def _guarded(self, rank: int, first: int, stop: int) -> None:

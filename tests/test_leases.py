@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from fastpipe.leases._exchange import Member, Request, Token, Used, exchange
 from fastpipe.leases._job import Job, default_stretch
 from fastpipe.leases._ledger import join
 from fastpipe.leases._sqlite import Sqlite
+from processes import together
 
 ROWS = 400
 
@@ -74,11 +76,7 @@ def test_workers_share_the_batches(url: str) -> None:
         with reader(epochs=2).lease(url, worker=name, stretch=3) as worker:
             found.extend(used(worker))
 
-    threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)])
     # A batch may be used twice near the end, by a second copy; never with other rows.
     assert dict(found) == expected(2)
     status = fastpipe.Ledger(url).status()

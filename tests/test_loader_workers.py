@@ -43,6 +43,7 @@ from loader_data import (
     assert_same,
     listed,
 )
+from processes import together
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
 
@@ -371,11 +372,7 @@ def test_a_pass_is_read_by_several_threads(way: str) -> None:
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=read) for _ in range(4)])
     assert not failed
     assert sorted(found) == [[row, row + 1, row + 2] for row in range(0, 300, 3)]
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import fastpipe
 import oracle
 import wire
+from processes import together
 from strategies import SOME
 from test_roundtrip import Values, schemas
 
@@ -221,11 +222,7 @@ def test_a_number_is_asked_for_once_by_many_threads() -> None:
     decoder = fastpipe.MessageDecoder(find, framing="registry")
     messages = [registered(1 + i % 5, USER, row) for i, row in enumerate(users(50))]
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(listed(decoder(messages)))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=lambda: found.append(listed(decoder(messages)))) for _ in range(8)])
     assert sorted(asked) == [1, 2, 3, 4, 5]
     assert found == [columns(users(50))] * 8
 

@@ -18,6 +18,7 @@ import pytest
 
 import fastpipe
 import samples
+from processes import together
 from samples import SHUFFLES, Data
 from strategies import SOME, layouts, orders
 
@@ -106,11 +107,7 @@ def test_several_threads_draw_from_one_pass(data: Data, shuffle: Any) -> None:
     def draw() -> None:
         drawn.extend(samples.digests(batches))
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=draw) for _ in range(4)])
     assert sorted(drawn) == sorted(expected)
     assert reader.state_dict()["progress"]["epoch"] == reader.epoch == 1
 

@@ -17,6 +17,7 @@ from hypothesis import example, given
 import fastpipe
 from fastpipe.cuda import _staging as staging
 from fastpipe.cuda._staging import StagingRing
+from processes import together
 from staging import Arriving, Batches, Device, HostMemory, content, values
 
 
@@ -276,11 +277,7 @@ def test_several_threads_share_a_ring() -> None:
             assert content(batch) == values(note)
             seen.append(note)
 
-    threads = [threading.Thread(target=draw) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=draw) for _ in range(4)])
     assert sorted(seen) == list(range(200))
     world.check_end(3)
 

@@ -21,7 +21,7 @@ from fastpipe import DenseSpec, Masked, Ragged, Strings
 pa = pytest.importorskip("pyarrow")
 
 import table_programs  # noqa: E402
-from processes import PROMPTLY, interrupt, printed, start  # noqa: E402
+from processes import PROMPTLY, interrupt, printed, start, together  # noqa: E402
 from toy_units import flat  # noqa: E402
 
 # --- Arrays ---
@@ -261,12 +261,8 @@ def test_threads_share_a_reader_and_a_table() -> None:
     def read(place: int) -> None:
         own[place] = flat(fastpipe.from_arrays(arrays, batch_size=9))
 
-    threads = [threading.Thread(target=draw, args=(i,)) for i in range(4)]
-    threads += [threading.Thread(target=read, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    drawing = [threading.Thread(target=draw, args=(i,)) for i in range(4)]
+    together([*drawing, *(threading.Thread(target=read, args=(i,)) for i in range(2))])
     assert sorted(itertools.chain(*shared)) == list(range(20_000))
     assert own == [list(range(20_000))] * 2
 

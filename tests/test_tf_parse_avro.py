@@ -15,6 +15,7 @@ import pytest
 
 import fastpipe
 import wire
+from processes import together
 from test_messages import USER, datum, users
 
 tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
@@ -284,11 +285,7 @@ def test_two_schemas_at_once_and_threads() -> None:
         except BaseException as error:
             failed.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=read) for _ in range(4)])
     assert not failed
 
 

@@ -20,6 +20,7 @@ import pytest
 import fastpipe
 from fastpipe import DenseSpec
 from fastpipe.sources.units import UnitLocation
+from processes import together
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.compute as pc  # noqa: E402
@@ -391,11 +392,7 @@ def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any])
         except Broken as error:
             others.append(error)
 
-    threads = [threading.Thread(target=draw) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([threading.Thread(target=draw) for _ in range(3)])
     assert others == [raised.value] * 3
 
 

@@ -21,6 +21,7 @@ import fastpipe
 from avro_rows import read
 from fastpipe import _fastpipe
 from fastpipe._boundary import AvroWriting
+from processes import together
 
 pytestmark = pytest.mark.usefixtures("plain_values")
 
@@ -184,11 +185,7 @@ def test_two_threads(tmp_path: Path) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together([threading.Thread(target=work, args=(number,)) for number in range(4)])
     assert not errors
     rows = [row["a"] for row in read(path)]
     assert rows == [rows[0]] * 50_000
