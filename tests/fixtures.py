@@ -1,4 +1,4 @@
-"""Fixtures of a few files each, which name those that they use: `url = fixtures.url`."""
+"""Fixtures that a few test files share. Each file names the ones it uses: `url = fixtures.url`."""
 
 from __future__ import annotations
 

@@ -60,7 +60,8 @@ def test_ctrl_c_while_numpy_is_loaded_is_an_interrupt() -> None:
 
 
 def test_no_framework_is_loaded_and_nothing_warns() -> None:
-    frameworks = ["jax", "pyarrow", "ray", "sqlalchemy", "tensorflow", "torch", "xgboost"]
+    frameworks = ["fastavro", "jax", "matplotlib", "pyarrow", "ray", "sqlalchemy", "tensorflow", "torch", "tqdm"]
+    frameworks += ["xgboost"]
     script = """
         import warnings
         warnings.simplefilter("error")

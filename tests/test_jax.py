@@ -30,10 +30,7 @@ from samples import SHUFFLES, Data, ids_by_batch, order_of, through_json
 from servers import free_port
 
 DENSE = {"features": {name: samples.FEATURES[name] for name in ("id", "vector")}}
-LAYOUTS = {
-    **samples.FEATURES,
-    "terms": fastpipe.SparseSpec((8,), "float32", layout="csr"),
-}
+LAYOUTS = {**samples.FEATURES, "terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +101,6 @@ def leaves(node: Any) -> list[np.ndarray]:
     if isinstance(node, fastpipe.SparseCSR):
         return [node.values, node.indices, node.offsets]
     return [leaf for part in node for leaf in leaves(part)]
-
-
-def test_importing_fastpipe_does_not_import_jax() -> None:
-    assert outputs(run("import fastpipe; print('jax' in sys.modules)")) == ["False\n"]
 
 
 @pytest.mark.usefixtures("x64")

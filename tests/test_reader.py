@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -94,31 +93,6 @@ def arrays(value: object) -> list[np.ndarray]:
         return [value]
     parts = value.values() if isinstance(value, dict) else value
     return [array for part in parts for array in arrays(part)]
-
-
-@pytest.mark.parametrize("batch_size", [1, 7, 64, 450, 1000, 5000])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_batches_are_the_rows_in_order(files: list[str], batch_size: int, drop_last: bool) -> None:
-    nothing = drop_last and batch_size > 1000
-    with pytest.warns(fastpipe.RowsLeftOutWarning) if nothing else contextlib.nullcontext():
-        reader = fastpipe.read_avro(files, batch_size=batch_size, drop_last=drop_last)
-    expected = rows(0, 1000)
-    if drop_last:
-        expected = expected[: 1000 // batch_size * batch_size]
-    batches = list(reader)
-    assert len(batches) == len(reader)
-    assert [len(b["id"]) for b in batches] == [
-        min(batch_size, len(expected) - i) for i in range(0, len(expected), batch_size)
-    ]
-    ids = [i for b in batches for i in b["id"].tolist()]
-    assert ids == [row["id"] for row in expected]
-    assert [t for b in batches for t in b["text"].to_list()] == [row["text"] for row in expected]
-    assert [v for b in batches for v in b["vector"].tolist()] == [row["vector"] for row in expected]
-    assert [v for b in batches for v in b["items"].to_list()] == [row["items"] for row in expected]
-    terms = [v for b in batches for v in b["terms"].to_list()]
-    assert terms == [
-        [((i,), v) for i, v in zip(row["terms"]["indices0"], row["terms"]["values"], strict=True)] for row in expected
-    ]
 
 
 def test_files_with_other_field_orders_types_and_symbols(tmp_path: Path) -> None:
@@ -515,15 +489,6 @@ def test_nothing_grows_over_many_passes(files: list[str]) -> None:
     passes(50)
     before = passes(50)
     assert passes(300) - before < 8 << 20
-
-
-def test_importing_imports_no_framework() -> None:
-    program = (
-        "import sys, fastpipe; "
-        "print(sorted({'torch', 'tensorflow', 'jax', 'pyarrow', 'fastavro', 'tqdm', 'matplotlib'} & set(sys.modules)))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "[]"
 
 
 def test_progress(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
