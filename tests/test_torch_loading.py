@@ -20,7 +20,7 @@ import pytest
 import loading
 import samples
 from apart import apart
-from samples import Data
+from samples import Data, ids_by_batch
 from servers import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and processes that can be looked at")
@@ -73,7 +73,7 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
     assert len({tuple(order) for order in orders}) == count
     # Batches of the workers come in turn: each is of the share that a reader of its rank reads.
     options = loading.OPTIONS | {"uneven": "allow", "world_size": workers}
-    shares = [loading.rows(data.read(**options, rank=rank)) for rank in range(workers)]
+    shares = [ids_by_batch(data.read(**options, rank=rank)) for rank in range(workers)]
     assert sorted(fresh[0]) == sorted(batch for share in shares for batch in share)
     # A loop that was left counts as an epoch.
     assert found["again"] == fresh[1]
@@ -85,7 +85,7 @@ def batches_of(data: Data, epoch: int) -> list[list[int]]:
     shares = [data.read(**loading.OPTIONS | {"uneven": "allow", "world_size": 2}, rank=rank) for rank in range(2)]
     for share in shares:
         share.set_epoch(epoch)
-    return sorted(batch for share in shares for batch in loading.rows(share))
+    return sorted(batch for share in shares for batch in ids_by_batch(share))
 
 
 # Workers of a fork server get the same data as spawned ones, each of which imports torch for seconds.
@@ -123,7 +123,7 @@ def test_seeds_that_repeat_dont_repeat_epochs(data: Data) -> None:
     for epoch, batches in zip((0, 2, 3, 4), run(program="alike", paths=data.paths), strict=True):
         alone = data.read(**loading.OPTIONS)
         alone.set_epoch(epoch)
-        assert sorted(batches) == sorted(loading.rows(alone))
+        assert sorted(batches) == sorted(ids_by_batch(alone))
 
 
 def test_loaders_beside_each_other(data: Data) -> None:
@@ -309,7 +309,7 @@ def test_another_number_of_ranks_goes_on(data: Data, before: int, after: int, tm
     rest = ranks(data.paths, after, tmp_path, 0)
     assert len({len(batches) for batches in rest}) == 1
     batches = [tuple(batch) for share in first + rest for batch in share]
-    whole = {tuple(batch) for batch in loading.rows(data.read(**loading.OPTIONS))}
+    whole = {tuple(batch) for batch in ids_by_batch(data.read(**loading.OPTIONS))}
     assert len(set(batches)) == len(batches)
     assert set(batches) <= whole
     assert len(whole) - len(batches) < after
