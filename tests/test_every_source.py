@@ -12,6 +12,7 @@ import pytest
 
 import fastpipe
 from every_source import ROWS, Make, digests, make, order
+from processes import together
 
 # The fixture that makes readers of each source.
 __all__ = ["make"]
@@ -87,11 +88,7 @@ def test_readers_are_pickled(make: Make) -> None:
 def test_several_threads_draw_from_one_pass(make: Make) -> None:
     whole = digests(make(batch_size=4))
     batches, found = iter(make(batch_size=4, num_threads=2)), list[str]()
-    threads = [threading.Thread(target=lambda: found.extend(digests(batches))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together([threading.Thread(target=lambda: found.extend(digests(batches))) for _ in range(4)])
     assert sorted(found) == sorted(whole)
 
 

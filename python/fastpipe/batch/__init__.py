@@ -311,7 +311,7 @@ class _SparseForm(Form):
 
     @property
     def indices(self) -> np.ndarray:
-        """Index of each entry, in each dimension; behind its row in COO."""
+        """Index of each entry in each dimension. In COO its row comes first."""
         return self._indices
 
     @property
