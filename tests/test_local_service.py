@@ -187,7 +187,8 @@ def test_what_cannot_be_served() -> None:
     for _ in range(2):
         service.close()
     assert "closed" in repr(service)
-    with pytest.raises(fastpipe.ServiceError, match="has ended"):
+    # Told apart by whether the pass was waiting for an answer, or asks for another one.
+    with pytest.raises(fastpipe.ServiceError, match=r"has ended|is closed"):
         list(passing)
     with pytest.raises(fastpipe.ServiceError, match="closed"):
         next(iter(remote))

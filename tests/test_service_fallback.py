@@ -215,7 +215,8 @@ def test_errors_of_the_data_come_from_the_fallback_as_they_are(tmp_path: Path, g
 
 
 def test_two_threads_and_passes_that_are_left(gone: str) -> None:
-    remote = fastpipe.connect(gone, fallback=read(), prefetch=1)
+    # Threads that wait for a server's answer end with that, at the latest when it is overdue.
+    remote = fastpipe.connect(gone, fallback=read(), prefetch=1, timeout=5)
     next(iter(remote))
     remote.set_epoch(0)
     batches, found = iter(remote), list[list[int]]()
