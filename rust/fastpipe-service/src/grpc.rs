@@ -1,0 +1,165 @@
+//! gRPC over HTTP/2: statuses, and requests of one message.
+
+use std::fmt::Write as _;
+
+use bytes::{Buf as _, Bytes};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body_util::{BodyExt as _, Limited};
+use hyper::body::Incoming;
+
+/// gRPC's media type.
+pub const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Bytes in front of a message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// How a call ends. The numbers are gRPC's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Code {
+    /// All went well.
+    Ok = 0,
+    /// The server stops, or the client has gone.
+    Cancelled = 1,
+    /// The request can't be read.
+    InvalidArgument = 3,
+    /// The request is too large.
+    ResourceExhausted = 8,
+    /// There is no such call.
+    Unimplemented = 12,
+    /// A fault of the server.
+    Internal = 13,
+    /// The server is busy, or the request was damaged: to be asked again.
+    Unavailable = 14,
+    /// The token is wrong.
+    Unauthenticated = 16,
+}
+
+impl Code {
+    const ALL: [Code; 8] = [
+        Code::Ok,
+        Code::Cancelled,
+        Code::InvalidArgument,
+        Code::ResourceExhausted,
+        Code::Unimplemented,
+        Code::Internal,
+        Code::Unavailable,
+        Code::Unauthenticated,
+    ];
+}
+
+/// How a call ends, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// How.
+    pub code: Code,
+    /// Why.
+    pub message: String,
+}
+
+impl Status {
+    /// A status with a message.
+    pub fn new(code: Code, message: impl Into<String>) -> Status {
+        let message = message.into();
+        Status { code, message }
+    }
+
+    /// The headers behind an answer.
+    pub fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        trailers.insert(STATUS, HeaderValue::from(u16::from(self.code as u8)));
+        if let Ok(message) = HeaderValue::try_from(percent_encoded(&self.message)) {
+            trailers.insert(MESSAGE, message);
+        }
+        trailers
+    }
+
+    /// The status that headers tell; `None` if they tell none.
+    pub fn of(headers: &HeaderMap) -> Option<Status> {
+        let number: u8 = headers.get(STATUS)?.to_str().ok()?.parse().ok()?;
+        let code = Code::ALL.into_iter().find(|&code| code as u8 == number);
+        let message = headers.get(MESSAGE).map_or_else(Default::default, |value| percent_decoded(value.as_bytes()));
+        Some(Status::new(code.unwrap_or(Code::Internal), message))
+    }
+}
+
+/// As gRPC writes messages: bytes outside of printable ASCII, and `%`, as `%XX`.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(byte as char),
+            _ => _ = write!(encoded, "%{byte:02X}"),
+        }
+    }
+    encoded
+}
+
+fn percent_decoded(text: &[u8]) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, after)) = rest.split_first() {
+        let escaped = after.get(..2).filter(|_| first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        match escaped.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                decoded.push(first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}
+
+/// Reads the one message of a request.
+///
+/// # Errors
+/// If there is none or more than one, if it is compressed, or takes more than `most` bytes: no more are read.
+pub async fn read_request(body: Incoming, most: usize) -> Result<Bytes, Status> {
+    let collected = Limited::new(body, PREFIX + most).collect().await.map_err(|error| {
+        if error.is::<http_body_util::LengthLimitError>() {
+            Status::new(Code::ResourceExhausted, format!("a request has {most} bytes at most"))
+        } else {
+            Status::new(Code::Cancelled, format!("the request didn't arrive: {error}"))
+        }
+    })?;
+    let mut bytes = collected.to_bytes();
+    let refused = |why: &str| Status::new(Code::InvalidArgument, format!("a request that can't be read: {why}"));
+    if bytes.len() < PREFIX {
+        return Err(refused("it has no message"));
+    }
+    if bytes.get_u8() != 0 {
+        return Err(Status::new(Code::Unimplemented, "requests can't be compressed"));
+    }
+    if bytes.get_u32() as usize != bytes.len() {
+        return Err(refused("its length is wrong"));
+    }
+    Ok(bytes)
+}
+
+/// A message as gRPC sends it.
+pub fn framed(message: &[u8]) -> Bytes {
+    let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
+    [&[0][..], &len.to_be_bytes(), message].concat().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn statuses_come_back_as_they_were(message in any::<String>(), code in prop::sample::select(&Code::ALL[..])) {
+            let status = Status::new(code, message);
+            prop_assert_eq!(Status::of(&status.trailers()), Some(status));
+        }
+    }
+}

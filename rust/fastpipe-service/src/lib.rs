@@ -1,0 +1,7 @@
+//! Serves the batches of passes on Arrow Flight, and reads them from several servers.
+#![forbid(unsafe_code)]
+
+pub mod flight;
+pub mod grpc;
+mod messages;
+pub mod server;
