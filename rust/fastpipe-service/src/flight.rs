@@ -34,7 +34,11 @@ const MOST_METADATA: usize = 64 << 20;
 fn record_batch(data: usize) -> Vec<u8> {
     let mut builder = FlatBufferBuilder::with_capacity(256);
     let nodes = builder.create_vector(&[FieldNode::new(1, 0)]);
-    let buffers = [Buffer::new(0, 0), Buffer::new(0, OFFSETS as i64), Buffer::new(OFFSETS as i64, data as i64)];
+    let buffers = [
+        Buffer::new(0, 0),
+        Buffer::new(0, OFFSETS as i64),
+        Buffer::new(OFFSETS as i64, data as i64),
+    ];
     let buffers = builder.create_vector(&buffers);
     let batch = RecordBatchArgs {
         length: 1,
@@ -43,7 +47,12 @@ fn record_batch(data: usize) -> Vec<u8> {
         ..RecordBatchArgs::default()
     };
     let batch = RecordBatch::create(&mut builder, &batch);
-    finished(builder, MessageHeader::RecordBatch, batch.as_union_value(), body_len(data))
+    finished(
+        builder,
+        MessageHeader::RecordBatch,
+        batch.as_union_value(),
+        body_len(data),
+    )
 }
 
 /// The flatbuffer that describes the column.
@@ -153,7 +162,10 @@ enum State {
     Skip(usize),
     Metadata(usize),
     Offsets(usize),
-    Data { data: usize, padding: usize },
+    Data {
+        data: usize,
+        padding: usize,
+    },
 }
 
 impl FlightReader {
@@ -205,7 +217,11 @@ impl FlightReader {
                     let skipped = len.min(bytes.len());
                     *bytes = &bytes[skipped..];
                     self.left -= skipped;
-                    self.state = if skipped == len { State::Tag } else { State::Skip(len - skipped) };
+                    self.state = if skipped == len {
+                        State::Tag
+                    } else {
+                        State::Skip(len - skipped)
+                    };
                     if skipped < len {
                         return Ok(None);
                     }
@@ -277,7 +293,11 @@ impl FlightReader {
                 return Err(NotFlight("a number is too large"));
             }
             if byte < 0x80 {
-                let number = self.pending.iter().rev().fold(0, |number, &byte| number << 7 | u64::from(byte & 0x7f));
+                let number = self
+                    .pending
+                    .iter()
+                    .rev()
+                    .fold(0, |number, &byte| number << 7 | u64::from(byte & 0x7f));
                 self.pending.clear();
                 return Ok(Some(number));
             }

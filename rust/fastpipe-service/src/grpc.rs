@@ -81,7 +81,9 @@ impl Status {
     pub fn of(headers: &HeaderMap) -> Option<Status> {
         let number: u8 = headers.get(STATUS)?.to_str().ok()?.parse().ok()?;
         let code = Code::ALL.into_iter().find(|&code| code as u8 == number);
-        let message = headers.get(MESSAGE).map_or_else(Default::default, |value| percent_decoded(value.as_bytes()));
+        let message = headers
+            .get(MESSAGE)
+            .map_or_else(Default::default, |value| percent_decoded(value.as_bytes()));
         Some(Status::new(code.unwrap_or(Code::Internal), message))
     }
 }
@@ -102,7 +104,10 @@ fn percent_decoded(text: &[u8]) -> String {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text;
     while let Some((&first, after)) = rest.split_first() {
-        let escaped = after.get(..2).filter(|_| first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
+        let escaped = after
+            .get(..2)
+            .filter(|_| first == b'%')
+            .and_then(|hex| std::str::from_utf8(hex).ok());
         match escaped.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
             Some(byte) => {
                 decoded.push(byte);

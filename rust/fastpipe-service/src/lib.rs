@@ -1,7 +1,9 @@
 //! Serves the batches of passes on Arrow Flight, and reads them from several servers.
 #![forbid(unsafe_code)]
 
+pub mod connection;
 pub mod flight;
 pub mod grpc;
 mod messages;
+pub mod schedule;
 pub mod server;

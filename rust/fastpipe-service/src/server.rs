@@ -1,7 +1,6 @@
 //! Listens for clients, and answers their calls. What is answered is a [`Service`]'s.
 
 use std::convert::Infallible;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -219,20 +218,18 @@ async fn connected<S: Service>(
     _ = connection.await;
 }
 
-fn answer<S: Service>(
+async fn answer<S: Service>(
     request: Request<Incoming>,
     client: SocketAddr,
     shared: Arc<Shared<S>>,
-) -> impl Future<Output = Response<Answer>> {
-    async move {
-        let (sender, receiver) = mpsc::channel(AHEAD);
-        if let Err(status) = call(request, client, shared, sender.clone()).await {
-            _ = sender.send(Frame::trailers(status.trailers())).await;
-        }
-        let mut response = Response::new(Answer(receiver));
-        response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
-        response
+) -> Response<Answer> {
+    let (sender, receiver) = mpsc::channel(AHEAD);
+    if let Err(status) = call(request, client, shared, sender.clone()).await {
+        _ = sender.send(Frame::trailers(status.trailers())).await;
     }
+    let mut response = Response::new(Answer(receiver));
+    response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
+    response
 }
 
 async fn call<S: Service>(
@@ -243,14 +240,32 @@ async fn call<S: Service>(
 ) -> Result<(), Status> {
     let (head, body) = request.into_parts();
     // Before a byte of the request is read.
-    shared.service.admit(head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))?;
+    shared
+        .service
+        .admit(head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))?;
     check_media_type(&head.headers)?;
-    let method = head.uri.path().strip_prefix("/arrow.flight.protocol.FlightService/").unwrap_or_default().to_owned();
+    let method = head
+        .uri
+        .path()
+        .strip_prefix("/arrow.flight.protocol.FlightService/")
+        .unwrap_or_default()
+        .to_owned();
     if !["DoGet", "DoAction", "ListActions"].contains(&method.as_str()) {
-        return Err(Status::new(Code::Unimplemented, format!("there is no call {:.100?} here", head.uri.path())));
+        return Err(Status::new(
+            Code::Unimplemented,
+            format!("there is no call {:.100?} here", head.uri.path()),
+        ));
     }
-    if shared.calls.try_acquire().map(tokio::sync::SemaphorePermit::forget).is_err() {
-        return Err(Status::new(Code::Unavailable, "this server is busy: ask another one, or later"));
+    if shared
+        .calls
+        .try_acquire()
+        .map(tokio::sync::SemaphorePermit::forget)
+        .is_err()
+    {
+        return Err(Status::new(
+            Code::Unavailable,
+            "this server is busy: ask another one, or later",
+        ));
     }
     let permit = Permit(shared.clone());
     let request = read_request(body, shared.limits.request).await?;
@@ -273,7 +288,9 @@ impl<S> Drop for Permit<S> {
 }
 
 fn check_media_type(headers: &HeaderMap) -> Result<(), Status> {
-    let given = headers.get(header::CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    let given = headers
+        .get(header::CONTENT_TYPE)
+        .map_or(&b""[..], HeaderValue::as_bytes);
     if given.starts_with(MEDIA_TYPE.as_bytes()) {
         return Ok(());
     }
@@ -287,7 +304,12 @@ fn perform<S: Service>(
     service: &S,
     outlet: &Outlet,
 ) -> Result<(), Status> {
-    let unreadable = || Status::new(Code::InvalidArgument, "a request that can't be read: it is no message of Flight");
+    let unreadable = || {
+        Status::new(
+            Code::InvalidArgument,
+            "a request that can't be read: it is no message of Flight",
+        )
+    };
     match method {
         "DoGet" => {
             let ticket = bytes_field(request, 1).ok_or_else(unreadable)?;
