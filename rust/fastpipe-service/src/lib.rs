@@ -7,3 +7,4 @@ pub mod grpc;
 mod messages;
 pub mod schedule;
 pub mod server;
+pub mod streams;

@@ -1,0 +1,703 @@
+//! Batches at a server, decoded once for all clients that ask for the same steps.
+//!
+//! A *stream* is the batches of an epoch in an order. It has *passes*, each of which yields one step after the other,
+//! small ones several at once, and decodes ahead; what was drawn is kept for a while. A request for a step gets what is
+//! kept, or draws from the pass that comes to it soonest; a new pass begins where none does. So clients that share a
+//! stream share its decoding. Everything here can be made anew from a ticket.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fastpipe_batch::{Result, Slab};
+use fastpipe_wire::Outgoing;
+
+use crate::grpc::{Code, Status};
+
+/// Steps that a pass may be behind: rather than begin another one, a request draws those between, too.
+const NEAR: u64 = 16;
+
+/// How long a thread waits before it looks again.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Bytes of small batches that are drawn, and sent, together.
+pub const TOGETHER: usize = 512 << 10;
+
+/// Bytes that are kept as long as no two clients read one stream: memory that is used again at once stays in the cache.
+const ALONE: usize = 8 << 20;
+
+/// How long a small batch may wait for others that are sent with it.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Streams of which there is nothing but what is kept.
+const MOST_KEPT_STREAMS: usize = 64;
+
+/// What batches that are kept take besides their bytes.
+const OVERHEAD: usize = 2 << 10;
+
+/// How long a request waits for others' batches to be taken, before it is told that the server is busy.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A pass over a stream.
+pub trait Pass: Send {
+    /// The next batches, at least one: as many as have `most` bytes together, and are there within `gather`. `None` if
+    /// there are no more.
+    ///
+    /// # Errors
+    /// What the source raises.
+    fn next(&mut self, most: usize, gather: Duration) -> Result<Option<(Outgoing, Vec<Slab>)>>;
+}
+
+/// Why a request gets no batches.
+#[derive(Debug)]
+pub enum Refusal {
+    /// How the call ends.
+    Status(Status),
+    /// What the data's error is.
+    Data(fastpipe_batch::Error),
+}
+
+impl From<fastpipe_batch::Error> for Refusal {
+    fn from(error: fastpipe_batch::Error) -> Self {
+        Refusal::Data(error)
+    }
+}
+
+fn gone() -> Refusal {
+    Refusal::Status(Status::new(
+        Code::Cancelled,
+        "the client has gone, or the server is stopping",
+    ))
+}
+
+/// Batches of a stream that were drawn together.
+pub struct Drawn {
+    first: u64,
+    outgoing: Outgoing,
+    slabs: Vec<Bytes>,
+}
+
+impl Drawn {
+    /// The step after the last of them.
+    pub fn end(&self) -> u64 {
+        self.first + self.outgoing.count() as u64
+    }
+
+    /// Their bytes.
+    pub fn nbytes(&self) -> usize {
+        self.outgoing.nbytes()
+    }
+
+    /// What is said of some of the batches, and the pieces of memory that they are.
+    pub fn part(&self, steps: Range<u64>) -> Option<(Vec<u8>, Vec<Bytes>)> {
+        let at = |step: u64| step.checked_sub(self.first).map(|at| at as usize);
+        let (said, bytes) = self.outgoing.part(at(steps.start)?..at(steps.end)?)?;
+        let (mut pieces, mut start) = (Vec::new(), 0);
+        for slab in &self.slabs {
+            let range = bytes.start.max(start)..bytes.end.min(start + slab.len());
+            if !range.is_empty() {
+                pieces.push(slab.slice(range.start - start..range.end - start));
+            }
+            start += slab.len();
+        }
+        Some((said, pieces))
+    }
+}
+
+/// A slab, as long as it is in memory: its bytes are counted.
+struct Counted {
+    slab: Slab,
+    alive: Arc<Alive>,
+}
+
+impl AsRef<[u8]> for Counted {
+    fn as_ref(&self) -> &[u8] {
+        self.slab.bytes()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.alive.change(|bytes| bytes - self.slab.len());
+    }
+}
+
+/// Bytes of batches that were handed over by passes and are in memory, kept or being sent.
+#[derive(Default)]
+struct Alive {
+    bytes: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Alive {
+    fn change(&self, change: impl FnOnce(usize) -> usize) {
+        let mut bytes = locked(&self.bytes);
+        *bytes = change(*bytes);
+        self.changed.notify_all();
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a server's streams may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Passes that are open at once; the one that was used longest ago ends for a new one.
+    pub passes: usize,
+    /// Bytes of batches that are kept for other requests, once several clients read a stream.
+    pub keep: usize,
+    /// Bytes of batches that are kept or being sent, together; `None` for no bound.
+    pub alive: Option<usize>,
+}
+
+/// What streams have done, and have now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Batches that were decoded.
+    pub decoded: u64,
+    /// Passes that were begun.
+    pub begun: u64,
+    /// Batches that another request had decoded.
+    pub kept_hits: u64,
+    /// Streams that are known.
+    pub streams: usize,
+    /// Passes that are open.
+    pub passes: usize,
+    /// Bytes that are kept.
+    pub kept_bytes: usize,
+    /// Bytes that are in memory.
+    pub alive_bytes: usize,
+}
+
+/// A request for a step.
+pub struct Want<'a, K> {
+    /// Its stream.
+    pub key: K,
+    /// The step.
+    pub step: u64,
+    /// The one after the last that is asked for.
+    pub stop: u64,
+    /// Who asks.
+    pub client: &'a str,
+    /// Whether the step is awaited more than those after it.
+    pub now: bool,
+    /// Whether the client is still there.
+    pub wanted: &'a dyn Fn() -> bool,
+    /// Begins a pass at a step.
+    pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>>,
+}
+
+struct PassSlot {
+    id: u64,
+    /// `None` while it is at work, or is to begin.
+    pass: Option<Box<dyn Pass>>,
+    /// The step that it comes to next, and what it has drawn last.
+    next: u64,
+    last: Option<Arc<Drawn>>,
+    used: u64,
+}
+
+struct Stream {
+    client: String,
+    used: u64,
+    passes: Vec<PassSlot>,
+    kept: HashMap<u64, Arc<Drawn>>,
+}
+
+struct State<K> {
+    streams: HashMap<K, Stream>,
+    /// What is kept of all streams, from what was drawn first.
+    drawn: VecDeque<(K, Arc<Drawn>)>,
+    held: usize,
+    /// Whether several clients have read one stream.
+    shared: bool,
+    clock: u64,
+    closed: bool,
+    counts: Counts,
+}
+
+/// The streams of a server.
+pub struct Streams<K> {
+    bounds: Bounds,
+    state: Mutex<State<K>>,
+    changed: Condvar,
+    alive: Arc<Alive>,
+}
+
+impl<K: Clone + Eq + Hash> Streams<K> {
+    /// Streams within bounds.
+    pub fn new(bounds: Bounds) -> Streams<K> {
+        Streams {
+            bounds,
+            state: Mutex::new(State {
+                streams: HashMap::new(),
+                drawn: VecDeque::new(),
+                held: 0,
+                shared: false,
+                clock: 0,
+                closed: false,
+                counts: Counts::default(),
+            }),
+            changed: Condvar::new(),
+            alive: Arc::default(),
+        }
+    }
+
+    /// Batches of which one is that of the step.
+    ///
+    /// # Errors
+    /// What the pass raises; that the server is busy; that the client has gone or the server stops.
+    pub fn get(&self, want: &Want<'_, K>) -> Result<Arc<Drawn>, Refusal> {
+        let until = Instant::now() + PATIENCE;
+        let mut state = locked(&self.state);
+        loop {
+            if state.closed || !(want.wanted)() {
+                return Err(gone());
+            }
+            state.clock += 1;
+            let clock = state.clock;
+            if !state.streams.contains_key(&want.key) {
+                state.forget_idle_streams();
+            }
+            let stream = state.streams.entry(want.key.clone()).or_insert_with(|| Stream {
+                client: want.client.to_owned(),
+                used: 0,
+                passes: Vec::new(),
+                kept: HashMap::new(),
+            });
+            stream.used = clock;
+            let is_shared = stream.client != want.client;
+            if let Some(found) = stream.found(want.step) {
+                state.shared |= is_shared;
+                state.counts.kept_hits += found.end().min(want.stop) - want.step;
+                return Ok(found);
+            }
+            let near = |slot: &&mut PassSlot| slot.next <= want.step && want.step < slot.next + NEAR;
+            let nearest = stream.passes.iter_mut().filter(near).max_by_key(|slot| slot.next);
+            let (id, next, pass) = match nearest {
+                Some(slot) => {
+                    let Some(pass) = slot.pass.take() else {
+                        state.shared |= is_shared;
+                        state = self.wait(state);
+                        continue;
+                    };
+                    slot.used = clock;
+                    (slot.id, slot.next, Some(pass))
+                }
+                None => {
+                    let slot = PassSlot {
+                        id: clock,
+                        pass: None,
+                        next: want.step,
+                        last: None,
+                        used: clock,
+                    };
+                    stream.passes.push(slot);
+                    (clock, want.step, None)
+                }
+            };
+            state.shared |= is_shared;
+            drop(state);
+            let drawn = self.draw(want, id, next, pass, until);
+            state = locked(&self.state);
+            if let Some(drawn) = drawn? {
+                if drawn.first <= want.step && want.step < drawn.end() {
+                    return Ok(drawn);
+                }
+            }
+        }
+    }
+
+    /// Draws what comes next of a pass, which is at work until then.
+    fn draw(
+        &self,
+        want: &Want<'_, K>,
+        id: u64,
+        next: u64,
+        pass: Option<Box<dyn Pass>>,
+        until: Instant,
+    ) -> Result<Option<Arc<Drawn>>, Refusal> {
+        let gather = if want.now { Duration::ZERO } else { GATHER };
+        let drawing = || -> Result<_, Refusal> {
+            let mut pass = match pass {
+                Some(pass) => pass,
+                None => {
+                    self.make_room(want, until)?;
+                    let pass = (want.begin)(next)?;
+                    locked(&self.state).counts.begun += 1;
+                    pass
+                }
+            };
+            self.wait_for_memory(want, until)?;
+            let drawn = pass.next(TOGETHER, gather)?;
+            Ok((pass, drawn))
+        };
+        let drawn = drawing();
+        let mut state = locked(&self.state);
+        self.changed.notify_all();
+        let (pass, (outgoing, slabs)) = match drawn {
+            Ok((pass, Some(drawn))) => (pass, drawn),
+            Ok((_, None)) => {
+                state.drop_pass(&want.key, id);
+                return Ok(None);
+            }
+            Err(refusal) => {
+                state.drop_pass(&want.key, id);
+                return Err(refusal);
+            }
+        };
+        self.alive
+            .change(|bytes| bytes + slabs.iter().map(Slab::len).sum::<usize>());
+        let counted = |slab| {
+            Bytes::from_owner(Counted {
+                slab,
+                alive: self.alive.clone(),
+            })
+        };
+        let slabs = slabs.into_iter().map(counted).collect();
+        let drawn = Arc::new(Drawn {
+            first: next,
+            outgoing,
+            slabs,
+        });
+        state.counts.decoded += drawn.outgoing.count() as u64;
+        if let Some(slot) = state.slot(&want.key, id) {
+            slot.pass = Some(pass);
+            slot.next = drawn.end();
+            slot.last = Some(drawn.clone());
+        }
+        let most = if state.shared {
+            self.bounds.keep
+        } else {
+            self.bounds.keep.min(ALONE)
+        };
+        state.keep(&want.key, &drawn, most);
+        Ok(Some(drawn))
+    }
+
+    /// Ends passes until there may be one more: first the one that was used longest ago.
+    fn make_room(&self, want: &Want<'_, K>, until: Instant) -> Result<(), Refusal> {
+        let mut state = locked(&self.state);
+        loop {
+            if state.closed || !(want.wanted)() {
+                return Err(gone());
+            }
+            // The one that is to begin is among them.
+            let open = state.streams.values().map(|stream| stream.passes.len()).sum::<usize>();
+            if open <= self.bounds.passes {
+                return Ok(());
+            }
+            let oldest = state
+                .streams
+                .iter()
+                .flat_map(|(key, stream)| stream.passes.iter().map(move |slot| (key, slot)));
+            let oldest = oldest
+                .filter(|(_, slot)| slot.pass.is_some())
+                .min_by_key(|(_, slot)| slot.used);
+            if let Some((key, id)) = oldest.map(|(key, slot)| (key.clone(), slot.id)) {
+                let ended = state.drop_pass(&key, id);
+                drop(state);
+                drop(ended);
+                state = locked(&self.state);
+                continue;
+            }
+            if Instant::now() > until {
+                return Err(busy(&format!("none of its {} passes is idle", self.bounds.passes)));
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Waits until more batches may be in memory.
+    fn wait_for_memory(&self, want: &Want<'_, K>, until: Instant) -> Result<(), Refusal> {
+        let Some(most) = self.bounds.alive else {
+            return Ok(());
+        };
+        loop {
+            let alive = *locked(&self.alive.bytes);
+            if alive < most {
+                return Ok(());
+            }
+            let let_go = locked(&self.state).let_go();
+            if let_go.is_some() {
+                continue;
+            }
+            if locked(&self.state).closed || !(want.wanted)() {
+                return Err(gone());
+            }
+            if Instant::now() > until {
+                return Err(busy(&format!(
+                    "{alive} bytes wait for clients to take them, of {most} at most"
+                )));
+            }
+            let alive = locked(&self.alive.bytes);
+            if *alive >= most {
+                drop(self.alive.changed.wait_timeout(alive, TICK));
+            }
+        }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State<K>>) -> MutexGuard<'a, State<K>> {
+        self.changed
+            .wait_timeout(state, TICK)
+            .unwrap_or_else(PoisonError::into_inner)
+            .0
+    }
+
+    /// What was done, and what there is now.
+    pub fn counts(&self) -> Counts {
+        let state = locked(&self.state);
+        Counts {
+            streams: state.streams.len(),
+            passes: state.streams.values().map(|stream| stream.passes.len()).sum(),
+            kept_bytes: state.held,
+            alive_bytes: *locked(&self.alive.bytes),
+            ..state.counts
+        }
+    }
+
+    /// Ends all passes. Requests end.
+    pub fn close(&self) {
+        let mut state = locked(&self.state);
+        state.closed = true;
+        state.held = 0;
+        let ended = (std::mem::take(&mut state.streams), std::mem::take(&mut state.drawn));
+        self.changed.notify_all();
+        drop(state);
+        drop(ended);
+    }
+}
+
+fn busy(why: &str) -> Refusal {
+    Refusal::Status(Status::new(
+        Code::Unavailable,
+        format!("this server is busy: {why}; ask another one, or later"),
+    ))
+}
+
+impl Stream {
+    /// What is kept of a step, or what a pass has drawn last.
+    fn found(&self, step: u64) -> Option<Arc<Drawn>> {
+        let last = |slot: &PassSlot| slot.last.clone().filter(|last| last.first <= step && step < last.end());
+        self.kept
+            .get(&step)
+            .cloned()
+            .or_else(|| self.passes.iter().find_map(last))
+    }
+}
+
+impl<K: Clone + Eq + Hash> State<K> {
+    fn slot(&mut self, key: &K, id: u64) -> Option<&mut PassSlot> {
+        self.streams.get_mut(key)?.passes.iter_mut().find(|slot| slot.id == id)
+    }
+
+    fn keep(&mut self, key: &K, drawn: &Arc<Drawn>, most: usize) {
+        let cost = drawn.nbytes() + OVERHEAD;
+        let Some(stream) = self.streams.get_mut(key).filter(|_| cost <= most) else {
+            return;
+        };
+        stream
+            .kept
+            .extend((drawn.first..drawn.end()).map(|step| (step, drawn.clone())));
+        self.drawn.push_back((key.clone(), drawn.clone()));
+        self.held += cost;
+        while self.held > most && self.let_go_of_oldest().is_some() {}
+    }
+
+    /// Keeps no longer what was drawn first. Returns it.
+    fn let_go_of_oldest(&mut self) -> Option<Arc<Drawn>> {
+        let (key, oldest) = self.drawn.pop_front()?;
+        self.held -= oldest.nbytes() + OVERHEAD;
+        if let Some(stream) = self.streams.get_mut(&key) {
+            for step in oldest.first..oldest.end() {
+                // Two passes may come to the same step.
+                if stream.kept.get(&step).is_some_and(|drawn| Arc::ptr_eq(drawn, &oldest)) {
+                    stream.kept.remove(&step);
+                }
+            }
+        }
+        self.forget(&key);
+        Some(oldest)
+    }
+
+    /// Lets go of what may be made again: what is kept, and what passes have drawn last. Returns some of it.
+    fn let_go(&mut self) -> Option<Vec<Arc<Drawn>>> {
+        if let Some(oldest) = self.let_go_of_oldest() {
+            return Some(vec![oldest]);
+        }
+        let slots = self.streams.values_mut().flat_map(|stream| &mut stream.passes);
+        let lasts: Vec<_> = slots.filter_map(|slot| slot.last.take()).collect();
+        (!lasts.is_empty()).then_some(lasts)
+    }
+
+    /// Makes room for another stream: first those go that were asked for longest ago, if they have no pass.
+    fn forget_idle_streams(&mut self) {
+        let idle = self.streams.iter().filter(|(_, stream)| stream.passes.is_empty());
+        let idle: Vec<_> = idle.map(|(key, stream)| (stream.used, key.clone())).collect();
+        if idle.len() < MOST_KEPT_STREAMS {
+            return;
+        }
+        let Some((_, key)) = idle.into_iter().min_by_key(|(used, _)| *used) else {
+            return;
+        };
+        self.streams.remove(&key);
+        let of_others = |(other, drawn): &(K, Arc<Drawn>)| {
+            let stays = *other != key;
+            if !stays {
+                self.held -= drawn.nbytes() + OVERHEAD;
+            }
+            stays
+        };
+        self.drawn.retain(of_others);
+    }
+
+    /// Forgets a stream of which nothing is left.
+    fn forget(&mut self, key: &K) {
+        if self
+            .streams
+            .get(key)
+            .is_some_and(|stream| stream.kept.is_empty() && stream.passes.is_empty())
+        {
+            self.streams.remove(key);
+        }
+    }
+
+    fn drop_pass(&mut self, key: &K, id: u64) -> Option<PassSlot> {
+        let stream = self.streams.get_mut(key)?;
+        let at = stream.passes.iter().position(|slot| slot.id == id)?;
+        let ended = stream.passes.swap_remove(at);
+        self.forget(key);
+        Some(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use fastpipe_batch::{Error, ErrorKind, SlabPool};
+    use fastpipe_engine::{Batch, BatchInfo};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Batches whose bytes are their step.
+    struct Numbers {
+        next: u64,
+        stop: u64,
+        open: Arc<AtomicUsize>,
+    }
+
+    impl Pass for Numbers {
+        fn next(&mut self, most: usize, _: Duration) -> Result<Option<(Outgoing, Vec<Slab>)>> {
+            let pool = SlabPool::new(0);
+            let mut batches = Vec::new();
+            while self.next < self.stop && batches.len() * 8 < most.min(24) {
+                let mut slab = pool.take(8)?;
+                slab.bytes_mut().copy_from_slice(&self.next.to_le_bytes());
+                batches.push(Batch {
+                    info: BatchInfo::default(),
+                    slabs: vec![slab],
+                    parts: Vec::new(),
+                    dense_shapes: Vec::new(),
+                });
+                self.next += 1;
+            }
+            if batches.is_empty() {
+                Ok(None)
+            } else {
+                Outgoing::new(batches, &pool).map(Some)
+            }
+        }
+    }
+
+    impl Drop for Numbers {
+        fn drop(&mut self) {
+            self.open.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    fn read(streams: &Streams<u8>, key: u8, client: &str, steps: Range<u64>, open: &Arc<AtomicUsize>) -> Vec<u64> {
+        let begin = |next| -> Result<Box<dyn Pass>> {
+            if next > 99 {
+                return Err(Error::new(ErrorKind::Malformed, "there is no such step"));
+            }
+            assert!(open.fetch_add(1, Ordering::SeqCst) < 3, "passes that are open");
+            let open = open.clone();
+            Ok(Box::new(Numbers { next, stop: 100, open }))
+        };
+        let (mut step, mut found) = (steps.start, Vec::new());
+        while step < steps.end {
+            let want = Want {
+                key,
+                step,
+                stop: steps.end,
+                client,
+                now: true,
+                wanted: &|| true,
+                begin: &begin,
+            };
+            let drawn = streams.get(&want).unwrap();
+            let end = drawn.end().min(steps.end);
+            let (_, pieces) = drawn.part(step..end).unwrap();
+            let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
+            found.extend(
+                bytes
+                    .chunks(8)
+                    .map(|number| u64::from_le_bytes(number.try_into().unwrap())),
+            );
+            step = end;
+        }
+        found
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Several clients, each in a thread, read what they ask for, whatever is kept; memory comes back.
+        #[test]
+        fn each_client_gets_its_steps(
+            asks in proptest::collection::vec(proptest::collection::vec((0..3u8, 0..95u64, 1..40u64), 1..5), 1..5),
+            keep in prop::sample::select(vec![0usize, 5_000, 1 << 20]), alive in any::<Option<u8>>(),
+        ) {
+            let bounds = Bounds { passes: 3, keep, alive: alive.map(|alive| usize::from(alive) + 1) };
+            let (streams, open) = (Streams::new(bounds), Arc::new(AtomicUsize::new(0)));
+            std::thread::scope(|scope| {
+                for (number, asked) in asks.iter().enumerate() {
+                    let (streams, open, client) = (&streams, &open, number.to_string());
+                    scope.spawn(move || {
+                        for &(key, start, count) in asked {
+                            let steps = start..(start + count).min(100);
+                            assert_eq!(read(streams, key, &client, steps.clone(), open), steps.collect::<Vec<_>>());
+                        }
+                    });
+                }
+            });
+            let counts = streams.counts();
+            prop_assert!(counts.kept_bytes <= keep && counts.passes <= 3);
+            streams.close();
+            prop_assert_eq!((streams.counts().alive_bytes, open.load(Ordering::SeqCst)), (0, 0));
+        }
+    }
+
+    #[test]
+    fn clients_that_share_a_stream_cause_one_decoding() {
+        let bounds = Bounds {
+            passes: 3,
+            keep: 1 << 20,
+            alive: None,
+        };
+        let (streams, open) = (Streams::new(bounds), Arc::new(AtomicUsize::new(0)));
+        for client in ["a", "b", "c"] {
+            assert_eq!(read(&streams, 0, client, 0..100, &open), (0..100).collect::<Vec<_>>());
+        }
+        let counts = streams.counts();
+        assert_eq!((counts.decoded, counts.begun), (100, 1));
+        assert_eq!(counts.kept_hits, 200);
+    }
+}
