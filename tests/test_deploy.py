@@ -152,7 +152,7 @@ def test_names_and_labels_agree(manifest: dict[str, Any]) -> None:
 
 def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
     from fastpipe._reader.pass_options import memory_size
-    from fastpipe.service._bounds import Shares
+    from fastpipe.service._served import Shares
 
     serve = cli._parser().parse_args(["serve", *container["args"]])
     found = re.search(r'memory_limit="(.+?)"', manifest["ConfigMap"]["data"]["readers.py"])

@@ -13,8 +13,7 @@ import pytest
 
 import fastpipe
 from apart import wait_until
-from fastpipe.service import Server, _streams
-from fastpipe.service._bounds import Admission, BusyError
+from fastpipe.service import Server, _server
 from service_tickets import answer, client_of, ticket
 from toy_units import Numbers
 
@@ -50,6 +49,14 @@ def holding(server: Server, count: int, **options: Any) -> Iterator[list[Any]]:
             for stream in streams:
                 stream.cancel()
             del stream, streams
+
+
+def answers(client: Any, asked: Any) -> bool:
+    """Whether the server isn't busy."""
+    try:
+        return isinstance(answer(client, asked), int)
+    except flight.FlightUnavailableError:
+        return False
 
 
 def test_requests_are_bounded() -> None:
@@ -99,7 +106,7 @@ def test_a_client_that_is_refused_asks_again_later() -> None:
 
 def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
     # The request that holds the server isn't closed to make room.
-    monkeypatch.setattr("fastpipe.service._bounds._LONG", 1000.0)
+    monkeypatch.setattr(_server, "_IDLE", 1000.0)
     with read().serve(max_requests=1) as server:
         remote = fastpipe.connect(server.url, timeout=3)
         with holding(server, 1):
@@ -113,7 +120,7 @@ def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch
 
 
 def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_streams, "_PATIENCE_BUSY", 0.5)
+    monkeypatch.setattr(_server, "_PATIENCE", 0.5)
     begun, go_on = threading.Event(), threading.Event()
 
     def act(unit: int) -> None:
@@ -133,8 +140,7 @@ def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.Mo
         finally:
             go_on.set()
             thread.join()
-        monkeypatch.setattr(_streams, "_PATIENCE_BUSY", 60.0)
-        assert isinstance(answer(asking, ticket(asking, reader="other")), int)
+        assert wait_until(lambda: answers(asking, ticket(asking, reader="other")))
 
 
 def test_a_crowd_takes_few_threads() -> None:
@@ -148,14 +154,14 @@ def test_a_crowd_takes_few_threads() -> None:
         before = process.num_threads()
         streams, refused = [], 0
         for client in clients:
-            stream = client.do_get(asked)
             try:
+                stream = client.do_get(asked)
                 stream.read_chunk()
                 streams.append(stream)
             except flight.FlightUnavailableError:
                 refused += 1
         assert (len(streams), refused) == (8, 92)
-        # Those of gRPC that read connections, and one for each request.
+        # Those that read connections, the client's among them, and one for each request.
         assert process.num_threads() - before < 40
         for stream in streams:
             stream.cancel()
@@ -165,26 +171,11 @@ def test_a_crowd_takes_few_threads() -> None:
 def test_large_tickets_are_answered_a_few_at_a_time() -> None:
     with read().serve() as server, client_of(server.url) as client:
         asked = ticket(client, padding=1 << 20)
-        told = pytest.raises(flight.FlightUnavailableError, match="whose tickets have 16777216 bytes")
+        told = pytest.raises(flight.FlightUnavailableError, match="busy: large requests take all")
         with holding(server, 16, padding=1 << 20), told:
             answer(client, asked)
         assert wait_until(lambda: server.stats()["clients"] == 0)
         assert isinstance(answer(client, ticket(client, padding=1 << 20)), int)
-
-
-def test_what_is_let_in_goes_out() -> None:
-    admission = Admission(2, 100)
-    # One alone may be larger than all may be.
-    with admission.request(1000), pytest.raises(BusyError), admission.request(1):
-        pass
-    with admission.request(50), admission.request(50), pytest.raises(BusyError), admission.request(0):
-        pass
-    with pytest.raises(KeyError), admission.request(50):
-        raise KeyError
-    with admission.request(50), admission.request(50):
-        pass
-    with admission.request(0), admission.request(100), pytest.raises(BusyError), admission.request(0):
-        pass
 
 
 def test_streams_of_the_past_are_forgotten() -> None:

@@ -23,7 +23,7 @@ import fastpipe
 from processes import outputs, run
 from servers import free_port
 
-pytest.importorskip("pyarrow.flight")
+flight = pytest.importorskip("pyarrow.flight")
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -76,7 +76,9 @@ def test_prometheus_reads_what_was_done(server: fastpipe.service.Server) -> None
         assert sample.name == family.name + ("_total" if family.type == "counter" else "")
         assert family.documentation
     # The same by Flight, without prometheus_client.
-    own = {(family.name, family.type) for family in text_string_to_metric_families(server._metrics.text())}
+    (answer,) = flight.FlightClient(server.url).do_action(flight.Action("metrics", b""))
+    told = text_string_to_metric_families(answer.body.to_pybytes().decode())
+    own = {(family.name, family.type) for family in told}
     assert own == {(family.name, family.type) for family in families.values()}
 
 

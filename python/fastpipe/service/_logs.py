@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-from fastpipe.service._wire import Ticket
+from fastpipe.service._wire import Ticket, error_parts
 
 log = logging.getLogger("fastpipe.service")
 
@@ -25,6 +25,13 @@ def say_error(error: Exception, **fields: Any) -> None:
     """Logs an error that a peer is told."""
     fields |= {"error": type(error).__name__, "reason": str(error)}
     say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
+
+
+def say_told(told: bytes, **fields: Any) -> None:
+    """Logs what a peer is told of an error: as `error_bytes` writes it, or a text."""
+    found = error_parts(told)
+    error, reason = ("ServiceError", told.decode(errors="replace")) if found is None else found
+    say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields, error=error, reason=reason)
 
 
 class JsonLines(logging.Formatter):
@@ -55,8 +62,6 @@ class RequestLog:
 
     def __init__(self, peer: str) -> None:
         self._fields: dict[str, Any] = {"peer": peer}
-        self._outcome = "left"
-        self._batches = self._bytes = 0
         self._begun = time.monotonic()
 
     def asks(self, ticket: Ticket) -> None:
@@ -68,26 +73,21 @@ class RequestLog:
             "stop": ticket.stop,
         }
 
-    def sent(self, count: int, nbytes: int) -> None:
-        """Batches were sent."""
-        self._batches += count
-        self._bytes += nbytes
+    def end(self, outcome: str, batches: int, nbytes: int, told: bytes | None) -> None:
+        """It has ended.
 
-    def ends(self, outcome: str) -> None:
-        """It is `sent`, or `cancelled`. Otherwise its client has `left`."""
-        self._outcome = outcome
-
-    def fails(self, error: Exception) -> None:
-        """It ends in an error, which is told at once."""
-        self._outcome = "error"
-        say_error(error, **self._fields)
-
-    def close(self) -> None:
-        """It has ended."""
+        Args:
+            outcome: `sent`, `refused`, `cancelled`, `left` by its client, or `error`.
+            batches: batches that were sent.
+            nbytes: their bytes.
+            told: what the client was told of an error.
+        """
+        if outcome == "error":
+            say_told(told or b"", **self._fields)
         fields = self._fields | {
-            "outcome": self._outcome,
-            "batches": self._batches,
-            "bytes": self._bytes,
+            "outcome": outcome,
+            "batches": batches,
+            "bytes": nbytes,
             "seconds": round(time.monotonic() - self._begun, 6),
         }
         text = "%(peer)s: %(outcome)s: %(batches)d batches, %(bytes)d bytes in %(seconds).3f seconds"

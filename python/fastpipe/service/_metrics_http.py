@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from socketserver import ThreadingMixIn
-from typing import Any
+from typing import Any, TypeAlias
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 try:
@@ -17,7 +17,10 @@ try:
 except ImportError as error:
     raise ImportError("metrics_port needs prometheus_client: pip install 'fastpipe-data[metrics]'") from error
 
-from fastpipe.service._metrics import Metrics, shown
+from fastpipe.service._metrics import shown
+
+Described: TypeAlias = "Callable[[], Iterable[tuple[str, str, str, float]]]"
+"""Yields the name, kind, description and value of each metric."""
 
 # Seconds between two looks of the thread at whether it is to end.
 _TICK = 0.1
@@ -46,12 +49,12 @@ class _Listener(ThreadingMixIn, WSGIServer):
 class _Collector:
     """Numbers of a server as Prometheus' client takes them."""
 
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
+    def __init__(self, described: Described) -> None:
+        self._described = described
 
     def collect(self) -> Iterator[Any]:
         """Yields all numbers as of now."""
-        for name, kind, text, value in self._metrics.described():
+        for name, kind, text, value in self._described():
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(name, text, value=value)
 
@@ -62,16 +65,16 @@ class MetricsEndpoint:
     Args:
         host: Address to listen at.
         port: Port to listen at; 0 for any that is free.
-        metrics: Numbers of the server.
+        described: Yields numbers of the server.
         serving: Says whether the server takes requests.
 
     Raises:
         OSError: if it can't listen there.
     """
 
-    def __init__(self, host: str, port: int, metrics: Metrics, serving: Callable[[], bool]) -> None:
+    def __init__(self, host: str, port: int, described: Described, serving: Callable[[], bool]) -> None:
         registry = CollectorRegistry()
-        collector: Any = _Collector(metrics)
+        collector: Any = _Collector(described)
         registry.register(collector)
         prometheus: Any = make_wsgi_app(registry)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe._reader.rebatch import Rebatcher
 from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
-from fastpipe.service._bounds import Shares
 from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
 
 # Orders that are kept: one may take memory for each unit of the data set.
@@ -32,6 +31,52 @@ _HELD = 8
 
 def _without_folders(text: str, files: list[str]) -> str:
     return PurePath(files[0]).name if len(files) == 1 and text == files[0] else text
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A server's memory, divided: what is kept for other clients, what passes may take, and what is being sent.
+
+    A batch belongs to its pass until that hands it over, and takes half of its limit at most: a pass refuses to begin
+    where the batch that is made and the one that waits don't fit. So no pass has more than twice what may be sent.
+
+    Attributes:
+        keep: bytes of batches that are kept.
+        passes: bytes that all open passes may take together.
+        sending: bytes of batches that were handed over, and aren't kept.
+        each: bytes for a pass that has no limit of its own.
+    """
+
+    keep: int
+    passes: int
+    sending: int
+    each: int
+
+    @classmethod
+    def of(cls, memory: int, keep: int, max_passes: int) -> Self:
+        """Divides it.
+
+        Args:
+            memory: bytes for all.
+            keep: bytes of these for batches that are kept.
+            max_passes: that may be open at once.
+
+        Raises:
+            ValueError: if nothing is left for passes.
+        """
+        rest = memory - keep
+        sending = rest // 4
+        passes = rest - sending
+        if passes // max_passes < 1:
+            raise ValueError(
+                f"the server's memory_limit is {memory} bytes, and keep is {keep} of these: nothing is left for"
+                f" {max_passes} passes; raise memory_limit, or lower keep or max_passes"
+            )
+        return cls(keep, passes, sending, min(passes // max_passes, 2 * sending))
+
+    def limit(self, own: int | None) -> int:
+        """Bytes for a pass of a reader that has this limit, or none."""
+        return self.each if own is None else min(own, 2 * self.sending)
 
 
 class Served:

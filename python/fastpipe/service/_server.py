@@ -3,92 +3,156 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import urlsplit
 
-import pyarrow as pa
-import pyarrow.flight as flight
-
+from fastpipe._fastpipe import FlightServer, Pass
 from fastpipe._reader.ordering import within
 from fastpipe._reader.pass_options import memory_size
 from fastpipe._reader.reader import Reader
-from fastpipe.errors import FastpipeError
-from fastpipe.service._bounds import Admission, BusyError, Shares, Unread
-from fastpipe.service._intake import INTAKE, Arrived
+from fastpipe.errors import FastpipeError, ServiceError
 from fastpipe.service._logs import RequestLog, say, say_error
-from fastpipe.service._metrics import Metrics, shown
-from fastpipe.service._served import Served
+from fastpipe.service._metrics import described, shown, text_of
+from fastpipe.service._served import Served, Shares
 from fastpipe.service._settings import checked_token
-from fastpipe.service._streams import Need, Streams
-from fastpipe.service._wire import DamagedError, Ticket, error_bytes, message, messages, schema, summed, unsealed
+from fastpipe.service._wire import LARGEST_TICKET, DamagedError, Ticket, error_bytes, summed, unsealed
 
 if TYPE_CHECKING:
     from fastpipe.service._metrics_http import MetricsEndpoint
 
 LOOPBACK = "127.0.0.1"
 _LARGEST_REQUEST = 1 << 16
+# What Flight writes around a ticket.
+_AROUND = 16
+# Bytes of tickets that are being answered. Most tickets have less than 1 KiB.
+_TICKETS = 16 * (LARGEST_TICKET + 2 * _AROUND)
+# Seconds that a request waits for memory or a pass before it is told that the server is busy.
+_PATIENCE = 5.0
+# Seconds after which a client that has taken nothing is closed when others wait.
+_IDLE = 3.0
 _TICK = 0.2
-_ACTIONS = {
-    "describe": "what a reader yields, and the rows of its units",
-    "place": "where a row comes from",
-    "health": "whether the server takes requests",
-    "metrics": "what it has done, as Prometheus reads it",
-}
 
 
-class _Token(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets nobody in without the token."""
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What `FlightServer` reads."""
 
-    def __init__(self, token: str) -> None:
-        self._expected = f"Bearer {token}".encode()
+    token: str | None
+    tls: tuple[bytes, bytes] | None
+    client_ca: bytes | None
+    max_passes: int
+    keep: int
+    pass_bytes: int | None
+    alive: int | None
+    max_requests: int
+    patience: float
+    idle: float
+    request_bytes: int = LARGEST_TICKET + _AROUND
+    requests_bytes: int = _TICKETS
 
-    def start_call(self, info: Any, headers: Mapping[str, list[str]]) -> None:
-        given = [value for name, values in headers.items() if name.lower() == "authorization" for value in values]
-        if not any(hmac.compare_digest(value.encode(), self._expected) for value in given):
-            say(logging.WARNING, "unauthenticated", "refused a client that doesn't know the token")
-            raise flight.FlightUnauthenticatedError("this server wants a token: connect(..., token=...)")
 
+class _Decisions:
+    """Decides what clients get: what `FlightServer` asks Python, once for each request.
 
-class _Flight(flight.FlightServerBase):  # type: ignore[misc]
-    def __init__(self, server: Server, location: str, options: dict[str, Any]) -> None:
-        self._server = server
-        super().__init__(location, **options)
+    Args:
+        served: readers by name.
+        stats: numbers of the server.
+    """
 
-    def do_get(self, context: Any, ticket: Any) -> Any:
-        data = ticket.ticket
-        arrived = INTAKE.arrived(context.peer(), len(data))
-        return flight.GeneratorStream(schema(), self._server._answer(context, data, arrived))
+    def __init__(self, served: Mapping[str, Served], stats: Callable[[], dict[str, float]]) -> None:
+        self._served, self._stats = served, stats
 
-    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
-        peer = context.peer()
-        body = b"" if action.body is None else action.body.to_pybytes()
+    def request(self, peer: str) -> RequestLog:
+        """The record of a request for batches."""
+        return RequestLog(peer)
+
+    def told(self, error: Exception) -> bytes:
+        """What a client is told of an error, in place of a batch."""
+        return error_bytes(error)
+
+    def open(
+        self, request: RequestLog, data: bytes
+    ) -> tuple[bytes, int, int, str, int, int, Callable[[int], Pass]] | bytes:
+        """What a ticket asks for, or what the client is told instead.
+
+        Raises:
+            ConnectionError: if the ticket was damaged on its way.
+        """
         try:
-            return iter(self._server._act(action.type, body))
-        except BusyError as error:
-            self._server._metrics.refused_one()
-            raise flight.FlightUnavailableError(str(error)) from None
-        except Exception as error:
-            say_error(error, peer=peer)
-            if isinstance(error, FastpipeError):
-                return iter(summed([error_bytes(error)]))
-            if isinstance(error, flight.FlightError):
-                raise
-            # Arrow would send the traceback of anything else, and with it where files of this machine are.
-            raise flight.FlightServerError(f"{type(error).__name__}: {error}") from None
-        finally:
-            INTAKE.begun(peer, len(action.type) + len(body))
+            ticket = Ticket.read(data)
+            request.asks(ticket)
+            served = self._find(ticket.reader)
+            served.check(ticket.data)
+            order = served.order(ticket)
+        except DamagedError as error:
+            raise ConnectionError(str(error)) from None
+        except Exception as error:  # Whatever it is, the client is told, and the server goes on.
+            return error_bytes(error)
+        # A digest, because there may be long lists in it.
+        of = json.dumps([ticket.reader, ticket.epoch, ticket.csr, ticket.order.text(), ticket.progress], sort_keys=True)
+        key = hashlib.blake2b(of.encode()).digest()
 
-    def list_actions(self, context: Any) -> list[Any]:
-        INTAKE.begun(context.peer(), 0)
-        return [flight.ActionType(name, text) for name, text in _ACTIONS.items()]
+        def begin(step: int) -> Pass:
+            return served.begin(ticket, order, step, max(step + 1, ticket.until))
+
+        return key, ticket.start, ticket.stop, ticket.reader, ticket.order.batch_size, served.limit or 0, begin
+
+    def act(self, action: str, body: bytes, peer: str) -> list[bytes]:
+        """The answer to an action.
+
+        Raises:
+            ConnectionError: if the request was damaged on its way.
+            ValueError: if there is no such action, or its request can't be read.
+        """
+        if action == "health":
+            return [b'{"serving": true}']
+        if action == "metrics":
+            return [text_of(self._stats()).encode()]
+        try:
+            return summed(self._acted(action, body))
+        except FastpipeError as error:
+            say_error(error, peer=peer)
+            return summed([error_bytes(error)])
+        except DamagedError as error:
+            say_error(error, peer=peer)
+            raise ConnectionError(str(error)) from None
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
+            say_error(error, peer=peer)
+            raise ValueError(f"a request that can't be read: {error!r:.300}") from None
+
+    def _acted(self, action: str, body: bytes) -> list[bytes]:
+        if action not in ("describe", "place"):
+            raise ValueError(f"there is no action {action!r:.100}, only describe, place, health and metrics")
+        if len(body) > _LARGEST_REQUEST:
+            raise ValueError(f"a request has {_LARGEST_REQUEST} bytes at most")
+        request = unsealed(body)
+        served = self._find(str(request["reader"]))
+        if action == "describe":
+            return [json.dumps(served.description()).encode(), served.unit_rows().tobytes()]
+        served.check(dict(request["data"]))
+        return [json.dumps(served.place(int(request["unit"]), int(request["record"]))).encode()]
+
+    def _find(self, name: str) -> Served:
+        found = self._served.get(name)
+        if found is None:
+            raise ServiceError(f"there is no reader {name!r:.100} here, only {', '.join(sorted(self._served))}")
+        return found
+
+    def log_refused(self, peer: str) -> None:
+        """Logs that a client doesn't know the token."""
+        say(logging.WARNING, "unauthenticated", "%(peer)s: refused a client that doesn't know the token", peer=peer)
+
+    def log_closed(self, peer: str) -> None:
+        """Logs that a client took nothing while others waited."""
+        text = "%(peer)s: closed its connection, on which it took nothing while others waited"
+        say(logging.WARNING, "closed", text, peer=peer)
 
 
 class Server:
@@ -168,29 +232,26 @@ class Server:
         shares = (
             None if memory_limit is None else Shares.of(memory_size("memory_limit", memory_limit), kept, max_passes)
         )
-        self._unread = Unread(INTAKE.close_idle)
         most = within("max_requests", max_requests, 1, 1 << 20)
-        self._admission = Admission(most, make_room=self._unread.make_room)
         self._served = {name: Served(name, reader, shares) for name, reader in named.items()}
-        self._streams = Streams(max_passes, kept, shares, self._unread.make_room)
-        self._metrics = Metrics(self._streams)
         self._ending = threading.Event()
-        self._stopping = threading.Lock()
-        self._shutdown: threading.Thread | None = None
-        options: dict[str, Any] = {}
-        if tls is not None:
-            chain, key = (Path(file).read_bytes() for file in tls)
-            options["tls_certificates"] = [(chain, key)]
-        if client_ca is not None:
-            options |= {"verify_client": True, "root_certificates": Path(client_ca).read_bytes()}
-        token = checked_token(token)
-        if token is not None:
-            options["middleware"] = {"token": _Token(token)}
+        options = _Options(
+            token=checked_token(token),
+            tls=None if tls is None else (Path(tls[0]).read_bytes(), Path(tls[1]).read_bytes()),
+            client_ca=None if client_ca is None else Path(client_ca).read_bytes(),
+            max_passes=max_passes,
+            keep=kept,
+            pass_bytes=None if shares is None else shares.passes,
+            alive=None if shares is None else shares.keep + shares.sending,
+            max_requests=most,
+            patience=_PATIENCE,
+            idle=_IDLE,
+        )
         self._scheme = "grpc" if tls is None else "grpc+tls"
         self._host = host
         try:
-            self._flight = _Flight(self, f"{self._scheme}://{shown(host)}:{port}", options)
-        except pa.ArrowException as error:
+            self._flight = FlightServer(host, port, options, _Decisions(self._served, self.stats))
+        except OSError as error:
             raise OSError(f"can't listen at {shown(host)}:{port}: {error}") from error
         self._endpoint: MetricsEndpoint | None = None
         try:
@@ -199,12 +260,9 @@ class Server:
                 from fastpipe.service._metrics_http import MetricsEndpoint
 
                 where = host if metrics_host is None else metrics_host
-                self._endpoint = MetricsEndpoint(where, metrics_port, self._metrics, self._serving)
-            INTAKE.watch(self.port, self._metrics.closed_one)
+                self._endpoint = MetricsEndpoint(where, metrics_port, lambda: described(self.stats()), self._serving)
         except BaseException:
-            if self._endpoint is not None:
-                self._endpoint.close()
-            self._flight.shutdown()
+            self._flight.stop(0.0)
             raise
         text = "listening at %(url)s, serving %(readers)s"
         say(logging.INFO, "listening", text, url=self.url, readers=sorted(self._served))
@@ -212,8 +270,7 @@ class Server:
     @property
     def port(self) -> int:
         """The port that it listens at."""
-        found: int = self._flight.port
-        return found
+        return self._flight.port
 
     @property
     def url(self) -> str:
@@ -238,13 +295,13 @@ class Server:
         Returns:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded, `refused`: requests that were, since the server was busy, `closed`: connections that sent more than
-            requests have (Linux only); `clients`, `streams`, `passes` and `kept_bytes` there are now, and `batch_bytes`
+            decoded, `refused`: requests that were, since the server was busy, `closed`: connections of clients that
+            took nothing while others waited; `clients`, `streams`, `passes` and `kept_bytes` there are now, and `batch_bytes`
             of all batches that were made and are still in memory. `making_seconds` is how long requests have waited
             for batches being made, and `held_back_seconds` how long batches have waited for clients to take them; each
             request counts by itself.
         """
-        return self._metrics.numbers()
+        return self._flight.stats()
 
     def wait(self) -> None:
         """Waits until it is stopped. Ctrl-C ends the waiting."""
@@ -261,15 +318,7 @@ class Server:
             Whether all connections have ended. Those that haven't end with the process, or when their client goes.
         """
         self._ending.set()
-        self._streams.close()
-        with self._stopping:
-            if self._shutdown is None:
-                # It waits for clients, for as long as they like.
-                self._shutdown = threading.Thread(target=self._flight.shutdown, name="fastpipe-stop", daemon=True)
-                self._shutdown.start()
-        self._shutdown.join(grace)
-        ended = not self._shutdown.is_alive()
-        INTAKE.leave(self.port, self._metrics.closed_one)
+        ended = self._flight.stop(grace)
         if self._endpoint is not None:
             self._endpoint.close()
         text = "stopped" if ended else "stopped; some clients don't take what was sent to them"
@@ -292,105 +341,6 @@ class Server:
     def _serving(self) -> bool:
         """Whether it takes requests."""
         return not self._ending.is_set()
-
-    def _find(self, name: str) -> Served:
-        found = self._served.get(name)
-        if found is None:
-            raise flight.FlightServerError(
-                f"there is no reader {name!r:.100} here, only {', '.join(sorted(self._served))}"
-            )
-        return found
-
-    def _act(self, action: str, body: bytes) -> list[bytes]:
-        if action not in _ACTIONS:
-            raise flight.FlightServerError(f"there is no action {action!r:.100}, only {', '.join(_ACTIONS)}")
-        if action == "health":
-            return [b'{"serving": true}']
-        if action == "metrics":
-            return [self._metrics.text().encode()]
-        if len(body) > _LARGEST_REQUEST:
-            raise flight.FlightServerError(f"a request has {_LARGEST_REQUEST} bytes at most")
-        try:
-            with self._admission.request(len(body)):
-                request = unsealed(body)
-                served = self._find(str(request["reader"]))
-                if action == "describe":
-                    return summed([json.dumps(served.description()).encode(), served.unit_rows().tobytes()])
-                served.check(dict(request["data"]))
-                place = served.place(int(request["unit"]), int(request["record"]))
-        except FastpipeError:
-            raise
-        except DamagedError as error:
-            raise flight.FlightUnavailableError(str(error)) from None
-        except (ValueError, TypeError, KeyError, RecursionError, OverflowError, LookupError) as error:
-            raise flight.FlightServerError(f"a request that can't be read: {error!r:.300}") from None
-        return summed([json.dumps(place).encode()])
-
-    def _answer(self, context: Any, data: bytes, arrived: Arrived) -> Iterator[Any]:
-        request = RequestLog(context.peer())
-        with self._metrics.client(), closing(request), ExitStack() as admitted:
-            try:
-                admitted.enter_context(self._admission.request(len(data)))
-                ticket = Ticket.read(data)
-                del data
-                arrived.begun()
-                yield from self._metrics.timed(self._batches(context, ticket, request))
-                request.ends("sent")
-            except BusyError as error:
-                # As if it weren't there: the client asks another server, or again after a while.
-                self._metrics.refused_one()
-                request.ends("refused")
-                raise flight.FlightUnavailableError(str(error)) from None
-            except InterruptedError:
-                request.ends("cancelled")
-                raise flight.FlightCancelledError("the server is stopping, or the client has gone") from None
-            except DamagedError as error:
-                # As if its connection had failed: the client asks again.
-                self._metrics.errors += 1
-                request.fails(error)
-                raise flight.FlightUnavailableError(str(error)) from None
-            except Exception as error:  # Whatever it is, the client is told, and the server goes on.
-                self._metrics.errors += 1
-                request.fails(error)
-                yield message([]), error_bytes(error)
-
-    def _batches(self, context: Any, ticket: Ticket, request: RequestLog) -> Iterator[Any]:
-        request.asks(ticket)
-        served = self._find(ticket.reader)
-        served.check(ticket.data)
-        order = served.order(ticket)
-        # Its digest, since there may be long lists in it.
-        of = json.dumps([ticket.order.text(), ticket.progress], sort_keys=True).encode()
-        key = (ticket.reader, ticket.epoch, ticket.csr, hashlib.blake2b(of).digest())
-
-        need = Need(ticket.reader, ticket.order.batch_size, served.limit or 0)
-
-        def wanted() -> bool:
-            return not (self._ending.is_set() or context.is_cancelled())
-
-        def begin(step: int) -> Any:
-            return served.begin(ticket, order, step, max(step + 1, ticket.until))
-
-        step = ticket.start
-        while step < ticket.stop:
-            drawn = self._streams.get(
-                key,
-                step,
-                ticket.stop,
-                begin,
-                wanted,
-                client=context.peer(),
-                now=step == ticket.start,
-                need=need,
-            )
-            said, pieces, end = drawn.part(step, ticket.stop)
-            nbytes = sum(map(len, pieces))
-            self._metrics.sent(end - step, nbytes)
-            request.sent(end - step, nbytes)
-            yield from self._unread.watched(context.peer(), messages(said, pieces))
-            step = end
-            # Or there would be two of them while it waits for the next.
-            del drawn, pieces
 
 
 def _from_here(host: str) -> str:

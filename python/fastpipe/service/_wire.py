@@ -12,11 +12,9 @@ from __future__ import annotations
 import json
 import operator
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
+from typing import Any, Self
 
 from fastpipe import errors
 from fastpipe._arrow.schema import encoded_features
@@ -25,20 +23,12 @@ from fastpipe._reader.ordering import Ordering, digest, within
 from fastpipe._reader.state import LARGEST_EPOCH
 from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, StateError, StorageError
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 VERSION = 3
 LARGEST_TICKET = 1 << 20
 """Bytes: the places of an epoch that many ranks have shared."""
 
 _ERROR = b"fpe1"
 _LARGEST_NUMBER = 2**63 - 1
-# What is sent at once: measured, larger ones are slower, since they leave the cache before they are sent.
-_MESSAGE = 512 << 10
-# Smaller stretches of memory are copied together: a message costs as much as copying this.
-_SMALL = 128 << 10
-
 # Errors of the data are raised by the client as they were at the server; all others are said to be the server's.
 _OF_DATA = (
     "LimitError",
@@ -179,45 +169,6 @@ class Ticket:
         return cls(**found)
 
 
-def schema() -> pa.Schema:
-    """Of what a server sends."""
-    import pyarrow as pa
-
-    return pa.schema([pa.field("batch", pa.large_binary(), nullable=False)])
-
-
-def message(parts: list[np.ndarray]) -> pa.RecordBatch:
-    """One message, with the bytes of these parts."""
-    import pyarrow as pa
-
-    # Of buffers: `pa.array` would import pandas where that is installed, which takes 0.2 seconds and 45 MB.
-    data = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else np.empty(0, np.uint8)
-    offsets = pa.py_buffer(np.array([0, len(data)], np.int64))
-    column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, pa.py_buffer(data)])
-    return pa.RecordBatch.from_arrays([column], schema=schema())
-
-
-def messages(said: bytes, pieces: list[np.ndarray]) -> Iterator[tuple[pa.RecordBatch, bytes | None]]:
-    """The messages of batches that are sent together. The memory isn't copied, but for small pieces."""
-    metadata: bytes | None = said
-    small: list[np.ndarray] = []
-    held = 0
-    for piece in pieces:
-        for start in range(0, len(piece), _MESSAGE):
-            part = piece[start : start + _MESSAGE]
-            if small and held + len(part) > _MESSAGE:
-                yield message(small), metadata
-                metadata, small, held = None, [], 0
-            if len(part) >= _SMALL and not small:
-                yield message([part]), metadata
-                metadata = None
-            else:
-                small.append(part)
-                held += len(part)
-    if small or metadata is not None:
-        yield message(small), metadata
-
-
 # What the code of a source of one's own raises: it would do so again, at any server.
 _OF_CODE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
@@ -231,6 +182,14 @@ def error_bytes(error: Exception) -> bytes:
     if isinstance(error, FastpipeError):
         said |= {part: getattr(error, part) for part in _LOCATION}
     return _ERROR + json.dumps(said).encode()
+
+
+def error_parts(told: bytes) -> tuple[str, str] | None:
+    """The name and the message of an error that this process has written with `error_bytes`; None if it is none."""
+    if not told.startswith(_ERROR):
+        return None
+    said = json.loads(told[len(_ERROR) :])
+    return said["error"], said["message"]
 
 
 def as_error(metadata: bytes, server: str) -> FastpipeError | None:

@@ -54,7 +54,7 @@ mod _fastpipe {
         stratified_draws::{Drawing, drawn_within},
     };
     #[pymodule_export]
-    use super::service::{intake::Intake, outgoing::Sent, remote_dataset::RemoteDataset};
+    use super::service::{flight_server::FlightServer, remote_dataset::RemoteDataset};
     #[pymodule_export]
     use super::sources::{
         avro::AvroDataset,

@@ -1,11 +1,13 @@
 //! gRPC over HTTP/2: statuses, and requests of one message.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-use bytes::{Buf as _, Bytes};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
-use http_body_util::{BodyExt as _, Limited};
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// gRPC's media type.
 pub const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -122,30 +124,45 @@ fn percent_decoded(text: &[u8]) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// Reads the one message of a request.
+/// Reads the one message of a request. Returns its room in `bytes`, too, of which each byte takes one.
 ///
 /// # Errors
-/// If there is none or more than one, if it is compressed, or takes more than `most` bytes: no more are read.
-pub async fn read_request(body: Incoming, most: usize) -> Result<Bytes, Status> {
-    let collected = Limited::new(body, PREFIX + most).collect().await.map_err(|error| {
-        if error.is::<http_body_util::LengthLimitError>() {
-            Status::new(Code::ResourceExhausted, format!("a request has {most} bytes at most"))
-        } else {
-            Status::new(Code::Cancelled, format!("the request didn't arrive: {error}"))
-        }
-    })?;
-    let mut bytes = collected.to_bytes();
+/// If there is none or more than one, if it is compressed, takes more than `most` bytes, of which no more are read, or
+/// there is no room for it.
+pub async fn read_request(
+    mut body: Incoming,
+    most: usize,
+    bytes: &Arc<Semaphore>,
+) -> Result<(Bytes, OwnedSemaphorePermit), Status> {
     let refused = |why: &str| Status::new(Code::InvalidArgument, format!("a request that can't be read: {why}"));
-    if bytes.len() < PREFIX {
+    let busy = |_| {
+        let text = "this server is busy: large requests take all the memory that it has for them; ask another one, or later";
+        Status::new(Code::Unavailable, text)
+    };
+    let mut room = bytes.clone().try_acquire_many_owned(0).map_err(busy)?;
+    let mut read = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Status::new(Code::Cancelled, format!("the request didn't arrive: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if read.len() + data.len() > PREFIX + most {
+            let text = format!("a request has {most} bytes at most");
+            return Err(Status::new(Code::ResourceExhausted, text));
+        }
+        let len = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        room.merge(bytes.clone().try_acquire_many_owned(len).map_err(busy)?);
+        read.extend_from_slice(&data);
+    }
+    let mut read = read.freeze();
+    if read.len() < PREFIX {
         return Err(refused("it has no message"));
     }
-    if bytes.get_u8() != 0 {
+    if read.get_u8() != 0 {
         return Err(Status::new(Code::Unimplemented, "requests can't be compressed"));
     }
-    if bytes.get_u32() as usize != bytes.len() {
+    if read.get_u32() as usize != read.len() {
         return Err(refused("its length is wrong"));
     }
-    Ok(bytes)
+    Ok((read, room))
 }
 
 /// A message as gRPC sends it.

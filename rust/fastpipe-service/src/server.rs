@@ -1,24 +1,28 @@
 //! Listens for clients, and answers their calls. What is answered is a [`Service`]'s.
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
-use std::pin::Pin;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
-use hyper::body::{Body, Frame, Incoming};
+use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
 
-use crate::flight::{padding, write_front, write_schema};
+use crate::flight::write_schema;
 use crate::grpc::{Code, MEDIA_TYPE, Status, framed, read_request};
 use crate::messages::{action, action_type, bytes_field, result};
+use crate::meter::Meter;
+use crate::outlet::{Answer, Crowd, Outlet, Peer};
+use crate::tls::{ServerFiles, server_config};
 
 /// Frames of HTTP/2: each costs both sides.
 const FRAME: u32 = 64 << 10;
@@ -26,30 +30,39 @@ const FRAME: u32 = 64 << 10;
 /// Bytes that wait for a client's window, for each call.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Messages that a thread may be ahead of the connection.
-const AHEAD: usize = 2;
+/// Bytes that the system holds for a slow client, besides those on their way: so it is seen when one takes something,
+/// and pings aren't behind megabytes.
+#[cfg(target_os = "linux")]
+const UNSENT: u32 = 256 << 10;
 
 /// Bytes of the headers of a call.
 const MOST_HEADERS: u32 = 16 << 10;
 
-/// How long a connection may be silent before it is asked whether it is there, and how long that may take.
-const KEEP_ALIVE: Duration = Duration::from_secs(30);
+/// How long a connection may be silent before it is asked whether it is there, and how long that may take: what was
+/// sent before comes first, also on a slow link.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// What a server answers.
+/// How long a client may take to say who it is, or to send a request.
+const ARRIVAL: Duration = Duration::from_secs(30);
+
+/// Threads besides those for calls that are counted.
+const QUICK_CALLS: usize = 4;
+
+/// What a server answers. Each call runs in a thread of its own.
 pub trait Service: Send + Sync + 'static {
     /// Whether a client may call, by its `authorization` header.
     ///
     /// # Errors
     /// If it may not.
-    fn admit(&self, authorization: Option<&[u8]>) -> Result<(), Status>;
+    fn admit(&self, authorization: Option<&[u8]>, client: SocketAddr) -> Result<(), Status>;
 
-    /// Sends what a ticket asks for. It runs in a thread of its own.
+    /// Sends what a ticket asks for.
     ///
     /// # Errors
     /// What ends the call.
     fn get(&self, ticket: &[u8], client: SocketAddr, outlet: &Outlet) -> Result<(), Status>;
 
-    /// Answers an action. It runs in a thread of its own.
+    /// Answers an action.
     ///
     /// # Errors
     /// What ends the call.
@@ -57,6 +70,12 @@ pub trait Service: Send + Sync + 'static {
 
     /// The names of the actions, and what they do.
     fn actions(&self) -> &[(&str, &str)];
+
+    /// Whether an action is answered however busy the server is.
+    fn is_quick(&self, kind: &str) -> bool;
+
+    /// The connection of a client was closed because it took nothing while others waited.
+    fn closed(&self, client: SocketAddr);
 }
 
 /// What a server takes from its clients.
@@ -66,50 +85,10 @@ pub struct Limits {
     pub calls: usize,
     /// Bytes of a request.
     pub request: usize,
-}
-
-/// Where a thread puts what is sent to a client.
-pub struct Outlet(mpsc::Sender<Frame<Bytes>>);
-
-impl Outlet {
-    /// Sends a message: the data as it is. Waits until the client takes what was sent before.
-    ///
-    /// # Errors
-    /// If the client has gone, or the server stops.
-    pub fn send(&self, metadata: Option<&[u8]>, data: Bytes) -> Result<(), Status> {
-        let len = data.len();
-        for part in [write_front(metadata, len), data, padding(len)] {
-            if !part.is_empty() {
-                self.put(Frame::data(part))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether nobody takes what is sent.
-    pub fn is_closed(&self) -> bool {
-        self.0.is_closed()
-    }
-
-    fn put(&self, frame: Frame<Bytes>) -> Result<(), Status> {
-        let gone = |_| Status::new(Code::Cancelled, "the client has gone, or the server is stopping");
-        self.0.blocking_send(frame).map_err(gone)
-    }
-}
-
-/// The body of an answer.
-struct Answer(mpsc::Receiver<Frame<Bytes>>);
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(ready!(self.0.poll_recv(context)).map(Ok))
-    }
+    /// Bytes of all requests that are being received or answered.
+    pub requests: usize,
+    /// A client that has taken nothing for so long is closed when others wait.
+    pub idle: Duration,
 }
 
 /// A server that listens.
@@ -117,39 +96,62 @@ pub struct Server {
     runtime: Option<Runtime>,
     address: SocketAddr,
     stop: watch::Sender<bool>,
+    connections: Arc<AtomicUsize>,
+    process: u32,
 }
 
 struct Shared<S> {
-    service: S,
+    service: Arc<S>,
+    meter: Arc<Meter>,
     limits: Limits,
-    calls: Semaphore,
+    calls: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
+    crowd: Arc<Crowd>,
+    tls: Option<TlsAcceptor>,
+    connections: Arc<AtomicUsize>,
 }
 
 impl Server {
     /// Listens at an address.
     ///
     /// # Errors
-    /// If it can't.
-    pub fn start<S: Service>(address: SocketAddr, limits: Limits, service: S) -> std::io::Result<Server> {
+    /// If it can't, or a certificate or key can't be used.
+    pub fn start<S: Service>(
+        (host, port): (&str, u16),
+        tls: Option<&ServerFiles>,
+        limits: Limits,
+        service: Arc<S>,
+        meter: Arc<Meter>,
+    ) -> std::io::Result<Server> {
+        let tls = tls.map(server_config).transpose().map_err(std::io::Error::other)?;
+        let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs()?.collect();
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
-            .max_blocking_threads(limits.calls)
+            .max_blocking_threads(limits.calls + QUICK_CALLS)
             .thread_name("fastpipe-serve")
             .enable_all()
             .build()?;
-        let listener = runtime.block_on(TcpListener::bind(address))?;
+        let listener = runtime.block_on(TcpListener::bind(&addresses[..]))?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(false);
+        let connections = Arc::new(AtomicUsize::new(0));
         let shared = Arc::new(Shared {
             service,
+            meter,
             limits,
-            calls: Semaphore::new(limits.calls),
+            calls: Arc::new(Semaphore::new(limits.calls)),
+            bytes: Arc::new(Semaphore::new(limits.requests)),
+            crowd: Arc::new(Crowd::new(limits.idle)),
+            tls: tls.map(TlsAcceptor::from),
+            connections: connections.clone(),
         });
         runtime.spawn(listen(listener, shared, stopped));
         Ok(Server {
             runtime: Some(runtime),
             address,
             stop,
+            connections,
+            process: std::process::id(),
         })
     }
 
@@ -158,11 +160,17 @@ impl Server {
         self.address
     }
 
-    /// Takes no more calls, and waits until those that are answered have ended, but no longer than `grace`.
+    /// Takes no more calls, and waits until those that are answered have ended, but no longer than `grace`. Returns
+    /// whether they have.
     pub fn stop(&mut self, grace: Duration) -> bool {
         let Some(runtime) = self.runtime.take() else {
-            return true;
+            return self.connections.load(SeqCst) == 0;
         };
+        if self.process != std::process::id() {
+            // Its threads and files are the parent's.
+            std::mem::forget(runtime);
+            return true;
+        }
         self.stop.send_replace(true);
         let ended = runtime.block_on(async { tokio::time::timeout(grace, self.stop.closed()).await.is_ok() });
         runtime.shutdown_background();
@@ -191,16 +199,52 @@ async fn listen<S: Service>(listener: TcpListener, shared: Arc<Shared<S>>, mut s
     }
 }
 
+/// A connection that is counted.
+struct Counted(Arc<AtomicUsize>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
+    }
+}
+
 async fn connected<S: Service>(
     stream: TcpStream,
     client: SocketAddr,
     shared: Arc<Shared<S>>,
+    stopped: watch::Receiver<bool>,
+) {
+    shared.connections.fetch_add(1, SeqCst);
+    let _counted = Counted(shared.connections.clone());
+    _ = stream.set_nodelay(true);
+    #[cfg(target_os = "linux")]
+    {
+        _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT);
+    }
+    match shared.tls.clone() {
+        None => talk(stream, client, shared, stopped).await,
+        Some(tls) => {
+            if let Ok(Ok(stream)) = tokio::time::timeout(ARRIVAL, tls.accept(stream)).await {
+                talk(stream, client, shared, stopped).await;
+            }
+        }
+    }
+}
+
+async fn talk<S: Service>(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    client: SocketAddr,
+    shared: Arc<Shared<S>>,
     mut stopped: watch::Receiver<bool>,
 ) {
-    _ = stream.set_nodelay(true);
+    let peer = Arc::new(Peer {
+        address: client,
+        close: Notify::new(),
+    });
+    let of_call = peer.clone();
     let service = hyper::service::service_fn(move |request| {
-        let shared = shared.clone();
-        async move { Ok::<_, Infallible>(answer(request, client, shared).await) }
+        let (shared, peer) = (shared.clone(), of_call.clone());
+        async move { Ok::<_, Infallible>(answer(request, peer, shared).await) }
     });
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -213,77 +257,99 @@ async fn connected<S: Service>(
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         _ = connection.as_mut() => return,
+        () = peer.close.notified() => return,
         _ = stopped.changed() => connection.as_mut().graceful_shutdown(),
     }
-    _ = connection.await;
+    tokio::select! {
+        _ = connection => {},
+        () = peer.close.notified() => {},
+    }
 }
 
-async fn answer<S: Service>(
-    request: Request<Incoming>,
-    client: SocketAddr,
-    shared: Arc<Shared<S>>,
-) -> Response<Answer> {
-    let (sender, receiver) = mpsc::channel(AHEAD);
-    if let Err(status) = call(request, client, shared, sender.clone()).await {
-        _ = sender.send(Frame::trailers(status.trailers())).await;
-    }
-    let mut response = Response::new(Answer(receiver));
+async fn answer<S: Service>(request: Request<Incoming>, peer: Arc<Peer>, shared: Arc<Shared<S>>) -> Response<Answer> {
+    let body = match received(request, peer.address, &shared).await {
+        Ok((call, permits)) => {
+            let (outlet, answer) = Outlet::new(peer.clone(), &shared.crowd);
+            tokio::task::spawn_blocking(move || {
+                let result = perform(&call, peer.address, &*shared.service, &outlet);
+                // First, so that a client that asks again when it has the answer finds room.
+                drop((call, permits));
+                outlet.end(&result.err().unwrap_or_else(|| Status::new(Code::Ok, "")));
+            });
+            answer
+        }
+        Err(status) => Answer::only(&status, peer, &shared.crowd),
+    };
+    let mut response = Response::new(body);
     response.headers_mut().insert(header::CONTENT_TYPE, MEDIA_TYPE);
     response
 }
 
-async fn call<S: Service>(
+/// What a client asks for.
+enum Call {
+    Get(Bytes),
+    Act(Bytes),
+    ListActions,
+}
+
+/// Room that a call takes.
+type Permits = (Option<OwnedSemaphorePermit>, OwnedSemaphorePermit);
+
+/// The call of a request, once there is room for it.
+async fn received<S: Service>(
     request: Request<Incoming>,
     client: SocketAddr,
-    shared: Arc<Shared<S>>,
-    sender: mpsc::Sender<Frame<Bytes>>,
-) -> Result<(), Status> {
+    shared: &Arc<Shared<S>>,
+) -> Result<(Call, Permits), Status> {
     let (head, body) = request.into_parts();
     // Before a byte of the request is read.
     shared
         .service
-        .admit(head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes))?;
+        .admit(head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes), client)?;
     check_media_type(&head.headers)?;
-    let method = head
-        .uri
-        .path()
-        .strip_prefix("/arrow.flight.protocol.FlightService/")
-        .unwrap_or_default()
-        .to_owned();
-    if !["DoGet", "DoAction", "ListActions"].contains(&method.as_str()) {
-        return Err(Status::new(
-            Code::Unimplemented,
-            format!("there is no call {:.100?} here", head.uri.path()),
-        ));
+    let method = head.uri.path().strip_prefix("/arrow.flight.protocol.FlightService/");
+    let call = match method {
+        Some("DoGet") => Call::Get,
+        Some("DoAction") => Call::Act,
+        Some("ListActions") => |_| Call::ListActions,
+        _ => {
+            let text = format!("there is no call {:.100?} here", head.uri.path());
+            return Err(Status::new(Code::Unimplemented, text));
+        }
+    };
+    let reading = read_request(body, shared.limits.request, &shared.bytes);
+    let read = tokio::time::timeout(ARRIVAL, reading).await;
+    let read = read.unwrap_or_else(|_| Err(Status::new(Code::Cancelled, "the request took too long to arrive")));
+    let (request, bytes) = read.inspect_err(|status| refused(shared, status))?;
+    let call = call(request);
+    let is_quick = match &call {
+        Call::Get(_) => false,
+        Call::Act(request) => action(request).is_some_and(|(kind, _)| shared.service.is_quick(kind)),
+        Call::ListActions => true,
+    };
+    if is_quick {
+        return Ok((call, (None, bytes)));
     }
-    if shared
-        .calls
-        .try_acquire()
-        .map(tokio::sync::SemaphorePermit::forget)
-        .is_err()
-    {
-        return Err(Status::new(
-            Code::Unavailable,
-            "this server is busy: ask another one, or later",
-        ));
+    match shared.calls.clone().try_acquire_owned() {
+        Ok(permit) => Ok((call, (Some(permit), bytes))),
+        Err(_) => {
+            let most = shared.limits.calls;
+            let text = format!("this server is busy: it answers {most} requests, the most at once; ask another one, or later");
+            let status = Status::new(Code::Unavailable, text);
+            refused(shared, &status);
+            Err(status)
+        }
     }
-    let permit = Permit(shared.clone());
-    let request = read_request(body, shared.limits.request).await?;
-    tokio::task::spawn_blocking(move || {
-        let outlet = Outlet(sender);
-        let result = perform(&method, &request, client, &permit.0.service, &outlet);
-        let status = result.err().unwrap_or_else(|| Status::new(Code::Ok, ""));
-        _ = outlet.put(Frame::trailers(status.trailers()));
-    });
-    Ok(())
 }
 
-/// One of the calls that are answered at once.
-struct Permit<S>(Arc<Shared<S>>);
-
-impl<S> Drop for Permit<S> {
-    fn drop(&mut self) {
-        self.0.calls.add_permits(1);
+/// A request was refused: if the server is busy, one that takes nothing makes room.
+fn refused<S: Service>(shared: &Arc<Shared<S>>, status: &Status) {
+    if status.code == Code::Unavailable {
+        shared.meter.add(|meter| &meter.refused, 1);
+        if let Some(client) = shared.crowd.hurry() {
+            let service = shared.service.clone();
+            tokio::task::spawn_blocking(move || service.closed(client));
+        }
     }
 }
 
@@ -297,33 +363,23 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Status> {
     Err(Status::new(Code::InvalidArgument, "this server speaks gRPC"))
 }
 
-fn perform<S: Service>(
-    method: &str,
-    request: &[u8],
-    client: SocketAddr,
-    service: &S,
-    outlet: &Outlet,
-) -> Result<(), Status> {
-    let unreadable = || {
-        Status::new(
-            Code::InvalidArgument,
-            "a request that can't be read: it is no message of Flight",
-        )
-    };
-    match method {
-        "DoGet" => {
+fn perform<S: Service>(call: &Call, client: SocketAddr, service: &S, outlet: &Outlet) -> Result<(), Status> {
+    let text = "a request that can't be read: it is no message of Flight";
+    let unreadable = || Status::new(Code::InvalidArgument, text);
+    match call {
+        Call::Get(request) => {
             let ticket = bytes_field(request, 1).ok_or_else(unreadable)?;
             outlet.put(Frame::data(write_schema()))?;
             service.get(ticket, client, outlet)
         }
-        "DoAction" => {
+        Call::Act(request) => {
             let (kind, body) = action(request).ok_or_else(unreadable)?;
             for part in service.act(kind, body, client)? {
                 outlet.put(Frame::data(framed(&result(&part))))?;
             }
             Ok(())
         }
-        _ => service
+        Call::ListActions => service
             .actions()
             .iter()
             .try_for_each(|(name, text)| outlet.put(Frame::data(framed(&action_type(name, text))))),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fastpipe_batch::{Result, Slab};
+use fastpipe_batch::Slab;
 use fastpipe_wire::Outgoing;
 
 use crate::grpc::{Code, Status};
@@ -38,31 +38,44 @@ const MOST_KEPT_STREAMS: usize = 64;
 /// What batches that are kept take besides their bytes.
 const OVERHEAD: usize = 2 << 10;
 
-/// How long a request waits for others' batches to be taken, before it is told that the server is busy.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A batch may be larger than those of its reader so far by this factor, if its rows have no fixed size.
+const LARGER: f64 = 1.25;
+
+/// What passes yield together: batches, and their memory.
+pub type Together = (Outgoing, Vec<Slab>);
 
 /// A pass over a stream.
 pub trait Pass: Send {
     /// The next batches, at least one: as many as have `most` bytes together, and are there within `gather`. `None` if
-    /// there are no more.
+    /// there are no more, or `ending` says that nobody waits any more.
     ///
     /// # Errors
-    /// What the source raises.
-    fn next(&mut self, most: usize, gather: Duration) -> Result<Option<(Outgoing, Vec<Slab>)>>;
+    /// What the client is told.
+    fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool)
+    -> Result<Option<Together>, Vec<u8>>;
+
+    /// Whether it has yielded all of its batches.
+    fn is_over(&self) -> bool;
 }
 
 /// Why a request gets no batches.
 #[derive(Debug)]
 pub enum Refusal {
-    /// How the call ends.
+    /// The call ends with a status.
     Status(Status),
-    /// What the data's error is.
-    Data(fastpipe_batch::Error),
+    /// The client is told an error in place of a batch.
+    Told(Vec<u8>),
 }
 
-impl From<fastpipe_batch::Error> for Refusal {
-    fn from(error: fastpipe_batch::Error) -> Self {
-        Refusal::Data(error)
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Refusal::Status(status)
+    }
+}
+
+impl From<Vec<u8>> for Refusal {
+    fn from(told: Vec<u8>) -> Self {
+        Refusal::Told(told)
     }
 }
 
@@ -91,10 +104,11 @@ impl Drawn {
         self.outgoing.nbytes()
     }
 
-    /// What is said of some of the batches, and the pieces of memory that they are.
-    pub fn part(&self, steps: Range<u64>) -> Option<(Vec<u8>, Vec<Bytes>)> {
-        let at = |step: u64| step.checked_sub(self.first).map(|at| at as usize);
-        let (said, bytes) = self.outgoing.part(at(steps.start)?..at(steps.end)?)?;
+    /// The description of some of its batches, and their memory.
+    pub fn part(&self, steps: Range<u64>) -> (Vec<u8>, Vec<Bytes>) {
+        let at = |step: u64| step.saturating_sub(self.first) as usize;
+        let part = self.outgoing.part(at(steps.start)..at(steps.end));
+        let (said, bytes) = part.unwrap_or_default();
         let (mut pieces, mut start) = (Vec::new(), 0);
         for slab in &self.slabs {
             let range = bytes.start.max(start)..bytes.end.min(start + slab.len());
@@ -103,7 +117,7 @@ impl Drawn {
             }
             start += slab.len();
         }
-        Some((said, pieces))
+        (said, pieces)
     }
 }
 
@@ -121,22 +135,40 @@ impl AsRef<[u8]> for Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.alive.change(|bytes| bytes - self.slab.len());
+        self.alive.change(|held| held.bytes -= self.slab.len());
     }
 }
 
-/// Bytes of batches that were handed over by passes and are in memory, kept or being sent.
+/// Batches that were handed over by passes and are in memory, kept or being sent.
 #[derive(Default)]
 struct Alive {
-    bytes: Mutex<usize>,
+    held: Mutex<Held>,
     changed: Condvar,
 }
 
+/// Their bytes, and those that passes are about to hand over.
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    expected: usize,
+}
+
 impl Alive {
-    fn change(&self, change: impl FnOnce(usize) -> usize) {
-        let mut bytes = locked(&self.bytes);
-        *bytes = change(*bytes);
+    fn change(&self, change: impl FnOnce(&mut Held)) {
+        change(&mut locked(&self.held));
         self.changed.notify_all();
+    }
+}
+
+/// Room for what a pass hands over next.
+struct Room<'a> {
+    alive: &'a Alive,
+    bytes: usize,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.alive.change(|held| held.expected -= self.bytes);
     }
 }
 
@@ -151,8 +183,23 @@ pub struct Bounds {
     pub passes: usize,
     /// Bytes of batches that are kept for other requests, once several clients read a stream.
     pub keep: usize,
+    /// Bytes that open passes may take together; `None` for no bound.
+    pub pass_bytes: Option<usize>,
     /// Bytes of batches that are kept or being sent, together; `None` for no bound.
     pub alive: Option<usize>,
+    /// How long a request waits for memory, or for a pass, before it is told that the server is busy.
+    pub patience: Duration,
+}
+
+/// What a pass may take.
+#[derive(Clone, Debug)]
+pub struct Need {
+    /// Whose rows these are.
+    pub reader: Arc<str>,
+    /// Rows of a batch.
+    pub rows: u32,
+    /// Bytes of the pass; 0 if nobody bounds them.
+    pub limit: usize,
 }
 
 /// What streams have done, and have now.
@@ -184,18 +231,24 @@ pub struct Want<'a, K> {
     pub stop: u64,
     /// Who asks.
     pub client: &'a str,
+    /// What a pass of the stream may take.
+    pub need: &'a Need,
     /// Whether the step is awaited more than those after it.
     pub now: bool,
     /// Whether the client is still there.
     pub wanted: &'a dyn Fn() -> bool,
-    /// Begins a pass at a step.
-    pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>>,
+    /// Begins a pass at a step. Its error is what the client is told.
+    pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>, Vec<u8>>,
+    /// Called while it waits until other clients take what is sent to them.
+    pub hurry: &'a dyn Fn(),
 }
 
 struct PassSlot {
     id: u64,
     /// `None` while it is at work, or is to begin.
     pass: Option<Box<dyn Pass>>,
+    /// Bytes that it may take, once it has begun.
+    limit: Option<usize>,
     /// The step that it comes to next, and what it has drawn last.
     next: u64,
     last: Option<Arc<Drawn>>,
@@ -219,6 +272,8 @@ struct State<K> {
     clock: u64,
     closed: bool,
     counts: Counts,
+    /// Bytes of a row, in the largest batches of each reader so far.
+    row_bytes: HashMap<Arc<str>, f64>,
 }
 
 /// The streams of a server.
@@ -227,6 +282,8 @@ pub struct Streams<K> {
     state: Mutex<State<K>>,
     changed: Condvar,
     alive: Arc<Alive>,
+    /// Held while a pass begins, so that none begins in the room that another one has found.
+    beginning: Mutex<()>,
 }
 
 impl<K: Clone + Eq + Hash> Streams<K> {
@@ -242,9 +299,11 @@ impl<K: Clone + Eq + Hash> Streams<K> {
                 clock: 0,
                 closed: false,
                 counts: Counts::default(),
+                row_bytes: HashMap::new(),
             }),
             changed: Condvar::new(),
             alive: Arc::default(),
+            beginning: Mutex::new(()),
         }
     }
 
@@ -253,7 +312,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
     /// # Errors
     /// What the pass raises; that the server is busy; that the client has gone or the server stops.
     pub fn get(&self, want: &Want<'_, K>) -> Result<Arc<Drawn>, Refusal> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.bounds.patience;
         let mut state = locked(&self.state);
         loop {
             if state.closed || !(want.wanted)() {
@@ -293,6 +352,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
                     let slot = PassSlot {
                         id: clock,
                         pass: None,
+                        limit: None,
                         next: want.step,
                         last: None,
                         used: clock,
@@ -322,42 +382,19 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         pass: Option<Box<dyn Pass>>,
         until: Instant,
     ) -> Result<Option<Arc<Drawn>>, Refusal> {
-        let gather = if want.now { Duration::ZERO } else { GATHER };
-        let drawing = || -> Result<_, Refusal> {
-            let mut pass = match pass {
-                Some(pass) => pass,
-                None => {
-                    self.make_room(want, until)?;
-                    let pass = (want.begin)(next)?;
-                    locked(&self.state).counts.begun += 1;
-                    pass
-                }
-            };
-            self.wait_for_memory(want, until)?;
-            let drawn = pass.next(TOGETHER, gather)?;
-            Ok((pass, drawn))
-        };
-        let drawn = drawing();
+        let drawn = self.drawn(want, id, next, pass, until);
         let mut state = locked(&self.state);
         self.changed.notify_all();
-        let (pass, (outgoing, slabs)) = match drawn {
-            Ok((pass, Some(drawn))) => (pass, drawn),
-            Ok((_, None)) => {
-                state.drop_pass(&want.key, id);
-                return Ok(None);
-            }
-            Err(refusal) => {
-                state.drop_pass(&want.key, id);
-                return Err(refusal);
-            }
+        let Ok((pass, Some((outgoing, slabs)))) = drawn else {
+            let ended = state.drop_pass(&want.key, id);
+            drop(state);
+            drop(ended);
+            return drawn.map(|_| None);
         };
-        self.alive
-            .change(|bytes| bytes + slabs.iter().map(Slab::len).sum::<usize>());
-        let counted = |slab| {
-            Bytes::from_owner(Counted {
-                slab,
-                alive: self.alive.clone(),
-            })
+        let counted = |slab: Slab| {
+            self.alive.change(|held| held.bytes += slab.len());
+            let alive = self.alive.clone();
+            Bytes::from_owner(Counted { slab, alive })
         };
         let slabs = slabs.into_iter().map(counted).collect();
         let drawn = Arc::new(Drawn {
@@ -365,19 +402,62 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             outgoing,
             slabs,
         });
-        state.counts.decoded += drawn.outgoing.count() as u64;
-        if let Some(slot) = state.slot(&want.key, id) {
-            slot.pass = Some(pass);
-            slot.next = drawn.end();
-            slot.last = Some(drawn.clone());
-        }
+        let count = drawn.outgoing.count() as u64;
+        state.counts.decoded += count;
+        let row_bytes = drawn.nbytes() as f64 / (count as f64 * f64::from(want.need.rows.max(1)));
+        let largest = state.row_bytes.entry(want.need.reader.clone()).or_default();
+        *largest = largest.max(row_bytes);
         let most = if state.shared {
             self.bounds.keep
         } else {
             self.bounds.keep.min(ALONE)
         };
         state.keep(&want.key, &drawn, most);
+        let mut ended = None;
+        if pass.is_over() {
+            ended = state.drop_pass(&want.key, id).map(|_| pass);
+        } else if let Some(slot) = state.slot(&want.key, id) {
+            slot.pass = Some(pass);
+            slot.next = drawn.end();
+            slot.last = Some(drawn.clone());
+        } else {
+            ended = Some(pass);
+        }
+        drop(state);
+        // It waits for its threads.
+        drop(ended);
         Ok(Some(drawn))
+    }
+
+    /// A pass, begun if it wasn't, and what it yields next.
+    fn drawn(
+        &self,
+        want: &Want<'_, K>,
+        id: u64,
+        next: u64,
+        pass: Option<Box<dyn Pass>>,
+        until: Instant,
+    ) -> Result<(Box<dyn Pass>, Option<Together>), Refusal> {
+        let mut pass = match pass {
+            Some(pass) => pass,
+            None => {
+                let _one = locked(&self.beginning);
+                self.make_room(want, until)?;
+                let pass = (want.begin)(next)?;
+                let mut state = locked(&self.state);
+                state.counts.begun += 1;
+                if let Some(slot) = state.slot(&want.key, id) {
+                    slot.limit = Some(want.need.limit);
+                }
+                pass
+            }
+        };
+        // After what begins a pass, which waits for others to be idle: nobody who has this room waits for anything.
+        let room = self.room_for_next(want, until)?;
+        let gather = if want.now { Duration::ZERO } else { GATHER };
+        let drawn = pass.next(TOGETHER, gather, &|| locked(&self.state).closed)?;
+        drop(room);
+        Ok((pass, drawn))
     }
 
     /// Ends passes until there may be one more: first the one that was used longest ago.
@@ -387,9 +467,13 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             if state.closed || !(want.wanted)() {
                 return Err(gone());
             }
-            // The one that is to begin is among them.
-            let open = state.streams.values().map(|stream| stream.passes.len()).sum::<usize>();
-            if open <= self.bounds.passes {
+            let limits = state
+                .streams
+                .values()
+                .flat_map(|stream| stream.passes.iter().filter_map(|slot| slot.limit));
+            let (open, taken) = limits.fold((0, 0), |(open, taken), limit| (open + 1, taken + limit));
+            let fits = self.bounds.pass_bytes.is_none_or(|most| taken + want.need.limit <= most);
+            if open < self.bounds.passes && fits {
                 return Ok(());
             }
             let oldest = state
@@ -407,39 +491,60 @@ impl<K: Clone + Eq + Hash> Streams<K> {
                 continue;
             }
             if Instant::now() > until {
-                return Err(busy(&format!("none of its {} passes is idle", self.bounds.passes)));
+                let bound = if fits { "max_passes" } else { "memory_limit" };
+                return Err(busy(&format!(
+                    "none of its {open} passes is idle, and its {bound} allows no more"
+                )));
             }
             state = self.wait(state);
         }
     }
 
-    /// Waits until more batches may be in memory.
-    fn wait_for_memory(&self, want: &Want<'_, K>, until: Instant) -> Result<(), Refusal> {
+    /// Waits until what a pass hands over next may be in memory.
+    fn room_for_next(&self, want: &Want<'_, K>, until: Instant) -> Result<Option<Room<'_>>, Refusal> {
         let Some(most) = self.bounds.alive else {
-            return Ok(());
+            return Ok(None);
         };
+        let bytes = self.expected(want.need);
         loop {
-            let alive = *locked(&self.alive.bytes);
-            if alive < most {
-                return Ok(());
+            let held = {
+                let mut held = locked(&self.alive.held);
+                if held.bytes + held.expected + bytes <= most {
+                    held.expected += bytes;
+                    let alive = &self.alive;
+                    return Ok(Some(Room { alive, bytes }));
+                }
+                held.bytes
+            };
+            let mut state = locked(&self.state);
+            if state.closed || !(want.wanted)() {
+                return Err(gone());
             }
-            let let_go = locked(&self.state).let_go();
+            let let_go = state.let_go();
+            drop(state);
             if let_go.is_some() {
                 continue;
             }
-            if locked(&self.state).closed || !(want.wanted)() {
-                return Err(gone());
-            }
+            (want.hurry)();
             if Instant::now() > until {
                 return Err(busy(&format!(
-                    "{alive} bytes wait for clients to take them, of {most} at most"
+                    "{held} bytes wait for clients to take them, {most} at most by its memory_limit"
                 )));
             }
-            let alive = locked(&self.alive.bytes);
-            if *alive >= most {
-                drop(self.alive.changed.wait_timeout(alive, TICK));
+            let held = locked(&self.alive.held);
+            if held.bytes + held.expected + bytes > most {
+                drop(self.alive.changed.wait_timeout(held, TICK));
             }
         }
+    }
+
+    /// Bytes that are handed over at once: as many as a pass may have, as long as nothing is known of its rows.
+    fn expected(&self, need: &Need) -> usize {
+        let most = need.limit / 2;
+        let row_bytes = locked(&self.state).row_bytes.get(&need.reader).copied();
+        let Some(row_bytes) = row_bytes else { return most };
+        let batch = (LARGER * row_bytes * f64::from(need.rows)) as usize;
+        most.min(if batch > TOGETHER / 2 { batch } else { TOGETHER })
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State<K>>) -> MutexGuard<'a, State<K>> {
@@ -454,9 +559,13 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         let state = locked(&self.state);
         Counts {
             streams: state.streams.len(),
-            passes: state.streams.values().map(|stream| stream.passes.len()).sum(),
+            passes: state
+                .streams
+                .values()
+                .map(|stream| stream.passes.iter().filter(|slot| slot.limit.is_some()).count())
+                .sum(),
             kept_bytes: state.held,
-            alive_bytes: *locked(&self.alive.bytes),
+            alive_bytes: locked(&self.alive.held).bytes,
             ..state.counts
         }
     }
@@ -580,11 +689,13 @@ impl<K: Clone + Eq + Hash> State<K> {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use fastpipe_batch::{Error, ErrorKind, SlabPool};
+    use fastpipe_batch::SlabPool;
     use fastpipe_engine::{Batch, BatchInfo};
     use proptest::prelude::*;
 
     use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Batches whose bytes are their step.
     struct Numbers {
@@ -594,11 +705,11 @@ mod tests {
     }
 
     impl Pass for Numbers {
-        fn next(&mut self, most: usize, _: Duration) -> Result<Option<(Outgoing, Vec<Slab>)>> {
+        fn next(&mut self, most: usize, _: Duration, _: &dyn Fn() -> bool) -> Result<Option<Together>, Vec<u8>> {
             let pool = SlabPool::new(0);
             let mut batches = Vec::new();
             while self.next < self.stop && batches.len() * 8 < most.min(24) {
-                let mut slab = pool.take(8)?;
+                let mut slab = pool.take(8).unwrap();
                 slab.bytes_mut().copy_from_slice(&self.next.to_le_bytes());
                 batches.push(Batch {
                     info: BatchInfo::default(),
@@ -611,8 +722,12 @@ mod tests {
             if batches.is_empty() {
                 Ok(None)
             } else {
-                Outgoing::new(batches, &pool).map(Some)
+                Ok(Some(Outgoing::new(batches, &pool).unwrap()))
             }
+        }
+
+        fn is_over(&self) -> bool {
+            self.next == self.stop
         }
     }
 
@@ -623,14 +738,12 @@ mod tests {
     }
 
     fn read(streams: &Streams<u8>, key: u8, client: &str, steps: Range<u64>, open: &Arc<AtomicUsize>) -> Vec<u64> {
-        let begin = |next| -> Result<Box<dyn Pass>> {
-            if next > 99 {
-                return Err(Error::new(ErrorKind::Malformed, "there is no such step"));
-            }
+        let begin = |next| -> Result<Box<dyn Pass>, Vec<u8>> {
             assert!(open.fetch_add(1, Ordering::SeqCst) < 3, "passes that are open");
             let open = open.clone();
             Ok(Box::new(Numbers { next, stop: 100, open }))
         };
+        let need = Need { reader: "".into(), rows: 1, limit: 100 };
         let (mut step, mut found) = (steps.start, Vec::new());
         while step < steps.end {
             let want = Want {
@@ -639,12 +752,14 @@ mod tests {
                 stop: steps.end,
                 client,
                 now: true,
+                need: &need,
                 wanted: &|| true,
                 begin: &begin,
+                hurry: &|| (),
             };
             let drawn = streams.get(&want).unwrap();
             let end = drawn.end().min(steps.end);
-            let (_, pieces) = drawn.part(step..end).unwrap();
+            let (_, pieces) = drawn.part(step..end);
             let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
             found.extend(
                 bytes
@@ -664,8 +779,9 @@ mod tests {
         fn each_client_gets_its_steps(
             asks in proptest::collection::vec(proptest::collection::vec((0..3u8, 0..95u64, 1..40u64), 1..5), 1..5),
             keep in prop::sample::select(vec![0usize, 5_000, 1 << 20]), alive in any::<Option<u8>>(),
+            pass_bytes in prop::option::of(100..400usize),
         ) {
-            let bounds = Bounds { passes: 3, keep, alive: alive.map(|alive| usize::from(alive) + 1) };
+            let bounds = Bounds { passes: 3, keep, pass_bytes, alive: alive.map(|alive| usize::from(alive) + 50), patience: PATIENCE };
             let (streams, open) = (Streams::new(bounds), Arc::new(AtomicUsize::new(0)));
             std::thread::scope(|scope| {
                 for (number, asked) in asks.iter().enumerate() {
@@ -690,7 +806,9 @@ mod tests {
         let bounds = Bounds {
             passes: 3,
             keep: 1 << 20,
+            pass_bytes: None,
             alive: None,
+            patience: PATIENCE,
         };
         let (streams, open) = (Streams::new(bounds), Arc::new(AtomicUsize::new(0)));
         for client in ["a", "b", "c"] {

@@ -1,9 +1,9 @@
 //! A pass as a Python iterator.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{ColumnSpec, Error, SlabPool};
+use fastpipe_batch::{ColumnSpec, Error};
 use fastpipe_engine::{Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen};
 use fastpipe_order::State;
 use fastpipe_wire::nbytes;
@@ -16,10 +16,7 @@ use crate::arrays::shared_slabs::SharedSlabs;
 use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::passes::progress::Progress;
 use crate::passes::stats;
-use crate::service::outgoing::{self, Lent, Sent};
-
-/// Free slabs that are kept for batches that are sent together.
-const SENT_TOGETHER: usize = 8;
+use crate::service::outgoing::{self, Lent};
 
 /// How far a pass has come. Outlives it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -98,8 +95,6 @@ pub(crate) struct Pass {
     /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its
     /// traceback may have frames that have the pass.
     raised: Mutex<Option<Py<PyAny>>>,
-    /// For batches that are sent together.
-    sending: OnceLock<Arc<SlabPool>>,
 }
 
 impl Pass {
@@ -125,7 +120,6 @@ impl Pass {
             total,
             position: Py::new(py, position)?,
             raised: Mutex::new(None),
-            sending: OnceLock::new(),
         })
     }
 
@@ -204,24 +198,7 @@ impl Pass {
         let Some(first) = self.draw_whole(py, |_, batch| Ok(batch))? else {
             return Ok(None);
         };
-        let mut batches = vec![first];
-        let more = || {
-            let until = Instant::now() + patience;
-            let mut held = nbytes(&batches[0]);
-            // A large one is sent as it lies.
-            while held <= most / 2 {
-                match running.poll_for(until.saturating_duration_since(Instant::now())) {
-                    Ok(Poll::Ready(number, batch)) => {
-                        running.delivered(number, batch.info.epoch, batch.info.after.clone());
-                        held += nbytes(&batch);
-                        batches.push(*batch);
-                    }
-                    _ => return batches,
-                }
-            }
-            batches
-        };
-        Ok(Some(py.detach(more)))
+        Ok(Some(py.detach(|| more(running, first, most, patience))))
     }
 
     /// The columns of its batches.
@@ -238,6 +215,31 @@ impl Pass {
     pub(crate) fn running(&self) -> Option<Arc<RunningPass>> {
         self.running.clone()
     }
+
+    /// Its batches; `None` if it has no end.
+    pub(crate) fn batches(&self) -> Option<u64> {
+        self.total
+    }
+}
+
+/// A batch and those after it: as many as have `most` bytes together, and are there within `patience`. What fails is
+/// told with the next ones.
+pub(crate) fn more(running: &RunningPass, first: Batch, most: usize, patience: Duration) -> Vec<Batch> {
+    let until = Instant::now() + patience;
+    let mut held = nbytes(&first);
+    let mut batches = vec![first];
+    // A large one is sent as it lies.
+    while held <= most / 2 {
+        match running.poll_for(until.saturating_duration_since(Instant::now())) {
+            Ok(Poll::Ready(number, batch)) => {
+                running.delivered(number, batch.info.epoch, batch.info.after.clone());
+                held += nbytes(&batch);
+                batches.push(*batch);
+            }
+            _ => return batches,
+        }
+    }
+    batches
 }
 
 #[pymethods]
@@ -248,15 +250,6 @@ impl Pass {
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
-    }
-
-    /// The next batches for whoever sends them, at least one: as many as have `most` bytes together, and are there
-    /// within `patience` seconds. None if there are no more.
-    #[pyo3(signature = (*, most, patience))]
-    fn next_sent(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Sent>> {
-        let pool = self.sending.get_or_init(|| SlabPool::new(SENT_TOGETHER));
-        let batches = self.draw_several(py, most, patience)?;
-        batches.map(|batches| Sent::new(py, batches, pool)).transpose()
     }
 
     /// The next batches, lent to another process from the memory that it maps: what is said of them, and the offset and

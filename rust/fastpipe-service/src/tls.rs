@@ -1,0 +1,74 @@
+//! Certificates of servers and clients.
+
+use std::sync::Arc;
+
+use rustls::crypto::ring::default_provider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+
+/// Files of certificates and keys, as PEM.
+pub struct ServerFiles {
+    /// The server's certificate, and those that have signed it.
+    pub chain: Vec<u8>,
+    /// Its private key.
+    pub key: Vec<u8>,
+    /// Certificates, one of which must have signed a client's; `None` if clients need none.
+    pub client_ca: Option<Vec<u8>>,
+}
+
+/// What is sent in the handshake: gRPC is HTTP/2.
+fn protocols() -> Vec<Vec<u8>> {
+    vec![b"h2".to_vec()]
+}
+
+/// Certificates of a file.
+///
+/// # Errors
+/// If there are none, or one can't be read.
+pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("there is no certificate in it".to_owned()),
+        found => found.map_err(|error| error.to_string()),
+    }
+}
+
+/// Certificates that others are checked by.
+///
+/// # Errors
+/// If there are none, or one can't be read.
+pub fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(pem)? {
+        roots.add(certificate).map_err(|error| error.to_string())?;
+    }
+    Ok(roots)
+}
+
+/// How a server speaks TLS.
+///
+/// # Errors
+/// If a file can't be read, or the key isn't the certificate's; the text says which.
+pub fn server_config(files: &ServerFiles) -> Result<Arc<ServerConfig>, String> {
+    let provider = Arc::new(default_provider());
+    let builder = ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(pem) => {
+            let roots = Arc::new(roots(pem).map_err(|error| format!("client_ca: {error}"))?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| format!("client_ca: {error}"))?)
+        }
+    };
+    let chain = certificates(&files.chain).map_err(|error| format!("the certificate chain: {error}"))?;
+    let key = PrivateKeyDer::from_pem_slice(&files.key).map_err(|error| format!("the private key: {error}"))?;
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| format!("the certificate and its key: {error}"))?;
+    config.alpn_protocols = protocols();
+    Ok(Arc::new(config))
+}
