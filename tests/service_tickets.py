@@ -12,7 +12,7 @@ from fastpipe.service._wire import as_error
 
 flight = pytest.importorskip("pyarrow.flight")
 
-__all__ = ["answer", "changed", "client_of", "entries", "identity", "ticket"]
+__all__ = ["act", "answer", "changed", "client_of", "entries", "identity", "ticket"]
 
 
 def client_of(url: str) -> Any:
@@ -67,3 +67,12 @@ def answer(client: Any, asked: Any) -> int | FastpipeError:
             return error
         nbytes += chunk.data.nbytes
     return nbytes
+
+
+def act(client: Any, action: str, body: bytes, options: Any = None) -> list[bytes]:
+    """What a server answers to an action; an error that it tells is raised."""
+    parts = [part.body.to_pybytes() for part in client.do_action(flight.Action(action, body), options)]
+    told = as_error(parts[0], "a server")
+    if told is not None:
+        raise told
+    return parts

@@ -18,6 +18,7 @@ pytest.importorskip("pyarrow.flight")
 
 from apart import wait_until
 from fastpipe.service import Directory, Server
+from fastpipe.service._metrics import text_of
 
 # A batch of 25 rows is sent by itself, so that clients can hold its server back.
 ARRAYS = {"id": np.arange(5000), "x": np.random.default_rng(1).random((5000, 1500), "float32")}
@@ -198,6 +199,6 @@ def test_servers_say_who_waits_for_whom() -> None:
         # Since then no request has waited long for a batch.
         assert stats["making_seconds"] - before["making_seconds"] < 0.4
         remote.close()  # type: ignore[attr-defined]
-        text = server._metrics.text()
+        text = text_of(server.stats())
         assert "fastpipe_service_making_seconds_total " in text
         assert "fastpipe_service_held_back_seconds_total " in text

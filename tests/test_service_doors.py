@@ -30,7 +30,7 @@ from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader_passes import ReaderPasses
 from fastpipe.service._wire import Ticket, as_error, sealed
 from processes import outputs, run
-from service_tickets import client_of, entries
+from service_tickets import act, client_of, entries
 from service_tickets import ticket as service_ticket
 
 pa = pytest.importorskip("pyarrow")
@@ -179,15 +179,6 @@ def test_refused_tickets_leave_nothing(ticket: dict[str, Any]) -> None:
         assert wait_until(lambda: server.stats()["streams"] == server.stats()["passes"] == 0)
 
 
-def asked(client: Any, action: str, body: bytes) -> list[bytes]:
-    """The answer to an action."""
-    parts = [part.body.to_pybytes() for part in client.do_action(flight.Action(action, body))]
-    told = as_error(parts[0], "a server")
-    if told is not None:
-        raise told
-    return parts
-
-
 def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
     client = flight.FlightClient(server.url)
     with pytest.raises(pa.ArrowInvalid, match="no action 'shell', only describe") as raised:
@@ -204,7 +195,7 @@ def test_requests_that_are_none(server: fastpipe.service.Server) -> None:
         ("place", b'{"reader": "default", "unit": 10000000, "record": 0}'),
     ]:
         with pytest.raises((pa.ArrowException, fastpipe.FastpipeError), match=r"request|no reader|no unit"):
-            asked(client, action, body)
+            act(client, action, body)
     assert json.loads(next(iter(client.do_action(flight.Action("health", b"")))).body.to_pybytes()) == {"serving": True}
     metrics = next(iter(client.do_action(flight.Action("metrics", b"")))).body.to_pybytes().decode()
     assert "\nfastpipe_service_batches_total " in metrics

@@ -56,9 +56,7 @@ def process(tmp_path: Path) -> Iterator[ServerProcess]:
         yield found
 
 
-@pytest.mark.parametrize(
-    ("count", "size"), [(2, 300 * MiB), (20, 7 * MiB), (60, 3 * MiB // 2), (400, 19 * MiB // 10)]
-)
+@pytest.mark.parametrize(("count", "size"), [(2, 300 * MiB), (20, 7 * MiB), (60, 3 * MiB // 2), (400, 19 * MiB // 10)])
 def test_many_large_requests_at_once_take_little_memory(process: ServerProcess, count: int, size: int) -> None:
     assert process.process is not None
     watched = psutil.Process(process.process.pid)

@@ -23,9 +23,10 @@ import fastpipe
 from processes import outputs, run
 from servers import free_port
 
-flight = pytest.importorskip("pyarrow.flight")
+pytest.importorskip("pyarrow.flight")
 pytest.importorskip("prometheus_client")
 from prometheus_client.parser import text_string_to_metric_families
+from pyarrow import flight
 
 from fastpipe.service import _metrics_http
 

@@ -19,7 +19,7 @@ import fastpipe
 import fastpipe.service
 from fastpipe.service._wire import sealed, summed
 from service_faults import connect_patiently
-from service_tickets import entries
+from service_tickets import act, entries
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -136,9 +136,9 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
             request = {"reader": "default", "data": ticket["data"], "unit": 0, "record": 0} | {entry: watched.text}
             actions += [("place", sealed(request)), ("place", json.dumps(request).encode())]
         for name, body in actions:
-            with pytest.raises(flight.FlightError, match=r"request|no reader|damaged"):
-                list(client.do_action(flight.Action(name, body), options))
-        with pytest.raises(flight.FlightError, match="there is no action"):
+            with pytest.raises((pa.ArrowException, fastpipe.FastpipeError), match=r"request|no reader|damaged"):
+                act(client, name, body, options)
+        with pytest.raises(pa.ArrowInvalid, match="there is no action"):
             list(client.do_action(flight.Action(watched.text, watched.pickle), options))
         # Headers, and what the server doesn't take at all.
         for name in (b"authorization", b"x-evil-bin"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
 from fastpipe._fastpipe import FlightServer, Pass
@@ -296,10 +296,10 @@ class Server:
             A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
             batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
             decoded, `refused`: requests that were, since the server was busy, `closed`: connections of clients that
-            took nothing while others waited; `clients`, `streams`, `passes` and `kept_bytes` there are now, and `batch_bytes`
-            of all batches that were made and are still in memory. `making_seconds` is how long requests have waited
-            for batches being made, and `held_back_seconds` how long batches have waited for clients to take them; each
-            request counts by itself.
+            took nothing while others waited; `clients`, `streams`, `passes` and `kept_bytes` there are now, and
+            `batch_bytes` of all batches that were made and are still in memory. `making_seconds` is how long requests
+            have waited for batches being made, and `held_back_seconds` how long batches have waited for clients to take
+            them; each request counts by itself.
         """
         return self._flight.stats()
 

@@ -322,8 +322,10 @@ mod tests {
         bytes
     }
 
-    /// Metadata, and all data between them.
-    fn read(bytes: &[u8], cuts: &[usize]) -> Result<(Vec<Vec<u8>>, Vec<u8>, bool), NotFlight> {
+    /// All metadata, all data, and whether the last message is incomplete.
+    type Found = (Vec<Vec<u8>>, Vec<u8>, bool);
+
+    fn read(bytes: &[u8], cuts: &[usize]) -> Result<Found, NotFlight> {
         let (mut reader, mut metadata, mut data) = (FlightReader::default(), Vec::new(), Vec::new());
         let mut rest = bytes;
         for cut in cuts.iter().cycle() {

@@ -136,13 +136,15 @@ pub async fn read_request(
 ) -> Result<(Bytes, OwnedSemaphorePermit), Status> {
     let refused = |why: &str| Status::new(Code::InvalidArgument, format!("a request that can't be read: {why}"));
     let busy = |_| {
-        let text = "this server is busy: large requests take all the memory that it has for them; ask another one, or later";
+        let text =
+            "this server is busy: large requests take all the memory that it has for them; ask another one, or later";
         Status::new(Code::Unavailable, text)
     };
     let mut room = bytes.clone().try_acquire_many_owned(0).map_err(busy)?;
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| Status::new(Code::Cancelled, format!("the request didn't arrive: {error}")))?;
+        let frame =
+            frame.map_err(|error| Status::new(Code::Cancelled, format!("the request didn't arrive: {error}")))?;
         let Ok(data) = frame.into_data() else { continue };
         if read.len() + data.len() > PREFIX + most {
             let text = format!("a request has {most} bytes at most");

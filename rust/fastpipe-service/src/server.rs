@@ -303,9 +303,10 @@ async fn received<S: Service>(
 ) -> Result<(Call, Permits), Status> {
     let (head, body) = request.into_parts();
     // Before a byte of the request is read.
-    shared
-        .service
-        .admit(head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes), client)?;
+    shared.service.admit(
+        head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes),
+        client,
+    )?;
     check_media_type(&head.headers)?;
     let method = head.uri.path().strip_prefix("/arrow.flight.protocol.FlightService/");
     let call = match method {
@@ -334,7 +335,8 @@ async fn received<S: Service>(
         Ok(permit) => Ok((call, (Some(permit), bytes))),
         Err(_) => {
             let most = shared.limits.calls;
-            let text = format!("this server is busy: it answers {most} requests, the most at once; ask another one, or later");
+            let text =
+                format!("this server is busy: it answers {most} requests, the most at once; ask another one, or later");
             let status = Status::new(Code::Unavailable, text);
             refused(shared, &status);
             Err(status)

@@ -51,8 +51,7 @@ pub trait Pass: Send {
     ///
     /// # Errors
     /// What the client is told.
-    fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool)
-    -> Result<Option<Together>, Vec<u8>>;
+    fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool) -> Result<Option<Together>, Vec<u8>>;
 
     /// Whether it has yielded all of its batches.
     fn is_over(&self) -> bool;
@@ -365,10 +364,11 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             drop(state);
             let drawn = self.draw(want, id, next, pass, until);
             state = locked(&self.state);
-            if let Some(drawn) = drawn? {
-                if drawn.first <= want.step && want.step < drawn.end() {
-                    return Ok(drawn);
-                }
+            if let Some(drawn) = drawn?
+                && drawn.first <= want.step
+                && want.step < drawn.end()
+            {
+                return Ok(drawn);
             }
         }
     }
@@ -472,7 +472,10 @@ impl<K: Clone + Eq + Hash> Streams<K> {
                 .values()
                 .flat_map(|stream| stream.passes.iter().filter_map(|slot| slot.limit));
             let (open, taken) = limits.fold((0, 0), |(open, taken), limit| (open + 1, taken + limit));
-            let fits = self.bounds.pass_bytes.is_none_or(|most| taken + want.need.limit <= most);
+            let fits = self
+                .bounds
+                .pass_bytes
+                .is_none_or(|most| taken + want.need.limit <= most);
             if open < self.bounds.passes && fits {
                 return Ok(());
             }
@@ -743,7 +746,11 @@ mod tests {
             let open = open.clone();
             Ok(Box::new(Numbers { next, stop: 100, open }))
         };
-        let need = Need { reader: "".into(), rows: 1, limit: 100 };
+        let need = Need {
+            reader: "".into(),
+            rows: 1,
+            limit: 100,
+        };
         let (mut step, mut found) = (steps.start, Vec::new());
         while step < steps.end {
             let want = Want {

@@ -1,8 +1,8 @@
 //! A server of passes, with what Python decides: who may read which batches, and what is logged.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,12 +105,17 @@ impl Decisions {
         sent: &mut (u64, u64),
     ) -> Result<(), Refusal> {
         let opened = Python::try_attach(|py| {
-            let opened = self.python.bind(py).call_method1("open", (request, PyBytes::new(py, ticket)));
+            let opened = self
+                .python
+                .bind(py)
+                .call_method1("open", (request, PyBytes::new(py, ticket)));
             let opened = opened.map_err(|error| Refusal::Status(status(py, &error)))?;
             if let Ok(told) = opened.cast::<PyBytes>() {
                 return Err(Refusal::Told(told.as_bytes().to_vec()));
             }
-            opened.extract::<Opened>().map_err(|error| Refusal::Status(status(py, &error)))
+            opened
+                .extract::<Opened>()
+                .map_err(|error| Refusal::Status(status(py, &error)))
         });
         let opened = opened.ok_or_else(ended)??;
         let request = Request {
@@ -124,7 +129,13 @@ impl Decisions {
             begin: &|step| self.begin(&opened, step),
             closed: &|client| self.closed(client),
         };
-        let served = serve(&request, &self.streams, &self.meter, (&client.to_string(), outlet), sent);
+        let served = serve(
+            &request,
+            &self.streams,
+            &self.meter,
+            (&client.to_string(), outlet),
+            sent,
+        );
         Python::try_attach(|_| drop(opened));
         served
     }
@@ -148,9 +159,14 @@ struct Answers(Arc<Decisions>);
 impl Service for Answers {
     fn admit(&self, authorization: Option<&[u8]>, client: SocketAddr) -> Result<(), Status> {
         let Some(token) = &self.0.token else { return Ok(()) };
-        let given = authorization.and_then(|given| given.strip_prefix(b"Bearer ")).unwrap_or_default();
+        let given = authorization
+            .and_then(|given| given.strip_prefix(b"Bearer "))
+            .unwrap_or_default();
         // In the same time whatever is given, but for its length.
-        let differs = token.iter().zip(given).fold(token.len() != given.len(), |differs, (a, b)| differs | (a != b));
+        let differs = token
+            .iter()
+            .zip(given)
+            .fold(token.len() != given.len(), |differs, (a, b)| differs | (a != b));
         if differs {
             let decisions = self.0.clone();
             std::thread::spawn(move || decisions.call("log_refused", client));
@@ -165,16 +181,19 @@ impl Service for Answers {
         meter.add(|meter| &meter.requests, 1);
         meter.add(|meter| &meter.clients, 1);
         let request = Python::try_attach(|py| self.0.python.call_method1(py, "request", (client.to_string(),)));
-        let result = match request.ok_or_else(ended).and_then(|request| {
-            request.map_err(|error| Status::new(Code::Internal, error.to_string()))
-        }) {
+        let result = match request
+            .ok_or_else(ended)
+            .and_then(|request| request.map_err(|error| Status::new(Code::Internal, error.to_string())))
+        {
             Err(status) => Err(status),
             Ok(request) => {
                 let result = self.0.send(&request, ticket, client, outlet, &mut sent);
                 let (outcome, told) = match &result {
                     Ok(()) => ("sent", None),
                     Err(Refusal::Told(told)) => ("error", Some(told.clone())),
-                    Err(Refusal::Status(status)) => (outcome(status, outlet), Some(status.message.clone().into_bytes())),
+                    Err(Refusal::Status(status)) => {
+                        (outcome(status, outlet), Some(status.message.clone().into_bytes()))
+                    }
                 };
                 match outcome {
                     "error" => meter.add(|meter| &meter.errors, 1),
@@ -252,16 +271,12 @@ impl Sending {
 }
 
 impl StreamPass for Sending {
-    fn next(
-        &mut self,
-        most: usize,
-        gather: Duration,
-        ending: &dyn Fn() -> bool,
-    ) -> Result<Option<Together>, Vec<u8>> {
+    fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool) -> Result<Option<Together>, Vec<u8>> {
         let first = loop {
             match self.running.poll().map_err(|error| self.failed(&error))? {
                 Poll::Ready(number, batch) => {
-                    self.running.delivered(number, batch.info.epoch, batch.info.after.clone());
+                    self.running
+                        .delivered(number, batch.info.epoch, batch.info.after.clone());
                     break *batch;
                 }
                 Poll::End => return Ok(None),
@@ -320,13 +335,7 @@ struct ServerOptions {
 impl FlightServer {
     /// Listens at a host and a port.
     #[new]
-    fn new(
-        py: Python<'_>,
-        host: &str,
-        port: u16,
-        options: ServerOptions,
-        decisions: Py<PyAny>,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, host: &str, port: u16, options: ServerOptions, decisions: Py<PyAny>) -> PyResult<Self> {
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let bounds = Bounds {
             passes: options.max_passes,
@@ -410,7 +419,12 @@ impl FlightServer {
 impl Drop for FlightServer {
     fn drop(&mut self) {
         // Its threads may wait for the GIL.
-        let mut stop = || self.server.get_mut().unwrap_or_else(PoisonError::into_inner).stop(Duration::ZERO);
+        let mut stop = || {
+            self.server
+                .get_mut()
+                .unwrap_or_else(PoisonError::into_inner)
+                .stop(Duration::ZERO)
+        };
         if Python::try_attach(|py| py.detach(&mut stop)).is_none() {
             stop();
         }
