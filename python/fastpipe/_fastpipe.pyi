@@ -47,6 +47,7 @@ __all__ = [
     "PassMemory",
     "Position",
     "Positives",
+    "ReaderTotals",
     "RemoteDataset",
     "RowBuffer",
     "SharedArena",
@@ -589,6 +590,14 @@ class Position:
     def close(self, by: str | None = None) -> None: ...
     def stats(self) -> dict[str, Any] | None: ...
     def progress(self) -> dict[str, Any]: ...
+
+@final
+class ReaderTotals:
+    rank: int
+    def __new__(cls, rank: int) -> ReaderTotals: ...
+    @staticmethod
+    def wait_bounds() -> list[float]: ...
+    def read(self) -> dict[str, Any]: ...
 
 @final
 class RowBuffer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Self, SupportsIndex
 from fastpipe._reader.ordering import integer, within
 
 if TYPE_CHECKING:
-    from fastpipe._fastpipe import PassMemory
+    from fastpipe._fastpipe import PassMemory, ReaderTotals
 
 _UNITS = {"": 1, "B": 1} | {
     prefix + suffix: base ** (power + 1)
@@ -33,6 +33,7 @@ class PassOptions:
         csr: whether sparse columns have the layout "csr".
         bounded: whether another program has chosen the order: then memory_limit, by default half of the machine's
             memory, holds for a single batch that is asked for by its step, too.
+        totals: where batches and work are counted; None for nowhere.
     """
 
     num_threads: int | None = None
@@ -42,6 +43,7 @@ class PassOptions:
     memory: PassMemory | None = None
     csr: bool = False
     bounded: bool = False
+    totals: ReaderTotals | None = None
 
     @classmethod
     def checked(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from fastpipe._fastpipe import Pass, PassMemory, SharedSlabs
+    from fastpipe._fastpipe import Pass, PassMemory, ReaderTotals, SharedSlabs
     from fastpipe._reader.state import State
     from fastpipe.specs import Features
 
@@ -257,6 +257,15 @@ class Passes(ABC):
         if self.epochs is None:
             raise UnsupportedError(f"{self!r} can't say how many batches an epoch has")
         return len(self) // self.epochs
+
+    @property
+    def totals(self) -> ReaderTotals:
+        """The totals over all passes in this process.
+
+        Raises:
+            UnsupportedError: if these count nothing.
+        """
+        raise UnsupportedError(f"{self!r} counts nothing: give the reader that its batches come from")
 
     def limit_threads(self, most: int) -> None:
         """Takes so many threads from now on, unless told how many to take."""

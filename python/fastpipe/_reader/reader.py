@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from fastpipe._arguments import flag
 from fastpipe._arrow.schema import require_pyarrow
-from fastpipe._fastpipe import Order, Pass, PassMemory, Position
+from fastpipe._fastpipe import Order, Pass, PassMemory, Position, ReaderTotals
 from fastpipe._progress import show
 from fastpipe._reader import dropped_rows as _left_out
 from fastpipe._reader import state as _state
@@ -174,6 +174,8 @@ class Reader:
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._cursor = PassCursor()
         self._active: Position | None = None
+        # What all passes have done, for `fastpipe.metrics`.
+        self._totals = ReaderTotals(ordering.rank)
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
     def _warned(self) -> Self:
@@ -309,7 +311,7 @@ class Reader:
         self._close(
             "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
         )
-        options = replace(self._running, memory=memory, csr=csr)
+        options = replace(self._running, memory=memory, csr=csr, totals=self._totals)
         started = self._order.start(options, epoch, None if self._epochs is None else epoch + self._epochs, progress)
         self._active = started.position
         self._cursor.start(epoch, progress, started.position)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fastpipe._arrow import ArrowStreams
-from fastpipe._fastpipe import Order, Pass, PassMemory, SharedSlabs
+from fastpipe._fastpipe import Order, Pass, PassMemory, ReaderTotals, SharedSlabs
 from fastpipe._progress import Counter
 from fastpipe._reader.passes import Passes, Position, Started
 
@@ -101,12 +101,17 @@ class ReaderPasses(Passes):
         return self._reader.world_size
 
     def shard(self, num_shards: int, index: int) -> Passes:
-        return ReaderPasses(self._reader.shard(num_shards, index))
+        shard = self._reader.shard(num_shards, index)
+        # The user has this reader, and looks there.
+        shard._totals = self._reader._totals
+        return ReaderPasses(shard)
 
     def share(self, processes: int, index: int) -> Passes:
         if processes > 1 and self.drawn:
             raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
-        return self.shard(processes, index)
+        share = self.shard(processes, index)
+        share.totals.rank = share.rank
+        return share
 
     @property
     def drawn(self) -> bool:
@@ -176,6 +181,10 @@ class ReaderPasses(Passes):
     def shared_memory(self, slabs: SharedSlabs, held: int) -> PassMemory:
         return PassMemory.shared(self._reader._data.handle, slabs, held)
 
+    @property
+    def totals(self) -> ReaderTotals:
+        return self._reader._totals
+
     def limit_threads(self, most: int) -> None:
         running = self._reader._running
         if running.num_threads is None:
@@ -199,7 +208,8 @@ class ReaderPasses(Passes):
         return Started(started, started.position, started.close)
 
     def _stretch(self, epoch: int, start: int, stop: int, *, csr: bool) -> Pass:
-        return self._reader._order.batches(replace(self._reader._running, csr=csr), epoch, start, stop)
+        options = replace(self._reader._running, csr=csr, totals=self._reader._totals)
+        return self._reader._order.batches(options, epoch, start, stop)
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
         return arrow_streams(self._reader, partial(self._stretch, epoch, start, stop, csr=True)).record_batches()

@@ -1,5 +1,6 @@
 //! The source of the batches of a pass: threads of this process, or other processes that send them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use fastpipe_batch::{Error, Result};
@@ -7,6 +8,7 @@ use fastpipe_batch::{Error, Result};
 use crate::observer::PassObserver;
 use crate::stats::Stats;
 use crate::stream::{Poll, Stream};
+use crate::telemetry::Telemetry;
 
 /// Yields the batches of a pass, one after the other. The pass ends when it is dropped.
 pub trait BatchSource: Send + Sync {
@@ -27,6 +29,11 @@ pub trait BatchSource: Send + Sync {
 
     /// A look at the pass, which may outlast it.
     fn observe(&self) -> Box<dyn ObservePass>;
+
+    /// The counters of its work, if this process makes the batches.
+    fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        None
+    }
 }
 
 /// A look at a pass.
@@ -54,6 +61,10 @@ impl BatchSource for Stream {
 
     fn observe(&self) -> Box<dyn ObservePass> {
         Box::new(self.observer())
+    }
+
+    fn telemetry(&self) -> Option<Arc<Telemetry>> {
+        Some(self.observer().context.telemetry.clone())
     }
 }
 

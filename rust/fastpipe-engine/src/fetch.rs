@@ -7,7 +7,7 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -15,6 +15,7 @@ use std::time::Instant;
 use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
 
 use crate::panicked::panicked;
+use crate::telemetry::Telemetry;
 
 /// Bytes of a fetching thread's stack: sources mostly wait on it.
 const STACK: usize = 1 << 20;
@@ -125,7 +126,7 @@ struct Inner {
     closed: AtomicBool,
     /// Fetches that are asked for and not done.
     pending: AtomicUsize,
-    nanos: AtomicU64,
+    telemetry: Arc<Telemetry>,
 }
 
 /// The fetches of a pass.
@@ -134,7 +135,7 @@ pub(crate) struct Fetches {
 }
 
 impl Fetches {
-    pub(crate) fn of(source: &Arc<dyn Source>) -> Fetches {
+    pub(crate) fn new(source: &Arc<dyn Source>, telemetry: Arc<Telemetry>) -> Fetches {
         let inner = Inner {
             source: source.clone(),
             queue: Mutex::default(),
@@ -142,7 +143,7 @@ impl Fetches {
             changed: Condvar::new(),
             closed: AtomicBool::new(false),
             pending: AtomicUsize::new(0),
-            nanos: AtomicU64::new(0),
+            telemetry,
         };
         Fetches { inner: Arc::new(inner) }
     }
@@ -160,11 +161,6 @@ impl Fetches {
     /// Fetches at once.
     pub(crate) fn most(&self) -> usize {
         self.inner.most
-    }
-
-    /// Nanoseconds that calls have taken, all together.
-    pub(crate) fn nanos(&self) -> u64 {
-        self.inner.nanos.load(Ordering::Relaxed)
     }
 
     /// Asks for a unit, which batch `batch` needs first. If it is the rest of the one that was asked for before, it
@@ -266,8 +262,7 @@ impl Inner {
             let start = Instant::now();
             let fetched = catch_unwind(AssertUnwindSafe(|| self.source.fetch(fetch.unit, &|| self.is_closed())));
             let fetched = fetched.unwrap_or_else(|panic| Err(panicked(&*panic)));
-            self.nanos
-                .fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            self.telemetry.fetched(start.elapsed().as_nanos() as u64);
             self.pending.fetch_sub(1, Ordering::Relaxed);
             // What goes on from here may fail as well: this thread fetches on.
             let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
@@ -375,7 +370,7 @@ mod tests {
             told: Mutex::new(told),
             time: Duration::from_millis(millis),
         });
-        (Fetches::of(&source), heard)
+        (Fetches::new(&source, Arc::new(Telemetry::new())), heard)
     }
 
     /// Waits until all are there.
@@ -396,7 +391,8 @@ mod tests {
         assert!(!fetches.have_room());
         wait(&all);
         // All the calls' time, in less than that of two.
-        assert!(fetches.nanos() >= 1_500_000_000 && start.elapsed() < Duration::from_millis(600));
+        let spent = fetches.inner.telemetry.counts().fetching;
+        assert!(spent >= 1_500_000_000 && start.elapsed() < Duration::from_millis(600));
         assert!(fetches.have_room());
         for (unit, fetch) in all.iter().enumerate() {
             let Fetched::Other { what, .. } = fetch.take().unwrap() else {

@@ -43,7 +43,7 @@
 //!   pass_config.rs     what stays the same: source, options, threads, seed
 //!   working_memory.rs  memory (memory.rs) and how much of it may be used (budget.rs)
 //!   cost.rs            what work costs and what units take, learned
-//!   telemetry.rs       what was done, and where time went
+//!   telemetry.rs       what was done, and where time went; reader_totals.rs sums it up over passes
 //!   admission_gate.rs  who admits, one thread at a time, and what is planned and under way (admission.rs)
 //!   fetch.rs           calls of the source that may wait, on threads of their own
 //!   schedule.rs        the queue, and how many threads may take from it; workers.rs has the threads
@@ -83,6 +83,7 @@ mod order_memory;
 mod panicked;
 mod pass;
 mod pass_config;
+mod reader_totals;
 mod runners;
 mod running_pass;
 mod scatter;
@@ -104,8 +105,9 @@ pub use observer::PassObserver;
 pub use options::Options;
 pub use order_memory::{check_order, check_state, unplanned};
 pub use panicked::panicked;
+pub use reader_totals::{ReaderTotals, Totals, Yielded};
 pub use running_pass::{Delivered, Lease, Origin, PassSource, RunningPass, Seen};
 pub use stats::Stats;
 pub use stream::{Poll, Stream};
-pub use telemetry::Activity;
+pub use telemetry::{Activity, Telemetry};
 pub use workers::default_threads;

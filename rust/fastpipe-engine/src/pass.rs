@@ -35,7 +35,7 @@ pub(crate) struct PassContext {
     pub(crate) files: Files,
     pub(crate) working_memory: WorkingMemory,
     pub(crate) costs: CostModel,
-    pub(crate) telemetry: Telemetry,
+    pub(crate) telemetry: Arc<Telemetry>,
     pub(crate) gate: AdmissionGate,
     pub(crate) fetches: Fetches,
     pub(crate) parked: Parked,
@@ -54,7 +54,8 @@ impl PassContext {
         limit: Option<u64>,
     ) -> PassContext {
         let parts = source.facts().columns.iter().flat_map(|c| c.parts()).collect();
-        let (files, fetches) = (Files::of(source.facts()), Fetches::of(&source));
+        let telemetry = Arc::new(Telemetry::new());
+        let (files, fetches) = (Files::of(source.facts()), Fetches::new(&source, telemetry.clone()));
         let costs = CostModel::new(source.facts().classes.len());
         let config = PassConfig::new(source, options, cursor.order().settings().seed);
         let threads = config.threads();
@@ -64,7 +65,7 @@ impl PassContext {
             costs,
             config,
             working_memory: WorkingMemory::new(memory, parts, limit),
-            telemetry: Telemetry::new(),
+            telemetry,
             gate: AdmissionGate::new(Admission::new(cursor)),
             parked: Parked::default(),
             schedule: Schedule::new(threads),
@@ -107,7 +108,7 @@ impl PassContext {
 
     /// The next batch, for a consumer that waits so long.
     pub(crate) fn next(&self, wait: Duration) -> Result<Next> {
-        let parts = (&self.telemetry, &self.working_memory, &self.files);
+        let parts = (&*self.telemetry, &self.working_memory, &self.files);
         self.delivery
             .next(wait, parts, |chooser, taken| self.choose_threads(chooser, taken))
     }

@@ -11,6 +11,7 @@ use crate::batch_source::{BatchSource, ObservePass};
 use crate::memory::Memory;
 use crate::options::Options;
 use crate::order_memory::unplanned;
+use crate::reader_totals::{ReaderTotals, Yielded};
 use crate::stream::{Poll, Stream};
 
 /// How long a wait for a batch may keep Ctrl-C waiting.
@@ -75,11 +76,16 @@ pub struct Origin {
     pub options: Options,
     /// The memory of its batches.
     pub memory: Arc<Memory>,
+    /// Where its batches and work are counted, if anywhere.
+    pub totals: Option<Arc<ReaderTotals>>,
 }
 
 impl RunningPass {
     /// A pass of batches that come from here, and that starts with `state`.
     pub fn new(batches: Box<dyn BatchSource>, begun: PassSource, origin: Origin, state: State) -> Arc<Self> {
+        if let Some(totals) = &origin.totals {
+            totals.begin_pass(batches.telemetry(), origin.order.left_out());
+        }
         let delivered = Delivered {
             batches: 0,
             last: 0,
@@ -106,7 +112,12 @@ impl RunningPass {
     /// # Errors
     /// If other processes make the batches; if the rows can't be planned; of memory.
     pub fn without(&self, rest: &RemainingEpoch, unit: u64) -> Result<(Arc<RunningPass>, RemainingEpoch), Error> {
-        let Origin { order, options, memory } = &self.origin;
+        let Origin {
+            order,
+            options,
+            memory,
+            totals,
+        } = &self.origin;
         if !self.batches.is_local() {
             let reason = "batches that others make can't be had without one of their units; let the reader that is \
                           served leave out what can't be read";
@@ -121,6 +132,7 @@ impl RunningPass {
             order: order.clone(),
             options: *options,
             memory: memory.clone(),
+            totals: totals.clone(),
         };
         let state = State::start(rest.epoch, order.settings().ranks);
         let begun = PassSource {
@@ -188,13 +200,16 @@ impl RunningPass {
         &self.source.facts().columns
     }
 
-    /// Notes that the consumer has got a batch of an epoch, and what is left after it.
-    pub fn delivered(&self, number: u64, epoch: u64, after: State) {
+    /// Notes that the consumer has got a batch, and what is left after it.
+    pub fn delivered(&self, batch: Yielded, after: State) {
+        if let Some(totals) = &self.origin.totals {
+            totals.count(&batch);
+        }
         let mut seen = self.seen.lock();
         seen.batches += 1;
         // Several threads may draw, and one overtake another between the two steps.
-        if number >= seen.last {
-            (seen.last, seen.epoch, seen.state) = (number + 1, epoch, after);
+        if batch.number >= seen.last {
+            (seen.last, seen.epoch, seen.state) = (batch.number + 1, batch.epoch, after);
         }
     }
 

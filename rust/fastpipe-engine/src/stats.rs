@@ -77,7 +77,7 @@ impl Stats {
             rows: counts.rows_delivered,
             bytes_delivered: counts.bytes_delivered,
             bytes_read: counts.bytes_read,
-            fetching: seconds(context.fetches.nanos()),
+            fetching: seconds(counts.fetching),
             bytes_opened: counts.bytes_opened,
             units_opened: counts.units_opened,
             rows_opened: counts.rows_opened,

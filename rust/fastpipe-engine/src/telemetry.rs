@@ -64,6 +64,8 @@ pub(crate) struct Counts {
     pub(crate) batches: u64,
     pub(crate) rows_skipped: u64,
     pub(crate) rows_reopened: u64,
+    /// Nanoseconds that calls which fetch took.
+    pub(crate) fetching: u64,
     /// Nanoseconds in which the consumer waited for a batch.
     pub(crate) consumer_waited: u64,
     /// Nanoseconds in which it was away with one.
@@ -72,7 +74,7 @@ pub(crate) struct Counts {
 
 /// Counters of a pass.
 #[derive(Debug)]
-pub(crate) struct Telemetry {
+pub struct Telemetry {
     began: Instant,
     /// Nanoseconds that the pass took, once it has ended.
     ended: OnceLock<u64>,
@@ -86,6 +88,7 @@ pub(crate) struct Telemetry {
     batches: AtomicU64,
     rows_skipped: AtomicU64,
     rows_reopened: AtomicU64,
+    fetching: AtomicU64,
     consumer_waited: AtomicU64,
     consumer_away: AtomicU64,
 }
@@ -109,6 +112,7 @@ impl Telemetry {
             batches: AtomicU64::new(0),
             rows_skipped: AtomicU64::new(0),
             rows_reopened: AtomicU64::new(0),
+            fetching: AtomicU64::new(0),
             consumer_waited: AtomicU64::new(0),
             consumer_away: AtomicU64::new(0),
         }
@@ -169,6 +173,11 @@ impl Telemetry {
         add(&self.rows_skipped, rows);
     }
 
+    /// A call that fetches took so long. It isn't work: no thread of the pass waits for it.
+    pub(crate) fn fetched(&self, nanos: u64) {
+        add(&self.fetching, nanos);
+    }
+
     /// A batch was made.
     pub(crate) fn made(&self, rows: u64, bytes: u64) {
         add(&self.bytes_delivered, bytes);
@@ -210,6 +219,7 @@ impl Telemetry {
             batches: count(&self.batches),
             rows_skipped: count(&self.rows_skipped),
             rows_reopened: count(&self.rows_reopened),
+            fetching: count(&self.fetching),
             consumer_waited: count(&self.consumer_waited),
             consumer_away: count(&self.consumer_away),
         }

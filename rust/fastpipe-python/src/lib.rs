@@ -51,6 +51,7 @@ mod _fastpipe {
         order::{Order, check_settings},
         pass::{Pass, Position},
         pass_memory::PassMemory,
+        reader_totals::ReaderTotals,
         stratified_draws::{Drawing, drawn_within},
     };
     #[pymodule_export]

@@ -4,8 +4,9 @@ use std::ffi::{CStr, c_void};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Instant;
 
-use fastpipe_engine::Poll;
+use fastpipe_engine::{Poll, Yielded};
 
 use crate::api::handle::{Context, ShapeContext, Status};
 use crate::api::{Api, Code, Failure, OwnStatus, TF_INT64};
@@ -152,12 +153,16 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
                 Turn::Draws(running) => running,
                 Turn::Over => return Err(end()),
             };
+            let asked = Instant::now();
             loop {
                 match running.poll() {
                     Ok(Poll::Ready(number, mut batch)) => {
-                        let (epoch, after) = (batch.info.epoch, std::mem::take(&mut batch.info.after));
+                        let (yielded, after) = (
+                            Yielded::new(number, &batch, asked),
+                            std::mem::take(&mut batch.info.after),
+                        );
                         outputs.batch(running.columns(), &iteration.columns, *batch)?;
-                        running.delivered(number, epoch, after);
+                        running.delivered(yielded, after);
                         return Ok(());
                     }
                     Ok(Poll::End) => {

@@ -7,5 +7,6 @@ pub(crate) mod pass;
 pub(crate) mod pass_memory;
 pub(crate) mod pass_options;
 pub(crate) mod progress;
+pub(crate) mod reader_totals;
 pub(crate) mod stats;
 pub(crate) mod stratified_draws;

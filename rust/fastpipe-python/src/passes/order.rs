@@ -290,6 +290,7 @@ impl Order {
             Some(memory) => memory.get().of(py, data.source())?,
             None => data.memory(),
         };
+        let totals = options.totals.as_ref().map(|totals| totals.get().counted.clone());
         let (begun, options) = (data.begin(py, csr)?, options.engine);
         let batches: Box<dyn BatchSource> = match data.bringer() {
             None => {
@@ -325,6 +326,7 @@ impl Order {
             order: self.order.clone(),
             options,
             memory,
+            totals,
         };
         Pass::new(py, batches, begun, padded, total, origin, state)
     }

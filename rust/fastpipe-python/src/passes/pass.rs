@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::{ColumnSpec, Error};
-use fastpipe_engine::{Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen};
+use fastpipe_engine::{
+    Batch, BatchSource, Delivered, ObservePass, Origin, PassSource, Poll, RunningPass, Seen, Yielded,
+};
 use fastpipe_order::State;
 use fastpipe_wire::nbytes;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -166,18 +168,19 @@ impl Pass {
         make: impl FnOnce(&[ColumnSpec], Batch) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let Some(running) = &self.running else { return Ok(None) };
+        let asked = Instant::now();
         loop {
             let polled = py.detach(|| running.poll());
             match polled.map_err(|error| self.failed(py, running, &error))? {
                 Poll::Ready(number, mut batch) => {
-                    let (epoch, after) = (batch.info.epoch, after(&mut batch));
+                    let (yielded, after) = (Yielded::new(number, &batch, asked), after(&mut batch));
                     let made = guarded(py, || make(running.columns(), *batch));
                     // The batch is lost, so those behind it aren't handed out.
                     let made = made.inspect_err(|error| {
                         let error = lost(py, error);
                         py.detach(|| running.fail(error));
                     })?;
-                    running.delivered(number, epoch, after);
+                    running.delivered(yielded, after);
                     return Ok(Some(made));
                 }
                 Poll::End => {
@@ -230,9 +233,10 @@ pub(crate) fn more(running: &RunningPass, first: Batch, most: usize, patience: D
     let mut batches = vec![first];
     // A large one is sent as it lies.
     while held <= most / 2 {
-        match running.poll_for(until.saturating_duration_since(Instant::now())) {
+        let asked = Instant::now();
+        match running.poll_for(until.saturating_duration_since(asked)) {
             Ok(Poll::Ready(number, batch)) => {
-                running.delivered(number, batch.info.epoch, batch.info.after.clone());
+                running.delivered(Yielded::new(number, &batch, asked), batch.info.after.clone());
                 held += nbytes(&batch);
                 batches.push(*batch);
             }

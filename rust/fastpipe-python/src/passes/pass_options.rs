@@ -4,6 +4,7 @@ use fastpipe_engine::Options;
 use pyo3::prelude::*;
 
 use crate::passes::pass_memory::PassMemory;
+use crate::passes::reader_totals::ReaderTotals;
 
 /// Python's `PassOptions`, whose attributes are read here only.
 pub(crate) struct PassOptions {
@@ -15,6 +16,8 @@ pub(crate) struct PassOptions {
     /// Whether another program has chosen the order: then the memory limit, by default half of the machine's memory,
     /// holds for a single batch too.
     pub(crate) bounded: bool,
+    /// Where batches and work are counted.
+    pub(crate) totals: Option<Py<ReaderTotals>>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for PassOptions {
@@ -34,6 +37,7 @@ impl<'py> FromPyObject<'_, 'py> for PassOptions {
             memory: options.getattr("memory")?.extract()?,
             csr: options.getattr("csr")?.extract()?,
             bounded: options.getattr("bounded")?.extract()?,
+            totals: options.getattr("totals")?.extract()?,
         })
     }
 }

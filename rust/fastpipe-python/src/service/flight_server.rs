@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fastpipe_batch::SlabPool;
-use fastpipe_engine::{Poll, RunningPass};
+use fastpipe_engine::{Poll, RunningPass, Yielded};
 use fastpipe_service::grpc::{Code, Status};
 use fastpipe_service::meter::{Meter, Wait};
 use fastpipe_service::outlet::Outlet;
@@ -272,6 +272,7 @@ impl Sending {
 
 impl StreamPass for Sending {
     fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool) -> Result<Option<Together>, Vec<u8>> {
+        let asked = Instant::now();
         let first = loop {
             match self.running.poll().map_err(|error| self.failed(&error))? {
                 Poll::Ready(number, batch) => {
