@@ -162,3 +162,30 @@ def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
     assert Shares.of(limit, keep, serve.max_passes).limit(own) == own
     most = memory_size("memory", container["resources"]["limits"]["memory"] + "B")
     assert limit + (1 << 30) <= most
+
+
+def test_the_dashboard_shows_metrics_that_exist() -> None:
+    pytest.importorskip("pyarrow.flight")
+    prometheus_client = pytest.importorskip("prometheus_client")
+    registry = prometheus_client.CollectorRegistry()
+    reader = fastpipe.from_arrays({"id": np.arange(2)}, batch_size=1)
+    fastpipe.metrics.prometheus(reader, registry=registry)
+    text = prometheus_client.generate_latest(registry).decode()
+    with (
+        reader.serve(metrics_port=0) as server,
+        urllib.request.urlopen(server.metrics_url or "", timeout=100) as answer,
+    ):
+        text += answer.read().decode()
+    exported = set(re.findall(r"^(fastpipe_\w+)", text, re.MULTILINE))
+    dashboard = json.loads((ROOT / "deploy/grafana.json").read_text("utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    queries += [one["query"] for one in dashboard["templating"]["list"]]
+    shown = set(re.findall(r"\bfastpipe_\w+", " ".join(queries)))
+    assert shown <= exported
+    assert len(shown) > 20
+    # Each variable that a query uses is one of the dashboard's.
+    assert set(re.findall(r"\$(?!__)\{?(\w+)", json.dumps(dashboard))) == {
+        one["name"] for one in dashboard["templating"]["list"]
+    }
+    identifiers = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(identifiers)) == len(identifiers)

@@ -46,8 +46,9 @@ MAIN = [
 def examples() -> Iterator[doctest.DocTest]:
     """The examples of all public names, and of the methods of public classes."""
     finder = doctest.DocTestFinder(recurse=False)
-    for name in fastpipe.__all__:
-        public = getattr(fastpipe, name)
+    public_names = [(name, getattr(fastpipe, name)) for name in fastpipe.__all__]
+    public_names += [(f"metrics.{name}", getattr(fastpipe.metrics, name)) for name in fastpipe.metrics.__all__]
+    for name, public in public_names:
         names = {name: public}
         if inspect.isclass(public):
             names |= {f"{name}.{method}": value for method, value in vars(public).items() if method[0] != "_"}

@@ -3,6 +3,7 @@
 from fastpipe import batch as batch
 from fastpipe import errors as errors
 from fastpipe import leases as leases
+from fastpipe import metrics as metrics
 from fastpipe import service as service
 from fastpipe import sources as sources
 from fastpipe import specs as specs
