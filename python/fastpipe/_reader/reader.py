@@ -625,7 +625,7 @@ class Reader:
     def stats(self) -> dict[str, Any]:
         """What the last pass has done so far, and where its time went. Counting it costs less than a hundredth of that.
 
-        Batches count when they are made, which is before they are yielded.
+        Batches count when they are made, which is before they are yielded. `fastpipe.metrics` has totals over passes.
 
         Returns:
             A dict that can be stored as JSON, with
