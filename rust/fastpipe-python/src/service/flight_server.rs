@@ -276,8 +276,8 @@ impl StreamPass for Sending {
         let first = loop {
             match self.running.poll().map_err(|error| self.failed(&error))? {
                 Poll::Ready(number, batch) => {
-                    self.running
-                        .delivered(number, batch.info.epoch, batch.info.after.clone());
+                    let after = batch.info.after.clone();
+                    self.running.delivered(Yielded::new(number, &batch, asked), after);
                     break *batch;
                 }
                 Poll::End => return Ok(None),
