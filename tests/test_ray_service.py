@@ -34,8 +34,6 @@ ARRAYS = {"id": np.arange(6400), "x": np.random.default_rng(1).random((6400, 800
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastpipe.service._directory._PAUSE", 0.1)
-    # A server makes more batches in a turn than a test has.
-    monkeypatch.setattr("fastpipe.service._schedule._TURN", 0.002)
     monkeypatch.setattr(_service, "_LEAVE", 0.5)
 
 

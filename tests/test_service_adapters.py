@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -187,28 +186,37 @@ def test_workers_of_a_loader_that_are_spawned_connect_anew() -> None:
     assert outputs(run(script)) == ["the same\n"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
-@apart
-def test_workers_of_a_loader_that_are_forked_are_told() -> None:
-    """A connection of gRPC doesn't survive a fork; one to a local service does."""
+def in_forked_workers(remote: fastpipe.Reader) -> list[list[int]]:
+    """The batches of a reader that workers read which torch has forked, in any order."""
     from torch.utils.data import DataLoader
 
     import fastpipe.torch
 
-    reader = fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
-    expected = sorted(batch["id"].tolist() for batch in reader)
-    reader.set_epoch(0)
+    dataset = fastpipe.torch.IterableDataset(remote)
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    return sorted(batch["id"].tolist() for batch in loader)
 
-    def loaded(remote: fastpipe.Reader) -> Any:
-        dataset = fastpipe.torch.IterableDataset(remote)
-        return DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
 
-    with fastpipe.LocalService(reader) as remote:
-        assert sorted(batch["id"].tolist() for batch in loaded(remote)) == expected
-    with reader.serve() as server, pytest.raises(fastpipe.ServiceError, match="spawn or forkserver") as raised:
-        list(loaded(fastpipe.connect(server.url)))
-    # If the garbage collector ends torch's iterator, its queues end first, and torch waits 5 seconds for each worker.
-    traceback.clear_frames(raised.tb)
+def to_fork() -> fastpipe.Reader:
+    return fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+@apart
+def test_forked_workers_of_a_loader_read_from_a_local_service() -> None:
+    with fastpipe.LocalService(to_fork()) as remote:
+        assert in_forked_workers(remote) == sorted(batch["id"].tolist() for batch in to_fork())
+
+
+# The loader keeps what it has mapped of its workers' memory.
+@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+@apart(looks=False)
+def test_forked_workers_of_a_loader_connect_anew() -> None:
+    with to_fork().serve() as server:
+        remote = fastpipe.connect(server.url)
+        next(iter(remote))
+        remote.set_epoch(0)
+        assert in_forked_workers(remote) == sorted(batch["id"].tolist() for batch in to_fork())
 
 
 def test_rebatched_batches_go_on_to_frameworks(data: Data) -> None:

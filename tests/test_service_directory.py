@@ -64,8 +64,6 @@ def servers() -> Iterator[list[Server]]:
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastpipe.service._directory._PAUSE", 0.05)
-    # A server makes more batches in a turn than a test has.
-    monkeypatch.setattr("fastpipe.service._schedule._TURN", 0.002)
 
 
 def batches_of(server: Server) -> float:

@@ -306,6 +306,38 @@ def test_no_stream_of_batches_gets_a_pickle_unpickled(
     watched.check()
 
 
+def forwarded(url: str, change: dict[str, Any]) -> Callable[[], Any]:
+    """What a server answers to a ticket that is changed, whatever was asked for."""
+    client = flight.FlightClient(url)
+    ticket = flight.Ticket(json.dumps(entries(client) | change).encode())
+
+    def stream() -> Any:
+        reader = client.do_get(ticket)
+        return flight.GeneratorStream(reader.schema, ((chunk.data, chunk.app_metadata) for chunk in reader))
+
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [({"start": 1}, "batch 1 of epoch 0, which it wasn't asked for"), ({"epoch": 1}, "epoch 1, which it wasn't")],
+)
+def test_batches_that_were_not_asked_for_are_refused(change: dict[str, Any], match: str) -> None:
+    with read().serve() as server, Hostile(server.url) as hostile:
+        hostile.batches = forwarded(server.url, {"stop": 8, "until": 8} | change)
+        with pytest.raises(fastpipe.ServiceError, match=match):
+            next(iter(fastpipe.connect(hostile.url, timeout=1)))
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    """They are another data set's, whole and with the right checksums."""
+    other = fastpipe.from_arrays({"y": np.arange(500, dtype="float32")}, batch_size=64, shuffle=True, seed=7)
+    with read().serve() as server, Hostile(server.url) as hostile, other.serve() as liar:
+        hostile.batches = forwarded(liar.url, {"stop": 8, "until": 8})
+        with pytest.raises(fastpipe.ServiceError, match="feature 'id'"):
+            next(iter(fastpipe.connect(hostile.url, timeout=1)))
+
+
 # Who unpickles, by the text of the package.
 
 PACKAGE = Path(fastpipe.__file__).parent

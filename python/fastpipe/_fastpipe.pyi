@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from socket import socket
 from typing import Any, Literal, TypeAlias, final
 
 import numpy as np
@@ -31,7 +32,6 @@ __all__ = [
     "Data",
     "Drawing",
     "FlightServer",
-    "IncomingBatches",
     "InteractionsDataset",
     "ItemBatch",
     "ItemConsumer",
@@ -50,6 +50,7 @@ __all__ = [
     "ReaderTotals",
     "RemoteDataset",
     "RowBuffer",
+    "ServiceConnection",
     "SharedArena",
     "SharedSlabs",
     "TableDataset",
@@ -206,18 +207,24 @@ class RemoteDataset(Data):
         *,
         uncut: int | None,
         in_sequence: str | None,
-        start: Callable[[BatchFeed, dict[str, Any]], object],
+        start: Callable[[BatchFeed, str, dict[str, Any] | None, bool], object],
     ) -> RemoteDataset: ...
 
 @final
 class BatchFeed:
-    def receive(self, next: int, stop: int, epoch: int, step: int | None) -> IncomingBatches: ...
-    def put_next(self, number: int, batches: Pass) -> bool | None: ...
-    def wants(self, number: int) -> bool: ...
-    def end(self, number: int) -> None: ...
-    def fail(self, number: int, exception: BaseException) -> None: ...
-    def wait(self, next: int, seconds: float) -> None: ...
-    def look(self) -> tuple[int, int, bool, bool]: ...
+    def bring(
+        self,
+        connections: Sequence[ServiceConnection],
+        servers: Any,
+        *,
+        ticket: str,
+        progress: str | None,
+        group: int,
+        patience: float,
+        timeout: float,
+        make: Callable[[int, bool, int, int], Pass] | None,
+        absent: bool,
+    ) -> None: ...
 
 @final
 class FlightServer:
@@ -228,13 +235,17 @@ class FlightServer:
     def stop(self, grace: float) -> bool: ...
 
 @final
-class IncomingBatches:
-    @property
-    def next(self) -> int: ...
-    @property
-    def largest(self) -> int: ...
-    def take(self, said: bytes | None, bytes: npt.NDArray[np.uint8]) -> None: ...
-    def borrow(self, said: bytes, memory: SharedArena, pieces: bytes) -> None: ...
+class ServiceConnection:
+    def __new__(
+        cls,
+        url: str,
+        token: str | None = None,
+        ca: bytes | None = None,
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> ServiceConnection: ...
+    @staticmethod
+    def local(url: str, process: int, memory: SharedArena, request: Callable[[bytes], socket]) -> ServiceConnection: ...
+    def ask(self, action: str, body: bytes, seconds: float) -> list[bytes]: ...
 
 @final
 class SharedArena:

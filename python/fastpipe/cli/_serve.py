@@ -156,7 +156,7 @@ def _health(arguments: argparse.Namespace) -> int:
     from fastpipe._arrow.schema import require_pyarrow
 
     require_pyarrow()
-    from fastpipe.service._connection import Connection
+    from fastpipe.service._connection import NetworkConnection
     from fastpipe.service._directory import checked_url
     from fastpipe.service._settings import Options
 
@@ -172,11 +172,7 @@ def _health(arguments: argparse.Namespace) -> int:
         certificate=None if shown is None else (shown[0].read_bytes(), shown[1].read_bytes()),
         timeout=arguments.timeout,
     )
-    connection = Connection(arguments.url, options)
-    try:
-        told = connection.ask("health", {}, arguments.timeout)
-    finally:
-        connection.close()
+    told = NetworkConnection(arguments.url, options).ask("health", {}, arguments.timeout)
     if told != [b'{"serving": true}']:
         raise ServiceError(f"{arguments.url} is no server of fastpipe that takes requests")
     print(f"{arguments.url} takes requests")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from fastpipe.errors import FastpipeError, ServiceError
-from fastpipe.service._transport import Connection
+from fastpipe.service._connection import Connection
 from fastpipe.service._wire import FILE_ERRORS
 
 _Read = TypeVar("_Read")

@@ -15,8 +15,9 @@ from fastpipe.errors import ServiceError, UnsupportedError
 from fastpipe.service._settings import Directory, Options
 
 if TYPE_CHECKING:
+    from fastpipe.service._connection import Connection
+    from fastpipe.service._directory import Servers
     from fastpipe.service._remote_data import Description, RemoteData
-    from fastpipe.service._transport import Connection as Transport
 
 
 def connect(
@@ -41,7 +42,7 @@ def connect(
     It is a `Reader` as any other: its batches are bit for bit those of the reader that is served, in every order, for
     every rank, from every state; its states load there, and the other way round. Several servers of the same data share
     the work: each makes as many batches as it can. Any server can make any batch, so one that dies loses nothing, and
-    one that comes back is used again.
+    one that comes back is used again. Proxies of the environment are never used.
 
     Args:
         urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`; or a
@@ -103,11 +104,11 @@ def connect(
         timeout=check_timeout(timeout),
     )
     running = PassOptions.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
-    description, known, absent = _described(directory, reader, options, fallback)
+    servers = Servers(directory, options)
+    description = _described(servers, reader, fallback)
     if fallback is not None:
         check_fallback(fallback, description)
         asked.check_order(description, Description.of(reader, fallback))
-    servers = Servers(directory, options, known, absent=absent)
     data = RemoteData(reader, description, servers, options.timeout, fallback)
     return asked.reader(data, description, running)
 
@@ -196,34 +197,23 @@ def check_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def _described(
-    directory: Directory, reader: str, options: Options, fallback: Reader | None
-) -> tuple[Description, list[str], bool]:
-    """What a reader is, the servers that there are, and whether none of them has said so, but the fallback."""
+def _described(servers: Servers, reader: str, fallback: Reader | None) -> Description:
+    """What a reader is: as a server says, or as the fallback is if no server is there."""
     from fastpipe.service._asking import NoAnswerError, Question
-    from fastpipe.service._connection import Connection
-    from fastpipe.service._directory import Fixed, checked_url
     from fastpipe.service._remote_data import Description
 
-    connections: dict[str, Connection] = {}
-
-    def listed() -> list[Connection]:
-        urls = dict.fromkeys(checked_url(url) for url in directory.urls())
-        for url in urls:
-            connections.setdefault(url, Connection(url, options))
-        return [connections[url] for url in urls]
-
-    def read(told: list[bytes], connection: Transport) -> Description:
+    def read(told: list[bytes], connection: Connection) -> Description:
         if len(told) != 2:
             raise ServiceError(f"{connection.url} is no server of fastpipe")
         return Description(told[0], told[1], connection.url)
 
-    question = Question("describe", {"reader": reader}, read, options.timeout)
+    question = Question("describe", {"reader": reader}, read, servers.options.timeout)
     try:
         # A server that starts may come; one that refuses won't do otherwise. Who has a fallback need not wait for it.
-        come, again = not isinstance(directory, Fixed) and fallback is None, fallback is None
-        return question.answer(listed, come=come, again=again), list(connections), False
+        come, again = servers.changes and fallback is None, fallback is None
+        return question.answer(servers.now_listed, come=come, again=again)
     except NoAnswerError as none:
         if fallback is None or not none.passes:
             raise none.error from none.error.__cause__
-    return Description.of(reader, fallback), list(connections), True
+    servers.absent = True
+    return Description.of(reader, fallback)

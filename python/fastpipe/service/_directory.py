@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from fastpipe._fastpipe import ServiceConnection
+from fastpipe.service._connection import Connection, NetworkConnection
 from fastpipe.service._local_connection import SCHEME, LocalConnection
 from fastpipe.service._settings import Directory, Options
-from fastpipe.service._transport import Connection
 
 _SCHEMES = ("grpc", "grpc+tcp", "grpc+tls")
 # Seconds between two questions to a directory.
@@ -50,12 +51,7 @@ def checked_url(url: Any) -> str:
 
 
 def _connection(url: str, options: Options) -> Connection:
-    if url.startswith(SCHEME):
-        return LocalConnection(url)
-    # Flight is loaded when it is needed.
-    from fastpipe.service._connection import Connection as OverNetwork
-
-    return OverNetwork(url, options)
+    return LocalConnection(url) if url.startswith(SCHEME) else NetworkConnection(url, options)
 
 
 class Servers:
@@ -68,7 +64,9 @@ class Servers:
         absent: whether none of them was there when one was last needed; whoever finds out sets the attribute.
     """
 
-    def __init__(self, directory: Directory, options: Options, known: Sequence[str], *, absent: bool = False) -> None:
+    def __init__(
+        self, directory: Directory, options: Options, known: Sequence[str] = (), *, absent: bool = False
+    ) -> None:
         self.absent = absent
         self._directory, self._options = directory, options
         self._changes = not isinstance(directory, Fixed)
@@ -93,18 +91,30 @@ class Servers:
             threading.Thread(target=self._ask, name="fastpipe-directory", daemon=True).start()
         return found
 
+    def listed(self) -> list[ServiceConnection] | None:
+        """What brings batches from those that were listed last; None if they are the same as ever."""
+        return [connection.handle for connection in self.known()] if self._changes else None
+
+    def now_listed(self) -> list[Connection]:
+        """Connections to those that are listed now.
+
+        Raises:
+            Exception: what the directory raises.
+            ValueError: if it lists what is no URL.
+        """
+        urls = dict.fromkeys(checked_url(url) for url in self._directory.urls())
+        with self._lock:
+            known = self._connections
+            self._connections = {url: known.get(url) or _connection(url, self._options) for url in urls}
+            return list(self._connections.values())
+
     def _ask(self) -> None:
-        urls: list[str] | None = None
         error: Exception | None = None
         try:
-            urls = [checked_url(url) for url in self._directory.urls()]
+            self.now_listed()
         except Exception as raised:  # Somebody else's code: whatever it is, what was listed last holds.
             error = raised
         with self._lock:
-            if urls is not None:
-                self._connections = {
-                    url: self._connections.get(url) or _connection(url, self._options) for url in dict.fromkeys(urls)
-                }
             self._error = error
             self._asked = time.monotonic()
             self._asking = False

@@ -101,7 +101,8 @@ class LocalProcess:
                 # By itself: whoever reads on in the stream loses the file that comes with this byte.
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)
                 try:
-                    link.memory = SharedArena(files[0]) if files else None
+                    if files:
+                        link.map(SharedArena(files[0]))
                 finally:
                     for file in files:
                         os.close(file)

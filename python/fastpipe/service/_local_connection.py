@@ -14,16 +14,13 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from fastpipe._fastpipe import IncomingBatches, SharedArena
-from fastpipe.errors import PassClosedError, ServiceError
-from fastpipe.service._wire import Ticket, as_error
+from fastpipe._fastpipe import ServiceConnection, SharedArena
+from fastpipe.errors import ServiceError
+from fastpipe.service._wire import as_error
 
 INIT, ASK, BATCHES = b"i", b"a", b"b"
-SEEN = b"s"
 _FRONT = struct.Struct("<cQQ")
 
 
@@ -81,8 +78,13 @@ class Link:
         self._control: socket.socket | None = control
         self._lock = threading.Lock()
         self.process = process
-        self.memory: SharedArena | None = None
+        # What brings batches, as long as there is the server.
+        self.handle: ServiceConnection | None = None
         _links[url] = self
+
+    def map(self, memory: SharedArena) -> None:
+        """The server makes batches in this memory."""
+        self.handle = ServiceConnection.local(self.url, self.process, memory, self.request)
 
     def request(self, kind: bytes) -> socket.socket:
         """The socket of a new request.
@@ -111,7 +113,7 @@ class Link:
     def close(self) -> None:
         """Ends the server: its socket closes. Batches keep what they need of the memory."""
         _links.pop(self.url, None)
-        self.memory = None
+        self.handle = None
         with self._lock:
             control, self._control = self._control, None
         if control is not None:
@@ -121,22 +123,20 @@ class Link:
 class LocalConnection:
     """A connection to the local server of an URL."""
 
-    ahead = 8 << 20
-    """Bytes of batches that are asked for ahead of the consumer: the memory that is used again stays in the cache."""
-
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LocalConnection, (self.url,)
-
-    def check(self) -> None:
-        """Whether there is such a server.
+    @property
+    def handle(self) -> ServiceConnection:
+        """What brings batches from the server.
 
         Raises:
             ServiceError: if it was closed, or is another process's.
         """
-        self._link()
+        handle = self._link().handle
+        if handle is None:
+            raise ServiceError("the local service is closed")
+        return handle
 
     def _link(self) -> Link:
         found = _links.get(self.url)
@@ -172,27 +172,6 @@ class LocalConnection:
         """Whether the server may answer another time: where it has ended, nobody comes in its place."""
         return isinstance(error.__cause__, TimeoutError)
 
-    def batches(self, ticket: Ticket) -> LocalAnswer:
-        """Asks for batches.
-
-        Raises:
-            ServiceError: if there is no server.
-        """
-        link = self._link()
-        connection = link.request(BATCHES)
-        try:
-            send_frame(connection, Frame(b"r", ticket.write()))
-        except OSError as error:
-            connection.close()
-            raise link.gone() from error
-        return LocalAnswer(link, connection)
-
-    def forget(self) -> None:
-        """Nothing: each request has a socket of its own."""
-
-    def close(self) -> None:
-        """Nothing: it is the service's."""
-
 
 def checked(frame: Frame | None, link: Link) -> Frame:
     """A frame that is no error.
@@ -206,68 +185,3 @@ def checked(frame: Frame | None, link: Link) -> Frame:
     if told is not None:
         raise told
     return frame
-
-
-class Lent:
-    """Batches that a local server has lent."""
-
-    begins = True
-
-    def __init__(self, frame: Frame, memory: SharedArena, connection: socket.socket) -> None:
-        self._frame, self._memory, self._connection = frame, memory, connection
-
-    def into(self, incoming: IncomingBatches) -> None:
-        """Borrows them.
-
-        Raises:
-            MalformedFileError: if they aren't lent, or don't fit.
-            PassClosedError: if they aren't wanted any more.
-        """
-        # First, since the server takes back what it doesn't hear of: if it can't be told, it has that already.
-        try:
-            self._connection.send(SEEN)
-        except OSError as error:
-            raise PassClosedError("the request has ended") from error
-        incoming.borrow(self._frame.said, self._memory, self._frame.places)
-
-
-class LocalAnswer:
-    """What comes from a local server. Another thread may cancel it."""
-
-    def __init__(self, link: Link, connection: socket.socket) -> None:
-        self._link, self._connection = link, connection
-        self._file = connection.makefile("rb")
-
-    def __iter__(self) -> Iterator[Lent]:
-        """The batches that come next.
-
-        Raises:
-            FastpipeError: what the server tells.
-            ServiceError: if it has ended.
-        """
-        memory = self._link.memory
-        try:
-            if memory is None:
-                raise self._link.gone()
-            while True:
-                try:
-                    frame = read_frame(self._file)
-                except (OSError, ValueError) as error:
-                    raise self._link.gone() from error
-                frame = checked(frame, self._link)
-                if frame.kind == b".":
-                    return
-                yield Lent(frame, memory, self._connection)
-        finally:
-            self.cancel()
-
-    def cancel(self) -> None:
-        """No more batches are wanted."""
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Lets go of it."""
-        self.cancel()
-        self._file.close()
-        self._connection.close()

@@ -21,13 +21,11 @@ from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import FastpipeError, ServiceError, UnsupportedError
 from fastpipe.service._asking import NoAnswerError, Question
 from fastpipe.service._directory import Servers
-from fastpipe.service._request import Request
-from fastpipe.service._transfer import Transfer
-from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
+from fastpipe.service._wire import VERSION, identity, specs_digest
 
 if TYPE_CHECKING:
     from fastpipe._reader.reader import Reader
-    from fastpipe.service._transport import Connection
+    from fastpipe.service._connection import Connection
 
 
 class Description:
@@ -216,39 +214,32 @@ class _Bringing:
         self._servers, self._patience = servers, patience
         self._fallback = fallback
 
-    def start(self, feed: BatchFeed, request: dict[str, Any]) -> None:
+    def start(self, feed: BatchFeed, order: str, progress: dict[str, Any] | None, csr: bool) -> None:
         """Starts to bring the batches of a pass."""
-        for connection in self._servers.known():
-            connection.check()
-        wanted = Request(**request)
-        if wanted.total == 0:
-            return
-        ordering = Ordering.read(wanted.order)
+        servers, here, ordering = self._servers, self._fallback, Ordering.read(order)
         if ordering.shuffle == "sequential":
             group = 1
         else:
             group = max(1, (ordering.shuffle_buffer or 0) // ordering.batch_size // ordering.world_size)
 
-        def ticket(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, until: int, csr: bool) -> Ticket:
-            return Ticket(self._name, self._data, ordering, epoch, progress, start, stop, until, csr)
-
-        here = self._fallback
-
-        def make(epoch: int, progress: dict[str, Any] | None, start: int, stop: int, csr: bool) -> Pass:
+        def make(epoch: int, resumed: bool, start: int, stop: int) -> Pass:
             assert here is not None
             options = replace(here.running, csr=csr)
-            return ordering.of(here.data.handle).batches(options, epoch, start, stop, progress)
+            made = ordering.of(here.data.handle)
+            return made.batches(options, epoch, start, stop, progress if resumed else None)
 
-        Transfer(
-            feed,
-            wanted,
-            self._servers,
-            ticket,
-            group,
-            self._patience,
-            self._servers.options.timeout,
-            make if here is not None else None,
-        ).start()
+        same = {"version": VERSION, "reader": self._name, "data": self._data, "order": ordering.text(), "csr": csr}
+        feed.bring(
+            [connection.handle for connection in servers.known()],
+            servers,
+            ticket=json.dumps(same)[:-1],
+            progress=None if progress is None else json.dumps(progress),
+            group=group,
+            patience=self._patience,
+            timeout=servers.options.timeout,
+            make=None if here is None else make,
+            absent=servers.absent,
+        )
 
 
 def parts_of(reader: Reader) -> ReaderParts:

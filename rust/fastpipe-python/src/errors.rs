@@ -7,10 +7,11 @@ use std::sync::{Mutex, PoisonError};
 use fastpipe_batch::{Error, ErrorKind, release_address_space, text_path};
 use fastpipe_engine::panicked;
 use fastpipe_files::Halt;
+use fastpipe_service::faults::Reason;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyBytes, PyDict, PyType};
 
 /// The name of an exception's class, with a number of its own.
 const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
@@ -131,6 +132,17 @@ fn make(py: Python<'_>, error: &Error) -> PyErr {
             && let Some(exception) = raised.take()
         {
             return Ok(raised.again(py, exception.bind(py), error));
+        }
+        if let Some(reason) = error.cause().and_then(|cause| cause.downcast_ref()) {
+            let exception = match reason {
+                Reason::Service(text) => py.import("fastpipe.errors")?.call_method1("ServiceError", (text,))?,
+                Reason::Told(metadata, server) => {
+                    let metadata = PyBytes::new(py, metadata);
+                    py.import("fastpipe.service._wire")?
+                        .call_method1("as_error", (metadata, server))?
+                }
+            };
+            return Ok(PyErr::from_value(exception));
         }
         let at = error.location();
         let kwargs = PyDict::new(py);

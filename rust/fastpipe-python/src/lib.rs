@@ -47,7 +47,7 @@ mod _fastpipe {
     #[pymodule_export]
     use super::passes::{
         arrow_batches::ArrowBatches,
-        batch_feed::{BatchFeed, IncomingBatches},
+        batch_feed::BatchFeed,
         order::{Order, check_settings},
         pass::{Pass, Position},
         pass_memory::PassMemory,
@@ -55,7 +55,7 @@ mod _fastpipe {
         stratified_draws::{Drawing, drawn_within},
     };
     #[pymodule_export]
-    use super::service::{flight_server::FlightServer, remote_dataset::RemoteDataset};
+    use super::service::{connection::ServiceConnection, flight_server::FlightServer, remote_dataset::RemoteDataset};
     #[pymodule_export]
     use super::sources::{
         avro::AvroDataset,

@@ -1,71 +1,139 @@
-//! A connection of a client to one server.
+//! A client's connection to one server, over HTTP/2, with TLS if its URL says so.
+//!
+//! There are no keep-alive pings: a server that sends nothing for a while is asked whether it is there (see `transfer`).
+//! So a link that is slow, on which a ping would wait after megabytes of batches, keeps its connection.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, header};
+use http::{HeaderValue, Request, Response, Uri, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::crypto::ring;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 
 use crate::flight::{FlightReader, Part};
 use crate::grpc::{Code, MEDIA_TYPE, Status, framed};
 use crate::messages::{bytes_field, put_bytes};
+use crate::per_process::{ClientRuntime, PerProcess};
+use crate::tls::{ClientFiles, client_config};
 
 /// Frames of HTTP/2: each costs both sides.
 const FRAME: u32 = 64 << 10;
 
-/// Bytes that a server may send before they are taken.
+/// Bytes of a stream that a server may send before they are taken.
 const WINDOW: u32 = 4 << 20;
+
+/// The same of all streams together: one that isn't taken must not hold up the others.
+const ALL_WINDOWS: u32 = 1 << 30;
 
 /// Bytes of an answer that isn't a stream of batches.
 const MOST_ANSWER: usize = 256 << 20;
 
-/// A connection to a server.
-#[derive(Clone)]
-pub struct Connection {
-    sender: http2::SendRequest<Full<Bytes>>,
-    authority: String,
-    authorization: Option<HeaderValue>,
+/// How a client connects to a server.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// The token that the server wants.
+    pub token: Option<String>,
+    /// What TLS needs.
+    pub files: ClientFiles,
 }
 
-impl Connection {
-    /// Connects to `host:port`.
+/// A server, and this process's connection to it, which is made when it is first needed.
+pub struct Endpoint {
+    authority: String,
+    authorization: Option<HeaderValue>,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
+    connection: PerProcess<Mutex<Option<Connection>>>,
+}
+
+#[derive(Clone)]
+struct Connection {
+    sender: http2::SendRequest<Full<Bytes>>,
+    /// What receives its bytes.
+    _runtime: Arc<ClientRuntime>,
+}
+
+impl Endpoint {
+    /// A server at `grpc://host:port`, or `grpc+tls://host:port`.
     ///
     /// # Errors
-    /// If there is no such server, or it doesn't answer in time.
-    pub async fn open(
-        authority: &str,
-        authorization: Option<HeaderValue>,
-        timeout: Duration,
-    ) -> Result<Connection, Status> {
-        let connected = tokio::time::timeout(timeout, async {
-            let stream = TcpStream::connect(authority).await.map_err(unavailable)?;
-            stream.set_nodelay(true).map_err(unavailable)?;
-            http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .initial_stream_window_size(WINDOW)
-                .initial_connection_window_size(WINDOW)
-                .max_frame_size(FRAME)
-                .handshake(TokioIo::new(stream))
-                .await
-                .map_err(unavailable)
-        });
-        let (sender, connection) = connected
-            .await
-            .map_err(|_| Status::new(Code::Unavailable, format!("no answer within {timeout:?}")))??;
-        tokio::spawn(connection);
-        Ok(Connection {
-            sender,
-            authority: authority.to_owned(),
-            authorization,
+    /// Why the URL, the token or the certificates can't be used.
+    pub fn new(url: &str, options: &Options) -> Result<Endpoint, String> {
+        let uri: Uri = url.parse().map_err(|error| format!("{url}: {error}"))?;
+        let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else {
+            return Err(format!("{url} has no host or no port"));
+        };
+        let bearer = |token: &String| {
+            let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|error| error.to_string())?;
+            value.set_sensitive(true);
+            Ok::<_, String>(value)
+        };
+        let tls = match uri.scheme_str() {
+            Some("grpc+tls") => {
+                let name = host.trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(name).map_err(|error| format!("{url}: {error}"))?;
+                let config = client_config(&options.files).map_err(|error| format!("{url}: {error}"))?;
+                Some((TlsConnector::from(config), name))
+            }
+            _ => None,
+        };
+        Ok(Endpoint {
+            authority: format!("{host}:{port}"),
+            authorization: options.token.as_ref().map(bearer).transpose()?,
+            tls,
+            connection: PerProcess::new(),
         })
     }
 
+    fn slot(&self) -> &Mutex<Option<Connection>> {
+        let made: Result<_, std::convert::Infallible> = self.connection.get_or_make(|| Ok(Mutex::default()));
+        let Ok(slot) = made;
+        slot
+    }
+
+    /// The connection that there is, or a new one.
+    async fn connected(&self) -> Result<Connection, Status> {
+        let kept = self.slot().lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(connection) = kept.filter(|connection| !connection.sender.is_closed()) {
+            return Ok(connection);
+        }
+        let made = self.open().await?;
+        *self.slot().lock().unwrap_or_else(PoisonError::into_inner) = Some(made.clone());
+        Ok(made)
+    }
+
+    async fn open(&self) -> Result<Connection, Status> {
+        let stream = TcpStream::connect(&self.authority).await.map_err(unavailable)?;
+        stream.set_nodelay(true).map_err(unavailable)?;
+        match &self.tls {
+            None => handshake(stream).await,
+            Some((connector, name)) => {
+                let stream = connector.connect(name.clone(), stream).await.map_err(unavailable)?;
+                handshake(stream).await
+            }
+        }
+    }
+
+    /// Lets the next call make another connection. Streams that are open stay so.
+    pub fn forget(&self) {
+        *self.slot().lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     async fn call(&self, method: &str, message: &[u8]) -> Result<Incoming, Status> {
-        let uri = format!("http://{}/arrow.flight.protocol.FlightService/{method}", self.authority);
+        let mut connection = self.connected().await?;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let uri = format!(
+            "{scheme}://{}/arrow.flight.protocol.FlightService/{method}",
+            self.authority
+        );
         let mut request = Request::post(uri)
             .header(header::CONTENT_TYPE, MEDIA_TYPE)
             .header(header::TE, "trailers");
@@ -74,9 +142,8 @@ impl Connection {
         }
         let request = request.body(Full::new(framed(message)));
         let request = request.map_err(|error| Status::new(Code::InvalidArgument, error.to_string()))?;
-        let mut sender = self.sender.clone();
-        sender.ready().await.map_err(unavailable)?;
-        let response: Response<Incoming> = sender.send_request(request).await.map_err(unavailable)?;
+        connection.sender.ready().await.map_err(unavailable)?;
+        let response: Response<Incoming> = connection.sender.send_request(request).await.map_err(unavailable)?;
         match Status::of(response.headers()) {
             Some(status) if status.code != Code::Ok => Err(status),
             _ if response.status() != http::StatusCode::OK => {
@@ -96,27 +163,36 @@ impl Connection {
         Ok(Stream {
             body: self.call("DoGet", &message).await?,
             reader: FlightReader::default(),
+            rest: Bytes::new(),
         })
     }
 
     /// Asks for an action. Returns its results.
     ///
     /// # Errors
-    /// If the server refuses it, or can't be reached.
-    pub async fn act(&self, kind: &str, body: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
+    /// If the server refuses it, can't be reached, or doesn't answer within the time.
+    pub async fn act(&self, kind: &str, body: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, Status> {
+        let answered = tokio::time::timeout(timeout, self.acted(kind, body)).await;
+        answered.unwrap_or_else(|_| {
+            let seconds = timeout.as_secs_f64();
+            Err(Status::new(
+                Code::Unavailable,
+                format!("no answer within {seconds:.2} s"),
+            ))
+        })
+    }
+
+    async fn acted(&self, kind: &str, body: &[u8]) -> Result<Vec<Vec<u8>>, Status> {
         let mut message = Vec::with_capacity(kind.len() + body.len() + 8);
         put_bytes(&mut message, 1, kind.as_bytes());
         put_bytes(&mut message, 2, body);
         let mut answer = self.call("DoAction", &message).await?;
         let mut bytes = Vec::new();
-        loop {
-            match next(&mut answer).await? {
-                Some(data) if bytes.len() + data.len() > MOST_ANSWER => {
-                    return Err(Status::new(Code::ResourceExhausted, "the answer is too long"));
-                }
-                Some(data) => bytes.extend_from_slice(&data),
-                None => break,
+        while let Some(data) = next(&mut answer).await? {
+            if bytes.len() + data.len() > MOST_ANSWER {
+                return Err(Status::new(Code::ResourceExhausted, "the answer is too long"));
             }
+            bytes.extend_from_slice(&data);
         }
         let (mut rest, mut found) = (&bytes[..], Vec::new());
         let damaged = || Status::new(Code::Internal, "an answer that can't be read");
@@ -132,6 +208,22 @@ impl Connection {
         }
         Ok(found)
     }
+}
+
+async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<Connection, Status> {
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(ALL_WINDOWS)
+        .max_frame_size(FRAME)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(unavailable)?;
+    tokio::spawn(connection);
+    Ok(Connection {
+        sender,
+        _runtime: ClientRuntime::get().map_err(unavailable)?,
+    })
 }
 
 /// The next bytes of an answer; `None` at its end, if that is as it should be.
@@ -151,33 +243,56 @@ async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
     }
 }
 
-/// A stream of batches, as a server sends it.
+/// A stream of batches, as a server sends it. The server hears when it is dropped.
 pub struct Stream {
     body: Incoming,
     reader: FlightReader,
+    /// What has come, and wasn't read yet.
+    rest: Bytes,
+}
+
+/// What comes next in a stream.
+pub enum Piece {
+    /// The metadata of a message.
+    Metadata(Vec<u8>),
+    /// Data, which isn't copied.
+    Data(Bytes),
 }
 
 impl Stream {
-    /// Hands what comes next to `take`. False at the end of the stream.
+    /// What comes next; `None` at the end of the stream.
     ///
     /// # Errors
-    /// What the server tells, that the connection broke, or what `take` returns.
-    pub async fn receive(&mut self, mut take: impl FnMut(Part<'_>) -> Result<(), Status>) -> Result<bool, Status> {
-        let Some(data) = next(&mut self.body).await? else {
-            return Ok(false);
-        };
-        let mut rest = &data[..];
-        while let Some(part) = self
-            .reader
-            .next(&mut rest)
-            .map_err(|why| Status::new(Code::Internal, why.0))?
-        {
-            take(part)?;
+    /// What the server tells, or that the connection broke.
+    pub async fn next(&mut self) -> Result<Option<Piece>, Status> {
+        loop {
+            let mut rest = &self.rest[..];
+            let part = self.reader.next(&mut rest);
+            let left = self.rest.len() - rest.len();
+            let piece = match part.map_err(|why| Status::new(Code::Internal, why.0))? {
+                Some(Part::Metadata(metadata)) => Some(Piece::Metadata(metadata)),
+                Some(Part::Data(data)) => Some(Piece::Data(self.rest.slice_ref(data))),
+                None => None,
+            };
+            self.rest = self.rest.split_off(left);
+            if piece.is_some() {
+                return Ok(piece);
+            }
+            match next(&mut self.body).await? {
+                Some(data) => self.rest = data,
+                None => return Ok(None),
+            }
         }
-        Ok(true)
     }
 }
 
-fn unavailable(error: impl std::fmt::Display) -> Status {
-    Status::new(Code::Unavailable, error.to_string())
+/// What went wrong, and why that did: hyper's own errors say little.
+fn unavailable(error: impl std::error::Error) -> Status {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    Status::new(Code::Unavailable, text)
 }

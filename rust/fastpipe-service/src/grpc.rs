@@ -26,6 +26,8 @@ pub enum Code {
     Ok = 0,
     /// The server stops, or the client has gone.
     Cancelled = 1,
+    /// The server refuses the request, or fails.
+    Unknown = 2,
     /// The request can't be read.
     InvalidArgument = 3,
     /// The request is too large.
@@ -41,9 +43,10 @@ pub enum Code {
 }
 
 impl Code {
-    const ALL: [Code; 8] = [
+    const ALL: [Code; 9] = [
         Code::Ok,
         Code::Cancelled,
+        Code::Unknown,
         Code::InvalidArgument,
         Code::ResourceExhausted,
         Code::Unimplemented,
@@ -86,7 +89,7 @@ impl Status {
         let message = headers
             .get(MESSAGE)
             .map_or_else(Default::default, |value| percent_decoded(value.as_bytes()));
-        Some(Status::new(code.unwrap_or(Code::Internal), message))
+        Some(Status::new(code.unwrap_or(Code::Unknown), message))
     }
 }
 

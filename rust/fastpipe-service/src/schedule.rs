@@ -229,6 +229,12 @@ impl Schedule {
             .map(|(_, stretch)| stretch)
     }
 
+    /// The same, for the fallback, which says when it begins a batch.
+    pub(crate) fn stretch_mut(&mut self, id: StretchId) -> Option<&mut Stretch> {
+        let found = self.taken.iter_mut().find(|(taken, _)| *taken == id);
+        found.map(|(_, stretch)| stretch)
+    }
+
     /// A server has brought the next `count` batches of a stretch; for `waited` seconds it had to wait for room.
     pub fn brought(&mut self, id: StretchId, now: f64, count: u64, waited: f64) {
         let Some((_, stretch)) = self.taken.iter_mut().find(|(taken, _)| *taken == id) else {

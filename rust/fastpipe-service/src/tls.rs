@@ -6,7 +6,7 @@ use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 /// Files of certificates and keys, as PEM.
 pub struct ServerFiles {
@@ -18,7 +18,16 @@ pub struct ServerFiles {
     pub client_ca: Option<Vec<u8>>,
 }
 
-/// What is sent in the handshake: gRPC is HTTP/2.
+/// A client's files, as PEM.
+#[derive(Clone, Default)]
+pub struct ClientFiles {
+    /// Certificates, one of which has signed the server's; `None` for those that the system knows.
+    pub ca: Option<Vec<u8>>,
+    /// The client's certificate with those that have signed it, and its private key.
+    pub certificate: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+/// The protocol that both sides name in the handshake: gRPC uses HTTP/2.
 fn protocols() -> Vec<Vec<u8>> {
     vec![b"h2".to_vec()]
 }
@@ -27,7 +36,7 @@ fn protocols() -> Vec<Vec<u8>> {
 ///
 /// # Errors
 /// If there are none, or one can't be read.
-pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
         Ok(found) if found.is_empty() => Err("there is no certificate in it".to_owned()),
@@ -39,7 +48,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> 
 ///
 /// # Errors
 /// If there are none, or one can't be read.
-pub fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
+fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(pem)? {
         roots.add(certificate).map_err(|error| error.to_string())?;
@@ -69,6 +78,36 @@ pub fn server_config(files: &ServerFiles) -> Result<Arc<ServerConfig>, String> {
     let mut config = builder
         .with_single_cert(chain, key)
         .map_err(|error| format!("the certificate and its key: {error}"))?;
+    config.alpn_protocols = protocols();
+    Ok(Arc::new(config))
+}
+
+/// How a client speaks TLS.
+///
+/// # Errors
+/// If a file can't be read, or the key isn't the certificate's; the text says which.
+pub fn client_config(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
+    let roots = match &files.ca {
+        Some(pem) => roots(pem).map_err(|error| format!("ca: {error}"))?,
+        None => {
+            let mut roots = RootCertStore::empty();
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+            roots
+        }
+    };
+    let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?
+        .with_root_certificates(roots);
+    let mut config = match &files.certificate {
+        None => config.with_no_client_auth(),
+        Some((chain, key)) => {
+            let chain = certificates(chain).map_err(|error| format!("the certificate: {error}"))?;
+            let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| format!("the private key: {error}"))?;
+            let config = config.with_client_auth_cert(chain, key);
+            config.map_err(|error| format!("the certificate and its key: {error}"))?
+        }
+    };
     config.alpn_protocols = protocols();
     Ok(Arc::new(config))
 }

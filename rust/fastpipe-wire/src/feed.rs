@@ -1,7 +1,7 @@
 //! Batches that come in any order, some twice, and are handed over once and in theirs.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use fastpipe_batch::{Error, ErrorKind, Result, Slab};
@@ -12,10 +12,15 @@ use fastpipe_engine::{Batch, Poll};
 /// It belongs to one process: in a forked child its locks may be held by threads that don't exist there.
 pub struct Feed {
     state: Mutex<State>,
-    /// Somebody may go on: the consumer, or those that bring batches.
+    /// The consumer may go on.
     changed: Condvar,
+    /// Wakes those that bring batches.
+    wake: OnceLock<Wake>,
     process: u32,
 }
+
+/// Called when the consumer has taken a batch or waits for one, and with true when no more are wanted.
+pub type Wake = Box<dyn Fn(bool) + Send + Sync>;
 
 struct State {
     ready: BTreeMap<u64, Box<Batch>>,
@@ -79,6 +84,7 @@ impl Default for Feed {
                 seen: Look::default(),
             }),
             changed: Condvar::new(),
+            wake: OnceLock::new(),
             process: std::process::id(),
         }
     }
@@ -111,6 +117,17 @@ impl Feed {
     /// Whether it is of this process.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()
+    }
+
+    /// Has those that bring batches woken. Only the first call counts.
+    pub fn on_change(&self, wake: Wake) {
+        _ = self.wake.set(wake);
+    }
+
+    fn wake(&self, over: bool) {
+        if let Some(wake) = self.wake.get() {
+            wake(over);
+        }
     }
 
     /// A batch has come. False if it came before, or isn't wanted any more.
@@ -146,8 +163,12 @@ impl Feed {
 
     /// There are no batches from this one on.
     pub fn end(&self, number: u64) {
-        self.lock().end = Some(number);
+        let mut state = self.lock();
+        state.end = Some(number);
+        let over = state.is_over();
+        drop(state);
         self.changed.notify_all();
+        self.wake(over);
     }
 
     /// A batch won't come; those before it are still handed over.
@@ -156,8 +177,10 @@ impl Feed {
         if state.failure.as_ref().is_none_or(|(first, _)| number < *first) {
             state.failure = Some((number, error));
         }
+        let over = state.is_over();
         drop(state);
         self.changed.notify_all();
+        self.wake(over);
     }
 
     /// No more batches are wanted, and those that wait aren't, either. Twice does no harm.
@@ -173,6 +196,7 @@ impl Feed {
         drop(state);
         drop(lost);
         self.changed.notify_all();
+        self.wake(true);
     }
 
     /// The next batch, if it is there within `wait`. Several threads may ask: each batch goes to one of them. An error
@@ -194,7 +218,7 @@ impl Feed {
             if state.waits.is_none() {
                 state.waits = Some(now);
                 // Whoever brings batches may hurry.
-                self.changed.notify_all();
+                self.wake(state.is_over());
             }
             let waited = self.changed.wait_timeout_while(state, wait, |state| !state.has_next());
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -211,8 +235,10 @@ impl Feed {
             state.next += 1;
             state.seen.ready_bytes -= bytes(&batch);
             state.left = Some(now);
+            let over = state.is_over();
             drop(state);
             self.changed.notify_all();
+            self.wake(over);
             let mut batch = batch;
             batch.slabs.iter_mut().for_each(Slab::hand_off);
             return Ok(Poll::Ready(number, batch));
@@ -228,13 +254,13 @@ impl Feed {
         }
     }
 
-    /// Waits until more than `next` batches were taken, a consumer waits for one that isn't there, or no more are
-    /// wanted.
-    pub fn wait(&self, next: u64, wait: Duration) {
+    /// Whether those that bring batches have nothing to hurry for: no more than `next` batches were taken, the consumer
+    /// doesn't wait for one that isn't there, and more are wanted.
+    pub fn is_idle(&self, next: u64) -> bool {
+        let state = self.lock();
         // Once its batch is there, a consumer doesn't wait any more, though it may not have woken yet.
-        let waits = |state: &State| state.waits.is_some() && !state.has_next();
-        let idle = |state: &mut State| state.next <= next && !waits(state) && !state.is_over();
-        drop(self.changed.wait_timeout_while(self.lock(), wait, idle));
+        let waits = state.waits.is_some() && !state.has_next();
+        state.next <= next && !waits && !state.is_over()
     }
 
     /// What it has done so far.
@@ -338,29 +364,31 @@ mod tests {
     fn a_consumer_whose_batch_is_there_waits_no_more() {
         let feed = Feed::default();
         assert!(matches!(feed.poll(NOW), Ok(Poll::Pending)));
-        feed.wait(0, LONG);
+        assert!(!feed.is_idle(0));
         feed.put(0, batch(0));
         // The consumer hasn't woken yet, and until it has there is nothing to hurry for.
-        let (start, short) = (Instant::now(), Duration::from_millis(50));
-        feed.wait(0, short);
-        assert!(start.elapsed() >= short);
+        assert!(feed.is_idle(0));
         assert!(matches!(feed.poll(NOW), Ok(Poll::Ready(0, _))));
-        feed.wait(0, LONG);
+        assert!(!feed.is_idle(0));
     }
 
     #[test]
     fn whoever_waits_is_woken() {
         let feed = Arc::new(Feed::default());
+        let (woken, wakes) = std::sync::mpsc::channel();
+        feed.on_change(Box::new(move |over| _ = woken.send(over)));
         let (maker, look) = (feed.clone(), feed.clone());
         let thread = std::thread::spawn(move || {
-            // A consumer waits.
-            while maker.look().waiting == 0.0 {
-                maker.wait(0, LONG);
-            }
+            // A consumer waits, and has taken the batch.
+            assert_eq!(wakes.recv(), Ok(false));
+            assert!(maker.look().waiting > 0.0 && !maker.is_idle(0));
             maker.put(0, batch(0));
-            maker.wait(0, LONG);
+            while maker.is_idle(0) {
+                assert_eq!(wakes.recv(), Ok(false));
+            }
             assert_eq!(maker.look().next, 1);
             maker.close();
+            while !wakes.recv().unwrap() {}
         });
         assert!(matches!(feed.poll(LONG), Ok(Poll::Ready(0, _))));
         let closed = loop {
@@ -372,8 +400,7 @@ mod tests {
         };
         assert_eq!(closed.kind(), ErrorKind::Closed);
         thread.join().unwrap();
-        look.wait(5, LONG);
-        assert!(look.look().over && look.look().waited > 0.0);
+        assert!(look.look().over && !look.is_idle(5) && look.look().waited > 0.0);
         assert!(!look.put(1, batch(1)));
     }
 }

@@ -24,7 +24,7 @@ mod remote_units;
 pub use arrivals::{Arrivals, Wanted};
 pub use check::check;
 pub use columns::{read_columns, write_columns};
-pub use feed::{Feed, Look};
+pub use feed::{Feed, Look, Wake};
 pub use group::{read_group, write_group};
 pub use header::Header;
 pub use outgoing::{Outgoing, lend, nbytes, read_pieces};

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use fastpipe_batch::{Error, ErrorKind, Slab, borrowed};
 use fastpipe_memory::{Arena, Borrowed, SharedMemory};
 use numpy::{PyUntypedArray, dtype};
 use pyo3::exceptions::PyValueError;
@@ -41,10 +40,9 @@ impl SharedArena {
 }
 
 impl SharedArena {
-    /// A piece as a slab.
-    pub(crate) fn borrowed(&self, offset: usize, len: usize) -> Result<Slab, Error> {
-        let piece = Borrowed::new(&self.arena, offset, len).and_then(borrowed);
-        piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch lies in memory that wasn't lent"))
+    /// The memory.
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
     }
 }
 

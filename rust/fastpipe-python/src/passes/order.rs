@@ -7,6 +7,7 @@ use fastpipe_datasets::window_rows;
 use fastpipe_engine::{BatchSource, Origin, Stream, VALID, check_order, check_state, unplanned};
 use fastpipe_memory::machine_memory;
 use fastpipe_order::{BatchPlan, Cursor, Kind, PlanError, Settings, State, StateError, Uneven};
+use fastpipe_service::request::Request;
 use fastpipe_wire::RemoteBatches;
 use numpy::{PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::{PyIndexError, PyValueError};
@@ -14,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
-use crate::passes::batch_feed::{BatchFeed, request};
+use crate::passes::batch_feed::BatchFeed;
 use crate::passes::pass::Pass;
 use crate::passes::pass_options::PassOptions;
 use crate::passes::progress::Progress;
@@ -298,26 +299,27 @@ impl Order {
                 Box::new(py.detach(start).py(py)?)
             }
             Some(bringer) => {
-                let total = total.or(options.limit);
-                let size = self.order.settings().batch_size;
-                let feed = BatchFeed::new(begun.source.clone(), memory.clone(), size, options.memory_limit);
-                let batches = Box::new(RemoteBatches(feed.feed().clone()));
-                if let Some(total) = total {
-                    feed.feed().end(total);
-                }
                 let plain = cursor.is_plain();
-                let numbers = [
-                    cursor.current_epoch(),
-                    if plain { cursor.taken() } else { 0 },
-                    cursor.left(),
-                    self.order.steps(),
-                ];
                 let progress = match plain {
                     true => None,
                     false => Some(Progress::from(&py.detach(|| cursor.state()).map_err(unplanned).py(py)?)),
                 };
-                let request = request(py, numbers, progress, total, csr, &options, self.order.settings())?;
-                bringer.call1(py, (feed, request))?;
+                let settings = self.order.settings();
+                let request = Request {
+                    epoch: cursor.current_epoch(),
+                    step: if plain { cursor.taken() } else { 0 },
+                    left: cursor.left(),
+                    steps: self.order.steps(),
+                    total: total.or(options.limit),
+                    group: 1,
+                    prefetch: options.prefetch.map(|prefetch| prefetch as u64),
+                    memory_limit: options.memory_limit,
+                    ticket: String::new(),
+                    progress: None,
+                };
+                let feed = BatchFeed::new(request, begun.source.clone(), &memory, settings.batch_size);
+                let batches = Box::new(RemoteBatches(feed.feed().clone()));
+                bringer.call1(py, (feed, settings.to_json(), progress, csr))?;
                 batches
             }
         };

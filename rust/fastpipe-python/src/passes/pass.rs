@@ -296,7 +296,7 @@ impl Pass {
     }
 
     /// Ends the pass and waits for its threads.
-    fn close(&self, py: Python<'_>) {
+    pub(crate) fn close(&self, py: Python<'_>) {
         if let Some(running) = &self.running {
             py.detach(|| running.close(None));
         }

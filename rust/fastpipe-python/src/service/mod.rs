@@ -1,5 +1,6 @@
 //! Datasets on servers, and the batches that servers send.
 
+pub(crate) mod connection;
 pub(crate) mod flight_server;
 pub(crate) mod outgoing;
 pub(crate) mod remote_dataset;

@@ -1,0 +1,119 @@
+//! A server in another process of this machine, whose batches lie in memory that this process has mapped.
+//!
+//! Each request has a socket, which the program hands over to the server with a letter that says what it is for. The
+//! request follows as a frame, and the answer is frames: a kind, what is said of batches, and the places of their
+//! memory. The client answers each frame of batches with a byte before it borrows what was lent: the server waits for
+//! that, and takes back what it has heard nothing of.
+
+use std::io;
+use std::sync::Arc;
+
+use fastpipe_batch::{Error, ErrorKind, Result, Slab, borrowed};
+use fastpipe_memory::{Arena, Borrowed};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+
+/// A frame of batches, of an error, of the end, and of anything else.
+const BATCHES: u8 = b'b';
+const ERROR: u8 = b'e';
+const END: u8 = b'.';
+const REST: u8 = b'r';
+
+const SEEN: &[u8] = b"s";
+
+/// Bytes of a frame's kind, and of the lengths of its two parts.
+const FRONT: usize = 17;
+
+/// Bytes of what is said of batches, and of their places.
+const MOST: u64 = 256 << 20;
+
+/// Makes the socket of a request, which is for what the letter says.
+pub type Request = Box<dyn Fn(u8) -> Result<std::os::unix::net::UnixStream> + Send + Sync>;
+
+/// A local server.
+pub struct LocalServer {
+    process: u32,
+    arena: Arc<Arena>,
+    request: Arc<Request>,
+}
+
+impl LocalServer {
+    /// The server of a process that makes batches in this memory.
+    pub fn new(process: u32, arena: Arc<Arena>, request: Request) -> LocalServer {
+        LocalServer {
+            process,
+            arena,
+            request: Arc::new(request),
+        }
+    }
+
+    /// What is wrong where the server should have answered.
+    pub fn gone(&self) -> String {
+        let process = self.process;
+        format!("the local server (pid {process}) has ended; start another LocalService")
+    }
+
+    /// A piece of its memory.
+    pub(crate) fn slab(&self, (offset, len): (usize, usize)) -> Result<Slab> {
+        let piece = Borrowed::new(&self.arena, offset, len).and_then(borrowed);
+        piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch lies in memory that wasn't lent"))
+    }
+
+    /// Makes a request. Fails in one of two ways: as what `request` returns, or since the server has gone.
+    pub(crate) async fn ask(&self, kind: u8, said: &[u8]) -> Result<io::Result<Frames>> {
+        let request = self.request.clone();
+        let made = tokio::task::spawn_blocking(move || request(kind)).await;
+        let socket = made.unwrap_or_else(|_| Err(Error::new(ErrorKind::Internal, "a request can't be made")))?;
+        let send = async || {
+            socket.set_nonblocking(true)?;
+            let mut frames = Frames(BufReader::new(UnixStream::from_std(socket)?));
+            let lengths = [said.len() as u64, 0].map(u64::to_le_bytes).concat();
+            frames.0.write_all(&[&[REST], &lengths[..], said].concat()).await?;
+            Ok(frames)
+        };
+        Ok(send().await)
+    }
+}
+
+/// The frames that answer a request. The server hears when it is dropped.
+pub(crate) struct Frames(BufReader<UnixStream>);
+
+/// A frame.
+pub(crate) enum Frame {
+    /// What is said of batches, and the places of their memory.
+    Batches(Vec<u8>, Vec<u8>),
+    /// An error.
+    Error(Vec<u8>),
+    /// No more batches come.
+    End,
+    /// Anything else.
+    Rest,
+}
+
+impl Frames {
+    pub(crate) async fn next(&mut self) -> io::Result<Frame> {
+        let mut front = [0; FRONT];
+        self.0.read_exact(&mut front).await?;
+        let ([kind], lengths) = front.split_first_chunk().ok_or(io::ErrorKind::InvalidData)?;
+        let mut lengths = lengths.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes));
+        let (said, places) = (lengths.next().unwrap_or_default(), lengths.next().unwrap_or_default());
+        if said > MOST || places > MOST {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let (mut first, mut second) = (vec![0; said as usize], vec![0; places as usize]);
+        self.0.read_exact(&mut first).await?;
+        self.0.read_exact(&mut second).await?;
+        Ok(match *kind {
+            BATCHES => Frame::Batches(first, second),
+            ERROR => Frame::Error(first),
+            END => Frame::End,
+            _ => Frame::Rest,
+        })
+    }
+
+    /// Tells the server that what was lent is borrowed now. False if the request has ended: then the server has taken
+    /// it back. Never waits, so that no task is cancelled between this and borrowing.
+    pub(crate) fn seen(&self) -> bool {
+        self.0.get_ref().try_write(SEEN).is_ok_and(|sent| sent == SEEN.len())
+    }
+}

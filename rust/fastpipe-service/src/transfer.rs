@@ -1,0 +1,832 @@
+//! Brings the batches of a pass from servers: a task for each of them, which puts what comes into the pass's feed.
+//!
+//! A server hangs that was asked for batches, or has begun to send some, and then sends nothing for `timeout`: as long
+//! as that is not over, it is merely slow. Others make what it was to bring, and it is asked again.
+//!
+//! A connection may break without a word, too: if nothing comes on one for a quarter of the timeout, and the server
+//! doesn't say on it that it is there, another one is made.
+//!
+//! The pass itself ends when no server brings anything for `patience`. That is counted from when a server was last
+//! heard of, but not from before the first of the requests that have failed or hang: a consumer may take its time. An
+//! answer without batches counts once, until that server has brought something: one that fails again and again after
+//! each of its answers would keep the pass waiting for ever.
+//!
+//! With a fallback the pass doesn't end: a thread makes the batches here, as if it were another server. Servers are then
+//! asked whether they are there before they are given anything to make, with growing pauses. The first one that brings a
+//! batch takes over.
+//!
+//! A file that one server can't read may be there for another one: that one makes the batch. If each server has said so,
+//! the error is raised, or the fallback makes the batch.
+//!
+//! A batch that was damaged on its way is asked for again at once. If most are, for `patience`, the pass ends.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::hash::{BuildHasher as _, RandomState};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fastpipe_batch::{Error, ErrorKind, Result as BatchResult, SlabPool};
+use fastpipe_engine::Batch;
+use fastpipe_wire::{Arrivals, Look};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::faults::{Class, Fault, Faults};
+use crate::per_process::ClientRuntime;
+use crate::request::{Inbox, Place, Request};
+use crate::schedule::{Moment, Schedule, ServerId, StretchId};
+use crate::transport::{Answer, Message, Transport};
+
+/// Batches that are asked for ahead of the consumer, whatever their size.
+const LEAST_AHEAD: u64 = 2;
+const MOST_AHEAD: u64 = 256;
+const AHEAD_HERE: u64 = 8;
+
+/// How long a server that has failed is left alone: at first, and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// How long a task waits before it looks again.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The part of the timeout after which a server that sends nothing is asked whether it is there, for as long again.
+const SILENCE: u32 = 4;
+
+/// How long a pass waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Waits {
+    /// For which it goes on when no server answers; zero if nothing is tried again.
+    pub patience: Duration,
+    /// Within which a server that was asked for batches has to send something.
+    pub timeout: Duration,
+}
+
+/// The servers that there are. Its methods may wait.
+pub trait Directory: Send + Sync {
+    /// Those that are listed now; `None` if they are the same as ever.
+    fn listed(&self) -> Option<Vec<Arc<Transport>>>;
+
+    /// Why none is listed, if none is.
+    fn why(&self) -> String;
+
+    /// Notes whether none was there when one was last needed.
+    fn set_absent(&self, absent: bool);
+}
+
+/// Makes batches in this process.
+pub trait Fallback: Send + Sync {
+    /// Begins a pass of the batches of an epoch from a place up to a step.
+    ///
+    /// # Errors
+    /// What is wrong with the data.
+    fn begin(&self, place: Place, stop: u64) -> BatchResult<Box<dyn LocalPass>>;
+}
+
+/// A pass of a fallback. It ends when it is dropped.
+pub trait LocalPass {
+    /// The next batch; `None` if there are no more.
+    ///
+    /// # Errors
+    /// What is wrong with the data.
+    fn next(&mut self) -> BatchResult<Option<Batch>>;
+}
+
+/// What a server does.
+struct Worker {
+    transport: Arc<Transport>,
+    task: AbortHandle,
+    /// What it is bringing.
+    stretch: Option<StretchId>,
+    /// When something last came, or was asked for; `None` while it is kept waiting for the consumer.
+    heard: Option<f64>,
+    /// Whether the server has answered what it was asked for.
+    answers: bool,
+    /// The same, until it has brought something.
+    answered: bool,
+}
+
+struct State {
+    schedule: Schedule,
+    faults: Faults,
+    workers: HashMap<ServerId, Worker>,
+    /// Numbers that were given to servers, and to the fallback.
+    numbers: ServerId,
+    /// When a server last brought something, or was kept waiting; and since when none has, once one has failed.
+    heard: f64,
+    failing: Option<f64>,
+    /// Servers that have answered since they last brought something, and failed, or have hung.
+    vain: HashSet<ServerId>,
+    /// As what the schedule knows the fallback, while it makes the batches; and servers that are there meanwhile.
+    here: Option<ServerId>,
+    there: HashSet<ServerId>,
+    /// Whether the directory was told that no server is there.
+    absent: bool,
+    largest: usize,
+    /// Bytes of batches that are asked for ahead of the consumer.
+    room: usize,
+    given_up: bool,
+}
+
+/// Brings the batches of a pass.
+pub struct Transfer {
+    request: Request,
+    inbox: Inbox,
+    waits: Waits,
+    directory: Arc<dyn Directory>,
+    fallback: Option<Arc<dyn Fallback>>,
+    state: Mutex<State>,
+    /// The consumer has taken a batch, waits for one, or wants no more.
+    changed: Arc<Notify>,
+    ended: Arc<Notify>,
+    begun: Instant,
+    runtime: Arc<ClientRuntime>,
+}
+
+/// What came of asking a server.
+enum Tried {
+    /// There is nothing to do for it.
+    Nothing,
+    /// It was asked, and has failed or not.
+    Asked(Result<(), Fault>),
+}
+
+impl Transfer {
+    /// Begins to bring batches from servers, or from the fallback if no server was there when one was last needed.
+    ///
+    /// # Errors
+    /// If the system has no threads or files left.
+    pub fn start(
+        request: Request,
+        inbox: Inbox,
+        waits: Waits,
+        servers: Vec<Arc<Transport>>,
+        directory: Arc<dyn Directory>,
+        (fallback, absent): (Option<Arc<dyn Fallback>>, bool),
+    ) -> std::io::Result<()> {
+        let (changed, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (change, end) = (changed.clone(), ended.clone());
+        inbox.feed.on_change(Box::new(move |over| {
+            change.notify_waiters();
+            if over {
+                end.notify_waiters();
+            }
+        }));
+        let transfer = Arc::new(Transfer {
+            state: Mutex::new(State {
+                schedule: Schedule::new(request.total, request.left, request.steps, request.group),
+                faults: Faults::new(waits.patience.as_secs_f64()),
+                workers: HashMap::new(),
+                numbers: 0,
+                heard: 0.0,
+                failing: None,
+                vain: HashSet::new(),
+                here: None,
+                there: HashSet::new(),
+                absent,
+                largest: 1,
+                room: 1,
+                given_up: false,
+            }),
+            request,
+            inbox,
+            waits,
+            directory,
+            fallback,
+            changed,
+            ended,
+            begun: Instant::now(),
+            runtime: ClientRuntime::get()?,
+        });
+        if absent {
+            transfer.engage();
+        }
+        transfer.update(servers);
+        transfer.runtime.spawn(transfer.clone().watch());
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> f64 {
+        self.begun.elapsed().as_secs_f64()
+    }
+
+    fn look(&self) -> Look {
+        self.inbox.feed.look()
+    }
+
+    /// Waits until the consumer has taken more than `next` batches, waits for one that isn't there, or wants no more.
+    async fn wait(&self, next: u64) {
+        let mut changed = pin!(self.changed.notified());
+        changed.as_mut().enable();
+        if self.inbox.feed.is_idle(next) {
+            _ = timeout(TICK, changed).await;
+        }
+    }
+
+    /// Waits until no more batches are wanted.
+    async fn over(&self) {
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            ended.as_mut().enable();
+            if self.look().over {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Waits while there is nothing to do for a server.
+    async fn rest(&self, look: Look) {
+        self.wait(look.next).await;
+        if look.waiting > 0.0 && self.look().next == look.next {
+            sleep(TICK / 10).await;
+        }
+    }
+
+    /// Takes servers that have come, and leaves those that have gone.
+    fn update(self: &Arc<Self>, listed: Vec<Arc<Transport>>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.room = listed.iter().map(|one| one.ahead()).min().unwrap_or(state.room);
+        if listed.is_empty() {
+            state.failing.get_or_insert(self.now());
+        }
+        let is_listed = |worker: &Worker| listed.iter().any(|one| Arc::ptr_eq(one, &worker.transport));
+        for (server, worker) in state.workers.extract_if(|_, worker| !is_listed(worker)) {
+            worker.task.abort();
+            state.schedule.remove(server);
+            state.faults.forget(server);
+            if let Some(stretch) = worker.stretch {
+                state.schedule.done(stretch);
+            }
+        }
+        for transport in listed {
+            if !state
+                .workers
+                .values()
+                .any(|worker| Arc::ptr_eq(&worker.transport, &transport))
+            {
+                state.numbers += 1;
+                let server = state.numbers;
+                state.schedule.add(server);
+                self.spawn(state, server, transport);
+            }
+        }
+    }
+
+    /// Starts the task of a server.
+    fn spawn(self: &Arc<Self>, state: &mut State, server: ServerId, transport: Arc<Transport>) {
+        let (this, to) = (self.clone(), transport.clone());
+        let task = self.runtime.spawn(async move {
+            tokio::select! {
+                () = this.over() => {}
+                () = this.serve(server, &to) => {}
+            }
+        });
+        let worker = Worker {
+            transport,
+            task: task.abort_handle(),
+            stretch: None,
+            heard: Some(self.now()),
+            answers: false,
+            answered: false,
+        };
+        state.workers.insert(server, worker);
+    }
+
+    /// Looks at what servers there are, and gives up when nothing comes at all.
+    async fn watch(self: Arc<Self>) {
+        tokio::select! {
+            () = self.over() => {}
+            () = self.watched() => {}
+        }
+    }
+
+    async fn watched(self: &Arc<Self>) {
+        loop {
+            let waiting = self.look().waiting > 0.0;
+            let now = self.now();
+            let hopeless = {
+                let mut state = self.lock();
+                let busy = state.workers.values().any(|worker| worker.stretch.is_some());
+                if state.given_up || (state.schedule.is_finished() && !busy) {
+                    return;
+                }
+                if state
+                    .workers
+                    .values()
+                    .any(|worker| worker.stretch.is_some() && worker.heard.is_none())
+                {
+                    // A server has answered: it is the consumer who is waited for.
+                    (state.failing, state.heard) = (None, now);
+                }
+                let hopeless = state
+                    .silent(now)
+                    .is_some_and(|silent| silent >= self.waits.patience.as_secs_f64())
+                    || (waiting && state.faults.is_hopeless(now));
+                hopeless && state.here.is_none()
+            };
+            if hopeless && self.fallback.is_some() {
+                self.restart();
+                self.engage();
+            } else if hopeless {
+                return self.give_up().await;
+            }
+            let directory = self.directory.clone();
+            if let Ok(Some(listed)) = self.runtime.spawn_blocking(move || directory.listed()).await {
+                self.update(listed);
+            }
+            sleep(TICK).await;
+        }
+    }
+
+    /// Lets go of what servers were to bring: they are asked anew.
+    fn restart(self: &Arc<Self>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let busy = |(_, worker): &(&ServerId, &Worker)| worker.stretch.is_some();
+        let busy: Vec<_> = state.workers.iter().filter(busy).map(|(&server, _)| server).collect();
+        for server in busy {
+            if let Some(worker) = state.workers.remove(&server) {
+                worker.task.abort();
+                if let Some(stretch) = worker.stretch {
+                    state.schedule.done(stretch);
+                }
+                self.spawn(state, server, worker.transport);
+            }
+        }
+    }
+
+    /// No server answers: says so.
+    async fn give_up(&self) {
+        let directory = self.directory.clone();
+        let why = self
+            .runtime
+            .spawn_blocking(move || directory.why())
+            .await
+            .unwrap_or_default();
+        let wanted = self.look().next;
+        let mut state = self.lock();
+        let state = &mut *state;
+        state.given_up = true;
+        let now = self.now();
+        for (&server, worker) in state.workers.iter().filter(|(_, worker)| worker.stretch.is_some()) {
+            let silent = now - worker.heard.unwrap_or(now);
+            let why = format_args!(" has not answered for {silent:.1} s");
+            state
+                .faults
+                .note_silence(server, Fault::server(&worker.transport.url, why));
+        }
+        self.inbox.feed.fail(wanted, state.faults.error(wanted, why));
+    }
+
+    /// Notes whether servers are there.
+    fn set_absent(&self, state: &mut State, absent: bool) {
+        if std::mem::replace(&mut state.absent, absent) != absent {
+            let directory = self.directory.clone();
+            self.runtime.spawn_blocking(move || directory.set_absent(absent));
+        }
+    }
+
+    fn ahead(&self, state: &State) -> u64 {
+        let limit = self.request.memory_limit;
+        let most = limit.map_or(state.room as u64, |limit| limit / 2);
+        // Or servers would have nothing to do, unless a limit says so.
+        let servers = if limit.is_none() { state.workers.len().max(1) } else { 1 };
+        let ahead = (most / state.largest as u64)
+            .max(LEAST_AHEAD * servers as u64)
+            .min(MOST_AHEAD);
+        match self.request.prefetch {
+            None => ahead,
+            Some(prefetch) if limit.is_some() => prefetch.min(ahead).max(1),
+            Some(prefetch) => prefetch,
+        }
+    }
+
+    fn moment(&self, state: &State, look: &Look) -> Moment {
+        Moment {
+            now: self.now(),
+            wanted: look.next,
+            ahead: self.ahead(state),
+            waiting: look.waiting > 0.0,
+        }
+    }
+
+    /// Has a server bring batches, as long as it is to bring some.
+    async fn serve(self: &Arc<Self>, server: ServerId, transport: &Transport) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let look = self.look();
+            let (stretch, before, unknown) = {
+                let mut state = self.lock();
+                let state = &mut *state;
+                if state.given_up || state.schedule.is_finished() || !state.workers.contains_key(&server) {
+                    return;
+                }
+                let unknown = state.here.is_some() && !state.there.contains(&server);
+                let moment = self.moment(state, &look);
+                let stretch = if unknown {
+                    None
+                } else {
+                    state.schedule.take(server, moment)
+                };
+                if let Some(worker) = state.workers.get_mut(&server) {
+                    (worker.stretch, worker.heard) = (stretch, Some(moment.now));
+                    (worker.answers, worker.answered) = (false, false);
+                }
+                let next = stretch
+                    .and_then(|id| state.schedule.stretch(id))
+                    .map(|stretch| stretch.next);
+                (stretch, next.unwrap_or(look.next), unknown)
+            };
+            let tried = match stretch {
+                Some(id) => Tried::Asked(self.bring(server, transport, id).await),
+                None if unknown => Tried::Asked(transport.check(self.waits.timeout).await),
+                None => Tried::Nothing,
+            };
+            let Tried::Asked(result) = tried else {
+                self.rest(look).await;
+                continue;
+            };
+            match self.settle(server, stretch, before, unknown, result) {
+                Next::Again => pause = FIRST_PAUSE,
+                Next::Pause(fresh) => {
+                    if fresh {
+                        pause = FIRST_PAUSE;
+                    }
+                    // The jitter keeps clients of a server that comes back from asking all at once.
+                    let jitter = RandomState::new().hash_one(server) as f64 / u64::MAX as f64;
+                    sleep(pause.mul_f64(0.5 + jitter)).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                Next::End => return,
+            }
+        }
+    }
+
+    /// Notes what came of asking a server.
+    fn settle(
+        self: &Arc<Self>,
+        server: ServerId,
+        stretch: Option<StretchId>,
+        before: u64,
+        unknown: bool,
+        result: Result<(), Fault>,
+    ) -> Next {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let next = stretch
+            .and_then(|id| state.schedule.stretch(id))
+            .map_or(before, |stretch| stretch.next);
+        if let Some(stretch) = stretch {
+            state.schedule.done(stretch);
+        }
+        let Some(worker) = state.workers.get_mut(&server) else {
+            return Next::End;
+        };
+        worker.stretch = None;
+        let Err(fault) = result else {
+            if unknown {
+                state.there.insert(server);
+                self.set_absent(state, false);
+            }
+            return Next::Again;
+        };
+        let (class, error) = (fault.class, fault.error.clone());
+        let now = self.now();
+        if class == Class::Damaged {
+            state.faults.damaged(now);
+        }
+        let unreadable = class == Class::File
+            && stretch.is_some()
+            && state
+                .faults
+                .no_server_reads(next, server, self.look().next, state.workers.keys().copied())
+            && self.inbox.feed.wants(next);
+        if class == Class::Data || (unreadable && self.fallback.is_none()) {
+            drop(guard);
+            self.inbox.feed.fail(next, error);
+            return Next::End;
+        }
+        state.failed(server, fault, now);
+        drop(guard);
+        if unreadable {
+            self.engage();
+        }
+        Next::Pause(next > before || class == Class::Damaged)
+    }
+
+    /// Waits for what a server does next. If that is nothing for a while, and it doesn't say that it is there, the
+    /// connection is left.
+    async fn heard<T>(
+        &self,
+        server: ServerId,
+        transport: &Transport,
+        work: impl Future<Output = Result<T, Fault>>,
+    ) -> Result<T, Fault> {
+        let mut work = pin!(work);
+        let silence = self.waits.timeout / SILENCE;
+        let heard = async {
+            if let Ok(done) = timeout(silence, &mut work).await {
+                return done;
+            }
+            tokio::select! {
+                done = &mut work => done,
+                Err(fault) = transport.check(silence), if !self.waits.patience.is_zero() => {
+                    transport.forget();
+                    let silent = (2 * silence).as_secs_f64();
+                    let why = format_args!(" has sent nothing for {silent:.1} s: {}", fault.error.reason());
+                    Err(Fault::server(&transport.url, why))
+                }
+                else => work.await,
+            }
+        };
+        let result = timeout(self.waits.timeout, heard).await;
+        result.unwrap_or_else(|_| {
+            self.lock().vain.insert(server);
+            let seconds = self.waits.timeout.as_secs_f64();
+            Err(Fault::server(
+                &transport.url,
+                format_args!(" has not answered for {seconds} s"),
+            ))
+        })
+    }
+
+    /// Has a server bring a stretch of batches.
+    async fn bring(&self, server: ServerId, transport: &Transport, id: StretchId) -> Result<(), Fault> {
+        let (next, stop, until) = {
+            let state = self.lock();
+            let Some(stretch) = state.schedule.stretch(id) else {
+                return Ok(());
+            };
+            let boundary = state.schedule.boundary(stretch.next);
+            let until = if state.schedule.is_alone() {
+                boundary.max(stretch.stop)
+            } else {
+                stretch.stop
+            };
+            (stretch.next, stretch.stop, until)
+        };
+        let place = self.request.place(next);
+        let ticket = self.request.ticket(place, stop - next, until - stop);
+        let mut answer = self.heard(server, transport, transport.batches(&ticket)).await?;
+        if let Some(worker) = self.lock().workers.get_mut(&server) {
+            (worker.answers, worker.answered, worker.heard) = (true, true, Some(self.now()));
+        }
+        let mut arrivals = self.inbox.arrivals(next, stop, place);
+        let (mut before, mut waited) = (next, 0.0);
+        loop {
+            let message = self.heard(server, transport, answer.next()).await?;
+            if !matches!(message, Message::Data(_)) {
+                let Some(seconds) = self.wait_for_room(server, before).await else {
+                    return Ok(());
+                };
+                waited += seconds;
+            }
+            let now = self.now();
+            if let Some(worker) = self.lock().workers.get_mut(&server) {
+                worker.heard = Some(now);
+            }
+            let taken = self.take(&mut arrivals, &answer, message);
+            let came = arrivals.next() - before;
+            if came > 0 {
+                before = arrivals.next();
+                let mut state = self.lock();
+                state.largest = state.largest.max(arrivals.largest());
+                state.schedule.brought(id, now, came, waited);
+                state.faults.came(came);
+                self.brings(&mut state, server, now);
+                waited = 0.0;
+            }
+            match taken {
+                Err(error) => return Err(Fault::of_batch(&transport.url, error)),
+                Ok(false) => return Ok(()),
+                Ok(true) => {}
+            }
+            let (stop, again) = match self.lock().schedule.stretch(id) {
+                Some(stretch) => (stretch.stop, stretch.again),
+                None => return Ok(()),
+            };
+            if before >= stop || (again && !self.inbox.feed.wants(before)) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Takes what has come, and hands over the batches that are whole with it. False if the request has ended.
+    fn take(&self, arrivals: &mut Arrivals, answer: &Answer<'_>, message: Message) -> BatchResult<bool> {
+        let put = |number, batch| self.inbox.put(number, batch);
+        match message {
+            Message::Begins(said) => {
+                arrivals.announce(&said)?;
+                arrivals.take(&[], put)?;
+            }
+            Message::Data(data) => arrivals.take(&data, put)?,
+            #[cfg(unix)]
+            Message::Lent(said, places) => {
+                let Some(borrowed) = answer.borrow(&places) else {
+                    return Ok(false);
+                };
+                let mut borrowed = borrowed?.into_iter();
+                let empty = SlabPool::new(0);
+                let missing = || Error::new(ErrorKind::Internal, "a batch takes more memory than was lent");
+                arrivals.announce(&said)?;
+                let slab = |len| match len {
+                    0 => empty.take(0),
+                    _ => borrowed.next().ok_or_else(missing),
+                };
+                arrivals.take_lent(slab, put)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// A server has brought something: all is well.
+    fn brings(&self, state: &mut State, server: ServerId, now: f64) {
+        (state.failing, state.heard) = (None, now);
+        state.faults.forget(server);
+        state.vain.remove(&server);
+        if let Some(worker) = state.workers.get_mut(&server) {
+            worker.answered = false;
+        }
+        self.set_absent(state, false);
+        if let Some(here) = state.here.take() {
+            state.schedule.remove(here);
+        }
+    }
+
+    /// Waits until the consumer is near enough to a batch. Returns the seconds that it took; `None` if another batch is
+    /// wanted first.
+    async fn wait_for_room(&self, server: ServerId, number: u64) -> Option<f64> {
+        let begun = self.now();
+        loop {
+            let look = self.look();
+            let ahead = {
+                let mut state = self.lock();
+                let ahead = self.ahead(&state);
+                if number < look.next + ahead {
+                    return Some(self.now() - begun);
+                }
+                if look.waiting > 0.0 && state.schedule.came_back(look.next) {
+                    // The server that was to bring what the consumer waits for has failed.
+                    return None;
+                }
+                // It is kept waiting, which is as good as being heard.
+                (state.failing, state.heard) = (None, self.now());
+                if let Some(worker) = state.workers.get_mut(&server) {
+                    worker.heard = None;
+                }
+                ahead
+            };
+            self.wait(number - ahead).await;
+        }
+    }
+
+    /// Lets batches be made here, until servers bring some.
+    fn engage(self: &Arc<Self>) {
+        let Some(fallback) = self.fallback.clone() else {
+            return;
+        };
+        let here = {
+            let mut state = self.lock();
+            let state = &mut *state;
+            if state.here.is_some() {
+                return;
+            }
+            self.set_absent(state, true);
+            state.there.clear();
+            state.numbers += 1;
+            state.schedule.add(state.numbers);
+            state.here = Some(state.numbers);
+            state.numbers
+        };
+        let this = self.clone();
+        let made = std::thread::Builder::new()
+            .name("fastpipe-here".to_owned())
+            .spawn(move || {
+                let mut number = this.look().next;
+                if let Err(error) = this.make_here(here, &*fallback, &mut number) {
+                    this.inbox.feed.fail(number, error);
+                }
+            });
+        if let Err(error) = made {
+            let error = Error::new(
+                ErrorKind::OutOfMemory,
+                format!("there is no thread for the fallback: {error}"),
+            );
+            self.inbox.feed.fail(self.look().next, error);
+        }
+    }
+
+    /// Makes batches in this process, until a server brings some.
+    fn make_here(&self, here: ServerId, fallback: &dyn Fallback, number: &mut u64) -> BatchResult<()> {
+        let mut stretch: Option<StretchId> = None;
+        // The batch that a pass makes next, and the one after its last.
+        let mut made: Option<(u64, u64, Box<dyn LocalPass>)> = None;
+        loop {
+            let look = self.look();
+            let now = self.now();
+            let next = {
+                let mut state = self.lock();
+                let state = &mut *state;
+                let ahead = self.ahead_here(state);
+                let is_here = state.here == Some(here);
+                if let Some(id) = stretch {
+                    let next = state.schedule.stretch(id).map(|stretch| (stretch.next, stretch.stop));
+                    // There may be something that the consumer waits for.
+                    if !is_here || next.is_none_or(|(next, stop)| next >= stop || next >= look.next + ahead) {
+                        state.schedule.done(id);
+                        stretch = None;
+                    }
+                }
+                if look.over || !is_here || state.schedule.is_finished() {
+                    return Ok(());
+                }
+                if stretch.is_none() {
+                    let moment = self.moment(state, &look);
+                    stretch = state.schedule.take(here, Moment { ahead, ..moment });
+                }
+                stretch.and_then(|id| state.schedule.stretch_mut(id)).map(|stretch| {
+                    stretch.since = now;
+                    stretch.next
+                })
+            };
+            let (Some(next), Some(id)) = (next, stretch) else {
+                self.runtime.block_on(self.rest(look));
+                continue;
+            };
+            *number = next;
+            let (at, stop, mut pass) = match made.take().filter(|&(at, stop, _)| at == next && next < stop) {
+                Some(made) => made,
+                None => {
+                    let boundary = self.lock().schedule.boundary(next);
+                    let stop = boundary.min(self.request.total.unwrap_or(u64::MAX));
+                    let place = self.request.place(next);
+                    (next, stop, fallback.begin(place, place.step + stop - next)?)
+                }
+            };
+            let fewer = || crate::faults::service_error("the fallback has fewer batches than the servers".to_owned());
+            let batch = pass.next()?.ok_or_else(fewer)?;
+            // If a server was faster, that one counts.
+            self.inbox.feed.put(next, Box::new(batch));
+            made = Some((at + 1, stop, pass));
+            self.lock().schedule.brought(id, self.now(), 1, 0.0);
+        }
+    }
+
+    /// Of batches that are made here, how many wait for the consumer: their pass reads ahead by itself.
+    fn ahead_here(&self, state: &State) -> u64 {
+        match (self.request.prefetch, self.request.memory_limit) {
+            (Some(_), _) => self.ahead(state),
+            (None, Some(_)) => LEAST_AHEAD,
+            (None, None) => AHEAD_HERE,
+        }
+    }
+}
+
+/// What a server's task does next.
+enum Next {
+    /// It asks again.
+    Again,
+    /// It waits a while: no longer than at first if the server has brought something.
+    Pause(bool),
+    /// It ends.
+    End,
+}
+
+impl State {
+    /// Seconds for which no server has been heard of, if one has failed.
+    fn silent(&self, now: f64) -> Option<f64> {
+        // Only what has been answered: a server that has stopped is connected to, and asked, by its system alone.
+        let answers = |(server, worker): (&ServerId, &Worker)| {
+            (worker.stretch.is_some() && worker.answers && !self.vain.contains(server)).then_some(worker.heard)
+        };
+        let heard = self.workers.iter().filter_map(answers);
+        let last = heard.map(|heard| heard.unwrap_or(now)).fold(self.failing?, f64::max);
+        Some(now - last)
+    }
+
+    /// Notes that a server has failed.
+    fn failed(&mut self, server: ServerId, fault: Fault, now: f64) {
+        self.faults.note(server, fault);
+        self.there.remove(&server);
+        let Some(worker) = self.workers.get(&server) else {
+            return;
+        };
+        if worker.answered {
+            self.vain.insert(server);
+        }
+        if self.failing.is_none() {
+            // Others that were asked may hang.
+            let busy = self.workers.values().filter(|other| other.stretch.is_some());
+            let asked = busy.chain([worker]).filter_map(|other| other.heard);
+            self.failing = Some(self.heard.max(asked.fold(now, f64::min)));
+        }
+    }
+}
