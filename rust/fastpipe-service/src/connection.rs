@@ -1,7 +1,7 @@
 //! A client's connection to one server, over HTTP/2, with TLS if its URL says so.
 //!
-//! There are no keep-alive pings: a server that sends nothing for a while is asked whether it is there (see `transfer`).
-//! So a link that is slow, on which a ping would wait after megabytes of batches, keeps its connection.
+//! The client sends no keep-alive pings: `transfer` checks the health of a server that sends nothing for a while. A ping
+//! on a slow link would wait for megabytes of batches, and the client would drop a connection that works.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -23,28 +23,28 @@ use crate::messages::{bytes_field, put_bytes};
 use crate::per_process::{ClientRuntime, PerProcess};
 use crate::tls::{ClientFiles, client_config};
 
-/// Frames of HTTP/2: each costs both sides.
+/// The largest frame of HTTP/2. Each frame costs both sides.
 const FRAME: u32 = 64 << 10;
 
-/// Bytes of a stream that a server may send before they are taken.
+/// Bytes of a stream that a server may send before the client reads them.
 const WINDOW: u32 = 4 << 20;
 
-/// The same of all streams together: one that isn't taken must not hold up the others.
+/// The same limit for all streams of a connection: a stream that isn't read must not block the other streams.
 const ALL_WINDOWS: u32 = 1 << 30;
 
-/// Bytes of an answer that isn't a stream of batches.
+/// The largest answer to an action, in bytes.
 const MOST_ANSWER: usize = 256 << 20;
 
 /// How a client connects to a server.
 #[derive(Clone, Default)]
 pub struct Options {
-    /// The token that the server wants.
+    /// The token that the server checks.
     pub token: Option<String>,
     /// What TLS needs.
     pub files: ClientFiles,
 }
 
-/// A server, and this process's connection to it, which is made when it is first needed.
+/// A server, and this process's connection to it. The first call connects.
 pub struct Endpoint {
     authority: String,
     authorization: Option<HeaderValue>,
@@ -55,7 +55,7 @@ pub struct Endpoint {
 #[derive(Clone)]
 struct Connection {
     sender: http2::SendRequest<Full<Bytes>>,
-    /// What receives its bytes.
+    /// Its threads receive the bytes.
     _runtime: Arc<ClientRuntime>,
 }
 
@@ -63,7 +63,7 @@ impl Endpoint {
     /// A server at `grpc://host:port`, or `grpc+tls://host:port`.
     ///
     /// # Errors
-    /// Why the URL, the token or the certificates can't be used.
+    /// If the URL, the token or the certificates can't be used.
     pub fn new(url: &str, options: &Options) -> Result<Endpoint, String> {
         let uri: Uri = url.parse().map_err(|error| format!("{url}: {error}"))?;
         let (Some(host), Some(port)) = (uri.host(), uri.port_u16()) else {
@@ -97,7 +97,7 @@ impl Endpoint {
         slot
     }
 
-    /// The connection that there is, or a new one.
+    /// The open connection, or a new one.
     async fn connected(&self) -> Result<Connection, Status> {
         let kept = self.slot().lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(connection) = kept.filter(|connection| !connection.sender.is_closed()) {
@@ -120,7 +120,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets the next call make another connection. Streams that are open stay so.
+    /// Makes the next call open another connection. Open streams stay open.
     pub fn forget(&self) {
         *self.slot().lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -151,7 +151,7 @@ impl Endpoint {
         }
     }
 
-    /// Asks for what a ticket says.
+    /// Requests the batches of a ticket.
     ///
     /// # Errors
     /// If the server refuses it, or can't be reached.
@@ -165,7 +165,7 @@ impl Endpoint {
         })
     }
 
-    /// Asks for an action. Returns its results.
+    /// Requests an action. Returns its results.
     ///
     /// # Errors
     /// If the server refuses it, can't be reached, or doesn't answer within the time.
@@ -224,7 +224,7 @@ async fn handshake(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static)
     })
 }
 
-/// The next bytes of an answer; `None` at its end, if that is as it should be.
+/// Returns the next bytes of an answer, or `None` at its regular end.
 async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
     loop {
         let Some(frame) = body.frame().await else {
@@ -241,27 +241,27 @@ async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Status> {
     }
 }
 
-/// A stream of batches, as a server sends it. The server hears when it is dropped.
+/// A stream of batches. Dropping it cancels the call at the server.
 pub struct Stream {
     body: Incoming,
     reader: FlightReader,
-    /// What has come, and wasn't read yet.
+    /// Received bytes that weren't parsed yet.
     rest: Bytes,
 }
 
-/// What comes next in a stream.
+/// A piece of a stream.
 pub enum Piece {
     /// The metadata of a message.
     Metadata(Vec<u8>),
-    /// Data, which isn't copied.
+    /// Data, without a copy.
     Data(Bytes),
 }
 
 impl Stream {
-    /// What comes next; `None` at the end of the stream.
+    /// Returns the next piece, or `None` at the end of the stream.
     ///
     /// # Errors
-    /// What the server tells, or that the connection broke.
+    /// The status that the server sends, or the failure of the connection.
     pub async fn next(&mut self) -> Result<Option<Piece>, Status> {
         loop {
             let mut rest = &self.rest[..];
@@ -284,7 +284,7 @@ impl Stream {
     }
 }
 
-/// What went wrong, and why that did: hyper's own errors say little.
+/// Describes an error and its causes: hyper's own messages omit the causes.
 fn unavailable(error: impl std::error::Error) -> Status {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,7 +1,7 @@
-//! What went wrong with the servers of a pass, and what is raised of it. No threads, no sockets.
+//! Failures of the servers of a pass, and the error that the pass raises. No threads, no sockets.
 //!
-//! A batch with a wrong checksum is asked for again, so a link that damages few of them costs little. Over one that
-//! damages most of them a pass would crawl, and send each batch many times. It ends instead.
+//! The client requests a batch again if its checksum is wrong, so a link that damages a few batches costs little. If a
+//! link damages most batches, each would be sent many times, and the pass would be very slow. The pass ends instead.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -12,15 +12,15 @@ use serde::Deserialize;
 
 use crate::schedule::ServerId;
 
-/// Damaged batches must outnumber the whole ones by so many before that counts as most of them. More than `MOST_LEAD`
-/// is not counted, so that a link that heals is trusted again soon.
+/// Damaged batches are most of the batches if they outnumber the intact ones by `LEAD`. The lead is capped at
+/// `MOST_LEAD`, so that a link that recovers is trusted again soon.
 const LEAD: u64 = 8;
 const MOST_LEAD: u64 = 16;
 
-/// How the metadata of an error begins.
+/// The prefix of the metadata of an error.
 const ERROR: &[u8] = b"fpe1";
 
-/// Errors of the data are raised by the client as they were at the server; all others are said to be the server's.
+/// The client raises errors of the data as the server raised them. Others are raised as `ServiceError`.
 const OF_DATA: [&str; 8] = [
     "LimitError",
     "MalformedFileError",
@@ -32,42 +32,42 @@ const OF_DATA: [&str; 8] = [
     "ValueRangeError",
 ];
 
-/// Other servers may be able to read the same file.
+/// Errors of files, which another server may be able to read.
 const OF_FILES: [&str; 2] = ["MissingFileError", "StorageError"];
 
-/// What becomes of a fault.
+/// How the client handles a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// The server's, or this machine's: it may pass, or another server may do better.
+    /// The server or this machine failed. The failure may be temporary, or another server may work.
     Server,
-    /// A batch was damaged on its way.
+    /// A batch was damaged in transit.
     Damaged,
-    /// Of a file that another server may be able to read.
+    /// A file can't be read by this server. Another server may be able to read it.
     File,
-    /// Of the data: each server would say the same.
+    /// The data has an error, which each server would report.
     Data,
 }
 
-/// What went wrong with a server.
+/// A failure of a server.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What becomes of it.
+    /// How the client handles it.
     pub class: Class,
-    /// What is raised of it.
+    /// The error that a pass raises for it.
     pub error: Error,
     text: String,
 }
 
-/// The cause of an error that a server, or the lack of one, is the reason of. It says which exception is raised.
+/// The cause of an error that a server sent or caused. It determines the exception that is raised.
 #[derive(Debug)]
 pub enum Reason {
     /// A `ServiceError` with this text.
     Service(String),
-    /// What a server tells: the metadata of a message, and the server.
+    /// An error that a server sent: the metadata of a message, and the server's URL.
     Told(Vec<u8>, String),
 }
 
-/// A `ServiceError`.
+/// Makes a `ServiceError` with this text.
 pub fn service_error(text: String) -> Error {
     Error::new(ErrorKind::Raised, &*text).with_cause(Arc::new(Reason::Service(text)))
 }
@@ -85,7 +85,7 @@ fn yes() -> bool {
 }
 
 impl Fault {
-    /// A server fails.
+    /// A failure of a server.
     pub fn server(url: &str, why: impl fmt::Display) -> Fault {
         let text = format!("{url}{why}");
         Fault {
@@ -123,7 +123,7 @@ impl Fault {
         }
     }
 
-    /// The error that is said in a message's metadata; `None` if it is none.
+    /// Reads an error from the metadata of a message; `None` for other metadata.
     pub fn told(metadata: &[u8], url: &str) -> Option<Fault> {
         let said = metadata.strip_prefix(ERROR)?;
         let Ok(said) = serde_json::from_slice::<Said>(said) else {
@@ -149,19 +149,19 @@ impl Fault {
     }
 }
 
-/// Counts batches that come whole, and those that are damaged.
+/// Counts intact and damaged batches.
 #[derive(Debug)]
 struct Damage {
-    /// Seconds for which damaged ones must outnumber the others.
+    /// Seconds for which most batches must be damaged.
     seconds: f64,
-    /// By how many there are more damaged ones, up to `MOST_LEAD`; and since when.
+    /// How many more damaged batches than intact ones there are, up to `MOST_LEAD`; and since when.
     lead: u64,
     since: f64,
     whole: u64,
     damaged: u64,
 }
 
-/// The last error of each server, files that servers can't read, and batches that were damaged on their way.
+/// The last error of each server, files that servers can't read, and batches that were damaged in transit.
 #[derive(Debug)]
 pub struct Faults {
     patience: f64,
@@ -172,7 +172,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// Of a pass that goes on for `patience` seconds; for 0 if nothing is tried again.
+    /// For a pass that continues for `patience` seconds without an answer; 0 if it never retries.
     pub fn new(patience: f64) -> Faults {
         Faults {
             patience,
@@ -190,24 +190,24 @@ impl Faults {
 
     /// A server has failed.
     pub fn note(&mut self, server: ServerId, fault: Fault) {
-        // Of what fails in no time the first error says why.
+        // Without retries the first error is the reason.
         if self.patience > 0.0 || !self.errors.contains_key(&server) {
             self.errors.insert(server, fault);
         }
     }
 
-    /// A server says nothing; what it said before tells more.
+    /// A server is silent. Its earlier error, if any, is more specific.
     pub fn note_silence(&mut self, server: ServerId, fault: Fault) {
         self.errors.entry(server).or_insert(fault);
     }
 
-    /// A server works, or has gone.
+    /// A server works again, or was removed.
     pub fn forget(&mut self, server: ServerId) {
         self.errors.remove(&server);
     }
 
-    /// A server can't read the files of a batch. Returns whether none of the servers can. `wanted` is the batch that
-    /// the consumer takes next.
+    /// A server can't read the files of a batch. Returns whether all servers have reported that. `wanted` is the next
+    /// batch of the consumer.
     pub fn no_server_reads(
         &mut self,
         number: u64,
@@ -221,7 +221,7 @@ impl Faults {
         servers.all(|server| found.contains(&server))
     }
 
-    /// Batches have come whole.
+    /// Intact batches have arrived.
     pub fn came(&mut self, count: u64) {
         self.damage.whole += count;
         self.damage.lead = self.damage.lead.saturating_sub(count);
@@ -237,30 +237,30 @@ impl Faults {
         damage.lead = (damage.lead + 1).min(MOST_LEAD);
     }
 
-    /// Whether most batches have been damaged for as long as is waited for.
+    /// Whether most batches have been damaged for the whole time that the pass waits.
     pub fn is_hopeless(&self, now: f64) -> bool {
         self.damage.lead >= LEAD && now - self.damage.since >= self.damage.seconds
     }
 
-    /// What is raised in the place of a batch that no server brings. `why` says why no server is listed, if none is.
+    /// Returns the error of a batch that no server makes. `why` explains an empty list of servers.
     pub fn error(&self, wanted: u64, why: String) -> Error {
         let unreadable = self.errors.values().find(|fault| fault.class == Class::File);
         if let Some(fault) = unreadable.filter(|_| self.unreadable.contains_key(&wanted)) {
             return fault.error.clone();
         }
         let texts = self.errors.values().map(|fault| fault.text.clone()).chain([why]);
-        let told = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
+        let causes = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ");
         service_error(if self.damage.lead >= LEAD {
             let (damaged, total) = (self.damage.damaged, self.damage.damaged + self.damage.whole);
             format!(
                 "most batches are damaged on their way: {damaged} of the last {total} came with a wrong checksum. \
-                 Check the network between this machine and the servers ({told})"
+                 Check the network between this machine and the servers ({causes})"
             )
         } else if self.patience > 0.0 {
-            format!("no server has answered for {} seconds: {told}", self.patience)
+            format!("no server has answered for {} seconds: {causes}", self.patience)
         } else {
-            // Nothing was waited for: no other server replaces a local one.
-            told
+            // The pass didn't wait, because no other server replaces a local one.
+            causes
         })
     }
 }
@@ -286,7 +286,7 @@ mod tests {
                 }
                 history.push((now, if whole { -1 } else { 1 }));
                 if faults.is_hopeless(now) {
-                    // Since some moment, that long ago or more, there were more damaged ones than others, at any time.
+                    // Damaged batches have outnumbered the intact ones since some event at least `seconds` ago.
                     let since = history.iter().filter(|(since, _)| now - since >= seconds);
                     let lead = |&(since, _): &(f64, i64)| {
                         history.iter().filter(|(at, _)| *at >= since).map(|(_, step)| step).sum::<i64>()
@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// Of each so many that come whole, three are damaged.
+    /// Three batches are damaged for each `whole` intact ones.
     #[test]
     fn a_link_that_damages_most_batches_is_hopeless() {
         for (whole, hopeless) in [(0, true), (1, true), (4, false), (20, false)] {
@@ -372,12 +372,12 @@ mod tests {
         faults.note_silence(0, Fault::server("grpc://a:1", " is silent"));
         faults.note_silence(1, Fault::server("grpc://b:1", " is silent"));
         assert_eq!(faults.error(5, String::new()).reason(), "there is no file a");
-        let text = faults.error(4, "nobody is in".to_owned());
+        let text = faults.error(4, "the list is empty".to_owned());
         assert_eq!(
             text.reason(),
-            "no server has answered for 3 seconds: there is no file a; grpc://b:1 is silent; nobody is in"
+            "no server has answered for 3 seconds: there is no file a; grpc://b:1 is silent; the list is empty"
         );
-        // One that was taken is forgotten.
+        // Batches that the consumer has taken are forgotten.
         assert!(!faults.no_server_reads(6, 1, 6, [0, 1].into_iter()));
         assert!(faults.error(5, String::new()).reason().starts_with("no server"));
     }

@@ -1,9 +1,9 @@
-//! A server in another process of this machine, whose batches lie in memory that this process has mapped.
+//! A server in another process of this machine. This process maps the memory of its batches.
 //!
-//! Each request has a socket, which the program hands over to the server with a letter that says what it is for. The
-//! request follows as a frame, and the answer is frames: a kind, what is said of batches, and the places of their
-//! memory. The client answers each frame of batches with a byte before it borrows what was lent: the server waits for
-//! that, and takes back what it has heard nothing of.
+//! Each request has a socket. The program passes the socket to the server along with a letter for the kind of request.
+//! The client then sends one frame, and the server answers with frames: a kind, the headers of batches, and the places
+//! of their memory. The client acknowledges each frame of batches with a byte before it borrows the memory. The server
+//! reclaims memory that wasn't acknowledged.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use fastpipe_memory::{Arena, Borrowed};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// A frame of batches, of an error, of the end, and of anything else.
+/// The kinds of frames: batches, an error, the end, anything else.
 const BATCHES: u8 = b'b';
 const ERROR: u8 = b'e';
 const END: u8 = b'.';
@@ -21,13 +21,13 @@ const REST: u8 = b'r';
 
 const SEEN: &[u8] = b"s";
 
-/// Bytes of a frame's kind, and of the lengths of its two parts.
+/// Size of a frame's kind and of the lengths of its two parts, in bytes.
 const FRONT: usize = 17;
 
-/// Bytes of what is said of batches, and of their places.
+/// The largest part of a frame, in bytes.
 const MOST: u64 = 256 << 20;
 
-/// Makes the socket of a request, which is for what the letter says.
+/// Makes the socket of a request of this kind.
 pub type Request = Box<dyn Fn(u8) -> Result<std::os::unix::net::UnixStream> + Send + Sync>;
 
 /// A local server.
@@ -38,7 +38,7 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// The server of a process that makes batches in this memory.
+    /// The server in this process, which makes batches in this memory.
     pub fn new(process: u32, arena: Arc<Arena>, request: Request) -> LocalServer {
         LocalServer {
             process,
@@ -47,19 +47,19 @@ impl LocalServer {
         }
     }
 
-    /// What is wrong where the server should have answered.
+    /// Describes a server that has ended.
     pub fn gone(&self) -> String {
         let process = self.process;
         format!("the local server (pid {process}) has ended; start another LocalService")
     }
 
-    /// A piece of its memory.
+    /// Borrows a piece of its memory.
     pub(crate) fn slab(&self, (offset, len): (usize, usize)) -> Result<Slab> {
         let piece = Borrowed::new(&self.arena, offset, len).and_then(borrowed);
-        piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch lies in memory that wasn't lent"))
+        piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch is in memory that wasn't lent"))
     }
 
-    /// Makes a request. Fails in one of two ways: as what `request` returns, or since the server has gone.
+    /// Sends a request. The outer error is that of `request`; the inner one is the socket's, if the server has ended.
     pub(crate) async fn ask(&self, kind: u8, said: &[u8]) -> Result<io::Result<Frames>> {
         let request = self.request.clone();
         let made = tokio::task::spawn_blocking(move || request(kind)).await;
@@ -75,16 +75,16 @@ impl LocalServer {
     }
 }
 
-/// The frames that answer a request. The server hears when it is dropped.
+/// The frames that answer a request. Dropping it cancels the request at the server.
 pub(crate) struct Frames(BufReader<UnixStream>);
 
 /// A frame.
 pub(crate) enum Frame {
-    /// What is said of batches, and the places of their memory.
+    /// The headers of batches, and the places of their memory.
     Batches(Vec<u8>, Vec<u8>),
     /// An error.
     Error(Vec<u8>),
-    /// No more batches come.
+    /// The end of the batches.
     End,
     /// Anything else.
     Rest,
@@ -111,8 +111,8 @@ impl Frames {
         })
     }
 
-    /// Tells the server that what was lent is borrowed now. False if the request has ended: then the server has taken
-    /// it back. Never waits, so that no task is cancelled between this and borrowing.
+    /// Acknowledges a frame of batches. Returns false if the request has ended: the server has then reclaimed the
+    /// memory. Never waits, so that the task can't be cancelled before it borrows the memory.
     pub(crate) fn seen(&self) -> bool {
         self.0.get_ref().try_write(SEEN).is_ok_and(|sent| sent == SEEN.len())
     }

@@ -1,5 +1,5 @@
-//! What each process has for itself: the threads of another process don't exist in a forked child, and a lock that one
-//! of them held at the fork is never released there.
+//! Values that each process has separately: a forked child doesn't have its parent's threads, and locks that the
+//! threads held at the fork are never released in the child.
 
 use std::io;
 use std::ops::Deref;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads that receive batches: two bring more than a network of 25 Gbit/s does.
+/// Threads that receive batches. Two of them receive more than a network of 25 Gbit/s delivers.
 const THREADS: usize = 2;
 
-/// A value for each process. A child that was forked leaves its parent's as it is.
+/// A value for each process. A forked child never touches its parent's value.
 pub struct PerProcess<T>(OnceLock<Box<Node<T>>>);
 
 struct Node<T> {
@@ -35,7 +35,7 @@ impl<T> PerProcess<T> {
         Some(&node.value)
     }
 
-    /// This process's value, which is made first if it has none.
+    /// This process's value. The first call makes it.
     ///
     /// # Errors
     /// What `make` returns.
@@ -73,17 +73,17 @@ impl<T> Drop for PerProcess<T> {
         if let Some(node) = self.0.take()
             && node.process != id()
         {
-            // What it has may be locked for ever.
+            // Its locks may be held by threads that this process doesn't have.
             std::mem::forget(node);
         }
     }
 }
 
-/// The runtime of this process's clients. Its threads end with the last of them, which need not wait for that.
+/// The runtime of this process's clients. Its threads end after the last client is dropped, which doesn't wait for them.
 pub struct ClientRuntime(Option<Runtime>);
 
 impl ClientRuntime {
-    /// The runtime that there is, or a new one.
+    /// The current runtime, or a new one.
     ///
     /// # Errors
     /// If the system has no threads or files left.

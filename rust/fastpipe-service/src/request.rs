@@ -1,4 +1,4 @@
-//! What a pass asks servers for: its batches, and the tickets for them.
+//! The batches of a pass, and the tickets that request them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use fastpipe_batch::{Result, SlabPool, Source};
 use fastpipe_engine::Batch;
 use fastpipe_wire::{Arrivals, Feed, Wanted, check};
 
-/// How a ticket begins, and other requests: a checksum follows.
+/// The prefix of a ticket. A checksum follows.
 const SEAL: &[u8] = b"fps1";
 
 /// The batches of a pass. They are numbered from the first.
@@ -14,7 +14,7 @@ const SEAL: &[u8] = b"fps1";
 pub struct Request {
     /// The epoch of the first one.
     pub epoch: u64,
-    /// The number that tickets have for the first one.
+    /// The step of the first one, as tickets count.
     pub step: u64,
     /// Batches of the first epoch.
     pub left: u64,
@@ -22,31 +22,31 @@ pub struct Request {
     pub steps: u64,
     /// Batches of the pass; `None` if it has no end.
     pub total: Option<u64>,
-    /// Batches that are cheaper to make together.
+    /// The size of groups of batches that are cheaper to make together.
     pub group: u64,
-    /// Batches to have ahead; `None` for what fits.
+    /// How many batches are prefetched; `None` for the number that fits.
     pub prefetch: Option<u64>,
-    /// Bytes for those.
+    /// Bytes for prefetched batches.
     pub memory_limit: Option<u64>,
-    /// A ticket's JSON without its end: what is the same in each.
+    /// The JSON of the entries that all tickets share, without the closing brace.
     pub ticket: String,
-    /// From where the batches of the first epoch are counted, as JSON; `None` for its start.
+    /// The progress from which steps of the first epoch are counted, as JSON; `None` for the epoch's start.
     pub progress: Option<String>,
 }
 
-/// What tickets say of a batch.
+/// The place of a batch, as tickets specify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// Its epoch.
     pub epoch: u64,
-    /// Its number there.
+    /// Its step in the epoch.
     pub step: u64,
     /// Whether it is counted from the request's progress.
     pub resumed: bool,
 }
 
 impl Request {
-    /// What tickets say of a batch.
+    /// Returns the place of a batch.
     pub fn place(&self, number: u64) -> Place {
         match number.checked_sub(self.left) {
             None => Place {
@@ -62,7 +62,7 @@ impl Request {
         }
     }
 
-    /// The ticket for batches from a place on: `count` of them, and further ones that the server may decode ahead.
+    /// Returns the ticket for `count` batches from a place on. The server may decode `ahead` further batches.
     pub(crate) fn ticket(&self, place: Place, count: u64, ahead: u64) -> Vec<u8> {
         let Place { epoch, step, resumed } = place;
         let progress = self.progress.as_deref().filter(|_| resumed).unwrap_or("null");
@@ -75,13 +75,13 @@ impl Request {
     }
 }
 
-/// Where the batches of a pass are put.
+/// The destination of the batches of a pass.
 pub struct Inbox {
-    /// What hands them over.
+    /// Delivers the batches.
     pub feed: Arc<Feed>,
-    /// What they are batches of.
+    /// The dataset.
     pub source: Arc<dyn Source>,
-    /// Memory for them.
+    /// Memory for the batches.
     pub slabs: Arc<SlabPool>,
     /// Rows that a batch may have.
     pub most_rows: usize,
@@ -90,7 +90,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Batches that a server was asked for, as they come.
+    /// Receives batches that were requested from a server.
     pub(crate) fn arrivals(&self, next: u64, stop: u64, place: Place) -> Arrivals {
         let wanted = Wanted {
             next,
@@ -102,7 +102,7 @@ impl Inbox {
         Arrivals::new(wanted, self.slabs.clone())
     }
 
-    /// Hands over a batch that a server has sent.
+    /// Checks and delivers a batch that a server has sent.
     pub(crate) fn put(&self, number: u64, batch: Batch) -> Result<()> {
         check(&self.source.facts().columns, &batch, self.most_rows)?;
         self.feed.put(number, Box::new(batch));

@@ -229,7 +229,7 @@ impl Schedule {
             .map(|(_, stretch)| stretch)
     }
 
-    /// The same, for the fallback, which says when it begins a batch.
+    /// The same. The fallback records when it begins a batch.
     pub(crate) fn stretch_mut(&mut self, id: StretchId) -> Option<&mut Stretch> {
         let found = self.taken.iter_mut().find(|(taken, _)| *taken == id);
         found.map(|(_, stretch)| stretch)

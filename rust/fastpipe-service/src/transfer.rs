@@ -1,24 +1,23 @@
-//! Brings the batches of a pass from servers: a task for each of them, which puts what comes into the pass's feed.
+//! Receives the batches of a pass from servers. Each server has a task, which puts batches into the feed of the pass.
 //!
-//! A server hangs that was asked for batches, or has begun to send some, and then sends nothing for `timeout`: as long
-//! as that is not over, it is merely slow. Others make what it was to bring, and it is asked again.
+//! A server hangs if it sends nothing for `timeout` after a request. Until then it is merely slow. Other servers make the
+//! batches of a server that hangs, and the task sends it another request.
 //!
-//! A connection may break without a word, too: if nothing comes on one for a quarter of the timeout, and the server
-//! doesn't say on it that it is there, another one is made.
+//! Connections may break silently. If a server sends nothing for a quarter of the timeout, the task checks the server's
+//! health on the same connection. If that fails, the task opens another connection.
 //!
-//! The pass itself ends when no server brings anything for `patience`. That is counted from when a server was last
-//! heard of, but not from before the first of the requests that have failed or hang: a consumer may take its time. An
-//! answer without batches counts once, until that server has brought something: one that fails again and again after
-//! each of its answers would keep the pass waiting for ever.
+//! The pass ends if no server sends batches for `patience`. The time starts when a server was last heard of, but not
+//! before the first of the requests that failed or hang: the consumer may pause. An answer without batches counts only
+//! once until the server has sent batches. Otherwise, a server that fails after each answer would keep the pass waiting.
 //!
-//! With a fallback the pass doesn't end: a thread makes the batches here, as if it were another server. Servers are then
-//! asked whether they are there before they are given anything to make, with growing pauses. The first one that brings a
-//! batch takes over.
+//! With a fallback the pass doesn't end: a thread makes the batches in this process, like another server. Tasks then
+//! check the health of their servers, with growing pauses, before they request batches. The first server that sends a
+//! batch replaces the fallback.
 //!
-//! A file that one server can't read may be there for another one: that one makes the batch. If each server has said so,
-//! the error is raised, or the fallback makes the batch.
+//! If one server can't read a file, other servers make the batch. If no server can read it, the pass raises the error, or
+//! the fallback makes the batch.
 //!
-//! A batch that was damaged on its way is asked for again at once. If most are, for `patience`, the pass ends.
+//! A task requests a damaged batch again at once. If most batches are damaged for `patience`, the pass ends.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -31,7 +30,7 @@ use fastpipe_batch::{Error, ErrorKind, Result as BatchResult, SlabPool};
 use fastpipe_engine::Batch;
 use fastpipe_wire::{Arrivals, Look};
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{sleep, timeout};
 
 use crate::faults::{Class, Fault, Faults};
@@ -40,71 +39,71 @@ use crate::request::{Inbox, Place, Request};
 use crate::schedule::{Moment, Schedule, ServerId, StretchId};
 use crate::transport::{Answer, Message, Transport};
 
-/// Batches that are asked for ahead of the consumer, whatever their size.
+/// Bounds of the number of batches that are requested ahead of the consumer.
 const LEAST_AHEAD: u64 = 2;
 const MOST_AHEAD: u64 = 256;
 const AHEAD_HERE: u64 = 8;
 
-/// How long a server that has failed is left alone: at first, and at most.
+/// The first and the longest pause after a failure of a server.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// How long a task waits before it looks again.
+/// The longest time between two looks at the state.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The part of the timeout after which a server that sends nothing is asked whether it is there, for as long again.
+/// A server's health is checked after this fraction of the timeout, and the check may take as long.
 const SILENCE: u32 = 4;
 
-/// How long a pass waits.
+/// How long a pass waits for servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits {
-    /// For which it goes on when no server answers; zero if nothing is tried again.
+    /// How long it continues when no server answers; zero if it never retries.
     pub patience: Duration,
-    /// Within which a server that was asked for batches has to send something.
+    /// Within which a server must send something after a request.
     pub timeout: Duration,
 }
 
-/// The servers that there are. Its methods may wait.
+/// The list of servers. Its methods may block.
 pub trait Directory: Send + Sync {
-    /// Those that are listed now; `None` if they are the same as ever.
+    /// The current servers; `None` if the list never changes.
     fn listed(&self) -> Option<Vec<Arc<Transport>>>;
 
-    /// Why none is listed, if none is.
+    /// Explains an empty list; empty otherwise.
     fn why(&self) -> String;
 
-    /// Notes whether none was there when one was last needed.
+    /// Records whether all servers were absent when one was last needed.
     fn set_absent(&self, absent: bool);
 }
 
 /// Makes batches in this process.
 pub trait Fallback: Send + Sync {
-    /// Begins a pass of the batches of an epoch from a place up to a step.
+    /// Begins a pass over the batches from a place to a step of the same epoch, exclusive.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    /// Errors of the data.
     fn begin(&self, place: Place, stop: u64) -> BatchResult<Box<dyn LocalPass>>;
 }
 
-/// A pass of a fallback. It ends when it is dropped.
+/// A pass of a fallback. Dropping it ends the pass.
 pub trait LocalPass {
-    /// The next batch; `None` if there are no more.
+    /// Returns the next batch, or `None` at the end.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    /// Errors of the data.
     fn next(&mut self) -> BatchResult<Option<Batch>>;
 }
 
-/// What a server does.
+/// The state of a server's task.
 struct Worker {
     transport: Arc<Transport>,
     task: AbortHandle,
-    /// What it is bringing.
+    /// The batches that it was asked for.
     stretch: Option<StretchId>,
-    /// When something last came, or was asked for; `None` while it is kept waiting for the consumer.
+    /// The time of the last request or of the last received bytes; `None` while the server waits for the consumer.
     heard: Option<f64>,
-    /// Whether the server has answered what it was asked for.
+    /// Whether the server has answered the request.
     answers: bool,
-    /// The same, until it has brought something.
+    /// The same, until the answer has brought a batch.
     answered: bool,
 }
 
@@ -112,25 +111,26 @@ struct State {
     schedule: Schedule,
     faults: Faults,
     workers: HashMap<ServerId, Worker>,
-    /// Numbers that were given to servers, and to the fallback.
+    /// The last number that was given to a server or to the fallback.
     numbers: ServerId,
-    /// When a server last brought something, or was kept waiting; and since when none has, once one has failed.
+    /// The time of the last batch, or when a server last waited for the consumer; and after a failure, the time since
+    /// which no batch has arrived.
     heard: f64,
     failing: Option<f64>,
-    /// Servers that have answered since they last brought something, and failed, or have hung.
+    /// Servers that have answered without batches and failed, or have hung, since their last batch.
     vain: HashSet<ServerId>,
-    /// As what the schedule knows the fallback, while it makes the batches; and servers that are there meanwhile.
+    /// The fallback's number while it makes the batches; and the servers that were found to be healthy since.
     here: Option<ServerId>,
     there: HashSet<ServerId>,
-    /// Whether the directory was told that no server is there.
+    /// The last value passed to `Directory::set_absent`.
     absent: bool,
     largest: usize,
-    /// Bytes of batches that are asked for ahead of the consumer.
+    /// Bytes of batches that are requested ahead of the consumer.
     room: usize,
     given_up: bool,
 }
 
-/// Brings the batches of a pass.
+/// Receives the batches of a pass.
 pub struct Transfer {
     request: Request,
     inbox: Inbox,
@@ -138,23 +138,17 @@ pub struct Transfer {
     directory: Arc<dyn Directory>,
     fallback: Option<Arc<dyn Fallback>>,
     state: Mutex<State>,
-    /// The consumer has taken a batch, waits for one, or wants no more.
+    /// The consumer has taken a batch, or waits for one.
     changed: Arc<Notify>,
+    /// No more batches are wanted.
     ended: Arc<Notify>,
     begun: Instant,
     runtime: Arc<ClientRuntime>,
 }
 
-/// What came of asking a server.
-enum Tried {
-    /// There is nothing to do for it.
-    Nothing,
-    /// It was asked, and has failed or not.
-    Asked(Result<(), Fault>),
-}
-
 impl Transfer {
-    /// Begins to bring batches from servers, or from the fallback if no server was there when one was last needed.
+    /// Begins to receive batches from servers. The fallback begins, too, if all servers were absent when one was last
+    /// needed.
     ///
     /// # Errors
     /// If the system has no threads or files left.
@@ -220,13 +214,18 @@ impl Transfer {
         self.inbox.feed.look()
     }
 
-    /// Waits until the consumer has taken more than `next` batches, waits for one that isn't there, or wants no more.
+    /// Waits until the consumer has taken more than `next` batches, but only a short time.
     async fn wait(&self, next: u64) {
         let mut changed = pin!(self.changed.notified());
         changed.as_mut().enable();
-        if self.inbox.feed.is_idle(next) {
-            _ = timeout(TICK, changed).await;
+        let look = self.look();
+        if look.next > next || look.over {
+            // A task that is about to be cancelled must not keep its thread.
+            return yield_now().await;
         }
+        // The batch that the consumer waits for may be late, or come back, at any time.
+        let tick = if look.waiting > 0.0 { TICK / 10 } else { TICK };
+        _ = timeout(tick, changed).await;
     }
 
     /// Waits until no more batches are wanted.
@@ -241,15 +240,7 @@ impl Transfer {
         }
     }
 
-    /// Waits while there is nothing to do for a server.
-    async fn rest(&self, look: Look) {
-        self.wait(look.next).await;
-        if look.waiting > 0.0 && self.look().next == look.next {
-            sleep(TICK / 10).await;
-        }
-    }
-
-    /// Takes servers that have come, and leaves those that have gone.
+    /// Adds new servers, and removes servers that have left the list.
     fn update(self: &Arc<Self>, listed: Vec<Arc<Transport>>) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -300,7 +291,7 @@ impl Transfer {
         state.workers.insert(server, worker);
     }
 
-    /// Looks at what servers there are, and gives up when nothing comes at all.
+    /// Updates the list of servers, and ends the pass when no batches arrive.
     async fn watch(self: Arc<Self>) {
         tokio::select! {
             () = self.over() => {}
@@ -323,7 +314,7 @@ impl Transfer {
                     .values()
                     .any(|worker| worker.stretch.is_some() && worker.heard.is_none())
                 {
-                    // A server has answered: it is the consumer who is waited for.
+                    // The server has answered and waits for the consumer.
                     (state.failing, state.heard) = (None, now);
                 }
                 let hopeless = state
@@ -346,7 +337,7 @@ impl Transfer {
         }
     }
 
-    /// Lets go of what servers were to bring: they are asked anew.
+    /// Cancels all requests and restarts the tasks.
     fn restart(self: &Arc<Self>) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -363,7 +354,7 @@ impl Transfer {
         }
     }
 
-    /// No server answers: says so.
+    /// Ends the pass with an error, because no server answers.
     async fn give_up(&self) {
         let directory = self.directory.clone();
         let why = self
@@ -386,7 +377,7 @@ impl Transfer {
         self.inbox.feed.fail(wanted, state.faults.error(wanted, why));
     }
 
-    /// Notes whether servers are there.
+    /// Records whether servers are absent.
     fn set_absent(&self, state: &mut State, absent: bool) {
         if std::mem::replace(&mut state.absent, absent) != absent {
             let directory = self.directory.clone();
@@ -397,7 +388,7 @@ impl Transfer {
     fn ahead(&self, state: &State) -> u64 {
         let limit = self.request.memory_limit;
         let most = limit.map_or(state.room as u64, |limit| limit / 2);
-        // Or servers would have nothing to do, unless a limit says so.
+        // Enough for each server to have work, unless a limit forbids that.
         let servers = if limit.is_none() { state.workers.len().max(1) } else { 1 };
         let ahead = (most / state.largest as u64)
             .max(LEAST_AHEAD * servers as u64)
@@ -418,7 +409,7 @@ impl Transfer {
         }
     }
 
-    /// Has a server bring batches, as long as it is to bring some.
+    /// Requests batches from a server until the last one has arrived.
     async fn serve(self: &Arc<Self>, server: ServerId, transport: &Transport) {
         let mut pause = FIRST_PAUSE;
         loop {
@@ -445,22 +436,23 @@ impl Transfer {
                     .map(|stretch| stretch.next);
                 (stretch, next.unwrap_or(look.next), unknown)
             };
-            let tried = match stretch {
-                Some(id) => Tried::Asked(self.bring(server, transport, id).await),
-                None if unknown => Tried::Asked(transport.check(self.waits.timeout).await),
-                None => Tried::Nothing,
+            let result = match stretch {
+                Some(id) => self.bring(server, transport, id).await,
+                None if unknown => transport.check(self.waits.timeout).await,
+                None => {
+                    self.wait(look.next).await;
+                    continue;
+                }
             };
-            let Tried::Asked(result) = tried else {
-                self.rest(look).await;
-                continue;
-            };
-            match self.settle(server, stretch, before, unknown, result) {
+            match self.settle(server, stretch, before, result) {
+                // A server that is healthy, but fails to make batches, is still left for a while.
+                Next::Again if unknown => {}
                 Next::Again => pause = FIRST_PAUSE,
                 Next::Pause(fresh) => {
                     if fresh {
                         pause = FIRST_PAUSE;
                     }
-                    // The jitter keeps clients of a server that comes back from asking all at once.
+                    // The jitter spreads the requests of many clients to a server that comes back.
                     let jitter = RandomState::new().hash_one(server) as f64 / u64::MAX as f64;
                     sleep(pause.mul_f64(0.5 + jitter)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -470,13 +462,12 @@ impl Transfer {
         }
     }
 
-    /// Notes what came of asking a server.
+    /// Records the outcome of a request.
     fn settle(
         self: &Arc<Self>,
         server: ServerId,
         stretch: Option<StretchId>,
         before: u64,
-        unknown: bool,
         result: Result<(), Fault>,
     ) -> Next {
         let mut guard = self.lock();
@@ -492,7 +483,7 @@ impl Transfer {
         };
         worker.stretch = None;
         let Err(fault) = result else {
-            if unknown {
+            if stretch.is_none() {
                 state.there.insert(server);
                 self.set_absent(state, false);
             }
@@ -522,8 +513,8 @@ impl Transfer {
         Next::Pause(next > before || class == Class::Damaged)
     }
 
-    /// Waits for what a server does next. If that is nothing for a while, and it doesn't say that it is there, the
-    /// connection is left.
+    /// Waits for a server. If it sends nothing for a while and its health check fails, the next request opens another
+    /// connection.
     async fn heard<T>(
         &self,
         server: ServerId,
@@ -544,7 +535,6 @@ impl Transfer {
                     let why = format_args!(" has sent nothing for {silent:.1} s: {}", fault.error.reason());
                     Err(Fault::server(&transport.url, why))
                 }
-                else => work.await,
             }
         };
         let result = timeout(self.waits.timeout, heard).await;
@@ -558,7 +548,7 @@ impl Transfer {
         })
     }
 
-    /// Has a server bring a stretch of batches.
+    /// Requests a stretch of batches from a server, and receives them.
     async fn bring(&self, server: ServerId, transport: &Transport, id: StretchId) -> Result<(), Fault> {
         let (next, stop, until) = {
             let state = self.lock();
@@ -619,7 +609,7 @@ impl Transfer {
         }
     }
 
-    /// Takes what has come, and hands over the batches that are whole with it. False if the request has ended.
+    /// Takes a part of an answer, and delivers the batches that are complete. Returns false if the request has ended.
     fn take(&self, arrivals: &mut Arrivals, answer: &Answer<'_>, message: Message) -> BatchResult<bool> {
         let put = |number, batch| self.inbox.put(number, batch);
         match message {
@@ -647,7 +637,7 @@ impl Transfer {
         Ok(true)
     }
 
-    /// A server has brought something: all is well.
+    /// A server has sent a batch.
     fn brings(&self, state: &mut State, server: ServerId, now: f64) {
         (state.failing, state.heard) = (None, now);
         state.faults.forget(server);
@@ -661,8 +651,8 @@ impl Transfer {
         }
     }
 
-    /// Waits until the consumer is near enough to a batch. Returns the seconds that it took; `None` if another batch is
-    /// wanted first.
+    /// Waits until there is room for a batch. Returns the seconds that this took, or `None` if the consumer needs another
+    /// batch first.
     async fn wait_for_room(&self, server: ServerId, number: u64) -> Option<f64> {
         let begun = self.now();
         loop {
@@ -674,10 +664,10 @@ impl Transfer {
                     return Some(self.now() - begun);
                 }
                 if look.waiting > 0.0 && state.schedule.came_back(look.next) {
-                    // The server that was to bring what the consumer waits for has failed.
+                    // The server that was to make the consumer's next batch has failed.
                     return None;
                 }
-                // It is kept waiting, which is as good as being heard.
+                // A server that waits for the consumer counts as heard.
                 (state.failing, state.heard) = (None, self.now());
                 if let Some(worker) = state.workers.get_mut(&server) {
                     worker.heard = None;
@@ -688,7 +678,7 @@ impl Transfer {
         }
     }
 
-    /// Lets batches be made here, until servers bring some.
+    /// Starts the fallback's thread, which makes batches until a server sends one.
     fn engage(self: &Arc<Self>) {
         let Some(fallback) = self.fallback.clone() else {
             return;
@@ -718,16 +708,16 @@ impl Transfer {
         if let Err(error) = made {
             let error = Error::new(
                 ErrorKind::OutOfMemory,
-                format!("there is no thread for the fallback: {error}"),
+                format!("cannot start the fallback's thread: {error}"),
             );
             self.inbox.feed.fail(self.look().next, error);
         }
     }
 
-    /// Makes batches in this process, until a server brings some.
+    /// Makes batches in this process until a server sends one.
     fn make_here(&self, here: ServerId, fallback: &dyn Fallback, number: &mut u64) -> BatchResult<()> {
         let mut stretch: Option<StretchId> = None;
-        // The batch that a pass makes next, and the one after its last.
+        // The open pass: its next batch, and the batch after its last one.
         let mut made: Option<(u64, u64, Box<dyn LocalPass>)> = None;
         loop {
             let look = self.look();
@@ -739,7 +729,7 @@ impl Transfer {
                 let is_here = state.here == Some(here);
                 if let Some(id) = stretch {
                     let next = state.schedule.stretch(id).map(|stretch| (stretch.next, stretch.stop));
-                    // There may be something that the consumer waits for.
+                    // The consumer may wait for another batch.
                     if !is_here || next.is_none_or(|(next, stop)| next >= stop || next >= look.next + ahead) {
                         state.schedule.done(id);
                         stretch = None;
@@ -758,7 +748,7 @@ impl Transfer {
                 })
             };
             let (Some(next), Some(id)) = (next, stretch) else {
-                self.runtime.block_on(self.rest(look));
+                self.runtime.block_on(self.wait(look.next));
                 continue;
             };
             *number = next;
@@ -773,14 +763,14 @@ impl Transfer {
             };
             let fewer = || crate::faults::service_error("the fallback has fewer batches than the servers".to_owned());
             let batch = pass.next()?.ok_or_else(fewer)?;
-            // If a server was faster, that one counts.
+            // The feed ignores it if a server was faster.
             self.inbox.feed.put(next, Box::new(batch));
             made = Some((at + 1, stop, pass));
             self.lock().schedule.brought(id, self.now(), 1, 0.0);
         }
     }
 
-    /// Of batches that are made here, how many wait for the consumer: their pass reads ahead by itself.
+    /// How many batches of the fallback may wait for the consumer. Its pass reads ahead, too.
     fn ahead_here(&self, state: &State) -> u64 {
         match (self.request.prefetch, self.request.memory_limit) {
             (Some(_), _) => self.ahead(state),
@@ -790,20 +780,20 @@ impl Transfer {
     }
 }
 
-/// What a server's task does next.
+/// The next action of a server's task.
 enum Next {
-    /// It asks again.
+    /// It sends another request.
     Again,
-    /// It waits a while: no longer than at first if the server has brought something.
+    /// It pauses: for the first pause if true.
     Pause(bool),
     /// It ends.
     End,
 }
 
 impl State {
-    /// Seconds for which no server has been heard of, if one has failed.
+    /// Returns the seconds since a server was last heard of, if one has failed.
     fn silent(&self, now: f64) -> Option<f64> {
-        // Only what has been answered: a server that has stopped is connected to, and asked, by its system alone.
+        // Only answers count: the system of a stopped server still accepts connections and requests.
         let answers = |(server, worker): (&ServerId, &Worker)| {
             (worker.stretch.is_some() && worker.answers && !self.vain.contains(server)).then_some(worker.heard)
         };
@@ -812,7 +802,7 @@ impl State {
         Some(now - last)
     }
 
-    /// Notes that a server has failed.
+    /// Records a failure of a server.
     fn failed(&mut self, server: ServerId, fault: Fault, now: f64) {
         self.faults.note(server, fault);
         self.there.remove(&server);
@@ -823,7 +813,7 @@ impl State {
             self.vain.insert(server);
         }
         if self.failing.is_none() {
-            // Others that were asked may hang.
+            // Other requests may hang.
             let busy = self.workers.values().filter(|other| other.stretch.is_some());
             let asked = busy.chain([worker]).filter_map(|other| other.heard);
             self.failing = Some(self.heard.max(asked.fold(now, f64::min)));

@@ -1,4 +1,4 @@
-//! What carries batches from a server: the network, or memory in common.
+//! Connections to servers, by network or by shared memory.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::faults::Fault;
 #[cfg(unix)]
 use crate::local::{Frame, Frames, LocalServer};
 
-/// What a health check says.
+/// The action of a health check.
 const HEALTH: &str = "health";
 
-/// What a request to a local server is for: a question, or batches.
+/// The kinds of requests to a local server: a question, or batches.
 #[cfg(unix)]
 const ASK: u8 = b'a';
 #[cfg(unix)]
@@ -27,22 +27,22 @@ const BATCHES: u8 = b'b';
 pub struct Transport {
     /// The server's URL.
     pub url: String,
-    /// How it is reached.
+    /// How the client reaches it.
     pub way: Way,
 }
 
-/// How a server is reached.
+/// How the client reaches a server.
 pub enum Way {
     /// By the network.
     Network(Endpoint),
-    /// By memory in common.
+    /// By shared memory.
     #[cfg(unix)]
     Local(LocalServer),
 }
 
 impl Transport {
-    /// Bytes of batches that are asked for ahead of the consumer. Memory of a local server is used again at once, and
-    /// so stays in the cache.
+    /// Bytes of batches that are requested ahead of the consumer. A local server reuses memory at once if this is small,
+    /// so the memory stays in the cache.
     pub(crate) fn ahead(&self) -> usize {
         match self.way {
             Way::Network(_) => 32 << 20,
@@ -55,7 +55,7 @@ impl Transport {
         Fault::server(&self.url, format_args!(": {why}"))
     }
 
-    /// Asks for the batches of a ticket.
+    /// Requests the batches of a ticket.
     pub(crate) async fn batches(&self, ticket: &[u8]) -> Result<Answer<'_>, Fault> {
         Ok(match &self.way {
             Way::Network(endpoint) => {
@@ -70,7 +70,7 @@ impl Transport {
         })
     }
 
-    /// Asks whether the server is there.
+    /// Checks the health of the server.
     pub(crate) async fn check(&self, timeout: Duration) -> Result<(), Fault> {
         match &self.way {
             Way::Network(endpoint) => {
@@ -90,7 +90,7 @@ impl Transport {
         }
     }
 
-    /// Lets the next request connect anew.
+    /// Makes the next request open another connection.
     pub(crate) fn forget(&self) {
         if let Way::Network(endpoint) = &self.way {
             endpoint.forget();
@@ -104,26 +104,26 @@ async fn asked(server: &LocalServer, kind: u8, said: &[u8]) -> Result<Frames, Fa
     asked.map_err(|_| Fault::server("", server.gone()))
 }
 
-/// What comes from a server.
+/// A server's answer to a ticket.
 pub(crate) enum Answer<'a> {
     Network(&'a Transport, Stream),
     #[cfg(unix)]
     Local(&'a LocalServer, Frames),
 }
 
-/// What has come.
+/// A part of an answer.
 pub(crate) enum Message {
-    /// What is said of batches that begin.
+    /// The headers of batches that follow.
     Begins(Vec<u8>),
-    /// Bytes of the batches that have begun.
+    /// Bytes of the batches.
     Data(Bytes),
-    /// What is said of batches that are lent, and their places.
+    /// The headers of lent batches, and the places of their memory.
     #[cfg(unix)]
     Lent(Vec<u8>, Vec<u8>),
 }
 
 impl Answer<'_> {
-    /// What comes next.
+    /// Returns the next part.
     pub(crate) async fn next(&mut self) -> Result<Message, Fault> {
         match self {
             Answer::Network(transport, stream) => match stream.next().await {
@@ -147,13 +147,13 @@ impl Answer<'_> {
         }
     }
 
-    /// Borrows batches that were lent. `None` if the request has ended.
+    /// Borrows the memory of lent batches. Returns `None` if the request has ended.
     #[cfg(unix)]
     pub(crate) fn borrow(&self, places: &[u8]) -> Option<fastpipe_batch::Result<Vec<Slab>>> {
         let Answer::Local(server, frames) = self else {
             return None;
         };
-        // First, since the server takes back what it doesn't hear of.
+        // First, because the server reclaims memory that wasn't acknowledged.
         if !frames.seen() {
             return None;
         }

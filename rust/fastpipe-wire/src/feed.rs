@@ -14,12 +14,12 @@ pub struct Feed {
     state: Mutex<State>,
     /// The consumer may go on.
     changed: Condvar,
-    /// Wakes those that bring batches.
+    /// Wakes the tasks that receive batches.
     wake: OnceLock<Wake>,
     process: u32,
 }
 
-/// Called when the consumer has taken a batch or waits for one, and with true when no more are wanted.
+/// Called when the consumer has taken a batch or waits for one. The argument is true if no more batches are wanted.
 pub type Wake = Box<dyn Fn(bool) + Send + Sync>;
 
 struct State {
@@ -119,7 +119,7 @@ impl Feed {
         self.process == std::process::id()
     }
 
-    /// Has those that bring batches woken. Only the first call counts.
+    /// Sets the callback that wakes the tasks that receive batches. Only the first call has an effect.
     pub fn on_change(&self, wake: Wake) {
         _ = self.wake.set(wake);
     }
@@ -254,15 +254,6 @@ impl Feed {
         }
     }
 
-    /// Whether those that bring batches have nothing to hurry for: no more than `next` batches were taken, the consumer
-    /// doesn't wait for one that isn't there, and more are wanted.
-    pub fn is_idle(&self, next: u64) -> bool {
-        let state = self.lock();
-        // Once its batch is there, a consumer doesn't wait any more, though it may not have woken yet.
-        let waits = state.waits.is_some() && !state.has_next();
-        state.next <= next && !waits && !state.is_over()
-    }
-
     /// What it has done so far.
     pub fn look(&self) -> Look {
         let state = self.lock();
@@ -361,31 +352,18 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_whose_batch_is_there_waits_no_more() {
-        let feed = Feed::default();
-        assert!(matches!(feed.poll(NOW), Ok(Poll::Pending)));
-        assert!(!feed.is_idle(0));
-        feed.put(0, batch(0));
-        // The consumer hasn't woken yet, and until it has there is nothing to hurry for.
-        assert!(feed.is_idle(0));
-        assert!(matches!(feed.poll(NOW), Ok(Poll::Ready(0, _))));
-        assert!(!feed.is_idle(0));
-    }
-
-    #[test]
     fn whoever_waits_is_woken() {
         let feed = Arc::new(Feed::default());
         let (woken, wakes) = std::sync::mpsc::channel();
         feed.on_change(Box::new(move |over| _ = woken.send(over)));
         let (maker, look) = (feed.clone(), feed.clone());
         let thread = std::thread::spawn(move || {
-            // A consumer waits, and has taken the batch.
+            // A consumer waits.
             assert_eq!(wakes.recv(), Ok(false));
-            assert!(maker.look().waiting > 0.0 && !maker.is_idle(0));
+            assert!(maker.look().waiting > 0.0);
             maker.put(0, batch(0));
-            while maker.is_idle(0) {
-                assert_eq!(wakes.recv(), Ok(false));
-            }
+            // It has taken the batch.
+            assert_eq!(wakes.recv(), Ok(false));
             assert_eq!(maker.look().next, 1);
             maker.close();
             while !wakes.recv().unwrap() {}
@@ -400,7 +378,7 @@ mod tests {
         };
         assert_eq!(closed.kind(), ErrorKind::Closed);
         thread.join().unwrap();
-        assert!(look.look().over && !look.is_idle(5) && look.look().waited > 0.0);
+        assert!(look.look().over && look.look().waited > 0.0);
         assert!(!look.put(1, batch(1)));
     }
 }

@@ -1,4 +1,4 @@
-//! What a pass over a data set receives whose batches others make.
+//! The batches of a pass that servers make.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use pyo3::prelude::*;
 use crate::passes::pass::Pass;
 use crate::service::connection::{ServiceConnection, attached};
 
-/// Batches that are kept for whoever reads a batch after the other, and for those that arrive.
+/// Free slabs are kept for this many batches.
 const KEPT: u64 = 8;
 
-/// The batches of a pass that others are to make.
+/// The batches of a pass that servers make.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct BatchFeed {
     feed: Arc<Feed>,
@@ -55,13 +55,14 @@ impl BatchFeed {
 
 #[pymethods]
 impl BatchFeed {
-    /// Has servers bring the batches.
+    /// Starts to receive the batches from servers.
     ///
-    /// `connections` are those that there are; `servers` says later which ones there are, why there is none, and is told
-    /// whether none is there. `ticket` is a ticket's JSON without its end, `progress` from where the first epoch's
-    /// batches are counted, as JSON. Batches of a `group` are cheaper to make together. The pass goes on for `patience`
-    /// seconds when no server answers, and waits `timeout` seconds for each. `make(epoch, resumed, start, stop)` begins
-    /// a pass in this process, if that can make them, too; `absent` says whether it begins.
+    /// `connections` are the current servers. `servers.listed()` returns later ones, or None if they never change,
+    /// `servers.why()` explains an empty list, and `servers.absent` is set. `ticket` is the JSON of the entries that all
+    /// tickets share, without the closing brace. `progress` is the progress from which the first epoch's steps are
+    /// counted, as JSON. Batches of a `group` are cheaper to make together. The pass continues for `patience` seconds
+    /// when no server answers, and waits `timeout` seconds for each. `make(epoch, resumed, start, stop)` begins a pass of
+    /// the fallback, which makes the first batches if `absent`.
     #[pyo3(signature = (connections, servers, *, ticket, progress, group, patience, timeout, make, absent))]
     #[allow(clippy::too_many_arguments)] // They have names in Python.
     fn bring(
@@ -77,7 +78,7 @@ impl BatchFeed {
         absent: bool,
     ) -> PyResult<()> {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (request, inbox) = wanted.ok_or_else(|| PyRuntimeError::new_err("the batches are being brought"))?;
+        let (request, inbox) = wanted.ok_or_else(|| PyRuntimeError::new_err("the pass has its servers"))?;
         let request = Request {
             ticket,
             progress,

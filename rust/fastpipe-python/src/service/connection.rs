@@ -17,14 +17,14 @@ use pyo3::types::PyBytes;
 use crate::arrays::shared_arena::SharedArena;
 use crate::errors::Raised;
 
-/// A connection to a server, made when it is first needed.
+/// A connection to a server. The first request connects.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ServiceConnection(pub(crate) Arc<Transport>);
 
 #[pymethods]
 impl ServiceConnection {
-    /// A connection to `grpc://host:port` or `grpc+tls://host:port`. `ca` and `certificate`, which is the client's with
-    /// its key, are PEM.
+    /// A connection to `grpc://host:port` or `grpc+tls://host:port`. `ca` has the certificates of trusted authorities,
+    /// `certificate` the client's certificates and private key, all as PEM.
     #[new]
     #[pyo3(signature = (url, token=None, ca=None, certificate=None))]
     fn new(
@@ -66,11 +66,11 @@ impl ServiceConnection {
         Err(PyRuntimeError::new_err("this system has no local servers"))
     }
 
-    /// What a server answers to an action. Raises a ConnectionError if it may answer another time, and a RuntimeError
-    /// if it won't.
+    /// Requests an action, and returns its results. Raises ConnectionError if a later request may succeed, and
+    /// RuntimeError if the server refuses the request.
     fn ask<'py>(&self, py: Python<'py>, action: &str, body: &[u8], seconds: f64) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let Way::Network(endpoint) = &self.0.way else {
-            return Err(PyRuntimeError::new_err("a local server is asked by its sockets"));
+            return Err(PyRuntimeError::new_err("a local server doesn't take actions"));
         };
         let timeout = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let runtime = ClientRuntime::get()?;
@@ -85,7 +85,7 @@ impl ServiceConnection {
     }
 }
 
-/// Calls Python from a thread of Rust's. What is raised becomes an error that is raised again.
+/// Calls Python from a Rust thread. Returns an exception as an error that raises it again.
 pub(crate) fn attached<T>(call: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Error> {
     let called = Python::try_attach(|py| {
         call(py).map_err(|raised| {

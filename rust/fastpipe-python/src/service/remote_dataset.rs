@@ -16,9 +16,9 @@ pub(crate) struct RemoteDataset;
 #[pymethods]
 impl RemoteDataset {
     /// `columns` and `csr` are what `Data.columns_text` of the data set elsewhere says, `rows` those of its units, and
-    /// `uncut` how many these were before large ones were cut. `start(feed, order, progress, csr)` has the batches of a
-    /// pass brought to its feed: of an order as JSON, from where the first epoch's are counted (None for its start), with
-    /// sparse columns in Arrow's layout or not. It must not have the data set.
+    /// `uncut` how many these were before large ones were cut. `start(feed, order, progress, csr)` starts
+    /// to receive the batches of a pass: of an order as JSON, with the progress from which the first epoch's steps are
+    /// counted (None for its start), with sparse columns in Arrow's layout or not. It must not refer to the dataset.
     #[new]
     #[pyo3(signature = (columns, csr, rows, *, uncut, in_sequence, start))]
     fn new(
