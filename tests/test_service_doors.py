@@ -265,8 +265,6 @@ def test_dicts_that_are_no_order(order: dict[str, Any]) -> None:
         Ordering.read(json.dumps(order))
 
 
-
-
 def test_many_connections_and_slow_readers(server: fastpipe.service.Server, ticket: dict[str, Any]) -> None:
     # Connections that say nothing.
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(300)]

@@ -148,14 +148,19 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
         descriptor = flight.FlightDescriptor.for_command(watched.pickle)
         with pytest.raises((pa.ArrowException, NotImplementedError)):
             client.get_flight_info(descriptor, options)
-        writer, _ = client.do_put(descriptor, extension(watched.pickle), options)
-        with suppress(pa.ArrowException):
-            writer.write_metadata(watched.pickle)
         with pytest.raises((pa.ArrowException, NotImplementedError)):
-            writer.close()
+            put(client, descriptor, watched.pickle, options)
         client.close()
         assert ids(fastpipe.connect(server.url, token="open sesame")) == ids(read())
     watched.check()
+
+
+def put(client: Any, descriptor: Any, data: bytes, options: Any) -> None:
+    """Sends a pickle where a server might read it."""
+    writer, _ = client.do_put(descriptor, extension(data), options)
+    with suppress(pa.ArrowException):
+        writer.write_metadata(data)
+    writer.close()
 
 
 def extension(data: bytes) -> Any:

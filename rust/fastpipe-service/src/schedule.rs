@@ -1,7 +1,7 @@
 //! Which server makes which batches: decided here, without threads or sockets.
 //!
 //! Batches are numbered from the first of a pass. A server that is free takes the next *stretch* that no server has
-//! taken: so one that is twice as fast takes twice as many. A stretch takes a server [`TURN`] seconds, but is no longer
+//! taken: so one that is twice as fast takes twice as many. A stretch takes a server 0.1 seconds, but is no longer
 //! than a server's share of the room, or others would find none. A server alone takes all, until another one comes.
 //! Nothing is begun further ahead of the consumer than there is room for. When the consumer waits for a batch that is
 //! late, a server that is free makes it, too: the first one counts.

@@ -66,6 +66,10 @@ pub fn serve<K: Clone + Eq + Hash>(
         // Or it would be in memory while the request waits for the next one.
         drop(drawn);
         let nbytes = pieces.iter().map(Bytes::len).sum::<usize>() as u64;
+        // Before they are sent: a client that has them finds them counted.
+        meter.add(|meter| &meter.batches, end - step);
+        meter.add(|meter| &meter.bytes, nbytes);
+        *sent = (sent.0 + end - step, sent.1 + nbytes);
         let _held_back = meter.waits(Wait::HeldBack);
         let mut metadata = Some(said);
         for message in messages(pieces) {
@@ -74,9 +78,6 @@ pub fn serve<K: Clone + Eq + Hash>(
         if metadata.is_some() {
             outlet.send(metadata.as_deref(), [])?;
         }
-        meter.add(|meter| &meter.batches, end - step);
-        meter.add(|meter| &meter.bytes, nbytes);
-        *sent = (sent.0 + end - step, sent.1 + nbytes);
         step = end;
     }
     Ok(())
