@@ -42,7 +42,7 @@ def connect(
     It is a `Reader` as any other: its batches are bit for bit those of the reader that is served, in every order, for
     every rank, from every state; its states load there, and the other way round. Several servers of the same data share
     the work: each makes as many batches as it can. Any server can make any batch, so one that dies loses nothing, and
-    one that comes back is used again. Proxies of the environment are never used.
+    one that comes back is used again. Connections never use a proxy of the environment.
 
     Args:
         urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`; or a
@@ -198,7 +198,7 @@ def check_timeout(timeout: float) -> float:
 
 
 def _described(servers: Servers, reader: str, fallback: Reader | None) -> Description:
-    """What a reader is: as a server says, or as the fallback is if no server is there."""
+    """Describes a reader: as a server does, or like the fallback if all servers are absent."""
     from fastpipe.service._asking import NoAnswerError, Question
     from fastpipe.service._remote_data import Description
 

@@ -9,7 +9,7 @@ from fastpipe.errors import ServiceError
 from fastpipe.service._settings import Options
 from fastpipe.service._wire import DamagedError, as_error, intact, sealed
 
-# Actions that others than this client ask for, too: their answers have no checksum.
+# Actions that clients other than fastpipe request, too. Their answers lack a checksum.
 _PLAIN = ("health", "metrics")
 
 
@@ -18,14 +18,14 @@ class Connection(Protocol):
 
     Attributes:
         url: the server's.
-        handle: what brings its batches.
+        handle: the connection in Rust, over which batches arrive.
     """
 
     url: str
 
     @property
     def handle(self) -> ServiceConnection:
-        """What brings batches from the server.
+        """The connection in Rust, over which batches arrive.
 
         Raises:
             ServiceError: if this process can't use it.
@@ -35,16 +35,16 @@ class Connection(Protocol):
         """Asks the server a question. Returns the parts of its answer.
 
         Raises:
-            FastpipeError: what it tells.
+            FastpipeError: an error that the server sends.
             ServiceError: if it doesn't answer within the time.
         """
 
     def passes(self, error: ServiceError) -> bool:
-        """Whether a server that has failed so may answer another time."""
+        """Whether a server that failed with this error may answer a later request."""
 
 
 class NetworkConnection:
-    """A connection to a server, made when it is first needed. A forked child makes its own.
+    """A connection to a server. The first request connects. A forked child makes its own connection.
 
     Args:
         url: `grpc://host:port`, or `grpc+tls://host:port`.
@@ -65,7 +65,7 @@ class NetworkConnection:
         """Asks the server a question. Returns the parts of its answer.
 
         Raises:
-            FastpipeError: what it tells.
+            FastpipeError: an error that the server sends.
             ServiceError: if it doesn't answer within the time.
         """
         try:
@@ -80,5 +80,5 @@ class NetworkConnection:
         return parts
 
     def passes(self, error: ServiceError) -> bool:
-        """Whether a server that has failed so may answer another time."""
+        """Whether a server that failed with this error may answer a later request."""
         return isinstance(error.__cause__, (ConnectionError, DamagedError))

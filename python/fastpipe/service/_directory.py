@@ -1,4 +1,4 @@
-"""Which servers there are: a fixed list of URLs, or whoever keeps one that changes while passes run."""
+"""The list of servers: a fixed list of URLs, or a directory whose list changes while passes run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checked_url(url: Any) -> str:
     """The URL of a server.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it can't be one.
     """
     try:
         found = urlsplit(url)
@@ -61,7 +61,7 @@ class Servers:
         directory: that lists them.
         options: how to connect.
         known: URLs that it has listed.
-        absent: whether none of them was there when one was last needed; whoever finds out sets the attribute.
+        absent: whether all of them were absent when one was last needed. Passes set the attribute.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Servers:
         return self._options
 
     def known(self) -> list[Connection]:
-        """Connections to those that were listed last. Never waits: if that was long ago, a thread asks again."""
+        """Connections to the servers of the last list. Never waits: if the list is old, a thread asks for a new one."""
         with self._lock:
             ask = self._changes and not self._asking and time.monotonic() >= self._asked + _PAUSE
             self._asking |= ask
@@ -92,15 +92,15 @@ class Servers:
         return found
 
     def listed(self) -> list[ServiceConnection] | None:
-        """What brings batches from those that were listed last; None if they are the same as ever."""
+        """Rust's connections to the servers of the last list; None if the list never changes."""
         return [connection.handle for connection in self.known()] if self._changes else None
 
     def now_listed(self) -> list[Connection]:
-        """Connections to those that are listed now.
+        """Asks for a new list. Returns connections to its servers.
 
         Raises:
-            Exception: what the directory raises.
-            ValueError: if it lists what is no URL.
+            Exception: any error of the directory.
+            ValueError: if an entry of the list is not a URL.
         """
         urls = dict.fromkeys(checked_url(url) for url in self._directory.urls())
         with self._lock:
@@ -112,7 +112,7 @@ class Servers:
         error: Exception | None = None
         try:
             self.now_listed()
-        except Exception as raised:  # Somebody else's code: whatever it is, what was listed last holds.
+        except Exception as raised:  # The directory is the user's code. The last list stays valid.
             error = raised
         with self._lock:
             self._error = error
@@ -120,7 +120,7 @@ class Servers:
             self._asking = False
 
     def why(self) -> str:
-        """What the directory says of it if it lists no server, or can't."""
+        """Explains an empty list, or the error of the directory."""
         with self._lock:
             error, listed = self._error, bool(self._connections)
         if error is not None:

@@ -1,11 +1,10 @@
 """A connection to a local server.
 
-What a local server and its program say to each other, over sockets that nobody else has.
-
-The program has one socket to its server, by which it hands over others: one for each request, which begins with a
-letter. The request follows as one frame, and the answer is frames: each has a kind, what is said of batches, and the
-places of their memory. The program answers each frame of batches with a byte, before it borrows what was lent: the
-server waits for that, and takes back what it has heard nothing of.
+The program has one socket to its server. It passes another socket through it for each request, along with a letter for
+the kind of request. The program then sends one frame, and the server answers with frames: each has a kind, the headers
+of batches, and the places of their memory. The program acknowledges each frame of batches with a byte before it borrows
+the memory. The server reclaims memory that wasn't acknowledged. Batches are received in Rust
+(`rust/fastpipe-service/src/local.rs`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ _FRONT = struct.Struct("<cQQ")
 
 
 class Frame(NamedTuple):
-    """What is sent at once.
+    """A frame.
 
     Attributes:
         kind: `b"b"` for batches, `b"e"` for an error, `b"."` at the end, `b"r"` for anything else.
-        said: what is said.
+        said: the headers of batches, or another text.
         places: of lent memory.
     """
 
@@ -42,14 +41,14 @@ def send_frame(connection: socket.socket, frame: Frame) -> None:
     """Sends a frame.
 
     Raises:
-        OSError: if nobody is there.
+        OSError: if the other side is gone.
     """
     front = _FRONT.pack(frame.kind, len(frame.said), len(frame.places))
     connection.sendall(b"".join((front, frame.said, frame.places)))
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """The next frame; None if there is none, since the other side is gone."""
+    """The next frame; None if the other side is gone."""
     front = file.read(_FRONT.size)
     if len(front) < _FRONT.size:
         return None
@@ -60,12 +59,12 @@ def read_frame(file: BinaryIO) -> Frame | None:
 
 SCHEME = "local:"
 
-# The servers of this process, by URL; a forked child may use those that there were.
+# The servers of this process, by URL. A forked child may use its parent's.
 _links: dict[str, Link] = {}
 
 
 class Link:
-    """What a program has of its local server: the socket, and the memory.
+    """A program's side of its local server.
 
     Args:
         url: of the server.
@@ -78,19 +77,19 @@ class Link:
         self._control: socket.socket | None = control
         self._lock = threading.Lock()
         self.process = process
-        # What brings batches, as long as there is the server.
+        # Receives batches, until the server is closed.
         self.handle: ServiceConnection | None = None
         _links[url] = self
 
     def map(self, memory: SharedArena) -> None:
-        """The server makes batches in this memory."""
+        """Sets the memory in which the server makes batches."""
         self.handle = ServiceConnection.local(self.url, self.process, memory, self.request)
 
     def request(self, kind: bytes) -> socket.socket:
         """The socket of a new request.
 
         Raises:
-            ServiceError: if there is no server any more.
+            ServiceError: if the server has ended.
         """
         with self._lock:
             if self._control is None:
@@ -107,7 +106,7 @@ class Link:
         return ours
 
     def gone(self) -> ServiceError:
-        """What is raised where the server should have answered."""
+        """The error for a server that has ended."""
         return ServiceError(f"the local server (pid {self.process}) has ended; start another LocalService")
 
     def close(self) -> None:
@@ -128,7 +127,7 @@ class LocalConnection:
 
     @property
     def handle(self) -> ServiceConnection:
-        """What brings batches from the server.
+        """The connection in Rust, over which batches arrive.
 
         Raises:
             ServiceError: if it was closed, or is another process's.
@@ -148,10 +147,10 @@ class LocalConnection:
         return found
 
     def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
-        """What the server answers to a request.
+        """Asks the server a question. Returns the parts of its answer.
 
         Raises:
-            FastpipeError: what it tells.
+            FastpipeError: an error that the server sends.
             ServiceError: if it doesn't answer within the time.
         """
         link = self._link()
@@ -169,15 +168,15 @@ class LocalConnection:
         return [checked(frame, link).said]
 
     def passes(self, error: ServiceError) -> bool:
-        """Whether the server may answer another time: where it has ended, nobody comes in its place."""
+        """Whether the server may answer a later request. A server that has ended is never replaced."""
         return isinstance(error.__cause__, TimeoutError)
 
 
 def checked(frame: Frame | None, link: Link) -> Frame:
-    """A frame that is no error.
+    """Checks a frame of an answer.
 
     Raises:
-        FastpipeError: if it is one, or there is none.
+        FastpipeError: if it has an error, or is missing.
     """
     if frame is None:
         raise link.gone()

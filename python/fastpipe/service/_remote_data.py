@@ -215,7 +215,7 @@ class _Bringing:
         self._fallback = fallback
 
     def start(self, feed: BatchFeed, order: str, progress: dict[str, Any] | None, csr: bool) -> None:
-        """Starts to bring the batches of a pass."""
+        """Starts to receive the batches of a pass."""
         servers, here, ordering = self._servers, self._fallback, Ordering.read(order)
         if ordering.shuffle == "sequential":
             group = 1
