@@ -10,14 +10,11 @@ import signal
 import socket
 import sys
 import threading
-from collections import deque
 from contextlib import suppress
 from multiprocessing import spawn
 from typing import Any
 
-import numpy as np
-
-from fastpipe._fastpipe import SharedArena, SharedSlabs, end_with_parent
+from fastpipe._fastpipe import LocalRequest, SharedSlabs, end_with_parent
 from fastpipe.errors import UnsupportedError
 from fastpipe.service._local_connection import ASK, BATCHES, INIT, Frame, read_frame, send_frame
 from fastpipe.service._served import Served
@@ -26,10 +23,6 @@ from fastpipe.service._wire import Ticket, error_bytes
 _NO_LIMIT = 2**63
 # Bytes of free memory that are kept to be used again: what a program has ahead of it comes back at once.
 _KEEP = 32 << 20
-# Bytes of batches that are sent together, and seconds for which the first of them may wait for the others.
-_TOGETHER, _PATIENCE = 1 << 20, 0.002
-# Frames that the program hasn't seen yet.
-_MOST_UNSEEN = 2
 
 
 class _Local:
@@ -57,44 +50,22 @@ class _Local:
         self.served.check(request["data"])
         return json.dumps(self.served.place(int(request["unit"]), int(request["record"]))).encode()
 
-    def batches(self, connection: socket.socket, file: Any, frame: Frame) -> None:
+    def batches(self, connection: socket.socket, frame: Frame) -> None:
         """Sends the batches that a ticket asks for."""
-        unseen: deque[bytes] = deque()
+        request = LocalRequest(self.slabs, connection.fileno())
         try:
             ticket = Ticket.read(frame.said)
             self.served.check(ticket.data)
             order = self.served.order(ticket)
             batches = self.served.begin(ticket, order, ticket.start, ticket.stop, self.memory)
             try:
-                patience = 0.0
-                while (lent := batches.next_lent(self.slabs, most=_TOGETHER, patience=patience)) is not None:
-                    unseen.append(lent[1])
-                    while len(unseen) > _MOST_UNSEEN:
-                        if not file.read(1):
-                            return
-                        unseen.popleft()
-                    send_frame(connection, Frame(b"b", *lent))
-                    patience = _PATIENCE
-                send_frame(connection, Frame(b".", b""))
+                batches.lend(request)
             finally:
                 batches.close()
-        except ConnectionError:
-            pass  # The program wants no more.
         except Exception as error:
             _tell(connection, error)
         finally:
-            self._take_back(file, unseen)
-
-    def _take_back(self, file: Any, unseen: deque[bytes]) -> None:
-        """Waits for the program to end the request, and takes back what it hasn't borrowed."""
-        # It may let go of the socket with frames in it, which is an error.
-        with suppress(OSError):
-            while file.read(1):
-                unseen.popleft()
-        if unseen:
-            arena = SharedArena(self.file)
-            for places in unseen:
-                arena.borrow([(int(at), int(size)) for at, size in np.frombuffer(places, np.uint64).reshape(-1, 2)])
+            request.close()
 
 
 def _tell(connection: socket.socket, error: Exception) -> None:
@@ -110,7 +81,7 @@ def _answer(local: _Local, kind: bytes, connection: socket.socket) -> None:
         if frame is None:
             return
         if kind == BATCHES:
-            local.batches(connection, file, frame)
+            local.batches(connection, frame)
         elif kind == ASK:
             try:
                 send_frame(connection, Frame(b"r", local.ask(frame)))

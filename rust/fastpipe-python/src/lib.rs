@@ -55,7 +55,10 @@ mod _fastpipe {
         stratified_draws::{Drawing, drawn_within},
     };
     #[pymodule_export]
-    use super::service::{connection::ServiceConnection, flight_server::FlightServer, remote_dataset::RemoteDataset};
+    use super::service::{
+        connection::ServiceConnection, flight_server::FlightServer, local_request::LocalRequest,
+        remote_dataset::RemoteDataset,
+    };
     #[pymodule_export]
     use super::sources::{
         avro::AvroDataset,

@@ -5,11 +5,14 @@
 //! of their memory. The client acknowledges each frame of batches with a byte before it borrows the memory. The server
 //! reclaims memory that wasn't acknowledged.
 
-use std::io;
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
 
 use fastpipe_batch::{Error, ErrorKind, Result, Slab, borrowed};
-use fastpipe_memory::{Arena, Borrowed};
+use fastpipe_engine::Batch;
+use fastpipe_memory::{Arena, Borrowed, Lender};
+use fastpipe_wire::{lend, read_pieces};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
@@ -26,6 +29,9 @@ const FRONT: usize = 17;
 
 /// The largest part of a frame, in bytes.
 const MOST: u64 = 256 << 20;
+
+/// Frames of batches that the server sends before the first of them is acknowledged.
+const MOST_UNSEEN: usize = 2;
 
 /// Makes the socket of a request of this kind.
 pub type Request = Box<dyn Fn(u8) -> Result<std::os::unix::net::UnixStream> + Send + Sync>;
@@ -67,8 +73,7 @@ impl LocalServer {
         let send = async || {
             socket.set_nonblocking(true)?;
             let mut frames = Frames(BufReader::new(UnixStream::from_std(socket)?));
-            let lengths = [said.len() as u64, 0].map(u64::to_le_bytes).concat();
-            frames.0.write_all(&[&[REST], &lengths[..], said].concat()).await?;
+            frames.0.write_all(&frame(REST, said, b"")).await?;
             Ok(frames)
         };
         Ok(send().await)
@@ -77,6 +82,11 @@ impl LocalServer {
 
 /// The frames that answer a request. Dropping it cancels the request at the server.
 pub(crate) struct Frames(BufReader<UnixStream>);
+
+fn frame(kind: u8, said: &[u8], places: &[u8]) -> Vec<u8> {
+    let lengths = [said.len() as u64, places.len() as u64].map(u64::to_le_bytes).concat();
+    [&[kind], &lengths[..], said, places].concat()
+}
 
 /// A frame.
 pub(crate) enum Frame {
@@ -115,5 +125,65 @@ impl Frames {
     /// memory. Never waits, so that the task can't be cancelled before it borrows the memory.
     pub(crate) fn seen(&self) -> bool {
         self.0.get_ref().try_write(SEEN).is_ok_and(|sent| sent == SEEN.len())
+    }
+}
+
+/// The server's side of a request for batches: sends batches whose memory it lends.
+pub struct LocalRequest {
+    socket: std::os::unix::net::UnixStream,
+    lender: Arc<Lender>,
+    /// The places of memory that wasn't acknowledged.
+    unseen: VecDeque<Vec<u8>>,
+}
+
+impl LocalRequest {
+    /// A request over this socket, for batches in the lender's memory.
+    pub fn new(socket: std::os::unix::net::UnixStream, lender: Arc<Lender>) -> LocalRequest {
+        LocalRequest {
+            socket,
+            lender,
+            unseen: VecDeque::new(),
+        }
+    }
+
+    /// Sends batches. Returns false if the program has ended the request.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn send(&mut self, batches: Vec<Batch>) -> Result<bool> {
+        let (said, places) = lend(batches, &self.lender)?;
+        let frame = frame(BATCHES, &said, &places);
+        self.unseen.push_back(places);
+        while self.unseen.len() > MOST_UNSEEN {
+            if !self.is_acknowledged() {
+                return Ok(false);
+            }
+        }
+        Ok(self.socket.write_all(&frame).is_ok())
+    }
+
+    /// Sends the end of the batches.
+    pub fn end(&mut self) {
+        // A program that has ended the request doesn't need it.
+        _ = self.socket.write_all(&frame(END, b"", b""));
+    }
+
+    /// Waits for an acknowledgement. Returns false if the program has ended the request.
+    fn is_acknowledged(&mut self) -> bool {
+        let read = self.socket.read_exact(&mut [0]).is_ok();
+        if read {
+            self.unseen.pop_front();
+        }
+        read
+    }
+
+    /// Waits until the program ends the request, and reclaims memory that wasn't acknowledged.
+    pub fn close(&mut self) {
+        while self.is_acknowledged() {}
+        for places in self.unseen.drain(..) {
+            for (offset, len) in read_pieces(&places).unwrap_or_default() {
+                drop(Borrowed::new(self.lender.arena(), offset, len));
+            }
+        }
     }
 }

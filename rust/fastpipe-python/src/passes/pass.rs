@@ -14,11 +14,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arrays::batch_arrays::to_dict;
-use crate::arrays::shared_slabs::SharedSlabs;
 use crate::errors::{guarded, lost, raised_of, to_py};
 use crate::passes::progress::Progress;
 use crate::passes::stats;
-use crate::service::outgoing::{self, Lent};
+use crate::service::local_request::LocalRequest;
+
+/// Bytes of batches that a local server sends together, and the seconds for which the first of them may wait.
+const LENT_TOGETHER: usize = 1 << 20;
+const PATIENCE: f64 = 0.002;
 
 /// How far a pass has come. Outlives it.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
@@ -256,18 +259,18 @@ impl Pass {
         self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
     }
 
-    /// The next batches, lent to another process from the memory that it maps: what is said of them, and the offset and
-    /// the length of each piece. None if there are no more.
-    #[pyo3(signature = (slabs, *, most, patience))]
-    fn next_lent<'py>(
-        &self,
-        py: Python<'py>,
-        slabs: &SharedSlabs,
-        most: usize,
-        patience: f64,
-    ) -> PyResult<Option<Lent<'py>>> {
-        let batches = self.draw_several(py, most, patience)?;
-        batches.map(|batches| outgoing::lend(py, batches, slabs)).transpose()
+    /// Sends batches over a request of a local server, until the last one was sent or the program needs no more.
+    fn lend(&self, py: Python<'_>, request: &LocalRequest) -> PyResult<()> {
+        // The program needs the first batch at once.
+        let mut patience = 0.0;
+        while let Some(batches) = self.draw_several(py, LENT_TOGETHER, patience)? {
+            if !request.send(py, batches)? {
+                return Ok(());
+            }
+            patience = PATIENCE;
+        }
+        request.end(py);
+        Ok(())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

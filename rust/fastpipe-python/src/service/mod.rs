@@ -2,5 +2,5 @@
 
 pub(crate) mod connection;
 pub(crate) mod flight_server;
-pub(crate) mod outgoing;
+pub(crate) mod local_request;
 pub(crate) mod remote_dataset;
