@@ -130,11 +130,6 @@ class Ticket:
     until: int
     csr: bool
 
-    def write(self) -> bytes:
-        """The ticket as bytes."""
-        entries = {name: getattr(self, name) for name in self.__slots__}
-        return sealed(entries | {"version": VERSION, "order": self.order.text()})
-
     @classmethod
     def read(cls, data: bytes) -> Self:
         """A ticket from bytes.
