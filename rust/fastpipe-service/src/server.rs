@@ -54,7 +54,10 @@ pub trait Service: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it may not.
-    fn admit(&self, authorization: Option<&[u8]>, client: SocketAddr) -> Result<(), Status>;
+    fn admit(&self, authorization: Option<&[u8]>) -> Result<(), Status>;
+
+    /// A client was not admitted.
+    fn not_admitted(&self, client: SocketAddr);
 
     /// Sends what a ticket asks for.
     ///
@@ -303,10 +306,12 @@ async fn received<S: Service>(
 ) -> Result<(Call, Permits), Status> {
     let (head, body) = request.into_parts();
     // Before a byte of the request is read.
-    shared.service.admit(
-        head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes),
-        client,
-    )?;
+    let authorization = head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    if let Err(status) = shared.service.admit(authorization) {
+        let service = shared.service.clone();
+        tokio::task::spawn_blocking(move || service.not_admitted(client));
+        return Err(status);
+    }
     check_media_type(&head.headers)?;
     let method = head.uri.path().strip_prefix("/arrow.flight.protocol.FlightService/");
     let call = match method {

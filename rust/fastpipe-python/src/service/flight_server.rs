@@ -157,7 +157,7 @@ impl Decisions {
 struct Answers(Arc<Decisions>);
 
 impl Service for Answers {
-    fn admit(&self, authorization: Option<&[u8]>, client: SocketAddr) -> Result<(), Status> {
+    fn admit(&self, authorization: Option<&[u8]>) -> Result<(), Status> {
         let Some(token) = &self.0.token else { return Ok(()) };
         let given = authorization
             .and_then(|given| given.strip_prefix(b"Bearer "))
@@ -168,12 +168,14 @@ impl Service for Answers {
             .zip(given)
             .fold(token.len() != given.len(), |differs, (a, b)| differs | (a != b));
         if differs {
-            let decisions = self.0.clone();
-            std::thread::spawn(move || decisions.call("log_refused", client));
             let text = "this server wants a token: connect(..., token=...)";
             return Err(Status::new(Code::Unauthenticated, text));
         }
         Ok(())
+    }
+
+    fn not_admitted(&self, client: SocketAddr) {
+        self.0.call("log_refused", client);
     }
 
     fn get(&self, ticket: &[u8], client: SocketAddr, outlet: &Outlet) -> Result<(), Status> {
