@@ -1,7 +1,7 @@
 //! A client's connection to one server, over HTTP/2, with TLS if its URL says so.
 //!
-//! The client sends no keep-alive pings: `transfer` checks the health of a server that sends nothing for a while. A ping
-//! on a slow link would wait for megabytes of batches, and the client would drop a connection that works.
+//! The client sends no keep-alive pings: `transfer` checks the health of a server that sends nothing for a while. A
+//! ping on a slow link would wait for megabytes of batches, and the client would drop a connection that works.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -79,7 +79,8 @@ impl<T> Drop for PerProcess<T> {
     }
 }
 
-/// The runtime of this process's clients. Its threads end after the last client is dropped, which doesn't wait for them.
+/// The runtime of this process's clients. Its threads end after the last client is dropped, which doesn't wait for
+/// them.
 pub struct ClientRuntime(Option<Runtime>);
 
 impl ClientRuntime {

@@ -17,6 +17,13 @@ use fastpipe_wire::Outgoing;
 
 use crate::grpc::{Code, Status};
 
+mod drawn;
+mod kept;
+
+pub use self::drawn::Drawn;
+use self::drawn::{Alive, Counted, Room};
+use self::kept::{PassSlot, State, Stream};
+
 /// Steps that a pass may be behind: rather than begin another one, a request draws those between, too.
 const NEAR: u64 = 16;
 
@@ -31,12 +38,6 @@ const ALONE: usize = 8 << 20;
 
 /// How long a small batch may wait for others that are sent with it.
 const GATHER: Duration = Duration::from_millis(2);
-
-/// Streams of which there is nothing but what is kept.
-const MOST_KEPT_STREAMS: usize = 64;
-
-/// What batches that are kept take besides their bytes.
-const OVERHEAD: usize = 2 << 10;
 
 /// A batch may be larger than those of its reader so far by this factor, if its rows have no fixed size.
 const LARGER: f64 = 1.25;
@@ -83,92 +84,6 @@ fn gone() -> Refusal {
         Code::Cancelled,
         "the client has gone, or the server is stopping",
     ))
-}
-
-/// Batches of a stream that were drawn together.
-pub struct Drawn {
-    first: u64,
-    outgoing: Outgoing,
-    slabs: Vec<Bytes>,
-}
-
-impl Drawn {
-    /// The step after the last of them.
-    pub fn end(&self) -> u64 {
-        self.first + self.outgoing.count() as u64
-    }
-
-    /// Their bytes.
-    pub fn nbytes(&self) -> usize {
-        self.outgoing.nbytes()
-    }
-
-    /// The description of some of its batches, and their memory.
-    pub fn part(&self, steps: Range<u64>) -> (Vec<u8>, Vec<Bytes>) {
-        let at = |step: u64| step.saturating_sub(self.first) as usize;
-        let part = self.outgoing.part(at(steps.start)..at(steps.end));
-        let (said, bytes) = part.unwrap_or_default();
-        let (mut pieces, mut start) = (Vec::new(), 0);
-        for slab in &self.slabs {
-            let range = bytes.start.max(start)..bytes.end.min(start + slab.len());
-            if !range.is_empty() {
-                pieces.push(slab.slice(range.start - start..range.end - start));
-            }
-            start += slab.len();
-        }
-        (said, pieces)
-    }
-}
-
-/// A slab, as long as it is in memory: its bytes are counted.
-struct Counted {
-    slab: Slab,
-    alive: Arc<Alive>,
-}
-
-impl AsRef<[u8]> for Counted {
-    fn as_ref(&self) -> &[u8] {
-        self.slab.bytes()
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.alive.change(|held| held.bytes -= self.slab.len());
-    }
-}
-
-/// Batches that were handed over by passes and are in memory, kept or being sent.
-#[derive(Default)]
-struct Alive {
-    held: Mutex<Held>,
-    changed: Condvar,
-}
-
-/// Their bytes, and those that passes are about to hand over.
-#[derive(Default)]
-struct Held {
-    bytes: usize,
-    expected: usize,
-}
-
-impl Alive {
-    fn change(&self, change: impl FnOnce(&mut Held)) {
-        change(&mut locked(&self.held));
-        self.changed.notify_all();
-    }
-}
-
-/// Room for what a pass hands over next.
-struct Room<'a> {
-    alive: &'a Alive,
-    bytes: usize,
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        self.alive.change(|held| held.expected -= self.bytes);
-    }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -240,39 +155,6 @@ pub struct Want<'a, K> {
     pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>, Vec<u8>>,
     /// Called while it waits until other clients take what is sent to them.
     pub hurry: &'a dyn Fn(),
-}
-
-struct PassSlot {
-    id: u64,
-    /// `None` while it is at work, or is to begin.
-    pass: Option<Box<dyn Pass>>,
-    /// Bytes that it may take, once it has begun.
-    limit: Option<usize>,
-    /// The step that it comes to next, and what it has drawn last.
-    next: u64,
-    last: Option<Arc<Drawn>>,
-    used: u64,
-}
-
-struct Stream {
-    client: String,
-    used: u64,
-    passes: Vec<PassSlot>,
-    kept: HashMap<u64, Arc<Drawn>>,
-}
-
-struct State<K> {
-    streams: HashMap<K, Stream>,
-    /// What is kept of all streams, from what was drawn first.
-    drawn: VecDeque<(K, Arc<Drawn>)>,
-    held: usize,
-    /// Whether several clients have read one stream.
-    shared: bool,
-    clock: u64,
-    closed: bool,
-    counts: Counts,
-    /// Bytes of a row, in the largest batches of each reader so far.
-    row_bytes: HashMap<Arc<str>, f64>,
 }
 
 /// The streams of a server.
@@ -590,102 +472,6 @@ fn busy(why: &str) -> Refusal {
         Code::Unavailable,
         format!("this server is busy: {why}; ask another one, or later"),
     ))
-}
-
-impl Stream {
-    /// What is kept of a step, or what a pass has drawn last.
-    fn found(&self, step: u64) -> Option<Arc<Drawn>> {
-        let last = |slot: &PassSlot| slot.last.clone().filter(|last| last.first <= step && step < last.end());
-        self.kept
-            .get(&step)
-            .cloned()
-            .or_else(|| self.passes.iter().find_map(last))
-    }
-}
-
-impl<K: Clone + Eq + Hash> State<K> {
-    fn slot(&mut self, key: &K, id: u64) -> Option<&mut PassSlot> {
-        self.streams.get_mut(key)?.passes.iter_mut().find(|slot| slot.id == id)
-    }
-
-    fn keep(&mut self, key: &K, drawn: &Arc<Drawn>, most: usize) {
-        let cost = drawn.nbytes() + OVERHEAD;
-        let Some(stream) = self.streams.get_mut(key).filter(|_| cost <= most) else {
-            return;
-        };
-        stream
-            .kept
-            .extend((drawn.first..drawn.end()).map(|step| (step, drawn.clone())));
-        self.drawn.push_back((key.clone(), drawn.clone()));
-        self.held += cost;
-        while self.held > most && self.let_go_of_oldest().is_some() {}
-    }
-
-    /// Keeps no longer what was drawn first. Returns it.
-    fn let_go_of_oldest(&mut self) -> Option<Arc<Drawn>> {
-        let (key, oldest) = self.drawn.pop_front()?;
-        self.held -= oldest.nbytes() + OVERHEAD;
-        if let Some(stream) = self.streams.get_mut(&key) {
-            for step in oldest.first..oldest.end() {
-                // Two passes may come to the same step.
-                if stream.kept.get(&step).is_some_and(|drawn| Arc::ptr_eq(drawn, &oldest)) {
-                    stream.kept.remove(&step);
-                }
-            }
-        }
-        self.forget(&key);
-        Some(oldest)
-    }
-
-    /// Lets go of what may be made again: what is kept, and what passes have drawn last. Returns some of it.
-    fn let_go(&mut self) -> Option<Vec<Arc<Drawn>>> {
-        if let Some(oldest) = self.let_go_of_oldest() {
-            return Some(vec![oldest]);
-        }
-        let slots = self.streams.values_mut().flat_map(|stream| &mut stream.passes);
-        let lasts: Vec<_> = slots.filter_map(|slot| slot.last.take()).collect();
-        (!lasts.is_empty()).then_some(lasts)
-    }
-
-    /// Makes room for another stream: first those go that were asked for longest ago, if they have no pass.
-    fn forget_idle_streams(&mut self) {
-        let idle = self.streams.iter().filter(|(_, stream)| stream.passes.is_empty());
-        let idle: Vec<_> = idle.map(|(key, stream)| (stream.used, key.clone())).collect();
-        if idle.len() < MOST_KEPT_STREAMS {
-            return;
-        }
-        let Some((_, key)) = idle.into_iter().min_by_key(|(used, _)| *used) else {
-            return;
-        };
-        self.streams.remove(&key);
-        let of_others = |(other, drawn): &(K, Arc<Drawn>)| {
-            let stays = *other != key;
-            if !stays {
-                self.held -= drawn.nbytes() + OVERHEAD;
-            }
-            stays
-        };
-        self.drawn.retain(of_others);
-    }
-
-    /// Forgets a stream of which nothing is left.
-    fn forget(&mut self, key: &K) {
-        if self
-            .streams
-            .get(key)
-            .is_some_and(|stream| stream.kept.is_empty() && stream.passes.is_empty())
-        {
-            self.streams.remove(key);
-        }
-    }
-
-    fn drop_pass(&mut self, key: &K, id: u64) -> Option<PassSlot> {
-        let stream = self.streams.get_mut(key)?;
-        let at = stream.passes.iter().position(|slot| slot.id == id)?;
-        let ended = stream.passes.swap_remove(at);
-        self.forget(key);
-        Some(ended)
-    }
 }
 
 #[cfg(test)]

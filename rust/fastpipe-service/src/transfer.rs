@@ -1,48 +1,52 @@
 //! Receives the batches of a pass from servers. Each server has a task, which puts batches into the feed of the pass.
 //!
-//! A server hangs if it sends nothing for `timeout` after a request. Until then it is merely slow. Other servers make the
-//! batches of a server that hangs, and the task sends it another request.
+//! A server hangs if it sends nothing for `timeout` after a request. Until then it is merely slow. Other servers make
+//! the batches of a server that hangs, and the task sends it another request.
 //!
 //! Connections may break silently. If a server sends nothing for a quarter of the timeout, the task checks the server's
 //! health on the same connection. If that fails, the task opens another connection.
 //!
 //! The pass ends if no server sends batches for `patience`. The time starts when a server was last heard of, but not
 //! before the first of the requests that failed or hang: the consumer may pause. An answer without batches counts only
-//! once until the server has sent batches. Otherwise, a server that fails after each answer would keep the pass waiting.
+//! once until the server has sent batches. Otherwise, a server that fails after each answer would keep the pass
+//! waiting.
 //!
 //! With a fallback the pass doesn't end: a thread makes the batches in this process, like another server. Tasks then
 //! check the health of their servers, with growing pauses, before they request batches. The first server that sends a
 //! batch replaces the fallback.
 //!
-//! If one server can't read a file, other servers make the batch. If no server can read it, the pass raises the error, or
-//! the fallback makes the batch.
+//! If one server can't read a file, other servers make the batch. If no server can read it, the pass raises the error,
+//! or the fallback makes the batch.
 //!
 //! A task requests a damaged batch again at once. If most batches are damaged for `patience`, the pass ends.
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use fastpipe_batch::{Error, ErrorKind, Result as BatchResult, SlabPool};
-use fastpipe_engine::Batch;
-use fastpipe_wire::{Arrivals, Look};
+use fastpipe_wire::Look;
 use tokio::sync::Notify;
-use tokio::task::{AbortHandle, yield_now};
+use tokio::task::yield_now;
 use tokio::time::{sleep, timeout};
 
 use crate::faults::{Class, Fault, Faults};
 use crate::per_process::ClientRuntime;
-use crate::request::{Inbox, Place, Request};
+use crate::request::{Inbox, Request};
 use crate::schedule::{Moment, Schedule, ServerId, StretchId};
-use crate::transport::{Answer, Message, Transport};
+use crate::transport::Transport;
+
+mod here;
+mod receive;
+mod state;
+
+pub use self::here::{Fallback, LocalPass};
+use self::state::{State, Worker};
 
 /// Bounds of the number of batches that are requested ahead of the consumer.
 const LEAST_AHEAD: u64 = 2;
 const MOST_AHEAD: u64 = 256;
-const AHEAD_HERE: u64 = 8;
 
 /// The first and the longest pause after a failure of a server.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -50,9 +54,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// The longest time between two looks at the state.
 const TICK: Duration = Duration::from_millis(100);
-
-/// A server's health is checked after this fraction of the timeout, and the check may take as long.
-const SILENCE: u32 = 4;
 
 /// How long a pass waits for servers.
 #[derive(Clone, Copy, Debug)]
@@ -73,61 +74,6 @@ pub trait Directory: Send + Sync {
 
     /// Records whether all servers were absent when one was last needed.
     fn set_absent(&self, absent: bool);
-}
-
-/// Makes batches in this process.
-pub trait Fallback: Send + Sync {
-    /// Begins a pass over the batches from a place to a step of the same epoch, exclusive.
-    ///
-    /// # Errors
-    /// Errors of the data.
-    fn begin(&self, place: Place, stop: u64) -> BatchResult<Box<dyn LocalPass>>;
-}
-
-/// A pass of a fallback. Dropping it ends the pass.
-pub trait LocalPass {
-    /// Returns the next batch, or `None` at the end.
-    ///
-    /// # Errors
-    /// Errors of the data.
-    fn next(&mut self) -> BatchResult<Option<Batch>>;
-}
-
-/// The state of a server's task.
-struct Worker {
-    transport: Arc<Transport>,
-    task: AbortHandle,
-    /// The batches that it was asked for.
-    stretch: Option<StretchId>,
-    /// The time of the last request or of the last received bytes; `None` while the server waits for the consumer.
-    heard: Option<f64>,
-    /// Whether the server has answered the request.
-    answers: bool,
-    /// The same, until the answer has brought a batch.
-    answered: bool,
-}
-
-struct State {
-    schedule: Schedule,
-    faults: Faults,
-    workers: HashMap<ServerId, Worker>,
-    /// The last number that was given to a server or to the fallback.
-    numbers: ServerId,
-    /// The time of the last batch, or when a server last waited for the consumer; and after a failure, the time since
-    /// which no batch has arrived.
-    heard: f64,
-    failing: Option<f64>,
-    /// Servers that have answered without batches and failed, or have hung, since their last batch.
-    vain: HashSet<ServerId>,
-    /// The fallback's number while it makes the batches; and the servers that were found to be healthy since.
-    here: Option<ServerId>,
-    there: HashSet<ServerId>,
-    /// The last value passed to `Directory::set_absent`.
-    absent: bool,
-    largest: usize,
-    /// Bytes of batches that are requested ahead of the consumer.
-    room: usize,
-    given_up: bool,
 }
 
 /// Receives the batches of a pass.
@@ -512,272 +458,6 @@ impl Transfer {
         }
         Next::Pause(next > before || class == Class::Damaged)
     }
-
-    /// Waits for a server. If it sends nothing for a while and its health check fails, the next request opens another
-    /// connection.
-    async fn heard<T>(
-        &self,
-        server: ServerId,
-        transport: &Transport,
-        work: impl Future<Output = Result<T, Fault>>,
-    ) -> Result<T, Fault> {
-        let mut work = pin!(work);
-        let silence = self.waits.timeout / SILENCE;
-        let heard = async {
-            if let Ok(done) = timeout(silence, &mut work).await {
-                return done;
-            }
-            tokio::select! {
-                done = &mut work => done,
-                Err(fault) = transport.check(silence), if !self.waits.patience.is_zero() => {
-                    transport.forget();
-                    let silent = (2 * silence).as_secs_f64();
-                    let why = format_args!(" has sent nothing for {silent:.1} s: {}", fault.error.reason());
-                    Err(Fault::server(&transport.url, why))
-                }
-            }
-        };
-        let result = timeout(self.waits.timeout, heard).await;
-        result.unwrap_or_else(|_| {
-            self.lock().vain.insert(server);
-            let seconds = self.waits.timeout.as_secs_f64();
-            Err(Fault::server(
-                &transport.url,
-                format_args!(" has not answered for {seconds} s"),
-            ))
-        })
-    }
-
-    /// Requests a stretch of batches from a server, and receives them.
-    async fn bring(&self, server: ServerId, transport: &Transport, id: StretchId) -> Result<(), Fault> {
-        let (next, stop, until) = {
-            let state = self.lock();
-            let Some(stretch) = state.schedule.stretch(id) else {
-                return Ok(());
-            };
-            let boundary = state.schedule.boundary(stretch.next);
-            let until = if state.schedule.is_alone() {
-                boundary.max(stretch.stop)
-            } else {
-                stretch.stop
-            };
-            (stretch.next, stretch.stop, until)
-        };
-        let place = self.request.place(next);
-        let ticket = self.request.ticket(place, stop - next, until - stop);
-        let mut answer = self.heard(server, transport, transport.batches(&ticket)).await?;
-        if let Some(worker) = self.lock().workers.get_mut(&server) {
-            (worker.answers, worker.answered, worker.heard) = (true, true, Some(self.now()));
-        }
-        let mut arrivals = self.inbox.arrivals(next, stop, place);
-        let (mut before, mut waited) = (next, 0.0);
-        loop {
-            let message = self.heard(server, transport, answer.next()).await?;
-            if !matches!(message, Message::Data(_)) {
-                let Some(seconds) = self.wait_for_room(server, before).await else {
-                    return Ok(());
-                };
-                waited += seconds;
-            }
-            let now = self.now();
-            if let Some(worker) = self.lock().workers.get_mut(&server) {
-                worker.heard = Some(now);
-            }
-            let taken = self.take(&mut arrivals, &answer, message);
-            let came = arrivals.next() - before;
-            if came > 0 {
-                before = arrivals.next();
-                let mut state = self.lock();
-                state.largest = state.largest.max(arrivals.largest());
-                state.schedule.brought(id, now, came, waited);
-                state.faults.came(came);
-                self.brings(&mut state, server, now);
-                waited = 0.0;
-            }
-            match taken {
-                Err(error) => return Err(Fault::of_batch(&transport.url, error)),
-                Ok(false) => return Ok(()),
-                Ok(true) => {}
-            }
-            let (stop, again) = match self.lock().schedule.stretch(id) {
-                Some(stretch) => (stretch.stop, stretch.again),
-                None => return Ok(()),
-            };
-            if before >= stop || (again && !self.inbox.feed.wants(before)) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Takes a part of an answer, and delivers the batches that are complete. Returns false if the request has ended.
-    fn take(&self, arrivals: &mut Arrivals, answer: &Answer<'_>, message: Message) -> BatchResult<bool> {
-        let put = |number, batch| self.inbox.put(number, batch);
-        match message {
-            Message::Begins(said) => {
-                arrivals.announce(&said)?;
-                arrivals.take(&[], put)?;
-            }
-            Message::Data(data) => arrivals.take(&data, put)?,
-            #[cfg(unix)]
-            Message::Lent(said, places) => {
-                let Some(borrowed) = answer.borrow(&places) else {
-                    return Ok(false);
-                };
-                let mut borrowed = borrowed?.into_iter();
-                let empty = SlabPool::new(0);
-                let missing = || Error::new(ErrorKind::Internal, "a batch takes more memory than was lent");
-                arrivals.announce(&said)?;
-                let slab = |len| match len {
-                    0 => empty.take(0),
-                    _ => borrowed.next().ok_or_else(missing),
-                };
-                arrivals.take_lent(slab, put)?;
-            }
-        }
-        Ok(true)
-    }
-
-    /// A server has sent a batch.
-    fn brings(&self, state: &mut State, server: ServerId, now: f64) {
-        (state.failing, state.heard) = (None, now);
-        state.faults.forget(server);
-        state.vain.remove(&server);
-        if let Some(worker) = state.workers.get_mut(&server) {
-            worker.answered = false;
-        }
-        self.set_absent(state, false);
-        if let Some(here) = state.here.take() {
-            state.schedule.remove(here);
-        }
-    }
-
-    /// Waits until there is room for a batch. Returns the seconds that this took, or `None` if the consumer needs another
-    /// batch first.
-    async fn wait_for_room(&self, server: ServerId, number: u64) -> Option<f64> {
-        let begun = self.now();
-        loop {
-            let look = self.look();
-            let ahead = {
-                let mut state = self.lock();
-                let ahead = self.ahead(&state);
-                if number < look.next + ahead {
-                    return Some(self.now() - begun);
-                }
-                if look.waiting > 0.0 && state.schedule.came_back(look.next) {
-                    // The server that was to make the consumer's next batch has failed.
-                    return None;
-                }
-                // A server that waits for the consumer counts as heard.
-                (state.failing, state.heard) = (None, self.now());
-                if let Some(worker) = state.workers.get_mut(&server) {
-                    worker.heard = None;
-                }
-                ahead
-            };
-            self.wait(number - ahead).await;
-        }
-    }
-
-    /// Starts the fallback's thread, which makes batches until a server sends one.
-    fn engage(self: &Arc<Self>) {
-        let Some(fallback) = self.fallback.clone() else {
-            return;
-        };
-        let here = {
-            let mut state = self.lock();
-            let state = &mut *state;
-            if state.here.is_some() {
-                return;
-            }
-            self.set_absent(state, true);
-            state.there.clear();
-            state.numbers += 1;
-            state.schedule.add(state.numbers);
-            state.here = Some(state.numbers);
-            state.numbers
-        };
-        let this = self.clone();
-        let made = std::thread::Builder::new()
-            .name("fastpipe-here".to_owned())
-            .spawn(move || {
-                let mut number = this.look().next;
-                if let Err(error) = this.make_here(here, &*fallback, &mut number) {
-                    this.inbox.feed.fail(number, error);
-                }
-            });
-        if let Err(error) = made {
-            let error = Error::new(
-                ErrorKind::OutOfMemory,
-                format!("cannot start the fallback's thread: {error}"),
-            );
-            self.inbox.feed.fail(self.look().next, error);
-        }
-    }
-
-    /// Makes batches in this process until a server sends one.
-    fn make_here(&self, here: ServerId, fallback: &dyn Fallback, number: &mut u64) -> BatchResult<()> {
-        let mut stretch: Option<StretchId> = None;
-        // The open pass: its next batch, and the batch after its last one.
-        let mut made: Option<(u64, u64, Box<dyn LocalPass>)> = None;
-        loop {
-            let look = self.look();
-            let now = self.now();
-            let next = {
-                let mut state = self.lock();
-                let state = &mut *state;
-                let ahead = self.ahead_here(state);
-                let is_here = state.here == Some(here);
-                if let Some(id) = stretch {
-                    let next = state.schedule.stretch(id).map(|stretch| (stretch.next, stretch.stop));
-                    // The consumer may wait for another batch.
-                    if !is_here || next.is_none_or(|(next, stop)| next >= stop || next >= look.next + ahead) {
-                        state.schedule.done(id);
-                        stretch = None;
-                    }
-                }
-                if look.over || !is_here || state.schedule.is_finished() {
-                    return Ok(());
-                }
-                if stretch.is_none() {
-                    let moment = self.moment(state, &look);
-                    stretch = state.schedule.take(here, Moment { ahead, ..moment });
-                }
-                stretch.and_then(|id| state.schedule.stretch_mut(id)).map(|stretch| {
-                    stretch.since = now;
-                    stretch.next
-                })
-            };
-            let (Some(next), Some(id)) = (next, stretch) else {
-                self.runtime.block_on(self.wait(look.next));
-                continue;
-            };
-            *number = next;
-            let (at, stop, mut pass) = match made.take().filter(|&(at, stop, _)| at == next && next < stop) {
-                Some(made) => made,
-                None => {
-                    let boundary = self.lock().schedule.boundary(next);
-                    let stop = boundary.min(self.request.total.unwrap_or(u64::MAX));
-                    let place = self.request.place(next);
-                    (next, stop, fallback.begin(place, place.step + stop - next)?)
-                }
-            };
-            let fewer = || crate::faults::service_error("the fallback has fewer batches than the servers".to_owned());
-            let batch = pass.next()?.ok_or_else(fewer)?;
-            // The feed ignores it if a server was faster.
-            self.inbox.feed.put(next, Box::new(batch));
-            made = Some((at + 1, stop, pass));
-            self.lock().schedule.brought(id, self.now(), 1, 0.0);
-        }
-    }
-
-    /// How many batches of the fallback may wait for the consumer. Its pass reads ahead, too.
-    fn ahead_here(&self, state: &State) -> u64 {
-        match (self.request.prefetch, self.request.memory_limit) {
-            (Some(_), _) => self.ahead(state),
-            (None, Some(_)) => LEAST_AHEAD,
-            (None, None) => AHEAD_HERE,
-        }
-    }
 }
 
 /// The next action of a server's task.
@@ -788,35 +468,4 @@ enum Next {
     Pause(bool),
     /// It ends.
     End,
-}
-
-impl State {
-    /// Returns the seconds since a server was last heard of, if one has failed.
-    fn silent(&self, now: f64) -> Option<f64> {
-        // Only answers count: the system of a stopped server still accepts connections and requests.
-        let answers = |(server, worker): (&ServerId, &Worker)| {
-            (worker.stretch.is_some() && worker.answers && !self.vain.contains(server)).then_some(worker.heard)
-        };
-        let heard = self.workers.iter().filter_map(answers);
-        let last = heard.map(|heard| heard.unwrap_or(now)).fold(self.failing?, f64::max);
-        Some(now - last)
-    }
-
-    /// Records a failure of a server.
-    fn failed(&mut self, server: ServerId, fault: Fault, now: f64) {
-        self.faults.note(server, fault);
-        self.there.remove(&server);
-        let Some(worker) = self.workers.get(&server) else {
-            return;
-        };
-        if worker.answered {
-            self.vain.insert(server);
-        }
-        if self.failing.is_none() {
-            // Other requests may hang.
-            let busy = self.workers.values().filter(|other| other.stretch.is_some());
-            let asked = busy.chain([worker]).filter_map(|other| other.heard);
-            self.failing = Some(self.heard.max(asked.fold(now, f64::min)));
-        }
-    }
 }

@@ -41,8 +41,8 @@ pub enum Way {
 }
 
 impl Transport {
-    /// Bytes of batches that are requested ahead of the consumer. A local server reuses memory at once if this is small,
-    /// so the memory stays in the cache.
+    /// Bytes of batches that are requested ahead of the consumer. A local server reuses memory at once if this is
+    /// small, so the memory stays in the cache.
     pub(crate) fn ahead(&self) -> usize {
         match self.way {
             Way::Network(_) => 32 << 20,

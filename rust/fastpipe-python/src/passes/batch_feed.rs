@@ -58,11 +58,11 @@ impl BatchFeed {
     /// Starts to receive the batches from servers.
     ///
     /// `connections` are the current servers. `servers.listed()` returns later ones, or None if they never change,
-    /// `servers.why()` explains an empty list, and `servers.absent` is set. `ticket` is the JSON of the entries that all
-    /// tickets share, without the closing brace. `progress` is the progress from which the first epoch's steps are
+    /// `servers.why()` explains an empty list, and `servers.absent` is set. `ticket` is the JSON of the entries that
+    /// all tickets share, without the closing brace. `progress` is the progress from which the first epoch's steps are
     /// counted, as JSON. Batches of a `group` are cheaper to make together. The pass continues for `patience` seconds
-    /// when no server answers, and waits `timeout` seconds for each. `make(epoch, resumed, start, stop)` begins a pass of
-    /// the fallback, which makes the first batches if `absent`.
+    /// when no server answers, and waits `timeout` seconds for each. `make(epoch, resumed, start, stop)` begins a pass
+    /// of the fallback, which makes the first batches if `absent`.
     #[pyo3(signature = (connections, servers, *, ticket, progress, group, patience, timeout, make, absent))]
     #[allow(clippy::too_many_arguments)] // They have names in Python.
     fn bring(

@@ -301,9 +301,10 @@ impl StreamPass for Sending {
 /// A server of passes.
 ///
 /// `decisions` has the methods `request(peer)`, which returns a record of a request with `end(outcome, batches, bytes,
-/// told)`; `open(record, ticket)`, which returns an `Opened`, or bytes that are told in place of batches; `told(error)`,
-/// which returns such bytes; `act(kind, body, peer)`, which returns a list of bytes; `log_refused(peer)` and
-/// `log_closed(peer)`. A `ConnectionError` of `open` and `act` lets the client ask again, and a `ValueError` doesn't.
+/// told)`; `open(record, ticket)`, which returns an `Opened`, or bytes that are told in place of batches;
+/// `told(error)`, which returns such bytes; `act(kind, body, peer)`, which returns a list of bytes; `log_refused(peer)`
+/// and `log_closed(peer)`. A `ConnectionError` of `open` and `act` lets the client ask again, and a `ValueError`
+/// doesn't.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct FlightServer {
     server: Mutex<Server>,
@@ -408,8 +409,8 @@ impl FlightServer {
         Ok(found)
     }
 
-    /// Ends all passes, and waits until connections have ended, but no longer than `grace` seconds. Returns whether they
-    /// have. Twice does no harm.
+    /// Ends all passes, and waits until connections have ended, but no longer than `grace` seconds. Returns whether
+    /// they have. Twice does no harm.
     fn stop(&self, py: Python<'_>, grace: f64) -> bool {
         let grace = Duration::try_from_secs_f64(grace).unwrap_or_default();
         py.detach(|| {

@@ -1,0 +1,143 @@
+//! Streams, their passes, and the batches that are kept of them.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use super::drawn::Drawn;
+use super::{Counts, Pass};
+
+/// Streams of which there is nothing but what is kept.
+const MOST_KEPT_STREAMS: usize = 64;
+
+/// What batches that are kept take besides their bytes.
+const OVERHEAD: usize = 2 << 10;
+
+pub(super) struct PassSlot {
+    pub(super) id: u64,
+    /// `None` while it is at work, or is to begin.
+    pub(super) pass: Option<Box<dyn Pass>>,
+    /// Bytes that it may take, once it has begun.
+    pub(super) limit: Option<usize>,
+    /// The step that it comes to next, and what it has drawn last.
+    pub(super) next: u64,
+    pub(super) last: Option<Arc<Drawn>>,
+    pub(super) used: u64,
+}
+
+pub(super) struct Stream {
+    pub(super) client: String,
+    pub(super) used: u64,
+    pub(super) passes: Vec<PassSlot>,
+    pub(super) kept: HashMap<u64, Arc<Drawn>>,
+}
+
+pub(super) struct State<K> {
+    pub(super) streams: HashMap<K, Stream>,
+    /// What is kept of all streams, from what was drawn first.
+    pub(super) drawn: VecDeque<(K, Arc<Drawn>)>,
+    pub(super) held: usize,
+    /// Whether several clients have read one stream.
+    pub(super) shared: bool,
+    pub(super) clock: u64,
+    pub(super) closed: bool,
+    pub(super) counts: Counts,
+    /// Bytes of a row, in the largest batches of each reader so far.
+    pub(super) row_bytes: HashMap<Arc<str>, f64>,
+}
+
+impl Stream {
+    /// What is kept of a step, or what a pass has drawn last.
+    pub(super) fn found(&self, step: u64) -> Option<Arc<Drawn>> {
+        let last = |slot: &PassSlot| slot.last.clone().filter(|last| last.first <= step && step < last.end());
+        self.kept
+            .get(&step)
+            .cloned()
+            .or_else(|| self.passes.iter().find_map(last))
+    }
+}
+
+impl<K: Clone + Eq + Hash> State<K> {
+    pub(super) fn slot(&mut self, key: &K, id: u64) -> Option<&mut PassSlot> {
+        self.streams.get_mut(key)?.passes.iter_mut().find(|slot| slot.id == id)
+    }
+
+    pub(super) fn keep(&mut self, key: &K, drawn: &Arc<Drawn>, most: usize) {
+        let cost = drawn.nbytes() + OVERHEAD;
+        let Some(stream) = self.streams.get_mut(key).filter(|_| cost <= most) else {
+            return;
+        };
+        stream
+            .kept
+            .extend((drawn.first..drawn.end()).map(|step| (step, drawn.clone())));
+        self.drawn.push_back((key.clone(), drawn.clone()));
+        self.held += cost;
+        while self.held > most && self.let_go_of_oldest().is_some() {}
+    }
+
+    /// Keeps no longer what was drawn first. Returns it.
+    pub(super) fn let_go_of_oldest(&mut self) -> Option<Arc<Drawn>> {
+        let (key, oldest) = self.drawn.pop_front()?;
+        self.held -= oldest.nbytes() + OVERHEAD;
+        if let Some(stream) = self.streams.get_mut(&key) {
+            for step in oldest.first..oldest.end() {
+                // Two passes may come to the same step.
+                if stream.kept.get(&step).is_some_and(|drawn| Arc::ptr_eq(drawn, &oldest)) {
+                    stream.kept.remove(&step);
+                }
+            }
+        }
+        self.forget(&key);
+        Some(oldest)
+    }
+
+    /// Lets go of what may be made again: what is kept, and what passes have drawn last. Returns some of it.
+    pub(super) fn let_go(&mut self) -> Option<Vec<Arc<Drawn>>> {
+        if let Some(oldest) = self.let_go_of_oldest() {
+            return Some(vec![oldest]);
+        }
+        let slots = self.streams.values_mut().flat_map(|stream| &mut stream.passes);
+        let lasts: Vec<_> = slots.filter_map(|slot| slot.last.take()).collect();
+        (!lasts.is_empty()).then_some(lasts)
+    }
+
+    /// Makes room for another stream: first those go that were asked for longest ago, if they have no pass.
+    pub(super) fn forget_idle_streams(&mut self) {
+        let idle = self.streams.iter().filter(|(_, stream)| stream.passes.is_empty());
+        let idle: Vec<_> = idle.map(|(key, stream)| (stream.used, key.clone())).collect();
+        if idle.len() < MOST_KEPT_STREAMS {
+            return;
+        }
+        let Some((_, key)) = idle.into_iter().min_by_key(|(used, _)| *used) else {
+            return;
+        };
+        self.streams.remove(&key);
+        let of_others = |(other, drawn): &(K, Arc<Drawn>)| {
+            let stays = *other != key;
+            if !stays {
+                self.held -= drawn.nbytes() + OVERHEAD;
+            }
+            stays
+        };
+        self.drawn.retain(of_others);
+    }
+
+    /// Forgets a stream of which nothing is left.
+    pub(super) fn forget(&mut self, key: &K) {
+        if self
+            .streams
+            .get(key)
+            .is_some_and(|stream| stream.kept.is_empty() && stream.passes.is_empty())
+        {
+            self.streams.remove(key);
+        }
+    }
+
+    pub(super) fn drop_pass(&mut self, key: &K, id: u64) -> Option<PassSlot> {
+        let stream = self.streams.get_mut(key)?;
+        let at = stream.passes.iter().position(|slot| slot.id == id)?;
+        let ended = stream.passes.swap_remove(at);
+        self.forget(key);
+        Some(ended)
+    }
+}
