@@ -49,7 +49,7 @@ PARTS = {
     "three": ["pyarrow"],
 }
 # The service must be at least this many times as fast.
-WANTED = {"flight": 0.8, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
+WANTED = {"flight": 0.9, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
 ROWS, SHARED_ROWS = {"a": 2_000_000, "b": 200_000}, {"a": 300_000, "b": 6_000_000}
 
 BATCHES = 400
