@@ -7,7 +7,6 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
-use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -476,6 +475,7 @@ fn busy(why: &str) -> Refusal {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use fastpipe_batch::SlabPool;
