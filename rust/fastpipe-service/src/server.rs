@@ -191,7 +191,7 @@ async fn listen<S: Service>(listener: TcpListener, shared: Arc<Shared<S>>, mut s
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = stopped.changed() => return,
+            _ = stopped.changed() => break,
         };
         // A connection that ended before it was accepted, or no more files: the next one may do.
         let Ok((stream, client)) = accepted else {
@@ -200,6 +200,8 @@ async fn listen<S: Service>(listener: TcpListener, shared: Arc<Shared<S>>, mut s
         };
         tokio::spawn(connected(stream, client, shared.clone(), stopped.clone()));
     }
+    // Before `stopped`, which whoever stops the server waits for: then another server can listen here.
+    drop(listener);
 }
 
 /// A connection that is counted.
