@@ -1,7 +1,8 @@
 //! Compression codecs of container files (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
 //!
-//! No output is allocated because a header declares it: buffers start at what the codec could make of the bytes that
-//! are really there, and grow as output is written, up to [`MAX_BLOCK_BYTES`] or what the caller allows.
+//! The size that a header declares never decides how much memory is allocated. An output buffer starts with a size that
+//! the codec could produce from the input at hand. It grows as output is written, up to [`MAX_BLOCK_BYTES`] or the
+//! caller's limit.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -17,25 +18,25 @@ mod output;
 
 use output::Output;
 
-/// A codec that is read.
+/// A codec that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Codec {
-    /// Stored as it is.
+    /// No compression.
     Null,
     /// RFC 1951, without a header or checksum.
     Deflate,
-    /// Snappy's raw format with a CRC-32 of the uncompressed bytes behind it.
+    /// Snappy's raw format, followed by a CRC-32 of the uncompressed bytes.
     Snappy,
     /// Zstandard frames.
     Zstandard,
-    /// Files of bzip2, one behind the other.
+    /// Concatenated bzip2 files.
     Bzip2,
-    /// Streams of the .xz file format.
+    /// Concatenated streams of the .xz file format.
     Xz,
 }
 
 impl Codec {
-    /// Every codec.
+    /// All codecs.
     pub const ALL: [Codec; 6] = [
         Codec::Null,
         Codec::Deflate,
@@ -45,7 +46,7 @@ impl Codec {
         Codec::Xz,
     ];
 
-    /// Its name in the metadata.
+    /// Returns the codec's name in the file's metadata.
     pub const fn name(self) -> &'static str {
         match self {
             Codec::Null => "null",
@@ -57,23 +58,23 @@ impl Codec {
         }
     }
 
-    /// Bytes that `stored` bytes can decompress to at most. What formats allow bounds it, not what compressors do, so
-    /// no sound block has more.
+    /// Returns the maximum number of bytes that `stored` bytes can decompress to. The bound follows from the formats,
+    /// not from what compressors do, so no valid block exceeds it.
     ///
-    /// - Deflate: a match yields up to 258 bytes and takes a bit for its length and one for its distance at least (RFC
-    ///   1951, 3.2.5 and 3.2.7: codes are of one bit or more), so 1032 bytes for each: zlib's "maximum compression
-    ///   factor" (<https://zlib.net/zlib_tech.html>).
-    /// - Snappy: behind the four bytes of Avro's checksum, a copy of up to 64 bytes takes three
-    ///   (format_description.txt, 2.2: a copy with a 1-byte offset takes two bytes for up to 11, a literal more bytes
-    ///   than it yields).
-    /// - Zstandard: a frame's blocks yield up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size) and take four bytes
-    ///   at least: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames yield
-    ///   nothing.
-    /// - Bzip2: a block holds up to 900,000 bytes, of which five (four alike and a count up to 255) yield 259. Its
-    ///   magic, CRC, origin, used bytes, two tables of three codes and a selector take 173 bits, so 21 bytes at least.
-    /// - Xz: a match yields up to 273 bytes and takes 14 bits of the range coder (LZMA specification: `IsMatch`,
-    ///   `IsRep` and two more, then two and eight of its length), each of which takes log2(2048 / 2017) bits of data at
-    ///   least: a byte of data yields 7094 bytes.
+    /// - Deflate: a match yields up to 258 bytes. It takes at least one bit for its length and one for its distance
+    ///   (RFC 1951, 3.2.5 and 3.2.7: codes have at least one bit). So a byte yields up to 1032 bytes, which is zlib's
+    ///   "maximum compression factor" (<https://zlib.net/zlib_tech.html>).
+    /// - Snappy: Avro's checksum takes four bytes. A copy of up to 64 bytes takes three (format_description.txt, 2.2).
+    ///   A copy with a 1-byte offset takes two bytes for up to 11, and a literal takes more bytes than it yields.
+    /// - Zstandard: a block of a frame yields up to 128 KiB (RFC 8878, 3.1.1.2.4: Block_Maximum_Size). It takes at
+    ///   least four bytes: a header of three, and the byte that an RLE_Block repeats. Headers and skippable frames
+    ///   yield nothing.
+    /// - Bzip2: a block contains up to 900,000 bytes, five of which (four equal bytes and a count up to 255) yield 259.
+    ///   Its magic, CRC, origin, used bytes, two tables of three codes and a selector take 173 bits, which is at least
+    ///   21 bytes.
+    /// - Xz: a match yields up to 273 bytes. It takes 14 bits of the range coder (LZMA specification: `IsMatch`,
+    ///   `IsRep` and two more, then two and eight bits of its length). Each of these takes at least log2(2048 / 2017)
+    ///   bits of data, so a byte of data yields up to 7094 bytes.
     pub const fn most_decompressed(self, stored: u64) -> u64 {
         match self {
             Codec::Null => stored,
@@ -85,7 +86,7 @@ impl Codec {
         }
     }
 
-    /// The codec of that name.
+    /// Returns the codec with this name.
     pub fn from_name(name: &str) -> Result<Codec, Error> {
         Codec::ALL.into_iter().find(|c| c.name() == name).ok_or_else(|| {
             let reason = format!(
@@ -97,7 +98,7 @@ impl Codec {
     }
 }
 
-/// Bytes that a byte of deflated data yields at most: see [`Codec::most_decompressed`].
+/// Maximum number of bytes that one byte of deflated data yields: see [`Codec::most_decompressed`].
 const DEFLATE_RATIO: usize = 1032;
 
 impl fmt::Display for Codec {
@@ -111,7 +112,8 @@ thread_local! {
     static ZSTD: RefCell<Option<DCtx<'static>>> = const { RefCell::new(None) };
 }
 
-/// Uses what a thread keeps for a codec, which is made when it is first needed. `make` returns `None` without memory.
+/// Calls `apply` with the decompressor that this thread caches for a codec. `make` creates it on first use and returns
+/// `None` if there is not enough memory.
 fn with_kept<K, T>(
     kept: &RefCell<Option<K>>,
     codec: Codec,
@@ -124,14 +126,15 @@ fn with_kept<K, T>(
     }
     match &mut *kept {
         Some(kept) => Ok(apply(kept)),
-        // How much it takes only the codec's library knows: some ten or hundred kilobytes.
+        // Only the codec's library knows how much memory it needs: tens to hundreds of kilobytes.
         None => Err(no_memory(codec)),
     }
 }
 
-/// libdeflater has no other way to make one, and panics without memory. So it is looked for first.
+/// Creates a decompressor. libdeflater has no fallible constructor and panics if memory runs out, so an allocation of
+/// sufficient size is tried first.
 fn new_inflater() -> Option<libdeflater::Decompressor> {
-    /// More than one takes.
+    /// Bytes, more than a decompressor needs.
     const ENOUGH: usize = 64 << 10;
     drop(try_with_capacity::<u8>(ENOUGH, "a decompressor").ok()?);
     catch_unwind(libdeflater::Decompressor::new).ok()
@@ -143,12 +146,14 @@ fn no_memory(codec: Codec) -> Error {
     Error::new(ErrorKind::OutOfMemory, reason)
 }
 
-/// Decompresses a block. `guess` is how large the output is expected to be: only a hint. `Codec::Null` copies.
+/// Decompresses a block. `guess` is the expected size of the output, which is only a hint. `Codec::Null` copies the
+/// input.
 pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -> Result<Buffer, Error> {
     decompress_within(codec, input, guess, MAX_BLOCK_BYTES, pool)
 }
 
-/// The same, to at most this many bytes, and in no more memory than these, or than [`MAX_BLOCK_BYTES`].
+/// Decompresses a block of at most `most` bytes, as [`decompress`] does. The output never takes more memory than `most`
+/// or [`MAX_BLOCK_BYTES`], whichever is less.
 pub(crate) fn decompress_within(
     codec: Codec,
     input: &[u8],
@@ -182,7 +187,7 @@ fn too_large(codec: Codec, most: usize) -> Error {
     }
 }
 
-/// Size of the first output buffer: the guess if there is one, but no more than `ratio` times the input.
+/// Returns the size of the first output buffer: the guess if there is one, but at most about `ratio` times the input.
 fn first_size(input: usize, guess: usize, ratio: usize, most: usize) -> usize {
     let expected = if guess > 0 { guess } else { 4 * input };
     expected
@@ -230,7 +235,7 @@ fn inflate(input: &[u8], guess: usize, allowed: usize, pool: &BufferPool) -> Res
 }
 
 fn unsnap(input: &[u8], most: usize, pool: &BufferPool) -> Result<Buffer, Error> {
-    // A copy of 64 bytes takes three.
+    // A copy of three bytes yields up to 64 bytes.
     const RATIO: usize = 22;
     let Some((body, crc)) = input.split_last_chunk::<4>() else {
         return Err(malformed(
@@ -267,7 +272,7 @@ fn unzstd(input: &[u8], mut out: Output<'_>) -> Result<Buffer, Error> {
         context.reset(ResetDirective::SessionOnly).map_err(failed)?;
         loop {
             let mut target = OutBuffer::around(out.room());
-            // 0 at the end of a frame; further frames may follow.
+            // The hint is 0 at the end of a frame. More frames may follow.
             let hint = context.decompress_stream(&mut target, &mut source).map_err(failed)?;
             let written = target.pos();
             out.wrote(written)?;
@@ -292,10 +297,10 @@ fn unzstd(input: &[u8], mut out: Output<'_>) -> Result<Buffer, Error> {
     Ok(out.finish())
 }
 
-/// What zstd said of the frame that it stopped at.
+/// Returns the error for a code of zstd, which stopped at `frame`.
 #[cold]
 fn zstd_failed(code: usize, frame: &[u8]) -> Error {
-    // Stable numbers out of zstd_errors.h, negated.
+    // Stable error codes of zstd_errors.h. zstd returns them negated.
     const WINDOW_TOO_LARGE: usize = 16;
     const WRONG_DICTIONARY: usize = 32;
     const NO_MEMORY: usize = 64;
@@ -321,8 +326,8 @@ fn zstd_failed(code: usize, frame: &[u8]) -> Error {
     }
 }
 
-/// The window that a frame declares: how far back it may refer (RFC 8878, 3.1.1.1). Of a frame of one segment, all of
-/// it.
+/// Returns the size of the window that a frame declares: how far back it may refer (RFC 8878, 3.1.1.1). The window of a
+/// frame with a single segment is the whole content.
 fn window(frame: &[u8]) -> Option<u64> {
     let (&descriptor, rest) = frame.strip_prefix(&[0x28, 0xb5, 0x2f, 0xfd])?.split_first()?;
     if descriptor & 0x20 == 0 {

@@ -1,4 +1,4 @@
-//! The compiler: (schema of a file, columns) to a decode plan.
+//! Compiles the schema of a file and the requested columns into a decode plan.
 
 mod bag;
 mod constants;
@@ -24,15 +24,15 @@ use crate::limits::MAX_SCHEMA_LEVELS;
 use crate::plan::{Emit, Op, Place, Plan, Span, Wire};
 use crate::schema::{NodeId, Schema, Type};
 
-/// A column that is wanted below the node that is being compiled.
+/// A column that is requested below the node being compiled.
 #[derive(Clone, Copy)]
 struct Want<'a> {
     column: usize,
-    /// What is left of the way to its field.
+    /// The remaining steps to the column's field.
     path: &'a [Step<'a>],
-    /// Dimensions passed so far.
+    /// Number of dimensions passed so far.
     level: usize,
-    /// Whether integers that a float has no exact place for are rounded, as Avro's promotion does.
+    /// Whether integers that a float can't represent exactly are rounded, as Avro's promotion does.
     rounds: bool,
 }
 
@@ -43,13 +43,13 @@ impl Want<'_> {
     }
 }
 
-/// Operations of one body, with the place that each is about.
+/// Operations of one body. Each has the index of the place that its errors name.
 #[derive(Default)]
 struct Code(Vec<(Op, u32)>);
 
 impl Code {
     fn push(&mut self, op: Op, place: u32) {
-        // Runs of what isn't wanted become one step.
+        // Adjacent skips become one operation.
         match (self.0.last_mut(), &op) {
             (Some((Op::Skip(n), _)), Op::Skip(more)) => *n = n.saturating_add(*more),
             (Some((Op::SkipVarints(n), _)), Op::SkipVarints(more)) => *n += more,
@@ -67,12 +67,12 @@ struct Compiler<'a> {
     programs: HashMap<NodeId, u32>,
     uses: Vec<u32>,
     depth: usize,
-    /// How many branches of unions lie around what is compiled: a value that can't be read there may never be met.
+    /// Number of unions around the node being compiled. A value that can't be read may never occur within a branch.
     branches: usize,
 }
 
-/// Compiles the plan that reads `columns` from files of `schema`. With a reader's schema, `schema` is the file's as
-/// that sees it (see [`resolve`](crate::resolve)), and the columns are of the reader's.
+/// Compiles the plan that reads `columns` from files of `schema`. If there is a reader's schema, the columns belong to
+/// it, and `schema` is the file's schema resolved to it (see [`resolve`](crate::resolve)).
 pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
     let mut plan = compile_steps(schema, reader, columns)?;
     let parts: Vec<_> = columns.iter().flat_map(|c| c.spec.parts()).collect();
@@ -81,7 +81,7 @@ pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Colum
     Ok(plan)
 }
 
-/// A plan that takes one step at a time, anywhere: what others are held against.
+/// Compiles a portable plan without fused operations. Tests compare optimized plans with it.
 pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
     let mut traces: Vec<Option<ResolvedPath<'_>>> = Vec::with_capacity(columns.len());
     for column in columns {
@@ -141,7 +141,7 @@ pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &
     Ok(compiler.plan)
 }
 
-/// What fills dates and times that are null: none (NaT).
+/// Fills null dates and times: NaT.
 const NAT: Scalar = Scalar::Int(i64::MIN as i128);
 
 fn is_time(column: &Column) -> bool {
@@ -188,8 +188,8 @@ impl<'a> Compiler<'a> {
         id
     }
 
-    /// The place of an operation that reads for some columns. Errors name the first of those that don't allow nulls, or
-    /// else the first of all, unless a feature has the name of the field.
+    /// Returns the place that errors of an operation name. They name the first of the columns that don't allow nulls,
+    /// or the first column if all do. If a feature has the same name as the field, they don't name a feature.
     fn about(&mut self, path: &str, wants: &[Want<'a>]) -> u32 {
         let columns = self.columns;
         let all = || wants.iter().map(|want| &columns[want.column].feature);
@@ -243,7 +243,7 @@ impl<'a> Compiler<'a> {
         result
     }
 
-    /// An error, where a value is met.
+    /// Adds an operation that fails when a value is read.
     fn refuse(&mut self, reason: &Arc<str>, wants: &[Want<'a>], path: &str, out: &mut Code) {
         self.plan.refusals.push(reason.clone());
         let refusal = self.plan.refusals.len() as u32 - 1;
@@ -251,7 +251,7 @@ impl<'a> Compiler<'a> {
         out.push(Op::Refuse { refusal }, at);
     }
 
-    /// Reads what is wanted of a value.
+    /// Reads the requested columns of a value.
     fn node(&mut self, id: NodeId, wants: Vec<Want<'a>>, path: &str, out: &mut Code) -> Result<(), Error> {
         self.nested(|c| c.node_inner(id, wants, path, out))
     }
@@ -336,7 +336,7 @@ impl<'a> Compiler<'a> {
                     let passes = groups.chain((!values.is_empty()).then_some(values)).collect();
                     return self.tee(passes, path, out, |c, wants, code| c.node(id, wants, path, code));
                 }
-                // Who counts the items has come to the end of its path.
+                // The path of a column that counts the items has no more steps.
                 let strip = |w: Want<'a>| Want {
                     path: w.path.get(1..).unwrap_or(w.path),
                     ..w
@@ -360,7 +360,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Reads a value as the bytes that it is encoded as.
+    /// Reads a value as its encoded bytes.
     fn encoded(&mut self, id: NodeId, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let ValueParts::Text { to, .. } = self.columns[want.column].parts.values else {
             return Err(misfit(format!("the field '{path}' is encoded as bytes")));
@@ -374,7 +374,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Reads the same bytes once for each group of wants.
+    /// Reads the same bytes once for each group of columns.
     fn tee(
         &mut self,
         groups: Vec<Vec<Want<'a>>>,
@@ -394,7 +394,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// What a null writes to each of the columns; `None` if one of them doesn't allow it.
+    /// Returns the constants that a null writes to the columns, or `None` if one of the columns doesn't allow nulls.
     fn on_null(&mut self, wants: &[Want<'a>]) -> Result<Option<Span>, Error> {
         let mut emits = Vec::new();
         for want in wants {

@@ -1,5 +1,5 @@
-//! Object container files (Avro 1.12 specification, "Object Container Files"): the header, and the walk over the
-//! headers of blocks that finds where every block lies without reading it.
+//! Object container files (Avro 1.12 specification, "Object Container Files"): parses the file header, and walks over
+//! the block headers to locate all blocks without reading their data.
 
 mod whole;
 
@@ -21,11 +21,11 @@ const MAGIC: [u8; 4] = *b"Obj\x01";
 /// Bytes of a sync marker.
 pub const SYNC_BYTES: usize = 16;
 
-/// Bytes of a block's header at most: two varints.
+/// Maximum bytes of a block's header: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
-/// The walk reads a page of memory for each block. Of blocks that take less than this it reads so much of the file that
-/// it is better kept.
+/// Blocks of at least this many bytes are passed over without caching. The walk reads a page of memory per block; for
+/// smaller blocks that is a large enough part of the file to keep cached.
 const PASSED_OVER: u64 = 128 << 10;
 
 /// The header of a file.
@@ -33,13 +33,13 @@ const PASSED_OVER: u64 = 128 << 10;
 pub struct Header {
     /// The metadata map.
     pub metadata: BTreeMap<String, Vec<u8>>,
-    /// The marker behind every block.
+    /// The sync marker after every block.
     pub sync: [u8; SYNC_BYTES],
-    /// Size of the header in bytes: the offset of the first block.
+    /// Size of the header in bytes, which is the offset of the first block.
     pub size: u64,
 }
 
-/// A header among the bytes of its file.
+/// A file header that borrows from the bytes of the file.
 struct Parsed<'a> {
     metadata: BTreeMap<&'a str, &'a [u8]>,
     sync: [u8; SYNC_BYTES],
@@ -104,7 +104,7 @@ impl Header {
         }
     }
 
-    /// Parses a header from the first bytes of a file; also says at which byte it failed.
+    /// Parses a header from the first bytes of a file. The error includes the offset of the failure.
     fn parse(bytes: &[u8]) -> Result<Parsed<'_>, (DecodeError, u64)> {
         let mut cursor = Cursor::new(bytes, MAGIC.len());
         Self::parse_behind_magic(&mut cursor).map_err(|fault| (fault, cursor.position() as u64))
@@ -113,7 +113,7 @@ impl Header {
     fn parse_behind_magic<'a>(cursor: &mut Cursor<'a>) -> Result<Parsed<'a>, DecodeError> {
         let (mut metadata, mut entries) = (BTreeMap::new(), 0);
         while let Some(items) = cursor.items(2)? {
-            // No more than the bytes of the header hold, so this doesn't overflow.
+            // The count is bounded by the bytes of the header, so the sum can't overflow.
             entries += items.count;
             if entries > MAX_METADATA_ENTRIES {
                 return Err(DecodeError::MetadataEntries);
@@ -132,7 +132,7 @@ impl Header {
         })
     }
 
-    /// The schema's JSON.
+    /// Returns the JSON text of the schema.
     pub fn schema(&self) -> Result<&str, Error> {
         let bytes = self.metadata.get("avro.schema").ok_or_else(|| {
             Error::new(
@@ -145,7 +145,7 @@ impl Header {
             .map_err(|_| Error::new(ErrorKind::Malformed, "expected 'avro.schema' to be UTF-8 text").at_offset(4))
     }
 
-    /// The codec; null where none is named.
+    /// Returns the codec, or the null codec if the metadata doesn't name one.
     pub fn codec(&self) -> Result<Codec, Error> {
         match self.metadata.get("avro.codec") {
             None => Ok(Codec::Null),
@@ -154,31 +154,31 @@ impl Header {
     }
 }
 
-/// Where a block lies.
+/// The location of a block in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Offset of its header.
+    /// Offset of the block's header.
     pub offset: u64,
-    /// Bytes of its header.
+    /// Bytes of the header.
     pub header: u32,
-    /// Bytes of its data as stored.
+    /// Bytes of the data as stored.
     pub size: u32,
-    /// Its records.
+    /// Number of records.
     pub rows: u32,
 }
 
 impl Block {
-    /// Bytes of header, data and sync marker.
+    /// Returns the total bytes of header, data and sync marker.
     pub fn len(&self) -> u64 {
         u64::from(self.header) + u64::from(self.size) + SYNC_BYTES as u64
     }
 
-    /// Never: a block has at least a header and a marker.
+    /// Returns false: a block always has a header and a sync marker.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Parses the header of the block at `offset` from `bytes`, which start there.
+    /// Parses the header of the block at `offset`. `bytes` must begin there.
     pub fn parse(bytes: &[u8], offset: u64) -> Result<Block, Error> {
         let at = |e: Error| e.at_offset(offset);
         let mut cursor = Cursor::new(bytes, 0);
@@ -196,7 +196,7 @@ impl Block {
         };
         let rows = number("number of records", MAX_BLOCK_RECORDS)?;
         let size = number("size in bytes", MAX_STORED_BLOCK_BYTES)?;
-        // Both were held against limits below 2^32.
+        // The limits checked above are less than 2^32.
         Ok(Block {
             offset,
             header: cursor.position() as u32,
@@ -206,7 +206,7 @@ impl Block {
     }
 }
 
-/// Blocks of a file so far.
+/// Numbers of blocks found in a file so far.
 #[derive(Default)]
 pub(crate) struct Counted {
     blocks: u64,
@@ -214,7 +214,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// Holds one more block against the limits: an index takes memory for each.
+    /// Counts a block and checks the limits. An index takes memory for each block.
     pub(crate) fn add(&mut self, block: &Block) -> Result<(), Error> {
         self.blocks += 1;
         self.empty += u64::from(block.rows == 0);
@@ -230,22 +230,22 @@ impl Counted {
     }
 }
 
-/// Hops from block header to block header, checking every sync marker on the way.
+/// An iterator over the blocks of a file. It jumps from block header to block header and checks each sync marker.
 pub struct Walk<'a> {
     file: &'a dyn ReadAt,
     sync: [u8; SYNC_BYTES],
     size: u64,
-    /// Offset of the next block, and its number.
+    /// Offset and index of the next block.
     offset: u64,
     number: u64,
     counted: Counted,
-    /// The bytes at `offset` that are known already.
+    /// Bytes at `offset` that have already been read.
     ahead: Vec<u8>,
     failed: bool,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk over the blocks of `file`.
+    /// Creates a walk over the blocks of `file`.
     pub fn new(file: &'a dyn ReadAt, header: &Header) -> Result<Self, Error> {
         let size = file.size()?;
         let mut walk = Walk {
@@ -285,7 +285,7 @@ impl<'a> Walk<'a> {
             );
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
-        // The marker and the next header lie side by side: one read for both.
+        // The marker and the next header are adjacent, so one read returns both.
         let (from, n) = (end - SYNC_BYTES as u64, SYNC_BYTES + self.header_bytes(end));
         let mut bytes = read_exact(self.file, from, n, block.len() >= PASSED_OVER)?;
         if bytes[..SYNC_BYTES] != self.sync {
@@ -312,7 +312,7 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// What is said of a block that doesn't end in its file's sync marker.
+/// Returns the error for a block that isn't followed by its file's sync marker.
 #[cold]
 pub(crate) fn wrong_marker() -> Error {
     Error::new(
@@ -328,7 +328,7 @@ fn zeroed(n: usize, what: &str) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-/// `glance`: see [`ReadAt::glance_at`].
+/// Reads exactly `n` bytes at `offset`. For `glance`, see [`ReadAt::glance_at`].
 fn read_exact(file: &dyn ReadAt, offset: u64, n: usize, glance: bool) -> Result<Vec<u8>, Error> {
     let mut bytes = zeroed(n, "a file's header").map_err(|e| e.at_path(file.location()))?;
     let found = if glance {

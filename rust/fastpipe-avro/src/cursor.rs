@@ -1,4 +1,4 @@
-//! Reading the primitive types of Avro's binary encoding (Avro 1.12 specification, "Primitive Types").
+//! Reads the primitive types of Avro's binary encoding (Avro 1.12 specification, "Primitive Types").
 
 use fastpipe_batch::Cells;
 
@@ -12,16 +12,16 @@ use crate::varint_ends::Ends;
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
-/// A place in a decompressed block.
+/// A read position in a decompressed block.
 pub(crate) struct Cursor<'a> {
     data: &'a [u8],
     at: usize,
-    /// Values of zero bytes that may still be read.
+    /// Number of zero-byte values that may still be read.
     zero_width_left: u64,
     isa: Isa,
 }
 
-/// Numbers that are read one by one where many at once couldn't be.
+/// Number of values that are read one by one after the vectorized reader had to stop.
 const FEW: usize = 8;
 
 impl<'a> Cursor<'a> {
@@ -34,19 +34,20 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads with these instructions.
+    /// Sets the instructions to read with.
     pub(crate) fn with_isa(mut self, isa: Isa) -> Self {
         self.isa = isa;
         self
     }
 
-    /// Goes on with the values of zero bytes that an earlier cursor over the same block left.
+    /// Sets the number of zero-byte values that may still be read, as an earlier cursor over the same block returned
+    /// it.
     pub(crate) fn with_zero_width_left(mut self, left: u64) -> Self {
         self.zero_width_left = left;
         self
     }
 
-    /// Values of zero bytes that may still be read.
+    /// Returns the number of zero-byte values that may still be read.
     pub(crate) fn zero_width_left(&self) -> u64 {
         self.zero_width_left
     }
@@ -56,19 +57,19 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Goes back (or forth) to a position that [`Cursor::position`] returned.
+    /// Moves to a position that [`Cursor::position`] returned, backward or forward.
     #[inline(always)]
     pub(crate) fn rewind(&mut self, position: usize) {
         self.at = position.min(self.data.len());
     }
 
-    /// Where bytes that were read of the block are in it.
+    /// Returns the offset in the block of bytes that this cursor returned.
     #[cold]
     pub(crate) fn offset_of(&self, part: &[u8]) -> u32 {
         part.as_ptr().addr().saturating_sub(self.data.as_ptr().addr()) as u32
     }
 
-    /// Bytes of the block; none if they aren't there.
+    /// Returns a range of the block's bytes, or an empty slice if the block doesn't contain the whole range.
     pub(crate) fn bytes_at(&self, start: usize, len: usize) -> &'a [u8] {
         self.data.get(start..start.saturating_add(len)).unwrap_or_default()
     }
@@ -114,12 +115,12 @@ impl<'a> Cursor<'a> {
         if n > self.left() as u64 {
             return self.end(n);
         }
-        // Fits, since it is at most the number of bytes in memory.
+        // The cast is lossless: `n` is at most the number of bytes in memory.
         self.at += n as usize;
         Ok(())
     }
 
-    /// A zigzag varint of up to 64 bits.
+    /// Reads a zigzag varint of up to 64 bits.
     #[inline(always)]
     pub(crate) fn long(&mut self) -> Result<i64> {
         // Lengths, union branches and small numbers take one byte.
@@ -143,9 +144,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads `n` longs to `out`. `convert` says what each becomes, and whether something is wrong with it; then `check`
-    /// says what. Where `out` has room for more than `n`, anything may be written there: some [`SLACK`] of room is of
-    /// use.
+    /// Reads `n` longs to `out`. `convert` converts each and reports whether it is invalid; `check` then returns the
+    /// error. If `out` has room for more than `n`, arbitrary values may be written to the rest. Reading is fastest with
+    /// [`SLACK`] additional elements.
     #[inline(always)]
     pub(crate) fn longs_to<M: Convert>(
         &mut self,
@@ -174,7 +175,8 @@ impl<'a> Cursor<'a> {
                 Ok(())
             });
             if let Err(fault) = read {
-                // A number that doesn't fit is found somewhere in the array, one that is none where it is.
+                // A number out of range is located by reading the array again; an invalid varint is reported at its
+                // position.
                 if !matches!(fault, DecodeError::End { .. } | DecodeError::Varint) {
                     self.at = start;
                 }
@@ -185,7 +187,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Reads scalars as far as they are what is usual. Returns how many.
+    /// Reads scalars until the first one that needs the general decoder. Returns the number of scalars read.
     #[inline(always)]
     pub(crate) fn scalars(&mut self, scalars: &[Scalar], cells: &Cells<'_>) -> Result<usize> {
         let data = &self.data[self.at..];
@@ -198,11 +200,11 @@ impl<'a> Cursor<'a> {
         Ok(read)
     }
 
-    /// Reads `n` longs, one after the other.
+    /// Reads `n` longs one by one and passes each to `take`.
     #[inline(always)]
     pub(crate) fn longs(&mut self, n: usize, mut take: impl FnMut(usize, i64) -> Result<()>) -> Result<()> {
         let data = self.data;
-        // In a register, not in memory: each number waits for the place where the one before ends.
+        // Kept in a register, not in memory: each number waits for the end of the previous one.
         let mut at = self.at;
         let mut i = 0;
         while i < n {
@@ -213,8 +215,8 @@ impl<'a> Cursor<'a> {
                 i += 1;
                 continue;
             };
-            // Numbers of about the same size stand side by side, mostly. Where a guess at how many bytes each takes
-            // holds, the next ones needn't wait for the length of this one.
+            // Adjacent numbers mostly have about the same size. If the guess at their width holds, the next numbers
+            // don't wait for the length of this one.
             let word = u64::from_le_bytes(*bytes);
             let ends = !word & CONTINUES;
             let width = match ends {
@@ -264,13 +266,13 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Byte by byte: numbers of nine and ten bytes, and those near the end of the block.
+    /// Reads a varint byte by byte: numbers of nine or ten bytes, and numbers near the end of the block.
     #[cold]
     #[inline(never)]
     fn long_by_bytes(&mut self) -> Result<i64> {
         let mut value = 0u64;
         for (i, &byte) in self.data[self.at..].iter().enumerate() {
-            // The tenth byte has room for one bit.
+            // The tenth byte contributes only one bit.
             if i == 9 && byte > 1 {
                 return Err(DecodeError::Varint);
             }
@@ -288,14 +290,15 @@ impl<'a> Cursor<'a> {
         int(self.long()?)
     }
 
-    /// Skips an int or a long. Refuses what [`Cursor::long`] refuses, but for the range of ints.
+    /// Skips an int or a long. Fails as [`Cursor::long`] does; the range of ints isn't checked.
     #[inline(always)]
     pub(crate) fn skip_long(&mut self) -> Result<()> {
         self.long().map(drop)
     }
 
-    /// Skips `n` of them, by counting the bytes that end one: where in a word the ends are doesn't matter while more
-    /// follow. Refuses what [`Cursor::long`] refuses: numbers long enough to be wrong are skipped one by one.
+    /// Skips `n` ints or longs by counting the bytes that end one. The exact ends within a word don't matter while more
+    /// words follow. Fails as [`Cursor::long`] does, because numbers that are long enough to be invalid are skipped one
+    /// by one.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         if let Isa::Avx2(avx2) = self.isa {
@@ -323,7 +326,7 @@ impl<'a> Cursor<'a> {
                 }
                 continue;
             }
-            // Near the end of the data, or near a long number: one at a time.
+            // Skips one at a time near the end of the data and near a long number.
             let ends = data[at..]
                 .first_chunk::<8>()
                 .map_or(0, |b| !u64::from_le_bytes(*b) & CONTINUES);
@@ -342,7 +345,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Skips the items of an array that have `width` bytes each.
+    /// Skips an array whose items take `width` bytes each.
     #[inline(always)]
     pub(crate) fn skip_fixed_items(&mut self, width: u64) -> Result<()> {
         while let Some(items) = self.items(width)? {
@@ -357,7 +360,8 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Passes the end of an array, if it is there: most have one block of items.
+    /// Consumes the end of an array if it comes next, and returns whether it did. Most arrays have only one block of
+    /// items.
     #[inline(always)]
     pub(crate) fn ends_items(&mut self) -> bool {
         let ends = self.data.get(self.at) == Some(&0);
@@ -375,14 +379,15 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The bytes of a string or of bytes.
+    /// Returns the bytes of a `string` or `bytes` value.
     #[inline(always)]
     pub(crate) fn text(&mut self) -> Result<&'a [u8]> {
         let (bytes, n) = self.text_and_rest()?;
         Ok(&bytes[..n])
     }
 
-    /// The bytes of a string or of bytes, all that stand behind them, and how many are the text.
+    /// Returns a slice that begins with a `string` or `bytes` value and extends to the end of the block, and the
+    /// value's length.
     #[inline(always)]
     pub(crate) fn text_and_rest(&mut self) -> Result<(&'a [u8], usize)> {
         let len = self.long()?;
@@ -392,7 +397,7 @@ impl<'a> Cursor<'a> {
         self.bytes_and_rest(n)
     }
 
-    /// The next bytes, of which there are `n` or more.
+    /// Returns the rest of the block, which has at least `n` bytes, and advances by `n`.
     #[inline(always)]
     pub(crate) fn bytes_and_rest(&mut self, n: usize) -> Result<(&'a [u8], usize)> {
         let bytes = &self.data[self.at..];
@@ -403,14 +408,15 @@ impl<'a> Cursor<'a> {
         Ok((bytes, n))
     }
 
-    /// The head of a block of array or map items: their number, and where the block ends if it says so. `None` behind
-    /// the last. No more items are returned than the bytes that are left can hold, if each takes at least `smallest`.
+    /// Reads the header of a block of array or map items: the item count, and the end of the block if the header
+    /// includes its size. Returns `None` after the last block. The count is at most the number of items that fit into
+    /// the remaining bytes if each takes at least `smallest` bytes.
     #[inline(always)]
     pub(crate) fn items(&mut self, smallest: u64) -> Result<Option<Items>> {
         self.items_of(smallest, 1)
     }
 
-    /// The same, of items that become `columns` values each.
+    /// Reads the header of a block of items, as [`Cursor::items`] does, for items that become `columns` values each.
     #[inline(always)]
     pub(crate) fn items_of(&mut self, smallest: u64, columns: u64) -> Result<Option<Items>> {
         let count = self.long()?;
@@ -447,8 +453,8 @@ impl<'a> Cursor<'a> {
         }))
     }
 
-    /// An array of one block without a byte count, whose items take `bytes` in all; and whatever is behind. `None` if
-    /// the array is another one, or is written in another way.
+    /// Reads an array of one block without a byte count, whose items take `bytes` bytes in total. Returns the block's
+    /// remaining bytes, beginning with the items, or `None` if the array has another length or encoding.
     #[inline(always)]
     pub(crate) fn whole_array(&mut self, head: Head, bytes: usize) -> Option<&'a [u8]> {
         let rest = &self.data[self.at..];
@@ -461,7 +467,7 @@ impl<'a> Cursor<'a> {
         rest.get(start..)
     }
 
-    /// Checks that a block of items ended where it said.
+    /// Checks that a block of items ended where its header said.
     #[inline(always)]
     pub(crate) fn check_end(&self, items: Items) -> Result<()> {
         match items.end {
@@ -474,10 +480,10 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Room behind numbers that [`Cursor::longs_to`] has a use for.
+/// Number of additional output elements with which [`Cursor::longs_to`] is fastest.
 pub(crate) const SLACK: usize = FEW;
 
-/// Checks that a number is an int.
+/// Returns the number if it is in the range of an int.
 #[inline(always)]
 pub(crate) fn int(value: i64) -> Result<i64> {
     if value == i64::from(value as i32) {
@@ -487,7 +493,7 @@ pub(crate) fn int(value: i64) -> Result<i64> {
     }
 }
 
-/// A block of array or map items.
+/// The header of a block of array or map items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Items {
     pub(crate) count: usize,

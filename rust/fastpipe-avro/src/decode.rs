@@ -1,4 +1,4 @@
-//! The decoder: runs a plan over the bytes of a block.
+//! The decoder, which runs a plan over the bytes of a block.
 
 mod arrays;
 mod bag;
@@ -41,9 +41,9 @@ pub(crate) struct Block<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) data: &'a [u8],
     pub(crate) rows: u32,
-    /// Values of zero bytes that may still be read of it.
+    /// Number of zero-byte values that may still be read from the block.
     pub(crate) zero_width_left: &'a AtomicU64,
-    /// What the folders of its file stand for.
+    /// Values of the partition columns of the block's file.
     pub(crate) folders: &'a [Emit],
 }
 
@@ -63,8 +63,8 @@ impl Block<'_> {
         }
     }
 
-    /// Takes what a decoder used up, with this many values left of those before, from the block's budget, whoever else
-    /// does so meanwhile.
+    /// Subtracts the zero-byte values that a decoder read from the block's budget: its counter was `before` and is now
+    /// `left`. Other threads may do so at the same time.
     #[inline]
     fn use_up(&self, before: u64, left: u64) {
         let used = before.saturating_sub(left);
@@ -103,7 +103,7 @@ pub(crate) fn place(
     Err(again.err().unwrap_or_else(text::not_found_again))
 }
 
-/// Does that. Returns the mark, and the block's budget of values of zero bytes before and behind it, too.
+/// Decodes the picked records. Returns the mark, and the block's budget of zero-byte values before and after.
 fn place_rows(
     block: &Block<'_>,
     from: Mark,
@@ -137,7 +137,7 @@ fn place_rows(
     Ok((mark, budget, decoder.cursor.zero_width_left()))
 }
 
-/// The slots of the picks, if each is behind the one before.
+/// Returns the slots of the picks if they are consecutive.
 fn consecutive(picks: &[Pick]) -> Option<Range<u32>> {
     let first = picks.first()?.slot;
     let end = first.checked_add(u32::try_from(picks.len()).ok()?)?;
@@ -145,7 +145,7 @@ fn consecutive(picks: &[Pick]) -> Option<Range<u32>> {
     ascend.then_some(first..end)
 }
 
-/// Passes over the records up to `to`.
+/// Skips the records from a mark up to `to`.
 pub(crate) fn advance(block: &Block<'_>, from: Mark, to: u32) -> std::result::Result<Mark, Error> {
     let nowhere = Rows::new(Arc::new([]), 0, &SlabPool::new(0))?;
     let mut out = Sink::new(&nowhere, Fragment::default())?;
@@ -159,14 +159,14 @@ pub(crate) fn advance(block: &Block<'_>, from: Mark, to: u32) -> std::result::Re
     })
 }
 
-/// Where each record of a block starts, and where the last one ends.
+/// Returns the offset of each record of a block, and the end of the last one.
 pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> {
     let mut starts = try_with_capacity(block.rows as usize + 1, "where the records of a block start")?;
     let nowhere = Rows::new(Arc::new([]), 0, &SlabPool::new(0))?;
     let mut out = Sink::new(&nowhere, Fragment::default())?;
     let mut decoder = block.decoder(0, &mut out);
     for record in 0..block.rows {
-        // A block's size is limited to less than 2^32.
+        // A block is smaller than 2^32 bytes.
         starts.push(decoder.cursor.position() as u32);
         decoder.skip_record().map_err(|f| decoder.locate(f, record))?;
     }
@@ -175,7 +175,7 @@ pub(crate) fn starts(block: &Block<'_>) -> std::result::Result<Vec<u32>, Error> 
     Ok(starts)
 }
 
-/// Skips all records of a block with the plan's skipping program: where decoding must end, too.
+/// Skips all records of a block with the plan's skip program. Decoding must end at the same offset.
 #[cfg(test)]
 pub(crate) fn skip_all(plan: &Plan, data: &[u8], rows: u32, out: &mut Sink<'_>) -> std::result::Result<usize, Error> {
     let mut decoder = Decoder {
@@ -199,9 +199,9 @@ struct Decoder<'p, 'd, 's, 'r> {
     cursor: Cursor<'d>,
     out: &'s mut Sink<'r>,
     depth: u32,
-    /// The operation that met the fault.
+    /// The operation that failed.
     blamed: Option<u32>,
-    /// Whether each string is checked when it is read, and not all of them afterwards.
+    /// Whether each string is checked when it is read, rather than all strings at the end.
     check_each: bool,
 }
 
@@ -265,7 +265,8 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// [`Decoder::step`], which keeps much on its stack: some operations take less time than to call it.
+    /// Runs frequent operations inline and passes others to [`Decoder::step`]. That function has a large stack frame,
+    /// and some operations take less time than the call.
     #[inline(always)]
     fn usual_step(&mut self, pc: u32) -> Result<()> {
         let plan = self.plan;
@@ -280,7 +281,7 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// Skips a record. Most of what is skipped takes less time than a call of `step`, which keeps much on its stack.
+    /// Skips a record. Most skips take less time than a call of `step`, which has a large stack frame.
     #[inline(never)]
     fn skip_record(&mut self) -> Result<()> {
         let plan = self.plan;
@@ -384,7 +385,7 @@ impl Decoder<'_, '_, '_, '_> {
                     None => Ok(()),
                 }
             }
-            // Written in another way than most are.
+            // The array isn't encoded in the usual way.
             &Op::Floats {
                 wire, to, part, count, ..
             } => self.numbers_exact(wire, to, part, count).map(drop),
@@ -433,7 +434,7 @@ impl Decoder<'_, '_, '_, '_> {
         result
     }
 
-    /// The index of a union's branch.
+    /// Reads the index of a union's branch.
     #[inline(always)]
     fn branch(&mut self, branches: u32) -> Result<usize> {
         let index = self.cursor.long()?;
@@ -467,7 +468,7 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// Writes constants, each `times` times as often as it says.
+    /// Writes constants, repeating each `times` times.
     #[inline(always)]
     fn emit(&mut self, emits: &[Emit], times: usize) -> Result<()> {
         for emit in emits {

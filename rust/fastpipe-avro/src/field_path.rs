@@ -1,33 +1,33 @@
-//! Following the path of a feature through a schema: what is at its end, and where a null may be on the way.
+//! Resolves the path of a feature in a schema: finds the type at its end, and where nulls can occur on the way.
 
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
 use crate::schema::{Field, NodeId, Schema, Type, Union, UnionShape};
 
-/// Where the path of a feature leads in a schema.
+/// The result of resolving a feature's path in a schema.
 #[derive(Debug)]
 pub(crate) struct ResolvedPath<'s> {
-    /// For each level whether a null can stand there.
+    /// Whether a null can occur, for each level.
     pub(crate) nullable: Vec<bool>,
     pub(crate) end: End,
-    /// The way there.
+    /// The steps from the root.
     pub(crate) steps: Vec<Step<'s>>,
 }
 
-/// A step from a type to one of its parts. Items of arrays take none.
+/// A step from a type to one of its components. Items of arrays need no step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step<'s> {
     /// To the field of a record.
     Field(&'s str),
-    /// To the branch of a union that has this code.
+    /// To the branch of a union with this code.
     Branch(usize),
     /// To the keys of a map.
     Keys,
-    /// To its values.
+    /// To the values of a map.
     Values,
 }
 
-/// What stands at the end of a path.
+/// The target of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Node(NodeId),
@@ -37,12 +37,12 @@ pub(crate) enum End {
     Codes(NodeId),
 }
 
-/// The name of the feature that a root has which is no record.
+/// Name of the only feature if the root is not a record.
 pub(crate) const ROOT: &str = "value";
 
-/// The path of a feature, relative to the root. A root that isn't a record has the one field `value`.
+/// Returns the path of a feature relative to the root. A root that isn't a record has the single field `value`.
 fn from_root<'n>(schema: &Schema, name: &'n str) -> Result<&'n str, Error> {
-    // Only of an encoded record.
+    // Only an encoded record has an empty path.
     if name.is_empty() || matches!(schema.ty(schema.root()), Type::Record(_)) {
         return Ok(name);
     }
@@ -58,25 +58,26 @@ fn from_root<'n>(schema: &Schema, name: &'n str) -> Result<&'n str, Error> {
     Ok(rest.strip_prefix('.').unwrap_or(rest))
 }
 
-/// The first name of a path, and what comes behind it.
+/// Splits a path into its first name and the rest.
 fn first(path: &str) -> (&str, &str) {
     path.split_once('.').unwrap_or((path, ""))
 }
 
-/// The field with which a path begins, and what comes behind it: another name, or the branch of a union.
+/// Returns the field with which a path begins, and the rest of the path. The rest begins with another name or with the
+/// branch of a union.
 fn field<'s, 'n>(fields: &'s [Field], path: &'n str) -> Option<(&'s Field, &'n str)> {
     let (name, rest) = first(path);
     if let Some(field) = fields.iter().find(|f| f.name == name) {
         return Some((field, rest));
     }
-    // Names have no colons, but for those of writers that don't check them.
+    // Names contain no colons, except those of writers that don't check names.
     name.rmatch_indices(':').find_map(|(at, _)| {
         let field = fields.iter().find(|f| f.name == name[..at])?;
         Some((field, &path[at..]))
     })
 }
 
-/// The branch of a union that a path names (`:string`), and what comes behind it.
+/// Returns the branch of a union that a path begins with (`:string`), and the rest of the path.
 fn branch<'n>(union: &Union, path: &'n str) -> Option<(usize, &'n str)> {
     let path = path.strip_prefix(':')?;
     let named = |(code, name): (usize, &String)| {
@@ -89,7 +90,7 @@ fn branch<'n>(union: &Union, path: &'n str) -> Option<(usize, &'n str)> {
     Some((code, rest))
 }
 
-/// The branches of a union that can be asked for, for messages.
+/// Lists the branches of a union that can be requested, for messages.
 fn branches(union: &Union, path: &str) -> String {
     let others = union.names.iter().filter(|name| *name != "null");
     let names: Vec<_> = others.map(|name| format!("{path}:{name}")).collect();
@@ -101,7 +102,7 @@ pub(crate) fn misfit(reason: String) -> Error {
     Error::new(ErrorKind::Schema, reason)
 }
 
-/// A list for messages, cut where it gets long.
+/// Formats a list for messages, truncated if it is long.
 fn list(names: &[&str]) -> String {
     const SHOWN: usize = 20;
     let more = if names.len() > SHOWN {
@@ -112,7 +113,7 @@ fn list(names: &[&str]) -> String {
     format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
 }
 
-/// What to do about a feature that is a record as a whole.
+/// Returns the error for a feature that is a whole record.
 #[cold]
 fn whole_record(schema: &Schema, id: NodeId, fields: &[Field], path: &str) -> Error {
     let names: Vec<_> = fields.iter().map(|f| f.name.as_str()).collect();
@@ -130,7 +131,7 @@ fn whole_record(schema: &Schema, id: NodeId, fields: &[Field], path: &str) -> Er
     ))
 }
 
-/// Why a record that holds its own type can't be read, and what can.
+/// Explains why a recursive record can't be read, and which fields can.
 pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
     let names: Vec<_> = match schema.ty(id) {
         Type::Record(fields) => fields.iter().map(|f| f.name.as_str()).collect(),

@@ -1,7 +1,7 @@
-//! Features made up from a schema.
+//! Infers features from a schema.
 //!
-//! A schema says that a field is an array, not how long it is. So arrays are inferred as ragged at first;
-//! [`LengthSample`](crate::LengthSample) then turns dimensions into fixed ones.
+//! A schema declares arrays, but not their lengths. So arrays are first inferred as ragged;
+//! [`LengthSample`](crate::LengthSample) then turns dimensions of constant length into fixed ones.
 
 use std::collections::HashMap;
 
@@ -12,16 +12,16 @@ use crate::limits::{MAX_COLUMNS, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_N
 use crate::schema::{Field, NodeId, Schema, Type, UnionShape};
 use crate::value_types::{CODES, Values, bare, leaf, values_of};
 
-/// A field of a schema that can be read as a feature, or the reason why it can't.
+/// A field of a schema that can be read as a feature, or the reason why it can't be.
 #[derive(Clone, Debug)]
 pub struct Inferred {
-    /// The feature's name.
+    /// Name of the feature.
     pub name: String,
-    /// The feature, or why not.
+    /// The feature, or the reason why the field can't be read.
     pub feature: Result<Feature>,
 }
 
-/// The features of a schema, in the order of its fields.
+/// Infers the features of a schema, in the order of its fields.
 pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
     let mut walk = Walk {
         schema,
@@ -40,27 +40,28 @@ pub fn infer(schema: &Schema) -> Result<Vec<Inferred>> {
     Ok(walk.found)
 }
 
-/// What lies between the root and a field.
+/// Context of a field: the types between the root and the field.
 #[derive(Clone, Copy, Default)]
 struct Above {
     dims: usize,
     nullable: bool,
-    /// Whether a record around it holds its own type.
+    /// Whether a record around the field is recursive.
     recursive: bool,
     depth: usize,
 }
 
 struct Walk<'a> {
     schema: &'a Schema,
-    /// Of the feature that stands where the walk does.
+    /// Name of the feature at the current position.
     name: String,
-    /// Types looked at. References let a small schema stand for more of them than could ever be.
+    /// Number of types visited. Through references, a small schema can stand for a practically unlimited number of
+    /// types.
     seen: usize,
-    /// Bytes of the names of what was found.
+    /// Total bytes of the names found so far.
     names: usize,
-    /// Branches of unions on the way.
+    /// Number of union branches on the path.
     branches: usize,
-    /// Names of what was found: how many branches lead to each, and which it is.
+    /// For each name found: the number of union branches on its path, and its index in `found`.
     taken: HashMap<String, (usize, usize)>,
     found: Vec<Inferred>,
 }
@@ -92,7 +93,7 @@ impl Walk<'_> {
             scale,
             lookup: None,
         });
-        // A path leads to the field that has the very name, and else to the branch of a union.
+        // A path prefers the field with exactly this name to the branch of a union.
         let other = || {
             let reason = "another column has the same name; rename the field, or leave it out";
             Err(Error::new(ErrorKind::Unsupported, reason))
@@ -113,7 +114,7 @@ impl Walk<'_> {
         self.push(Err(Error::new(ErrorKind::Unsupported, reason)))
     }
 
-    /// Does something where the walk stands one level further down.
+    /// Calls `then` with the position one level down, in `field`.
     fn within(&mut self, field: &str, then: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         self.at(if self.name.is_empty() { "" } else { "." }, field, then)
     }
@@ -174,7 +175,8 @@ impl Walk<'_> {
                     }
                 }
             }
-            // The outermost record of a recursive type has columns like others; those inside of it go on without end.
+            // The outermost record of a recursive type has columns like any other. The records inside of it nest
+            // without end.
             Type::Record(_) if above.recursive && schema.recursive(id) => {
                 self.refuse(recursive(schema, id, &self.name))
             }
@@ -238,8 +240,8 @@ impl Walk<'_> {
         self.push(Ok((request, nulls, values.scale)))
     }
 
-    /// Dimensions and values, if the fields are those of a sparse record: exactly `indices0`, `indices1`, ... and
-    /// `values`, arrays all.
+    /// Returns the number of dimensions and the type of values if the fields form a sparse record. Its fields are
+    /// exactly `indices0`, `indices1`, ... and `values`, and all are arrays.
     fn sparse(&self, fields: &[Field]) -> Option<(usize, Leaf)> {
         let dims = fields
             .len()

@@ -1,4 +1,5 @@
-//! What is inferred of a schema: whatever can be read, or the columns that are named; and what is left out of it.
+//! Infers columns from a schema: all that can be read or those that the caller names, and the reasons why columns are
+//! left out.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,29 +12,29 @@ use crate::infer::{Inferred, infer};
 use crate::merge::merge;
 use crate::schema::Schema;
 
-/// Names that a message lists at most.
+/// Maximum number of names listed in a message.
 const SHOWN: usize = 30;
 
-/// Features that are made up from a schema, and what became of the rest of it.
+/// Features inferred from a schema, and the columns that were left out.
 #[derive(Default)]
 pub struct InferredColumns {
-    /// The features.
+    /// The inferred features.
     pub features: Vec<Feature>,
-    /// Columns that are left out, and why.
+    /// Name of each column that was left out, and the reason.
     pub left_out: Vec<(String, String)>,
 }
 
-/// Columns that could be read, but that the file which decides on the features lacks.
+/// Columns that could be read, but aren't in the file that determines the features.
 #[derive(Default)]
 pub struct LaterColumns {
-    /// For each its name, the path of the first file that has it, and how many files have it.
+    /// Each column's name, the path of the first file that has it, and the number of files that have it.
     pub columns: Vec<(String, Arc<str>, usize)>,
     /// Whether the schemas of all files can be merged.
     pub mergeable: bool,
 }
 
-/// Returns the columns that only files after the one that decides have, or those among them that `columns` names. Each
-/// schema is looked at once, and files without records are passed over.
+/// Returns the columns that only files after the determining one have, restricted to `columns` if given. Each schema is
+/// examined once, and files without records are skipped.
 pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<LaterColumns> {
     let mut later = LaterColumns::default();
     let Some((first, _)) = files.get(FileInfo::deciding(files)) else {
@@ -45,14 +46,14 @@ pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]
     let known: HashSet<String> = infer(&first.schema)?.into_iter().map(|field| field.name).collect();
     let wanted = |name: &str| columns.is_none_or(|columns| columns.iter().any(|column| within(name, column)));
     let mut places: HashMap<String, usize> = HashMap::new();
-    // For each schema the places of its columns among those that were found.
+    // For each schema, the indices of its columns in `later.columns`.
     let mut seen: HashMap<*const Schema, Vec<usize>> = HashMap::new();
     for (info, blocks) in files {
         if has_no_records(blocks) || Arc::ptr_eq(&info.schema, &first.schema) {
             continue;
         }
         let of_schema = seen.entry(Arc::as_ptr(&info.schema)).or_insert_with(|| {
-            // A schema whose columns can't be inferred has none that could be read.
+            // A schema whose columns can't be inferred contributes no columns.
             let found = infer(&info.schema).unwrap_or_default().into_iter();
             let missing = found.filter(|field| field.feature.is_ok()).map(|field| field.name);
             let missing = missing.filter(|name| !known.contains(name) && wanted(name));
@@ -71,7 +72,7 @@ pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]
     Ok(later)
 }
 
-/// The schema that has what those of all files have; `None` if there are none.
+/// Returns the schema with the fields of all files, or `None` if there are no files.
 pub fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>> {
     let mut merged: Option<Arc<Schema>> = None;
     let mut seen = HashSet::new();
@@ -87,8 +88,8 @@ pub fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Sche
     Ok(merged)
 }
 
-/// The features of a schema, or those among them that `columns` names. What can't be read is left out, unless it is
-/// named itself: that is an error.
+/// Infers the features of a schema, restricted to `columns` if given. Columns that can't be read are left out, unless
+/// the caller names one, which raises an error.
 pub fn infer_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
     let found = infer(schema)?;
     let wanted = match columns {
@@ -108,7 +109,7 @@ pub fn infer_columns(schema: &Schema, columns: Option<&[String]>) -> Result<Infe
     Ok(inferred)
 }
 
-/// The columns that are named, or lie within one that is.
+/// Returns the columns that the caller names, including those within a named record.
 fn chosen<'f>(found: &'f [Inferred], columns: &[String]) -> Result<Vec<&'f Inferred>> {
     let mut wanted: Vec<&Inferred> = Vec::new();
     for column in columns {
@@ -131,7 +132,7 @@ pub(crate) fn within(name: &str, column: &str) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', ':']))
 }
 
-/// There is no such column, or it lies within one that isn't read.
+/// Returns the error for a column that doesn't exist or is part of a column that can't be read.
 fn missing(column: &str, found: &[Inferred]) -> Error {
     let around = found.iter().find(|f| f.feature.is_err() && within(column, &f.name));
     if let Some((field, Err(error))) = around.map(|f| (f, &f.feature)) {
@@ -143,7 +144,7 @@ fn missing(column: &str, found: &[Inferred]) -> Error {
     Error::new(ErrorKind::Schema, reason).at_feature(column)
 }
 
-/// A column that isn't inferred, and how to read the others.
+/// Returns the error for a named column that can't be read. It shows how to read the other columns.
 fn refused(error: &Error, field: &Inferred, found: &[Inferred]) -> Error {
     let others = names(found, |f| f.feature.is_ok());
     let hint = match others.len() {
@@ -154,7 +155,7 @@ fn refused(error: &Error, field: &Inferred, found: &[Inferred]) -> Error {
     Error::new(error.kind(), format!("{}{hint}", error.reason())).at_feature(&field.name)
 }
 
-/// All columns of a schema, for a message.
+/// Lists all columns of a schema for a message.
 fn all(found: &[Inferred]) -> String {
     let (read, others) = (
         list(&names(found, |f| f.feature.is_ok())),
@@ -173,7 +174,7 @@ fn names(found: &[Inferred], wanted: impl Fn(&Inferred) -> bool) -> Vec<String> 
     wanted.map(|f| format!("{:?}", f.name)).collect()
 }
 
-/// A list for messages, cut where it gets long.
+/// Formats a list for messages, truncated if it is long.
 fn list(names: &[String]) -> String {
     let more = match names.len().saturating_sub(SHOWN) {
         0 => String::new(),
@@ -186,7 +187,7 @@ fn list(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    /// A schema with columns that are read, of a logical type and of a union among them, and one that isn't.
+    /// A schema with readable columns, including a logical type and a union, and one column that can't be read.
     fn schema() -> Schema {
         let json = r#"{"type": "record", "name": "R", "fields": [
             {"name": "a", "type": "int"},

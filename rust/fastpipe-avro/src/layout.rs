@@ -1,4 +1,4 @@
-//! From wanted features to columns: what a schema and a request mean for the memory of a batch.
+//! Lays out columns: turns requested features and a schema into the memory layout of a batch.
 
 use std::sync::Arc;
 
@@ -11,21 +11,21 @@ use crate::keys;
 use crate::schema::{Logical, NodeId, Schema, Type};
 use crate::value_types::{CODES, Values, bare, values_of};
 
-/// A column: what is wanted, how it is laid out, and which parts it has.
+/// A column: the requested feature, its layout, and its parts.
 #[derive(Clone, Debug)]
 pub struct Column {
-    /// What is wanted.
+    /// The requested feature.
     pub feature: Feature,
-    /// How it is laid out.
+    /// Layout of the column.
     pub spec: ColumnSpec,
-    /// The symbols of an enum, or the names of a union's branches, that are read as codes.
+    /// Symbols of an enum, or names of a union's branches, that are read as codes.
     pub symbols: Option<Arc<[String]>>,
     pub(crate) parts: PartIds,
-    /// Which of the columns of folders it is, if it is one: no field of a file.
+    /// Index of the partition column, if this column isn't a field of the file.
     pub(crate) folder: Option<usize>,
 }
 
-/// What to ask for instead: a spec that reads the field as it is.
+/// Suggests another spec for a message: one that reads the field as it is.
 fn instead(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> String {
     let values = match trace.end {
         End::Keys => Values::plain(Leaf::Bytes { utf8: true }),
@@ -44,12 +44,12 @@ fn instead(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> Stri
     )
 }
 
-/// Whether numbers are decoded to this type.
+/// Whether numbers can be decoded to this type.
 fn is_number(dtype: DType) -> bool {
     dtype.is_integer() || matches!(dtype, DType::F32 | DType::F64)
 }
 
-/// Whether values of a type can become these values.
+/// Checks that the field's values can be read as the requested type.
 fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> Result<(), Error> {
     let leaf = feature.request.leaf();
     let id = match trace.end {
@@ -91,7 +91,7 @@ fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> R
             }
             (true, "")
         }
-        // Whoever asks for a unit says in which these numbers are.
+        // The requested time unit determines the meaning of plain numbers.
         (Type::Int | Type::Long, None) => (
             matches!(leaf, Leaf::Fixed(d) if is_number(d) || d.is_time()),
             "an integer or floating-point dtype",
@@ -133,7 +133,7 @@ fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> R
     Err(mismatch(schema, id, leaf, ask))
 }
 
-/// Whether decimals within this many arrays are read as integers of 128 bits, each a pair of int64, the lower half
+/// Whether decimals within this many arrays are read as 128-bit integers. Each is a pair of int64, the lower half
 /// first.
 pub(crate) fn is_pair(feature: &Feature, arrays: usize) -> bool {
     let long = feature.request.leaf() == Leaf::Fixed(DType::I64);
@@ -148,7 +148,7 @@ fn mismatch(schema: &Schema, id: NodeId, leaf: Leaf, ask: &str) -> Error {
     ))
 }
 
-/// Whether values can become integers in units of a power of ten.
+/// Checks that the values can be read as integers in units of a power of ten.
 fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) -> Result<(), Error> {
     let asked = feature.scale.unwrap_or(0);
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
@@ -175,8 +175,8 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
     Ok(())
 }
 
-/// The dimension that the values of a type have within this many arrays when they are read as elements of a dtype: a
-/// fixed of bytes is an array, and so are the two halves of a decimal.
+/// Returns the length of the additional dimension of values that are read as elements of a dtype, within this many
+/// arrays. A fixed of bytes is an array of bytes, and a decimal may be two halves.
 fn own_dimension(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) -> Option<usize> {
     let Leaf::Fixed(dtype) = feature.request.leaf() else {
         return None;
@@ -190,7 +190,7 @@ fn own_dimension(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) 
     }
 }
 
-/// The type of a feature's values: of a sparse record the items of its field `values`.
+/// Returns the type of a feature's values. For a sparse record, this is the item type of its field `values`.
 fn values(schema: &Schema, id: NodeId) -> NodeId {
     let Type::Record(fields) = schema.ty(id) else { return id };
     let field = fields.iter().find(|f| f.name == "values").map(|f| bare(schema, f.node));
@@ -208,7 +208,7 @@ fn symbols(schema: &Schema, id: NodeId) -> Option<Arc<[String]>> {
     }
 }
 
-/// Checks that a schema can yield a feature in the form that is asked for.
+/// Checks that a schema can yield a feature in the requested form.
 pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     if feature.lookup.is_some() {
         return keys::check(schema, feature);
@@ -264,7 +264,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
     Ok(trace)
 }
 
-/// Checks that there is one encoded value in a record.
+/// Checks that the field is encoded as one value per record.
 fn check_encoded(trace: ResolvedPath<'_>) -> Result<ResolvedPath<'_>, Error> {
     match trace.end {
         End::Node(_) if trace.nullable.len() == 1 => Ok(trace),
@@ -274,7 +274,7 @@ fn check_encoded(trace: ResolvedPath<'_>) -> Result<ResolvedPath<'_>, Error> {
     }
 }
 
-/// Checks that there are items to be counted below all dimensions.
+/// Checks that there are items to count below all dimensions.
 fn check_counts<'s>(schema: &Schema, trace: ResolvedPath<'s>, rank: usize) -> Result<ResolvedPath<'s>, Error> {
     let what = match trace.end {
         End::Node(id) if matches!(schema.ty(id), Type::Array(_) | Type::Map(_)) => return Ok(trace),
@@ -288,7 +288,8 @@ fn check_counts<'s>(schema: &Schema, trace: ResolvedPath<'s>, rank: usize) -> Re
 }
 
 impl Column {
-    /// Lays out a feature of the (first) schema. `first_part` is the number of the column's first part.
+    /// Lays out a feature of the schema that determines the layout. `first_part` is the index of the column's first
+    /// part.
     pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
         let trace = check(schema, feature)?;
         let form = Form::of(feature, &trace.nullable);
@@ -301,7 +302,7 @@ impl Column {
         Ok(Column {
             feature: feature.clone(),
             spec: ColumnSpec {
-                // Of pairs there is no scale that says what they are.
+                // A scale doesn't describe pairs of int64.
                 scale: feature.scale.filter(|_| !is_pair(feature, trace.nullable.len() - 1)),
                 ..ColumnSpec::new(&feature.name, form)
             },
@@ -311,7 +312,7 @@ impl Column {
         })
     }
 
-    /// Lays out a feature that the folders of files stand for.
+    /// Lays out a partition column.
     pub(crate) fn of_folder(feature: &Feature, first_part: PartId, nullable: bool, folder: usize) -> Column {
         let form = Form::of(feature, &[nullable]);
         let parts = PartIds::new(&form, first_part);
@@ -324,7 +325,7 @@ impl Column {
         }
     }
 
-    /// Whether the items of the array at this level are what is counted.
+    /// Whether the column counts the items of the array at this level.
     pub(crate) fn counts_at(&self, level: usize) -> bool {
         self.feature.counts && level == self.feature.request.rank()
     }
@@ -334,7 +335,7 @@ impl Column {
         self.feature.lookup.is_some() && level + 1 == self.feature.request.rank()
     }
 
-    /// What the length of the array of dimension `dim` must be.
+    /// Returns the rule for the lengths of arrays in dimension `dim`.
     pub(crate) fn length_rule(&self, dim: usize) -> LengthRule {
         if self.counts_at(dim) {
             return LengthRule::Free;
@@ -342,7 +343,7 @@ impl Column {
         self.feature.request.length_rule(dim)
     }
 
-    /// The part whose bytes must be UTF-8, if there is one.
+    /// Returns the part whose bytes must be UTF-8, if any.
     pub(crate) fn utf8(&self) -> Option<PartId> {
         match self.parts.values {
             ValueParts::Text { utf8: true, to } => Some(to.bytes),

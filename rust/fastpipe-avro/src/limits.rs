@@ -1,47 +1,49 @@
-//! Absolute limits. What exceeds them is an error that says so, so that no file can make a reader allocate or loop
-//! without bound. All are far above what writers produce.
+//! Absolute limits. Data that exceeds a limit raises an error that names it, so no file can make a reader allocate or
+//! loop without bound. Writers stay far below all of these limits.
 
-/// Bytes of a file's header (its schema and metadata).
+/// Maximum bytes of a file's header (its schema and metadata).
 pub const MAX_HEADER_BYTES: u64 = 64 << 20;
 
-/// Entries of a file's metadata.
+/// Maximum number of entries in a file's metadata.
 pub const MAX_METADATA_ENTRIES: usize = 1 << 16;
 
-/// Blocks of a file.
+/// Maximum number of blocks in a file.
 pub const MAX_BLOCKS: u64 = 1 << 28;
 
-/// Blocks without records in a file: a hole in it, which takes no room, can stand for any number of them.
+/// Maximum number of blocks without records in a file. A hole of a sparse file takes no disk space, but can contain any
+/// number of them.
 pub const MAX_EMPTY_BLOCKS: u64 = 1 << 20;
 
-/// Bytes of a block as stored.
+/// Maximum bytes of a block in the file.
 pub const MAX_STORED_BLOCK_BYTES: u64 = (1 << 31) - 1;
 
-/// Bytes of a block after decompression.
+/// Maximum bytes of a block after decompression.
 pub const MAX_BLOCK_BYTES: usize = 1 << 30;
 
-/// Bytes of the window of a zstandard frame, which is what zstd itself takes by default.
+/// Maximum bytes of the window of a zstandard frame, equal to zstd's own default.
 pub const MAX_WINDOW_BYTES: u64 = 1 << 27;
 
-/// Records in a block.
+/// Maximum number of records in a block.
 pub const MAX_BLOCK_RECORDS: u64 = (1 << 31) - 1;
 
-/// Values in a block that take no bytes at all (null, empty records), however large the block is.
+/// Maximum number of zero-byte values (null, empty records) in a block of any size.
 pub const MAX_ZERO_WIDTH: u64 = 1 << 24;
 
-/// Records in a file that take no bytes at all: an order lists them, and nothing else bounds their number.
+/// Maximum number of zero-byte records in a file. An order lists the records, and nothing else bounds their count.
 pub const MAX_EMPTY_RECORDS: u64 = 1 << 24;
-/// Items of no bytes that the arrays of any block may have, however small it is.
+/// Number of zero-byte array items that every block may have, however small it is.
 pub const LEAST_ZERO_WIDTH_ITEMS: u64 = 1 << 14;
 
-/// Items of no bytes that arrays may have for each byte of their block.
+/// Number of zero-byte array items allowed per byte of the decompressed block.
 pub const ZERO_WIDTH_ITEMS_PER_BYTE: u64 = 64;
 
-/// The same, for each byte that the block takes in its file: what is compressed well stands for more of them.
+/// Number of zero-byte array items allowed per byte of the block in its file. It is higher because well-compressed data
+/// legitimately expands to more items.
 pub const ZERO_WIDTH_ITEMS_PER_STORED_BYTE: u64 = 1024;
 
-/// Items of no bytes that the arrays of a block may have. A count of a few bytes declares any number of them, so the
-/// bytes that are really there bound it: `stored` of them in the file, which become `plain` of data. Reading one takes
-/// some 30 ns, so a block takes at most 30 µs for each byte that it has in the file.
+/// Returns the maximum number of zero-byte array items in a block of `stored` bytes in the file and `plain` bytes of
+/// data. A count of a few bytes can declare any number of such items, so the block's actual size bounds them. Reading
+/// one takes about 30 ns, so a block takes at most 30 µs per byte in the file.
 pub const fn max_zero_width_items(stored: u64, plain: u64) -> u64 {
     let (by_plain, by_stored) = (
         plain.saturating_mul(ZERO_WIDTH_ITEMS_PER_BYTE),
@@ -57,34 +59,34 @@ pub const fn max_zero_width_items(stored: u64, plain: u64) -> u64 {
     }
 }
 
-/// Levels of nesting of a recursive type in data.
+/// Maximum nesting depth of a recursive type in data.
 pub const MAX_DEPTH: u32 = 128;
 
-/// Columns inferred from one schema.
+/// Maximum number of columns inferred from one schema.
 pub const MAX_COLUMNS: usize = 10_000;
 
-/// Bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within `a` and `b` has
-/// the path `a.b.c`.)
+/// Maximum total bytes of the paths of all fields of a schema, and of all columns inferred from it. (Field `c` within
+/// `a` and `b` has the path `a.b.c`.)
 pub const MAX_PATH_BYTES: usize = 16 << 20;
 
-/// Bytes of a schema's JSON.
+/// Maximum bytes of a schema's JSON.
 pub const MAX_SCHEMA_BYTES: usize = 4 << 20;
 
-/// Entries of one list in a schema: fields, symbols, branches.
+/// Maximum number of entries of one list in a schema: fields, symbols or branches.
 pub const MAX_SCHEMA_LIST: usize = 1 << 15;
 
-/// Bytes of one name in a schema, or of a namespace.
+/// Maximum bytes of one name or namespace in a schema.
 pub const MAX_NAME_BYTES: usize = 4 << 10;
 
-/// Bytes of all names in a schema, each with the namespace that it inherits.
+/// Maximum total bytes of all names in a schema, each with the namespace that it inherits.
 pub const MAX_SCHEMA_NAME_BYTES: usize = 8 << 20;
 
-/// Types of a schema within one another.
+/// Maximum nesting depth of the types of a schema.
 pub const MAX_SCHEMA_LEVELS: usize = 256;
 
-/// Levels of a schema's JSON, without defaults and whatever else reading doesn't need. A record takes three, other
-/// types one or two; Python's parser gives up at a thousand.
+/// Maximum nesting depth of a schema's JSON, not counting defaults and other attributes that reading ignores. A record
+/// takes three levels, other types one or two. Python's JSON parser fails at a depth of about 1,000.
 pub const MAX_SCHEMA_JSON_LEVELS: usize = 896;
 
-/// Nodes of a schema.
+/// Maximum number of nodes of a schema.
 pub const MAX_SCHEMA_NODES: usize = 1_000_000;

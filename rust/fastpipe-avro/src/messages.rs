@@ -1,8 +1,8 @@
-//! Messages: records without a file around them, each in bytes of its own, as queues carry them.
+//! Messages: Avro records without a container file, such as those in queues.
 //!
-//! A message is a datum, or a header that names its schema with a datum behind it ([`Framing`]). The first schema
-//! decides which columns there are and how they are laid out; others have plans of their own that lead to the same
-//! columns, as the files of a data set have.
+//! A message consists of a datum, or of a header that identifies its schema and a datum ([`Framing`]). The first schema
+//! determines the columns and their layout. Each other schema has a separate plan that fills the same columns, as for
+//! the files of a dataset.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use crate::partition_columns::FolderColumns;
 use crate::plan::{Plan, laid_out};
 use crate::schema::Schema;
 
-/// What stands in front of a message's datum.
+/// The header before a message's datum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// Nothing: all messages are of one schema.
+    /// No header: all messages have the same schema.
     Bare,
     /// The marker C3 01 and the fingerprint of the schema, little-endian (Avro 1.12 specification, "Single-object
     /// encoding").
     SingleObject,
-    /// A byte 0 and the number of the schema in a registry, four bytes, big-endian.
+    /// A zero byte and the ID of the schema in a registry, four bytes, big-endian.
     Registry,
 }
 
 impl Framing {
-    /// Bytes of the header.
+    /// Returns the number of bytes of the header.
     pub const fn header(self) -> usize {
         match self {
             Framing::Bare => 0,
@@ -39,7 +39,8 @@ impl Framing {
         }
     }
 
-    /// What names the schema of message `number`: a fingerprint, or a number; 0 where nothing does.
+    /// Returns the key of the schema of message `number`: a fingerprint or a registry ID, or 0 if messages have no
+    /// header.
     pub fn key(self, message: &[u8], number: u64) -> Result<u64> {
         let key = match (self, message) {
             (Framing::Bare, _) => Some(0),
@@ -93,7 +94,8 @@ impl Framing {
     }
 }
 
-/// The features that are inferred of messages of a schema, or those that `columns` names; and what is left out.
+/// Infers the features of messages with this schema, restricted to `columns` if given, and the columns that are left
+/// out.
 pub fn infer_message_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
     infer_columns(schema, columns).map_err(|e| e.at_path(&Arc::from("<schema>")))
 }
@@ -108,7 +110,7 @@ pub struct MessageSchemas {
 }
 
 impl MessageSchemas {
-    /// Lays features of the first schema out.
+    /// Creates the schemas and lays out features of the first schema.
     pub fn new(schema: &Schema, features: &[Feature]) -> Result<Self> {
         let columns = laid_out(schema, &"<schema>".into(), features.iter(), &FolderColumns::default())?;
         let specs: Arc<[_]> = columns.iter().map(|column| column.spec.clone()).collect();
@@ -122,29 +124,29 @@ impl MessageSchemas {
         Ok(schemas)
     }
 
-    /// Compiles another schema for the same columns. Its number.
+    /// Compiles another schema for the same columns. Returns the schema's index.
     pub fn add(&mut self, schema: &Schema) -> Result<usize> {
         self.plans.push(Arc::new(compile(schema, None, &self.columns)?));
         Ok(self.plans.len() - 1)
     }
 
-    /// What is read, and how it is laid out.
+    /// Returns the columns that are read.
     pub fn columns(&self) -> &[Column] {
         &self.columns
     }
 
-    /// The columns of every batch.
+    /// Returns the specs of the columns of every batch.
     pub fn specs(&self) -> &[ColumnSpec] {
         &self.specs
     }
 
-    /// The parts of all columns.
+    /// Returns the parts of all columns.
     pub fn parts(&self) -> &Arc<[Part]> {
         &self.parts
     }
 
-    /// Decodes messages to slots one behind the other, the first to slot `first`, which is its number, too. What bounds
-    /// values of no bytes is the size of all these messages.
+    /// Decodes messages to consecutive slots. Slot `first` receives the first message and is also its index in errors.
+    /// The total size of the messages bounds the number of zero-byte values.
     pub fn decode(&self, messages: &[Message<'_>], first: u32, out: &mut Sink<'_>) -> Result<()> {
         let bytes = messages.iter().map(|message| message.bytes.len() as u64).sum();
         let mut left = max_zero_width_items(bytes, bytes);

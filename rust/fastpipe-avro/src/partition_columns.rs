@@ -1,8 +1,9 @@
-//! Columns that the folders of files stand for: `year=2026/part-0.avro` says of each record that its year is 2026.
+//! Partition columns, whose values are encoded in folder names: in `year=2026/part-0.avro`, every record has the year
+//! 2026.
 //!
-//! They are constants of a file. The plan of a schema has one operation for all of them,
-//! [`Op::Folders`](crate::plan::Op), at the end of a record; what it writes comes with the block. So a thousand folders
-//! share one plan, and a file without such columns has the plan that it always had.
+//! The values are constant within a file. The plan of a schema has one operation for all partition columns,
+//! [`Op::Folders`](crate::plan::Op), at the end of a record. The constants that it writes are stored with the block. So
+//! files in a thousand folders share one plan, and partitioning doesn't affect the plans of other files.
 
 use fastpipe_batch::{
     DType, Error, ErrorKind, Feature, Key, Leaf, Nulls, Request, Result, Scalar, UNKNOWN, ValueParts,
@@ -16,12 +17,12 @@ use crate::layout::Column;
 use crate::plan::Emit;
 use crate::schema::{Schema, Type};
 
-/// A column that folders stand for.
+/// A partition column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FolderColumn {
-    /// Its name, which is that of the folders: `year` of `year=2026`.
+    /// Name of the column and its folders: `year` for `year=2026`.
     pub name: String,
-    /// For each file its value: an `Int` in all, or `Bytes` of UTF-8 in all; `None` for null.
+    /// The value of each file: all are `Int`, or all are `Bytes` of UTF-8. `None` is null.
     pub values: Vec<Option<Scalar>>,
 }
 
@@ -37,7 +38,7 @@ impl FolderColumn {
             .any(|value| matches!(value, Scalar::Int(_)))
     }
 
-    /// What reads all of it.
+    /// Returns the feature that reads the whole column.
     fn feature(&self) -> Feature {
         let leaf = if self.is_int() {
             Leaf::Fixed(DType::I64)
@@ -60,7 +61,7 @@ impl FolderColumn {
         }
     }
 
-    /// Checks that a feature is one that this column can be.
+    /// Checks that this column can be read as a feature.
     fn check(&self, feature: &Feature) -> Result<()> {
         if let Some(lookup) = &feature.lookup {
             return match self.is_int() {
@@ -97,13 +98,13 @@ impl FolderColumn {
     }
 }
 
-/// The columns that folders stand for, in the order in which they are listed.
+/// The partition columns of a dataset, in the order in which they are listed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FolderColumns(Vec<FolderColumn>);
 
 impl FolderColumns {
-    /// Those of `columns` that no file's schema, or the reader's, has a field of itself, since what a file says itself
-    /// counts more.
+    /// Creates partition columns, without those that are fields of a file's or the reader's schema. A field in the file
+    /// wins over the folder.
     pub fn new(columns: Vec<FolderColumn>, schemas: &[&Schema]) -> FolderColumns {
         let has = |schema: &&Schema, name: &str| match schema.ty(schema.root()) {
             Type::Record(fields) => fields.iter().any(|field| field.name == name),
@@ -113,13 +114,13 @@ impl FolderColumns {
         FolderColumns(columns.into_iter().filter(own).collect())
     }
 
-    /// Their names.
+    /// Returns the names of the columns.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|column| column.name.as_str())
     }
 
-    /// Infers features as [`infer_columns`] does, with these columns behind those of the file, or where `columns` names
-    /// them.
+    /// Infers features as [`infer_columns`] does. The partition columns follow those of the file, or take their
+    /// positions in `columns`.
     pub fn infer(&self, schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
         let Some(columns) = columns else {
             let mut inferred = infer_columns(schema, None)?;
@@ -148,7 +149,7 @@ impl FolderColumns {
         Ok(inferred)
     }
 
-    /// A feature with the form that follows from its lookup, if it is one of these columns.
+    /// Returns a feature with the form that its lookup requires, if it reads one of these columns.
     pub fn with_form(&self, feature: &Feature) -> Option<Feature> {
         let (lookup, _) = (feature.lookup.as_ref()?, self.find(&feature.field)?);
         let request = Request::Dense {
@@ -162,12 +163,12 @@ impl FolderColumns {
         })
     }
 
-    /// Which of these columns a field is.
+    /// Returns the index of the column with this name.
     pub(crate) fn find(&self, field: &str) -> Option<usize> {
         self.0.iter().position(|column| column.name == field)
     }
 
-    /// Lays out a feature, if it is one of these columns.
+    /// Lays out a feature, if it reads one of these columns.
     pub(crate) fn column(&self, feature: &Feature, first_part: u32) -> Result<Option<Column>> {
         let Some(at) = self.find(&feature.field) else {
             return Ok(None);
@@ -177,7 +178,7 @@ impl FolderColumns {
         Ok(Some(Column::of_folder(feature, first_part, nullable, at)))
     }
 
-    /// What a file writes to the columns of each of its records.
+    /// Returns the constants that a file writes to the columns of each of its records.
     pub(crate) fn constants(&self, columns: &[Column], file: usize) -> Result<Vec<Emit>> {
         let mut emits = Vec::new();
         for column in columns {
@@ -199,7 +200,7 @@ impl FolderColumns {
     }
 }
 
-/// What writes the index of a text to a column.
+/// Returns the constants that write the index of a text to a column.
 fn looked_up(column: &Column, text: &[u8]) -> Result<Vec<Emit>> {
     let key = Key { text, term: None };
     match column.feature.lookup.as_ref().map(|lookup| lookup.find_one(key)) {
@@ -215,7 +216,7 @@ fn looked_up(column: &Column, text: &[u8]) -> Result<Vec<Emit>> {
     }
 }
 
-/// What writes a value to a column.
+/// Returns the constants that write a value to a column.
 fn present(column: &Column, value: &Scalar) -> Result<Vec<Emit>> {
     let emit = |part: u32, value: &[u8]| Emit {
         part,

@@ -1,11 +1,11 @@
-//! A file's schema as a reader's schema sees it (Avro 1.12 specification, "Schema Resolution").
+//! Resolves a file's schema to a reader's schema (Avro 1.12 specification, "Schema Resolution").
 //!
-//! The result is a schema again: laid out in bytes as the file is, but with the reader's names of fields and symbols,
-//! with fields that the file hasn't as [`Type::Default`], and with what doesn't resolve as [`Type::Mismatch`]. So the
-//! compiler needs no other way through a resolved schema than through a plain one, and a record costs nothing more.
+//! The result is a schema with the byte layout of the file and the reader's names of fields and symbols. Fields that
+//! the file lacks are [`Type::Default`], and types that don't resolve are [`Type::Mismatch`]. The compiler therefore
+//! treats a resolved schema like a plain one, and decoding a record costs the same.
 //!
-//! Like Java's reader, and other than the specification's words, a value takes the branch of the reader's union that
-//! has its very type before one that it would be promoted to.
+//! If the reader's schema is a union, an exact type match is preferred to a promotion. This follows Avro's Java
+//! implementation rather than the text of the specification.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use crate::limits::{MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{Branch, Field, Logical, Node, NodeId, Schema, Symbols, Type, Union, UnionShape};
 
-/// What a pair of types becomes: of the file's, and of the reader's if that wants it.
+/// A pair of types to resolve: the file's type, and the reader's if the reader wants the value.
 type Pair = (NodeId, Option<NodeId>);
 
-/// The file's schema `writer` as `reader` sees it.
+/// Resolves the file's schema `writer` to the schema `reader`.
 pub(crate) fn resolve(writer: &Schema, reader: &Schema) -> Result<Schema> {
     let mut resolver = Resolver {
         writer,
@@ -41,9 +41,9 @@ struct Resolver<'a> {
     reader: &'a Schema,
     nodes: Vec<Node>,
     known: HashMap<Pair, NodeId>,
-    /// Copies of the reader's types, for defaults.
+    /// Copies of the reader's types, which defaults need.
     copies: HashMap<NodeId, NodeId>,
-    /// Of the reader's field that is being resolved.
+    /// Path of the reader's field that is being resolved.
     path: String,
     depth: usize,
 }
@@ -68,7 +68,7 @@ impl Resolver<'_> {
             let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is resolved");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
-        // Its number must be known before its parts, which may refer to it.
+        // The index must be known before the components are resolved, because they may refer to it.
         let id = self.push(Node::new(Type::Null))?;
         self.known.insert((w, r), id);
         self.depth += 1;
@@ -145,8 +145,8 @@ impl Resolver<'_> {
         }
     }
 
-    /// A value with what it stands for in the reader's schema. A decimal that stands for one of another scale stays
-    /// what the file says it is.
+    /// Returns the node with the logical type of the reader's schema. If both types are decimals, the file's scale is
+    /// kept.
     fn logical(&self, node: Node, r: NodeId) -> Node {
         let wanted = self.reader.node(r).logical;
         let logical = match (node.logical, wanted) {
@@ -156,7 +156,7 @@ impl Resolver<'_> {
         Node { logical, ..node }
     }
 
-    /// What the reader doesn't want is skipped.
+    /// Resolves a value that the reader doesn't want, which is skipped.
     fn unwanted(&mut self, w: NodeId) -> Result<Node> {
         let mut node = self.writer.node(w).clone();
         match &mut node.ty {
@@ -179,7 +179,7 @@ impl Resolver<'_> {
     }
 
     fn record(&mut self, own: &Node, of: &[Field], wanted: &[Field]) -> Result<Node> {
-        // Which field of the file each of the reader's is.
+        // Returns the index of the reader's field in the file.
         let place = |field: &Field| {
             let named = |name: &str| of.iter().position(|f| f.name == name);
             named(&field.name).or_else(|| field.aliases.iter().find_map(|alias| named(alias)))
@@ -188,7 +188,7 @@ impl Resolver<'_> {
         let mut absent = Vec::new();
         for field in wanted {
             match place(field) {
-                // The first of several that have one name takes it.
+                // If several of the reader's fields have this name, the first one takes the file's field.
                 Some(at) if !taken.contains_key(&at) => drop(taken.insert(at, field)),
                 _ => absent.push(field),
             }
@@ -242,11 +242,12 @@ impl Resolver<'_> {
         len
     }
 
-    /// The branch of the reader's union that a type of the file becomes. `what` precedes the type in an error.
+    /// Returns the branch of the reader's union that a type of the file resolves to. In errors, `what` precedes the
+    /// type.
     fn branch_of(&mut self, w: NodeId, of: &Union, what: &str) -> Result<Branch> {
         let own = &self.writer.node(w).name;
         let same = |b: &&Branch| self.is_like(w, b.node, false, 0);
-        // Names may match without their namespaces, but the very name comes first.
+        // Names may match without their namespaces, but a match of the full name is preferred.
         let named = |b: &&Branch| own.is_some() && self.reader.node(b.node).name == *own && same(b);
         let like = |b: &&Branch| self.is_like(w, b.node, true, 0);
         let find = |fits: &dyn Fn(&&Branch) -> bool| of.branches.iter().find(|b| fits(b));
@@ -277,7 +278,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// How columns of the reader's schema see a type.
+    /// Returns how columns of the reader's schema represent a type.
     fn shape(&self, r: NodeId) -> UnionShape {
         match self.reader.ty(r) {
             Type::Union(of) if of.shape == UnionShape::Several => UnionShape::Several,
@@ -285,7 +286,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whether the file's type is of the reader's kind, if `promoted` also one that is promoted to it.
+    /// Whether the file's type has the same kind as the reader's or, if `promoted`, can be promoted to it.
     fn is_like(&self, w: NodeId, r: NodeId, promoted: bool, depth: usize) -> bool {
         match (self.writer.ty(w), self.reader.ty(r)) {
             (Type::Record(_), Type::Record(_)) | (Type::Enum(_), Type::Enum(_)) => self.same_name(w, r),
@@ -299,7 +300,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// Whether names match: without namespaces, or by one of the reader's aliases.
+    /// Whether names match, either without their namespaces or through one of the reader's aliases.
     fn same_name(&self, w: NodeId, r: NodeId) -> bool {
         let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
         let (w, r) = (self.writer.node(w), self.reader.node(r));
@@ -343,7 +344,7 @@ impl Resolver<'_> {
         )
     }
 
-    /// A copy of one of the reader's types.
+    /// Copies one of the reader's types.
     fn copy(&mut self, r: NodeId) -> Result<NodeId> {
         if let Some(&id) = self.copies.get(&r) {
             return Ok(id);
@@ -376,13 +377,14 @@ impl Resolver<'_> {
     }
 }
 
-/// A type for messages, with its name if it has one.
+/// Describes a type for messages, with its name if it has one.
 fn described(schema: &Schema, id: NodeId) -> String {
     let name = schema.node(id).name.as_ref();
     schema.describe(id) + &name.map_or_else(String::new, |name| format!(" {name}"))
 }
 
-/// The file's symbols by the reader's names: those that it doesn't know are its default, if it has one.
+/// Returns the file's symbols under the reader's names. The reader's default, if any, replaces symbols that the reader
+/// lacks.
 fn renamed(symbols: &Symbols, wanted: &Symbols) -> Symbols {
     let known = |text: &String| wanted.texts.contains(text);
     let taken = |text: &String| match &wanted.default {
@@ -401,8 +403,8 @@ fn renamed(symbols: &Symbols, wanted: &Symbols) -> Symbols {
     }
 }
 
-/// Whether both are dates or times, and not counted in the same unit: the specification resolves them as the integers
-/// that they are, which would make other times of them.
+/// Whether both are dates or times that count different units. The specification would resolve them as plain integers,
+/// which would change the times.
 fn other_unit(of: Option<Logical>, wanted: Option<Logical>) -> bool {
     let times = of.and_then(Logical::time).zip(wanted.and_then(Logical::time));
     times.is_some_and(|(of, wanted)| of != wanted)
@@ -415,7 +417,7 @@ fn is_primitive(ty: &Type) -> bool {
     )
 }
 
-/// Whether a value of a type is promoted to another.
+/// Whether a value of a type can be promoted to another type.
 fn is_promoted(of: &Type, to: &Type) -> bool {
     match of {
         Type::Int => matches!(to, Type::Long | Type::Float | Type::Double),

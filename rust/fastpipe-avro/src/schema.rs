@@ -1,5 +1,5 @@
-//! Avro schemas, laid out flat: nodes refer to each other by number, so that recursive types are no special case and
-//! every question about a type is answered once.
+//! Avro schemas in a flat layout: nodes refer to each other by index. Recursive types therefore need no special case,
+//! and each property of a type is computed once.
 
 mod json;
 mod logical;
@@ -18,12 +18,12 @@ use self::json::Json;
 use self::parse::Types;
 use crate::limits::MAX_SCHEMA_BYTES;
 
-/// The number of a node.
+/// Index of a node.
 pub type NodeId = usize;
 
-/// A type, with its parts by number.
+/// A type. It refers to its component types by index.
 #[derive(Clone, Debug, PartialEq)]
-#[allow(missing_docs)] // The variants are Avro's types, but for the last three.
+#[allow(missing_docs)] // The variants are Avro's types, except for the last three.
 pub enum Type {
     Null,
     Boolean,
@@ -39,25 +39,25 @@ pub enum Type {
     Map(NodeId),
     Record(Vec<Field>),
     Union(Union),
-    /// A value that a reader's schema has and the file hasn't: it takes no bytes.
+    /// A value that a reader's schema has and the file doesn't. It takes no bytes.
     Default {
-        /// Its type, which is the reader's.
+        /// The type in the reader's schema.
         node: NodeId,
-        /// The default, as JSON.
+        /// The default value, as JSON.
         json: Arc<str>,
     },
-    /// The same without a default, and why it is missed.
+    /// A value that a reader's schema has and the file doesn't, without a default.
     Missing {
-        /// Its type, which is the reader's.
+        /// The type in the reader's schema.
         node: NodeId,
-        /// What to say of it.
+        /// The text of the error.
         reason: Arc<str>,
     },
-    /// A value of a type that doesn't become the reader's.
+    /// A value of a type that doesn't resolve to the reader's type.
     Mismatch {
-        /// The file's type.
+        /// The type in the file.
         node: NodeId,
-        /// What to say of it.
+        /// The text of the error.
         reason: Arc<str>,
     },
 }
@@ -65,29 +65,29 @@ pub enum Type {
 /// A field of a record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
-    /// Its name; empty if a reader's schema doesn't have it.
+    /// Name of the field; empty if a reader's schema lacks it.
     pub name: String,
-    /// Its type.
+    /// Type of the field.
     pub node: NodeId,
-    /// Other names under which files may have it.
+    /// Alternative names of the field in files.
     pub aliases: Vec<String>,
-    /// Its default, as JSON.
+    /// Default value, as JSON.
     pub default: Option<Arc<str>>,
 }
 
 /// The symbols of an enum.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Symbols {
-    /// What each index stands for.
+    /// The symbol of each index.
     pub texts: Arc<[String]>,
-    /// What others' symbols are taken for.
+    /// The symbol that replaces unknown symbols of a file.
     pub default: Option<String>,
-    /// The indices whose symbols a reader's schema doesn't know, if there are such.
+    /// Whether a reader's schema lacks the symbol, for each index; empty if it has all of them.
     pub unknown: Arc<[bool]>,
 }
 
 impl Symbols {
-    /// Symbols that all are known.
+    /// Creates symbols that a reader's schema all knows.
     pub(crate) fn new(texts: Vec<String>, default: Option<String>) -> Symbols {
         Symbols {
             texts: texts.into(),
@@ -97,23 +97,23 @@ impl Symbols {
     }
 }
 
-/// A type as it stands at one place of a schema.
+/// A type where it is used in a schema, with its annotations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     /// The type.
     pub ty: Type,
     /// The full name of a record, enum or fixed.
     pub name: Option<String>,
-    /// Other full names of it.
+    /// Alternative full names of the type.
     pub aliases: Vec<String>,
-    /// The logical type that annotates it.
+    /// The logical type of the annotation.
     pub logical: Option<Logical>,
-    /// Whether a reader's schema has floats in the place of these integers.
+    /// Whether a reader's schema has floats instead of these integers, which rounds them.
     pub rounds: bool,
 }
 
 impl Node {
-    /// A type without a name.
+    /// Creates a type without a name.
     pub(crate) fn new(ty: Type) -> Node {
         Node {
             ty,
@@ -125,10 +125,10 @@ impl Node {
     }
 }
 
-/// The tag of a union as it stands in the file: which branch is null, and how many there are.
+/// The branches of a union in the file: the index of the null branch, and the number of branches.
 pub(crate) type Tag = (Option<i64>, u32);
 
-/// The unions around a type.
+/// The unions around a type, outermost first.
 pub(crate) type Unions = Vec<Tag>;
 
 /// A parsed schema.
@@ -142,7 +142,7 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// Bytes of a description, behind which it is cut.
+    /// Length in bytes after which a description is cut.
     const DESCRIBED: usize = 200;
 
     /// Parses a schema from JSON.
@@ -156,7 +156,7 @@ impl Schema {
         Ok(Schema::of(nodes, root))
     }
 
-    /// A schema of these nodes.
+    /// Creates a schema from nodes.
     pub(crate) fn of(nodes: Vec<Node>, root: NodeId) -> Schema {
         let n = nodes.len();
         let mut schema = Schema {
@@ -171,7 +171,7 @@ impl Schema {
         schema
     }
 
-    /// The same, whose values are what is stored, whatever they stand for.
+    /// Returns this schema without logical types, so that its values are read as they are stored.
     #[must_use]
     pub fn without_logical_types(&self) -> Schema {
         let plain = |node: &Node| {
@@ -187,7 +187,7 @@ impl Schema {
         Schema::of(self.nodes.iter().map(plain).collect(), self.root)
     }
 
-    /// Says how columns see each union. Adds the types of those whose branches are one column.
+    /// Determines how columns represent each union. Adds types for unions whose branches form one column.
     fn classify_unions(&mut self) {
         for id in 0..self.nodes.len() {
             let Type::Union(union) = &self.nodes[id].ty else {
@@ -202,48 +202,49 @@ impl Schema {
         (self.smallest, self.fixed, self.recursive) = (vec![0; n], vec![None; n], vec![false; n]);
     }
 
-    /// The root's number.
+    /// Returns the index of the root node.
     pub fn root(&self) -> NodeId {
         self.root
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Never: a schema has a root.
+    /// Returns false: a schema always has a root.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// A node.
+    /// Returns a node.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id]
     }
 
-    /// A node's type.
+    /// Returns the type of a node.
     pub fn ty(&self, id: NodeId) -> &Type {
         &self.nodes[id].ty
     }
 
-    /// The least number of bytes that a value takes. (A bound: values of recursive types count as 0 within themselves.)
+    /// Returns the minimum number of bytes of a value. This is a lower bound: within a recursive type, nested values of
+    /// the type count as 0.
     pub fn smallest(&self, id: NodeId) -> u64 {
         self.smallest[id]
     }
 
-    /// The number of bytes of every value, if all have the same.
+    /// Returns the number of bytes of every value if all values have the same size.
     pub fn fixed(&self, id: NodeId) -> Option<u64> {
         self.fixed[id]
     }
 
-    /// Whether a value can hold values of its own type.
+    /// Returns whether a value can contain values of its own type.
     pub fn recursive(&self, id: NodeId) -> bool {
         self.recursive[id]
     }
 
-    /// A type without a union around it that has one type besides null: which branch is null, and how many there are,
-    /// if the file says which a value is of. `None` for another union.
+    /// Returns the only type of a union besides null. If the file stores which branch a value has, the tag is returned
+    /// too. Returns `None` for unions of several types.
     pub(crate) fn within_union(&self, union: &Union) -> Option<(NodeId, Option<Tag>)> {
         let is_null = |b: &Branch| self.nodes[b.node].ty == Type::Null;
         match (union.shape, &union.branches[..]) {
@@ -257,7 +258,8 @@ impl Schema {
         }
     }
 
-    /// Returns a type without the unions around it, and these unions; `None` if a union has several types besides null.
+    /// Returns a type without the unions around it, and these unions. Returns `None` if a union has several types
+    /// besides null.
     pub(crate) fn within_unions(&self, mut id: NodeId) -> Option<(NodeId, Unions)> {
         let mut unions = Vec::new();
         while let Type::Union(union) = self.ty(id) {
@@ -268,13 +270,13 @@ impl Schema {
         Some((id, unions))
     }
 
-    /// Returns whether an array of these items has the form of a bag: its items are records.
+    /// Returns whether an array with these items can be read as a bag: its items are records.
     pub(crate) fn are_entries(&self, item: NodeId) -> bool {
         self.within_unions(item)
             .is_some_and(|(id, _)| matches!(self.ty(id), Type::Record(_)))
     }
 
-    /// The parts of a node.
+    /// Returns the component types of a node.
     pub fn children(&self, id: NodeId) -> Vec<NodeId> {
         (0..).map_while(|n| self.child(id, n)).collect()
     }
@@ -284,13 +286,12 @@ impl Schema {
             Type::Array(item) | Type::Map(item) | Type::Mismatch { node: item, .. } => (n == 0).then_some(*item),
             Type::Record(fields) => fields.get(n).map(|f| f.node),
             Type::Union(union) => union.branches.get(n).map(|b| b.node),
-            // What isn't in the file has no parts there.
+            // Types that aren't in the file have no components there.
             _ => None,
         }
     }
 
-    /// Computes sizes and recursion of all nodes: one depth-first walk, without recursion of our own, since schemas can
-    /// be deep.
+    /// Computes sizes and recursion of all nodes. This is an iterative depth-first search, because schemas can be deep.
     fn measure(&mut self) {
         #[derive(Clone, Copy, PartialEq)]
         enum State {
@@ -309,7 +310,7 @@ impl Schema {
                         state[child] = State::Open;
                         stack.push((child, 0));
                     }
-                    // Back to a node on the path: everything from it to here is part of a cycle.
+                    // This node is already on the path, so the nodes from it to the current one form a cycle.
                     State::Open => {
                         for &(on_path, _) in stack.iter().rev() {
                             self.recursive[on_path] = true;
@@ -349,7 +350,7 @@ impl Schema {
                 1u64.saturating_add(children.iter().map(|&c| self.smallest[c]).min().unwrap_or(0)),
                 None,
             ),
-            // Of one branch.
+            // Types with one component.
             Type::Union(_) | Type::Mismatch { .. } => (
                 children.first().map_or(0, |&c| self.smallest[c]),
                 children.first().and_then(|&c| self.fixed[c]),
@@ -358,7 +359,7 @@ impl Schema {
         }
     }
 
-    /// A text for messages, cut where it gets long: `array<union<null, float>>`.
+    /// Returns a description for messages, truncated if it is long: `array<union<null, float>>`.
     pub fn describe(&self, id: NodeId) -> String {
         let mut out = String::new();
         self.write(id, 0, &mut out);

@@ -1,4 +1,4 @@
-//! Avro files as a [`Source`]: a unit is a block.
+//! Avro files as a [`Source`]. A unit is a block.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,11 +22,11 @@ use crate::plan::{Emit, Plan, Plans, laid_out};
 use crate::schema::Schema;
 use crate::unit::AvroBlock;
 
-/// A block in the index: 16 bytes.
+/// An entry of the block index, which takes 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     offset: u64,
-    /// Header, data and marker.
+    /// Bytes of the block's header, data and sync marker.
     len: u32,
     rows: u32,
 }
@@ -37,39 +37,39 @@ struct File {
     sync: [u8; SYNC_BYTES],
     schema: Arc<Schema>,
     plan: Arc<Plan>,
-    /// Which of the source's classes: files with the same codec and schema.
+    /// Index of the source's class: files of a class have the same codec and schema.
     class: u32,
     first_unit: u64,
-    /// Whether it has no records: what its schema says doesn't matter then.
+    /// Whether the file has no records. Its schema is then ignored.
     is_empty: bool,
-    /// What its folders stand for.
+    /// Values of the file's partition columns.
     folders: Arc<[Emit]>,
-    /// The largest ratio of expansion so far, in eighths: only a hint for buffers.
+    /// The largest ratio of decompressed to stored bytes so far, in eighths. It is only a hint for buffer sizes.
     expansion: AtomicUsize,
 }
 
-/// Blocks of Avro files, read to the same columns.
+/// Blocks of Avro files that are read into the same columns.
 pub struct AvroSource {
     columns: Vec<Column>,
     facts: SourceFacts,
     files: Vec<File>,
-    /// What the schemas of all files resolve to, if that is given.
+    /// The reader's schema that the schemas of all files resolve to, if there is one.
     reader: Option<Arc<Schema>>,
     blocks: Arc<Vec<Entry>>,
     folders: Arc<FolderColumns>,
-    /// The file that decides how columns are laid out.
+    /// Index of the file that determines the layout of columns.
     decides: usize,
 }
 
 impl AvroSource {
-    /// Reads `features` from files with their blocks. The first file with records decides how columns are laid out;
-    /// others may have other schemas, as long as they can yield the same columns, or have no records.
+    /// Creates a source that reads `features` from files with the given blocks. The first file with records determines
+    /// the layout of columns. Other files may have other schemas if they can yield the same columns or have no records.
     pub fn new(features: &[Feature], files: &[(FileInfo, Vec<Block>)]) -> Result<AvroSource> {
         AvroSource::resolved(features, files, None, Arc::default())
     }
 
-    /// The same, whose files' schemas are resolved to `reader`, which decides how columns are laid out, and with
-    /// columns that the folders of files stand for.
+    /// Creates a source as [`AvroSource::new`] does, with partition columns. If `reader` is given, it determines the
+    /// layout of columns and the schemas of all files are resolved to it.
     pub fn resolved(
         features: &[Feature],
         files: &[(FileInfo, Vec<Block>)],
@@ -105,7 +105,7 @@ impl AvroSource {
         let columns = columns.transpose()?.unwrap_or_default();
         for (number, (info, blocks)) in files.iter().enumerate() {
             let is_empty = has_no_records(blocks);
-            // The plan of a file without records is never run.
+            // The plan of a file without records never runs.
             let (of, _) = if is_empty { &files[decides] } else { &files[number] };
             let plan = plans.of(&of.schema, &columns, &of.path)?;
             let constants = source
@@ -147,7 +147,7 @@ impl AvroSource {
                 });
             }
         }
-        // Schemas have no names that tell them apart, so classes of several are numbered.
+        // Schemas have no distinguishing names, so the classes of different schemas are numbered.
         let name = |(i, (codec, _)): (usize, &(Codec, Arc<Plan>))| match plans.found.len() {
             0 | 1 => codec.to_string().into(),
             _ => format!("{codec} ({})", i + 1).into(),
@@ -161,28 +161,28 @@ impl AvroSource {
         Ok(source)
     }
 
-    /// What the folders of a unit's file stand for in these columns.
+    /// Returns the values of partition columns in the file of a unit.
     pub(crate) fn folder_constants(&self, unit: u64, columns: &[Column]) -> Result<Vec<Emit>> {
         self.folders.constants(columns, self.file(unit).1)
     }
 
-    /// The same, with what each file looked like before its blocks were found: whoever reads them can tell then whether
-    /// it was changed since.
+    /// Returns the source with the stamp that each file had before it was indexed. Readers of blocks use it to detect
+    /// changed files.
     #[must_use]
     pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> AvroSource {
         self.facts.stamps = stamps;
         self
     }
 
-    /// The same, with the bytes of those files that lie in memory.
+    /// Returns the source with the contents of files that are in memory.
     #[must_use]
     pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> AvroSource {
         self.facts.contents = contents;
         self
     }
 
-    /// Writes where all blocks lie and how many records each has, for a digest: of each file the number of its blocks,
-    /// then of each block its offset, its bytes and its records, little-endian.
+    /// Writes the layout of all blocks to `out`, for a digest: the number of blocks of each file, then the offset,
+    /// bytes and records of each block, little-endian.
     pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
         let mut blocks = self.blocks.iter();
         for count in self.units_by_file() {
@@ -197,12 +197,12 @@ impl AvroSource {
         }
     }
 
-    /// What is read, and how it is laid out.
+    /// Returns the columns that are read.
     pub fn avro_columns(&self) -> &[Column] {
         &self.columns
     }
 
-    /// The columns of folders that are read.
+    /// Returns the names of the partition columns that are read.
     pub fn folders_read(&self) -> Vec<&str> {
         let read = |name: &&str| {
             self.columns
@@ -212,26 +212,26 @@ impl AvroSource {
         self.folders.names().filter(read).collect()
     }
 
-    /// Number of blocks of each file.
+    /// Returns the number of blocks of each file.
     pub fn units_by_file(&self) -> Vec<u64> {
         let ends = self.files.iter().skip(1).map(|f| f.first_unit);
         let ends = ends.chain([self.blocks.len() as u64]);
         ends.zip(&self.files).map(|(end, file)| end - file.first_unit).collect()
     }
 
-    /// Where a unit lies: its file, and its number within the file.
+    /// Returns the path of a unit's file and the unit's index within the file.
     pub fn place_of(&self, unit: u64) -> (&Arc<str>, u64) {
         let (file, _, number) = self.file(unit);
         (&file.path, number)
     }
 
-    /// The file of a unit, its number, and the number of the unit within it.
+    /// Returns the file of a unit, the file's index, and the unit's index within the file.
     fn file(&self, unit: u64) -> (&File, usize, u64) {
         let i = self.files.partition_point(|f| f.first_unit <= unit).saturating_sub(1);
         (&self.files[i], i, unit - self.files[i].first_unit)
     }
 
-    /// Columns of some features, and the plan that reads them from a unit's file.
+    /// Returns the columns of some features, and the plan that reads them from a unit's file.
     pub(crate) fn compile_for(&self, unit: u64, features: &[&Feature]) -> Result<(Vec<Column>, Arc<Plan>)> {
         let (file, first) = (self.file(unit).0, &self.files[self.decides]);
         let layout = self.reader.as_deref().unwrap_or(&first.schema);
@@ -298,7 +298,8 @@ impl AvroSource {
     }
 }
 
-/// The same bytes in a buffer that isn't much larger: how far the first blocks of a file expand is guessed.
+/// Copies data to a smaller buffer if its buffer is much too large. The expansion of a file's first blocks is only
+/// estimated.
 fn fitting(data: Buffer, pool: &BufferPool) -> Result<Buffer> {
     const LEAST: usize = 256 << 10;
     if data.capacity() < LEAST || data.capacity() / 2 < data.len() {

@@ -1,17 +1,18 @@
-//! Varints with AVX2 and BMI2.
+//! Varint decoding with AVX2 and BMI2.
 //!
-//! One by one, each number waits for the place where the one before ends: some ten cycles from one load to the next.
-//! Here the ends among 64 bytes are found at once, as the bits of a register. Clearing its lowest bit takes one cycle,
-//! and that is all that a number waits for; the bits of each are then moved together by one instruction, or those of
-//! eight by a few if none takes more than four bytes. No branch depends on how long a single number is.
+//! A decoder that reads numbers one by one can't start on a number before it knows where the previous one ends. That
+//! costs about ten cycles per number, from one load to the next. This module instead finds the last bytes of all
+//! numbers within 64 bytes at once, as set bits of a register. Moving on to the next number then takes one cycle: it
+//! clears the lowest set bit. One instruction packs the payload bits of a number. If no number is longer than four
+//! bytes, a few instructions pack the bits of eight numbers. No branch depends on the length of a single number.
 //!
 //! # Why this is sound
 //!
-//! There are three uses of `unsafe` here. One loads 32 bytes from an array of 32 bytes. One asks what processor this
-//! is, which all x86-64 ones answer. The others call functions that are compiled for AVX2, BMI1, BMI2, LZCNT and
-//! POPCNT: there must be a processor that has them. All of these calls are methods of [`Avx2`], and its only
-//! constructor outside of this module, [`Avx2::detect`], asks the processor. All memory is accessed through slices and
-//! arrays, whose bounds are checked, or known to the compiler.
+//! This module uses `unsafe` for three purposes. One use loads 32 bytes from an array of 32 bytes. One executes CPUID,
+//! which every x86-64 processor supports. The other uses call functions that are compiled for AVX2, BMI1, BMI2, LZCNT
+//! and POPCNT, so the processor must support these features. All of these calls are methods of [`Avx2`], and its only
+//! constructor outside of this module, [`Avx2::detect`], checks the processor. All memory is accessed through slices
+//! and arrays, and either the bounds are checked at run time or the compiler knows them.
 #![allow(unsafe_code)]
 
 mod short;
@@ -26,22 +27,22 @@ use crate::varint::{CONTINUES, unzigzag};
 
 pub(crate) use self::short::{GROUP, Short};
 
-/// Shows that the processor has AVX2, BMI1, BMI2, LZCNT and POPCNT.
+/// Proof that the processor supports AVX2, BMI1, BMI2, LZCNT and POPCNT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 
-/// The bits of a number.
+/// The payload bits of the bytes of a varint.
 const LOW_BITS: u64 = !CONTINUES;
 
-/// Bytes in which ends are looked for at once.
+/// Number of bytes that are searched for ends at once.
 const WINDOW: usize = 64;
 
-/// Bytes that are loaded from: 16 behind the last where a number can start.
+/// Number of bytes that a window loads from: a number that starts at the last byte of the window needs 16 more.
 const SPAN: usize = WINDOW + 16;
 
 impl Avx2 {
-    /// `None` where the processor lacks something, or has PEXT in microcode: AMD's before family 19h take dozens of
-    /// cycles.
+    /// Returns `None` if the processor lacks one of the features or implements PEXT in microcode. AMD processors before
+    /// family 19h do, and take dozens of cycles for it.
     pub(crate) fn detect() -> Option<Avx2> {
         let all = is_x86_feature_detected!("avx2")
             && is_x86_feature_detected!("bmi1")
@@ -51,18 +52,18 @@ impl Avx2 {
         (all && !slow_pext()).then_some(Avx2(()))
     }
 
-    /// Reads up to `n` longs at the start of `data`, and writes each by `convert` to `out`, which has room for `n`.
-    /// Returns how many were read and how many bytes they took. Stops early where `data` nearly ends, before a number
-    /// that is too long, and where `convert` says that something is wrong with one.
+    /// Reads up to `n` longs from the start of `data`, converts each with `convert` and writes it to `out`, which has
+    /// room for at least `n`. Returns the number of longs read and the number of bytes that they take. Stops early near
+    /// the end of `data`, before a varint that is too long, and before a number that `convert` rejects.
     ///
-    /// Whatever lies behind the `n`th place of `out` may be overwritten.
+    /// Elements of `out` after the first `n` may be overwritten.
     #[inline(always)]
     pub(crate) fn longs<M: Convert>(self, data: &[u8], n: usize, out: &mut [M::To], convert: &M) -> (usize, usize) {
         // SAFETY: `self` shows that the processor has these features.
         unsafe { longs(data, n, out, convert) }
     }
 
-    /// [`scalars::read`](crate::scalars::read).
+    /// The same function as [`scalars::read`](crate::scalars::read), with these instructions.
     #[inline(always)]
     pub(crate) fn scalars(
         self,
@@ -74,8 +75,8 @@ impl Avx2 {
         unsafe { read_scalars(data, scalars, cells) }
     }
 
-    /// Skips up to `n` longs at the start of `data`. Returns how many, and how many bytes they took. Stops early where
-    /// `data` nearly ends, and before numbers of ten bytes or more.
+    /// Skips up to `n` longs at the start of `data`. Returns the number of longs skipped and the number of bytes that
+    /// they take. Stops early near the end of `data`, and before varints of ten bytes or more.
     #[inline(always)]
     pub(crate) fn skip_longs(self, data: &[u8], n: usize) -> (usize, usize) {
         // SAFETY: `self` shows that the processor has these features.
@@ -84,7 +85,7 @@ impl Avx2 {
 }
 
 fn slow_pext() -> bool {
-    // Later versions of Rust need no `unsafe` for it.
+    // Newer versions of Rust don't need `unsafe` here.
     #[allow(unused_unsafe)]
     // SAFETY: every x86-64 processor has CPUID and its leaves 0 and 1.
     let (vendor, version) = unsafe { (__cpuid(0), __cpuid(1).eax) };
@@ -93,7 +94,7 @@ fn slow_pext() -> bool {
     amd && family < 0x19
 }
 
-/// Which of the bytes end a number, the first as the lowest bit.
+/// Returns a bit for each byte, set if the byte ends a number. The lowest bit is that of the first byte.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn ends(bytes: &[u8; SPAN]) -> u64 {
@@ -106,7 +107,7 @@ fn ends(bytes: &[u8; SPAN]) -> u64 {
     !(continued(&halves[0]) | continued(&halves[1]) << 32)
 }
 
-/// How many bytes a number takes at most.
+/// An upper bound of the length of varints, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Longest {
     Four,
@@ -115,12 +116,12 @@ enum Longest {
     More,
 }
 
-/// Bytes that are being read.
+/// A window of bytes that is being decoded.
 struct Window<'a> {
     bytes: &'a [u8; SPAN],
-    /// The ends of the numbers that weren't read yet.
+    /// Ends of the numbers that haven't been read yet, one bit per byte.
     ends: u64,
-    /// Where the next number starts.
+    /// Offset of the next number.
     start: usize,
 }
 
@@ -132,15 +133,15 @@ impl<'a> Window<'a> {
         Window { bytes, ends, start: 0 }
     }
 
-    /// How many bytes the longest number takes: up to 4, 8, 9, or more. The former of the next `n`, the others of all:
-    /// what lies behind arrays of short numbers may be anything, floats for one, but a closer look at all would be a
-    /// branch more that can't be predicted.
+    /// Returns an upper bound of the lengths in this window. `Four` is decided by the next `n` numbers, the other
+    /// variants by all bytes of the window. Any bytes, such as floats, may follow an array of short numbers. Checking
+    /// all lengths precisely would add a branch that the processor can't predict.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn longest(&self, n: usize) -> Longest {
-        // The end of the last of them, if it is in the window.
+        // The end of the last of the `n` numbers, if it is in the window.
         let end = _pdep_u64(1 << (n - 1).min(WINDOW - 1), self.ends);
-        // Bytes that are continued, and so are those behind them: two, four, eight.
+        // Starts of runs of one, two and four bytes that all have a continuation bit.
         let one = !self.ends;
         let two = one & one >> 1;
         let four = two & two >> 2;
@@ -162,7 +163,8 @@ impl<'a> Window<'a> {
         u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]))
     }
 
-    /// The next numbers, none of which takes more than four bytes. Where no end is left, anything.
+    /// Returns the next eight numbers, none of which is longer than four bytes. The values are arbitrary where no end
+    /// is left.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next_words(&mut self) -> [i32; GROUP] {
@@ -174,8 +176,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// The next number, and whether it is none. `WIDE` ones may have more than eight bytes. Where no end is left,
-    /// anything.
+    /// Returns the next number, and whether it is not a valid varint of a long. `WIDE` must be set if a number may be
+    /// longer than eight bytes. The value is arbitrary if no end is left.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next<const WIDE: bool>(&mut self) -> (i64, bool) {
@@ -190,7 +192,7 @@ impl<'a> Window<'a> {
         let at = start % WINDOW + 8;
         let behind = u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]));
         let high = _pext_u64(_bzhi_u64(behind, 8 * len.saturating_sub(8).min(8) as u32), LOW_BITS);
-        // The tenth byte has room for one bit.
+        // The tenth byte contributes only one bit.
         (unzigzag(low | high << 56), len > 10 || high > 0xff)
     }
 }
@@ -216,7 +218,8 @@ fn longs<M: Convert>(data: &[u8], n: usize, out: &mut [M::To], convert: &M) -> (
     (done, at)
 }
 
-/// Reads the numbers of a window. Returns whether to stop; the window then starts behind what is done.
+/// Reads the numbers of a window. Returns whether to stop early. The window then starts after the last number that was
+/// read.
 #[inline]
 #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
 fn read<M: Convert, const SHORT: bool, const WIDE: bool>(
@@ -240,8 +243,8 @@ fn read<M: Convert, const SHORT: bool, const WIDE: bool>(
         match out[*done..].first_chunk_mut::<GROUP>() {
             Some(group) if available >= wanted => {
                 let last = left <= GROUP;
-                // Those behind the last one are made, too, whatever they are: a branch on how many there are couldn't
-                // be predicted.
+                // Numbers after the last one of the array are converted too, whatever their values. The processor
+                // couldn't predict a branch on the number of valid ones.
                 let mut wrong = false;
                 if SHORT {
                     let those = convert.short(Short::new(window.next_words()), group);
@@ -267,7 +270,7 @@ fn read<M: Convert, const SHORT: bool, const WIDE: bool>(
                 available -= GROUP;
             }
             _ => {
-                // There is no room for more than `n`, or long numbers fill the window.
+                // `out` has no room for more than `n` numbers, or long numbers fill the window.
                 for _ in 0..left.min(available) {
                     let before = window.start;
                     let (value, odd) = window.next::<WIDE>();
@@ -308,7 +311,7 @@ fn skip_longs(data: &[u8], n: usize) -> (usize, usize) {
             at += last.trailing_zeros() as usize + 1;
             left = 0;
         } else {
-            // The next window starts where a number does.
+            // The next window starts at the start of a number.
             at += WINDOW - window.ends.leading_zeros() as usize;
             left -= all;
         }

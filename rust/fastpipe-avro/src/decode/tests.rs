@@ -1,4 +1,4 @@
-//! Tests of the decoder as a whole.
+//! Tests of the whole decoder.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::merge::merge;
 use crate::resolve::resolve;
 use crate::schema::{NodeId, Schema, Type};
 
-/// A type as JSON. Named types get names of their own from the path.
+/// Generates types as JSON. [`name`] adds the names of named types.
 fn types() -> impl Strategy<Value = serde_json::Value> {
     use serde_json::json;
     let leaf = prop_oneof![
@@ -60,7 +60,7 @@ fn types() -> impl Strategy<Value = serde_json::Value> {
     })
 }
 
-/// A union of those of some types that can be its branches.
+/// Returns a union of the types that may be its branches together.
 fn union_of(types: Vec<serde_json::Value>) -> serde_json::Value {
     let mut kinds = std::collections::HashSet::new();
     let kind = |ty: &serde_json::Value| ty.as_str().or_else(|| ty["type"].as_str()).map(str::to_owned);
@@ -72,7 +72,7 @@ fn union_of(types: Vec<serde_json::Value>) -> serde_json::Value {
     types.into_iter().filter(fits).collect::<Vec<_>>().into()
 }
 
-/// Gives named types their names.
+/// Adds the names of named types.
 fn name(value: &mut serde_json::Value, next: &mut u32) {
     match value {
         serde_json::Value::Object(map) => {
@@ -90,7 +90,7 @@ fn name(value: &mut serde_json::Value, next: &mut u32) {
     }
 }
 
-/// Numbers for made-up data: a 64-bit linear congruential generator (Knuth, MMIX).
+/// Generator of test data: a 64-bit linear congruential generator (Knuth, MMIX).
 struct Random(u64);
 
 impl Random {
@@ -112,7 +112,7 @@ fn long(value: i64, out: &mut Vec<u8>) {
     out.push(n as u8);
 }
 
-/// The naive encoder: a made-up value of a type, arrays in several blocks, with and without byte counts.
+/// A naive encoder. Writes a random value of a type, with arrays in several blocks, with and without byte counts.
 fn encode(schema: &Schema, id: NodeId, random: &mut Random, out: &mut Vec<u8>) {
     match schema.ty(id) {
         Type::Null => {}
@@ -122,7 +122,7 @@ fn encode(schema: &Schema, id: NodeId, random: &mut Random, out: &mut Vec<u8>) {
         Type::Float => out.extend((random.below(1000) as f32).to_le_bytes()),
         Type::Double => out.extend((random.below(1000) as f64).to_le_bytes()),
         Type::Bytes | Type::String => {
-            // Decimals fit 64 bits.
+            // At most 8 bytes, so decimals fit into 64 bits.
             let n = random.below(9);
             long(n as i64, out);
             out.extend((0..n).map(|i| b'a' + i as u8));
@@ -164,8 +164,8 @@ struct Decoded {
     skipped: std::result::Result<usize, Error>,
 }
 
-/// A schema that another may have become: some of its fields, in another order, under new names, with types that the
-/// old ones are promoted to, in unions or without; and new ones with defaults.
+/// Returns a possible later version of a schema. It keeps some of the fields, in another order or under new names.
+/// Types may be promoted or become unions, and new fields have defaults.
 fn evolved(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
     use serde_json::{Value, json};
     let promoted = |kind: &str, random: &mut Random| match (kind, random.below(4)) {
@@ -228,7 +228,7 @@ fn evolved(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value
     }
 }
 
-/// The same of a branch, which stays no union.
+/// Returns a possible later version of a branch, which is never a union.
 fn evolved_branch(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
     match evolved(schema, random) {
         serde_json::Value::Array(branches) => branches
@@ -239,12 +239,12 @@ fn evolved_branch(schema: &serde_json::Value, random: &mut Random) -> serde_json
     }
 }
 
-/// Decodes all records for a projection, and skips them.
+/// Decodes the columns of a projection from all records, and also skips all records.
 fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
     both_resolved(schema, None, wanted, data, rows).unwrap()
 }
 
-/// The same as a reader's schema sees them; an error if that isn't possible.
+/// Does the same with the file's schema resolved to a reader's schema. Fails if the schemas don't resolve.
 fn both_resolved(
     writer: &Schema,
     reader: Option<&Schema>,
@@ -286,7 +286,8 @@ fn both_resolved(
     Ok(Decoded { end, skipped })
 }
 
-/// A value of a branch that the reader's union lacks is an error, whichever columns are read, and never a null.
+/// A value of a branch that the reader's union lacks raises an error for any selection of columns. It is never read as
+/// null.
 #[test]
 fn unresolved_branches_are_refused() {
     let record = |union: &str| {
@@ -329,7 +330,7 @@ proptest! {
         let reader = evolved(&schema, &mut random);
         let writer = Schema::parse(&schema.to_string()).unwrap();
         let Ok(reader) = Schema::parse(&reader.to_string()) else {
-            // A union has two branches of a type now.
+            // The new schema is invalid: a union now has two branches of the same type.
             return Ok(());
         };
         let mut data = Vec::new();
@@ -348,7 +349,7 @@ proptest! {
         }
     }
 
-    /// A schema that was merged from two reads the records of each.
+    /// A schema merged from two schemas reads the records of both.
     #[test]
     fn merged_schemas_read_both(mut first in types(), mut second in types(), seed: u64, rows in 1..5u32) {
         name(&mut first, &mut 0);
@@ -386,7 +387,8 @@ proptest! {
                     prop_assert_eq!(decoded.skipped.unwrap(), data.len());
                 }
             }
-            // What decodes after damage must be skipped alike. (The reverse doesn't hold: skipping checks less.)
+            // Skipping must accept all damaged data that decoding accepts. (The reverse doesn't hold: skipping checks
+            // less.)
             Some((at, byte)) if !data.is_empty() => {
                 let at = at.index(data.len());
                 data[at] = byte;
@@ -434,7 +436,7 @@ proptest! {
             let filled = batch.complete().unwrap();
             let placed: Vec<_> = (0..parts.len())
                 .map(|i| {
-                    // The element in front of lengths is written when the batch is joined.
+                    // The element before the lengths is written when the batch is joined.
                     let lead = if parts[i].kind == fastpipe_batch::PartKind::Lengths { 8 } else { 0 };
                     filled.place(i).map(|p| filled.bytes()[p][lead..].to_vec())
                 })
@@ -447,7 +449,7 @@ proptest! {
     }
 }
 
-/// Everything that a plan makes of a block: what it wrote, or how it failed.
+/// The complete result of running a plan over a block: the written memory, or the error.
 type Outcome = std::result::Result<(u64, Vec<Vec<u8>>, Vec<Option<Vec<u8>>>), String>;
 
 fn outcome(plan: &Plan, columns: &[Column], data: &[u8], rows: u32) -> Outcome {
@@ -482,7 +484,7 @@ fn outcome(plan: &Plan, columns: &[Column], data: &[u8], rows: u32) -> Outcome {
     Ok((mark.byte, arenas, placed.collect()))
 }
 
-/// The same block by single steps, and fused with every set of instructions.
+/// Decodes the same block by single steps, and by fused operations with every set of instructions.
 fn outcomes(schema: &Schema, nulls: u8, data: &[u8], rows: u32) -> Vec<Outcome> {
     let features = infer(schema).unwrap();
     let mut next = 0;
@@ -514,7 +516,7 @@ fn outcomes(schema: &Schema, nulls: u8, data: &[u8], rows: u32) -> Vec<Outcome> 
     outcomes
 }
 
-/// Records of scalars, many of them null, among other fields.
+/// Generates records of scalars, many of them nullable, among other fields.
 fn scalars() -> impl Strategy<Value = serde_json::Value> {
     use serde_json::json;
     let scalar = (0..5usize, 0..3u8).prop_map(|(kind, null)| {
@@ -607,7 +609,7 @@ fn scalars_are_fused() {
     assert_eq!((runs, ops.len()), (vec![(3, 5), (1, 1)], 3));
 }
 
-/// A union of many types makes a plan that is no larger than the columns and the types together.
+/// The plan of a union of many types grows at most with the number of columns plus the number of types.
 #[test]
 fn plans_of_wide_unions_are_small() {
     let branch = |i: u32| format!(r#"{{"type": "fixed", "name": "F{i}", "size": 1}}"#);

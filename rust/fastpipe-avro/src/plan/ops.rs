@@ -1,4 +1,4 @@
-//! The operations of a plan.
+//! Operations of a plan.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use fastpipe_batch::{DType, LengthRule, PartId, TextParts};
 use super::scalar::{Span, Wire};
 use crate::varint::Head;
 
-/// Constant values to write.
+/// Constant values to write to a column.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Emit {
     pub(crate) part: PartId,
@@ -24,7 +24,7 @@ pub(crate) enum Op {
     SkipVarints(u32),
     /// Skips a string or bytes.
     SkipText,
-    /// Skips an array or map, in one jump where it has a byte count.
+    /// Skips an array or map. Blocks with a byte count are skipped in one jump.
     SkipItems {
         body: Span,
         smallest: u64,
@@ -36,12 +36,12 @@ pub(crate) enum Op {
     SkipUnion {
         branches: Span,
     },
-    /// Skips a record by its own program.
+    /// Skips a record by calling its program.
     SkipRecord {
         program: u32,
     },
 
-    /// Reads the index of a union of one branch.
+    /// Reads the index of a union with one branch.
     Branch,
     /// Reads `[null, T]` or `[T, null]`.
     Nullable {
@@ -49,75 +49,75 @@ pub(crate) enum Op {
         body: Span,
         on_null: Option<Span>,
     },
-    /// Reads any other union: the operations for each of its branches.
+    /// Reads any other union, with a program for each branch.
     Union {
         branches: Span,
     },
-    /// A value that doesn't become the reader's: which of the table of reasons.
+    /// Fails because a value doesn't resolve to the reader's type. Contains the index of the reason.
     Refuse {
         refusal: u32,
     },
-    /// A run of scalars of a record: a stretch of the table of scalars, and how many cells they fill.
+    /// Reads a run of scalars of a record: a range of the table of scalars, and the number of cells that they fill.
     Scalars {
         scalars: Span,
         cells: u32,
     },
     /// Writes constants.
     Emit(Span),
-    /// A value of type null: writes constants, or fails.
+    /// Reads a value of type null: writes constants, or fails.
     Null {
         on_null: Option<Span>,
     },
 
-    /// One number.
+    /// Reads one number.
     Number {
         wire: Wire,
         to: DType,
         part: PartId,
     },
-    /// The bytes of a value, which is skipped.
+    /// Copies the encoded bytes of a value, without decoding it.
     Encoded {
         body: Span,
         to: TextParts,
     },
-    /// A string or bytes.
+    /// Reads a string or bytes.
     Text {
         check: bool,
         to: TextParts,
     },
-    /// Fixed, as bytes.
+    /// Reads a fixed as bytes.
     FixedText {
         size: usize,
         to: TextParts,
     },
-    /// Fixed, as numbers.
+    /// Reads a fixed as an array of numbers.
     FixedArray {
         size: usize,
         part: PartId,
     },
-    /// A UUID of 16 bytes as text.
+    /// Reads a UUID of 16 bytes as text.
     UuidText {
         to: TextParts,
     },
-    /// A UUID's text as 16 bytes.
+    /// Reads the text of a UUID as 16 bytes.
     UuidBytes {
         part: PartId,
     },
-    /// A decimal: index into the table of decimals.
+    /// Reads a decimal. Contains an index into the table of decimals.
     Decimal(u32),
-    /// An enum's symbol as a code: index into the table of codes.
+    /// Reads an enum's symbol as a code. Contains an index into the table of codes.
     EnumCode {
         codes: u32,
         to: DType,
         part: PartId,
     },
-    /// An enum's symbol as text.
+    /// Reads an enum's symbol as text.
     EnumText {
         codes: u32,
         to: TextParts,
     },
 
-    /// An array of numbers: the innermost dimension of one column.
+    /// Reads an array of numbers: the innermost dimension of one column.
     Numbers {
         wire: Wire,
         to: DType,
@@ -126,7 +126,7 @@ pub(crate) enum Op {
         lengths: Option<PartId>,
         pad: Span,
     },
-    /// An array of a known number of floats or doubles, whose encoding is their form in memory.
+    /// Reads an array of a fixed number of floats or doubles, whose encoding equals their representation in memory.
     Floats {
         head: Head,
         bytes: usize,
@@ -135,7 +135,7 @@ pub(crate) enum Op {
         part: PartId,
         count: usize,
     },
-    /// Any other array or map.
+    /// Reads any other array or map.
     Items {
         body: Span,
         over: Span,
@@ -149,35 +149,35 @@ pub(crate) enum Op {
     Tee {
         passes: Span,
     },
-    /// A sparse record.
+    /// Reads a sparse record.
     Sparse(u32),
-    /// Text as an index: one key, the array around keys, and an array of names, terms and values.
+    /// Reads text as indices of a vocabulary: one key, an array of keys, or an array of names, terms and values.
     Key(u32),
     KeyItems(u32),
     Bag(u32),
-    /// Writes the values of the partition columns of the file: constants that are stored with the block.
+    /// Writes the values of the file's partition columns, which are constants of the block.
     Folders,
 }
 
-/// The symbols of an enum as they are numbered in its column.
+/// The symbols of an enum and their codes in a column.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EnumTable {
-    /// For each symbol of the file its code in the column.
+    /// The code in the column of each symbol of the file.
     pub(crate) codes: Vec<i64>,
-    /// For each symbol of the file its text.
+    /// The text of each symbol of the file.
     pub(crate) symbols: Arc<[String]>,
-    /// For each symbol of the file whether a reader's schema doesn't know it; empty if it knows all.
+    /// Whether a reader's schema lacks the symbol, for each symbol of the file; empty if it has all of them.
     pub(crate) unknown: Arc<[bool]>,
 }
 
-/// How the bytes of a decimal are found.
+/// How the bytes of a decimal are delimited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DecimalBytes {
-    /// Their count comes before them.
+    /// A length precedes the bytes.
     Counted,
-    /// As many as the type has.
+    /// The type fixes the number of bytes.
     Fixed(usize),
-    /// As those of an integer.
+    /// The decimal is an int or a long.
     Int,
     Long,
 }
@@ -188,11 +188,11 @@ pub(crate) struct DecimalOp {
     pub(crate) bytes: DecimalBytes,
     pub(crate) to: DType,
     pub(crate) part: PartId,
-    /// What integers are multiplied with; `None` if that is beyond 128 bits.
+    /// Factor that integers are multiplied by; `None` if it exceeds 128 bits.
     pub(crate) factor: Option<i128>,
-    /// The decimal's own decimal places.
+    /// Number of decimal places in the file.
     pub(crate) scale: u32,
-    /// Whether the integer is written in two halves.
+    /// Whether the integer is written as two 64-bit halves.
     pub(crate) pair: bool,
 }
 
@@ -200,19 +200,19 @@ pub(crate) struct DecimalOp {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SparseField {
     pub(crate) what: SparseWhat,
-    /// The unions around the array: for each, which branch is null, and how many there are.
+    /// The unions around the array: the index of the null branch and the number of branches of each.
     pub(crate) unions: Vec<(Option<i64>, u32)>,
     /// Whether a null array counts as empty.
     pub(crate) null_is_empty: bool,
-    /// Bytes that an item takes at least.
+    /// Minimum number of bytes of an item.
     pub(crate) smallest: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum SparseWhat {
-    /// Indices of a dimension below a bound.
+    /// Indices of one dimension, which must be less than `bound`.
     Indices { wire: Wire, dim: usize, bound: u64 },
-    /// Values, by the operations that read one.
+    /// Values, and the operations that read one.
     Values {
         body: Span,
         numbers: Option<(Wire, DType, PartId)>,
@@ -220,7 +220,7 @@ pub(crate) enum SparseWhat {
 }
 
 impl SparseWhat {
-    /// The dimension of indices, `None` for values.
+    /// Returns the dimension of indices, or `None` for values.
     pub(crate) fn dim(&self) -> Option<u32> {
         match self {
             SparseWhat::Indices { dim, .. } => Some(*dim as u32),

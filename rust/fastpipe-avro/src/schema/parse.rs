@@ -1,8 +1,8 @@
-//! From a schema's JSON to its types (Avro 1.12 specification, "Schema Declaration").
+//! Parses a schema's JSON into types (Avro 1.12 specification, "Schema Declaration").
 //!
-//! Names are taken as writers make them, which isn't always as the specification wants them: Java's have `$` in them,
-//! or a dot in front. What is refused is what could be read in two ways, or not at all: names defined twice, names
-//! without letters, fields that no path could tell apart.
+//! Names are accepted as writers produce them, even if they violate the specification: names of Java classes may
+//! contain `$` or begin with a dot. A schema is rejected only if it is ambiguous or unreadable: if a name is defined
+//! twice or is empty, or if paths couldn't distinguish two fields.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
@@ -18,25 +18,25 @@ use crate::limits::{
     MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_SCHEMA_LEVELS, MAX_SCHEMA_LIST, MAX_SCHEMA_NAME_BYTES, MAX_SCHEMA_NODES,
 };
 
-/// The types of a schema, as they are met.
+/// The types of a schema, added in the order of the text.
 #[derive(Default)]
 pub(crate) struct Types {
     nodes: Vec<Node>,
     named: HashMap<String, NodeId>,
-    /// Bytes of names so far, each with its namespace.
+    /// Total bytes of names so far, each with its namespace.
     names: usize,
-    /// Bytes of the paths of fields so far.
+    /// Total bytes of the paths of fields so far.
     paths: usize,
 }
 
-/// What lies around a type.
+/// The context of a type.
 #[derive(Clone, Copy)]
 struct Around<'a> {
-    /// The namespace that is inherited; none is empty.
+    /// The inherited namespace; empty if there is none.
     space: &'a str,
-    /// Bytes of the path of the field.
+    /// Bytes of the field's path.
     path: usize,
-    /// Types.
+    /// Number of enclosing types.
     levels: usize,
 }
 
@@ -53,7 +53,7 @@ fn beyond(what: impl Display) -> Error {
     )
 }
 
-/// The type that a name alone stands for.
+/// Returns the primitive type with this name.
 fn primitive(name: &str) -> Option<Type> {
     Some(match name {
         "null" => Type::Null,
@@ -69,7 +69,7 @@ fn primitive(name: &str) -> Option<Type> {
 }
 
 impl Types {
-    /// The types that a schema consists of, and the number of the one that holds the others.
+    /// Returns the nodes of a schema and the index of the root.
     pub(crate) fn of(schema: Json) -> Result<(Vec<Node>, NodeId)> {
         let mut types = Types::default();
         let around = Around {
@@ -97,7 +97,7 @@ impl Types {
         Ok(self.nodes.len() - 1)
     }
 
-    /// Adds a type that lies within others.
+    /// Adds a type that is nested in another type.
     fn part(&mut self, schema: Json, around: Around<'_>) -> Result<NodeId> {
         let levels = around.levels + 1;
         if levels > MAX_SCHEMA_LEVELS {
@@ -108,7 +108,7 @@ impl Types {
         self.add(schema, Around { levels, ..around })
     }
 
-    /// Adds a type and its parts.
+    /// Adds a type and its components.
     fn add(&mut self, schema: Json, around: Around<'_>) -> Result<NodeId> {
         match schema {
             Json::Text(name) => match primitive(&name) {
@@ -123,7 +123,7 @@ impl Types {
 
     fn reference(&mut self, name: &str, around: Around<'_>) -> Result<NodeId> {
         let full = self.full_name(name, around.space)?;
-        // Java writes the names of types without a namespace so within one that has one.
+        // Within a namespace, Java also writes names of types without a namespace this way.
         let found = self.named.get(&full).or_else(|| self.named.get(name));
         found
             .copied()
@@ -147,7 +147,7 @@ impl Types {
             }
             _ => self.add(kind.ok_or_else(|| no_schema("an object without its \"type\""))?, around),
         }?;
-        // A type that was defined elsewhere is what it is there.
+        // A logical type on a reference doesn't change the type that was defined elsewhere.
         if id >= first && self.nodes[id].logical.is_none() {
             self.nodes[id].logical = Logical::of(&object, &self.nodes[id].ty);
         }
@@ -156,7 +156,7 @@ impl Types {
 
     fn record(&mut self, object: &mut Object, around: Around<'_>) -> Result<NodeId> {
         let fields = list(body(object, Key::Fields, "record", "fields")?, "\"fields\"")?;
-        // Its number must be known before its fields, which may refer to it.
+        // The index must be known before the fields are added, because they may refer to it.
         let (id, full) = self.define(object, Type::Record(Vec::new()), around)?;
         let space = full.rfind('.').map_or("", |dot| &full[..dot]);
         let mut parts = Vec::new();
@@ -176,7 +176,7 @@ impl Types {
             return Err(no_schema("a field without its \"name\""));
         };
         self.name(&name, 0)?;
-        // Features are named by paths with dots.
+        // Paths of features separate names by dots.
         if name.is_empty() || name.contains(|c: char| c == '.' || c.is_control()) {
             return Err(no_schema(format_args!("the name '{}' of a field", name.escape_debug())));
         }
@@ -215,7 +215,7 @@ impl Types {
             symbols.push(symbol);
         }
         distinct(symbols.iter().map(String::as_str), "symbol")?;
-        // A default that is no symbol is as good as none.
+        // A default that isn't one of the symbols is ignored.
         let default = match object.get(Key::Default) {
             Some(Json::Default(text)) => serde_json::from_str(text).ok(),
             _ => None,
@@ -243,7 +243,7 @@ impl Types {
             if matches!(ty, Type::Union(_)) {
                 return Err(no_schema("a union right within a union"));
             }
-            // Types with names are told apart by these.
+            // Named types are distinguished by their names.
             if !seen.insert((discriminant(ty), name.as_ref().map(|_| id))) {
                 return Err(no_schema("a union with two branches of the same type"));
             }
@@ -253,7 +253,7 @@ impl Types {
         self.push(Type::Union(union))
     }
 
-    /// Adds a type with a name. Returns its full name, too.
+    /// Adds a named type. Returns its index and full name.
     fn define(&mut self, object: &Object, ty: Type, around: Around<'_>) -> Result<(NodeId, String)> {
         let name = object
             .text(Key::Name)
@@ -275,7 +275,8 @@ impl Types {
         Ok((id, full))
     }
 
-    /// A name with its namespace, which is `space` unless it has one of its own. A dot in front says that it has none.
+    /// Returns a name with its namespace, which is `space` unless the name includes a namespace. A leading dot means
+    /// that there is no namespace.
     fn full_name(&mut self, name: &str, space: &str) -> Result<String> {
         let (space, last) = name.rsplit_once('.').unwrap_or((space, name));
         self.name(name, space.len())?;
@@ -288,7 +289,7 @@ impl Types {
         })
     }
 
-    /// Holds a name and its namespace against the limits.
+    /// Checks the limits for a name and its namespace.
     fn name(&mut self, name: &str, space: usize) -> Result<()> {
         if name.len() > MAX_NAME_BYTES {
             return Err(beyond(format_args!(
@@ -306,7 +307,7 @@ impl Types {
 }
 
 fn body(object: &mut Object, key: Key, kind: &str, name: &str) -> Result<Json> {
-    // The kind alone is no reference to a type of that name.
+    // `{"type": "record"}` without fields isn't a reference to a type named "record".
     object
         .take(key)
         .ok_or_else(|| no_schema(format_args!("a type \"{kind}\" without its \"{name}\"")))
@@ -337,7 +338,8 @@ fn distinct<'a>(names: impl Iterator<Item = &'a str>, what: &str) -> Result<()> 
     Ok(())
 }
 
-/// Other names that an object gives. What is no name there is passed over: nothing but a reader's schema needs them.
+/// Returns the aliases that an object declares. Invalid aliases are skipped, because only a reader's schema needs
+/// aliases.
 fn aliases(object: &Object) -> impl Iterator<Item = &str> {
     let list = match object.get(Key::Aliases) {
         Some(Json::List(list)) => &list[..],

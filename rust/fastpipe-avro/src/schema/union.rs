@@ -1,8 +1,9 @@
-//! Unions, and how columns see them.
+//! Unions, and how columns represent them.
 //!
-//! A union with null, or of one type, is seen through: it is that type, which may be null. Numbers of several types
-//! become one column of a type that has them all. Any other union is a column of codes, the branches' numbers, and a
-//! column (or several) for each branch, which is null wherever the value is of another one.
+//! A union of one type, with or without null, is read as that type, which may be null. A union of several numeric types
+//! becomes one column of a type that can represent all of them. Any other union becomes a column of codes, which are
+//! the indices of branches, and one or more columns for each branch. The columns of a branch are null if the value
+//! belongs to another branch.
 
 use std::sync::Arc;
 
@@ -11,49 +12,49 @@ use super::{Node, NodeId, Type};
 /// A union.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Union {
-    /// In the file's order.
+    /// Branches, in the file's order.
     pub branches: Vec<Branch>,
-    /// What the branches are called by columns, by their codes.
+    /// Names of the branches in columns, by code.
     pub names: Arc<[String]>,
-    /// Whether the file says which branch a value is of. If it doesn't, there is one.
+    /// Whether the file stores the branch of each value. If it doesn't, there is one branch.
     pub tagged: bool,
-    /// How columns see it.
+    /// How columns represent the union.
     pub shape: UnionShape,
 }
 
 /// A branch of a union.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch {
-    /// Its type.
+    /// Type of the branch.
     pub node: NodeId,
-    /// Its number for columns: its place in the union, or in that of a reader's schema.
+    /// Code of the branch in columns: its index in the union, or in the union of a reader's schema.
     pub code: usize,
 }
 
-/// How columns see a union.
+/// How columns represent a union.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnionShape {
-    /// It isn't known yet.
+    /// Not determined yet.
     Unknown,
     /// As one type.
     One(NodeId),
     /// As one type, or null.
     Nullable(NodeId),
-    /// As numbers of a type that has all of them, or null.
+    /// As numbers of a type that can represent all branches.
     Numbers {
-        /// The type.
+        /// The common type.
         node: NodeId,
-        /// Whether it has null, too.
+        /// Whether values can be null.
         nullable: bool,
     },
     /// As codes, and a column for each branch.
     Several,
-    /// As what a reader's schema has in its place, of which each branch becomes one.
+    /// As the reader's type that each branch resolves to.
     Through,
 }
 
 impl Union {
-    /// A union of a file's schema.
+    /// Creates a union of a file's schema.
     pub(crate) fn new(branches: Vec<NodeId>, nodes: &[Node]) -> Union {
         let names = names(&branches, nodes).into();
         let branches = branches.into_iter().enumerate();
@@ -65,7 +66,7 @@ impl Union {
         }
     }
 
-    /// Says how columns see it, unless that is known. Returns whether it wasn't.
+    /// Determines how columns represent the union. Returns false if that was already known.
     pub(crate) fn classify(&mut self, nodes: &mut Vec<Node>) -> bool {
         if self.shape != UnionShape::Unknown {
             return false;
@@ -92,7 +93,7 @@ impl Union {
     }
 }
 
-/// The type that has all numbers of some types, as NumPy promotes them.
+/// Returns the type that can represent the numbers of all branches, following NumPy's promotion rules.
 fn number_type(branches: &[NodeId], nodes: &[Node]) -> Option<Type> {
     if branches.len() < 2 {
         return None;
@@ -107,8 +108,8 @@ fn number_type(branches: &[NodeId], nodes: &[Node]) -> Option<Type> {
     Some(if whole { Type::Long } else { Type::Double })
 }
 
-/// What branches are called: by their types, those of records, enums and fixed by their names, which are full ones
-/// where others wouldn't tell them apart.
+/// Names the branches: records, enums and fixed by their names, other branches by their types. Full names are used if
+/// short names are ambiguous.
 fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
     let short = |id: NodeId| {
         let node = &nodes[id];
@@ -124,7 +125,7 @@ fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
             (None, Type::String) => "string",
             (None, Type::Array(_)) => "array",
             (None, Type::Map(_)) => "map",
-            // Have names, or don't stand in unions.
+            // Named types have names, and the remaining types don't occur in unions.
             (None, _) => "",
         }
     };
@@ -133,7 +134,7 @@ fn names(branches: &[NodeId], nodes: &[Node]) -> Vec<String> {
         *counts.entry(short(id)).or_insert(0) += 1;
     }
     let name = |&id: &NodeId| match &nodes[id].name {
-        // Without a namespace, and called like a kind of types: Avro's mark of a full name tells them apart.
+        // A name without a namespace can equal the name of a kind of type. Avro's leading dot marks it as a full name.
         Some(full) if counts[short(id)] > 1 && !full.contains('.') => format!(".{full}"),
         Some(full) if counts[short(id)] > 1 => full.clone(),
         _ => short(id).to_owned(),
