@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use crate::schema::{NodeId, Schema, Type};
 
-/// The fingerprint of no bytes, and the polynomial.
+/// The fingerprint of an empty input, which is also the polynomial.
 const EMPTY: u64 = 0xc15d_213a_a4d7_a795;
 
 /// The fingerprint of each byte.
@@ -26,7 +26,7 @@ const TABLE: [u64; 256] = {
     table
 };
 
-/// CRC-64-AVRO of bytes.
+/// Returns the CRC-64-AVRO of bytes.
 pub fn rabin(bytes: &[u8]) -> u64 {
     bytes
         .iter()

@@ -415,7 +415,7 @@ impl<'a> Compiler<'a> {
         Ok(Some(self.emits(emits)))
     }
 
-    /// Marks the level that is being left as present.
+    /// Marks the value at the level being left as valid.
     fn mark_valid(&mut self, want: Want<'_>, at: u32, out: &mut Code) {
         if let Some(part) = self.columns[want.column].parts.mask_at(want.level) {
             let span = self.emits(vec![Emit {

@@ -1,5 +1,4 @@
-//! What can be wrong with bytes, as a small value. It becomes an [`Error`] with a location only when it leaves the
-//! decoder.
+//! Errors of decoding as small values. They become an [`Error`] with a location only when they leave the decoder.
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 
@@ -8,29 +7,29 @@ use crate::limits::{
     ZERO_WIDTH_ITEMS_PER_STORED_BYTE,
 };
 
-/// The bound of indices in an open dimension: whatever isn't negative.
+/// The bound of indices in an open dimension: any non-negative index is valid.
 pub(crate) const ANY_INDEX: u64 = 1 << 63;
 
-/// Where bytes of a block are: the first one, and how many.
+/// A range of a block's bytes: its offset and length.
 pub(crate) type Place = (u32, u32);
 
-/// A key that a vocabulary lacks.
+/// A key that the vocabulary doesn't contain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum UnknownKey {
-    /// Text of the block: the key, or a name and a term.
+    /// Text in the block: a key, or a name and a term.
     Text(Place, Option<Place>),
-    /// A symbol of an enum: the number of the operation that read it, and of the symbol.
+    /// A symbol of an enum: the index of the operation that read it, and the index of the symbol.
     Symbol(u32, u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum DecodeError {
-    /// More bytes are needed than are left.
+    /// Too few bytes are left.
     End {
         need: u64,
         left: u64,
     },
-    /// A varint of more than ten bytes, or beyond 64 bits.
+    /// A varint of more than ten bytes or more than 64 bits.
     Varint,
     Int(i64),
     Boolean(u8),
@@ -44,7 +43,7 @@ pub(crate) enum DecodeError {
         found: i64,
     },
     ZeroWidth,
-    /// Of a file's header.
+    /// Too many entries in a file's header.
     MetadataEntries,
     Depth,
     Branch {
@@ -55,27 +54,27 @@ pub(crate) enum DecodeError {
         index: i64,
         symbols: u32,
     },
-    /// A symbol that a reader's schema neither has nor has a default for.
+    /// A symbol that the reader's schema lacks, without a default.
     UnknownSymbol {
         index: i64,
     },
-    /// A value that doesn't become the reader's: which of the plan's reasons.
+    /// A value that doesn't resolve to the reader's type. Contains the index of the reason in the plan.
     Refused(u32),
     Uuid,
-    /// A decimal of more digits than a dtype has.
+    /// A decimal with more digits than a dtype can represent.
     Decimal {
         dtype: DType,
     },
     Utf8,
     Null,
-    /// An entry of a bag, or its name or value.
+    /// A null entry of a bag, or an entry with a null name or value.
     NullEntry,
     UnknownKey(UnknownKey),
     ShapeExact {
         expected: u64,
         found: u64,
     },
-    /// Entries of the first array of a sparse record, and of that of a dimension, or of the values.
+    /// Numbers of entries of two arrays of a sparse record: the first one, and the one of a dimension or of the values.
     SparseLengths {
         expected: u64,
         found: u64,
@@ -151,7 +150,7 @@ impl DecodeError {
                 );
                 (Schema, reason)
             }
-            // The plan has the reason.
+            // The plan contains the reason.
             DecodeError::Refused(_) => (Schema, "the value is of a type that doesn't become the reader's".into()),
             DecodeError::Uuid => (
                 Malformed,
@@ -170,7 +169,7 @@ impl DecodeError {
                 Null,
                 "found a null entry of a bag, or one with a null name or value; nulls=\"fill\" leaves such entries out".into(),
             ),
-            // The decoder, which has the text, says which.
+            // The decoder has access to the text and names the key.
             DecodeError::UnknownKey(_) => (ValueRange, "expected a key of the vocabulary, found another one".into()),
             DecodeError::ShapeExact { expected, found } => (
                 Shape,

@@ -144,7 +144,8 @@ pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
     )
 }
 
-/// A path that leads nowhere. `named` is what was found of it, `rest` what comes from the field on that is missing.
+/// Returns the error for a path to a field that doesn't exist. `named` is the part of the path that was resolved, and
+/// `rest` is the remaining part, which begins with the missing field.
 #[cold]
 fn no_field(fields: &[Field], named: &str, rest: &str) -> Error {
     let names: Vec<_> = fields.iter().map(|f| f.name.as_str()).collect();
@@ -161,7 +162,7 @@ fn no_field(fields: &[Field], named: &str, rest: &str) -> Error {
     misfit(format!("{whose} has no field '{name}', but {}{meant}", list(&names)))
 }
 
-/// Follows the path of a feature.
+/// Resolves the path of a feature.
 pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     let path = from_root(schema, &feature.field)?;
     let mut rest = path;
@@ -174,7 +175,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
     let sparse = matches!(feature.request, Request::Sparse { .. });
     loop {
         let level = trace.nullable.len() - 1;
-        // What was found of the path.
+        // The part of the path that has been resolved.
         let named = feature.field[..feature.field.len() - rest.len()].trim_end_matches('.');
         if feature.encoded && rest.is_empty() {
             trace.end = End::Node(id);
@@ -191,7 +192,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                     trace.nullable[level] |= nullable;
                     id = node;
                 }
-                // Of a reader's schema there is none.
+                // These shapes don't occur in a reader's schema.
                 UnionShape::Through | UnionShape::Unknown => return Err(misfit("a union that isn't known".into())),
                 UnionShape::Several if rest.is_empty() => {
                     trace.end = End::Codes(id);

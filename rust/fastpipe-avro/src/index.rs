@@ -1,12 +1,12 @@
-//! The blocks of a file as few bytes, so that they can be kept.
+//! A compact encoding of the blocks of a file, so that they can be cached.
 //!
-//! Blocks follow one another, so offsets follow from sizes. What remains of each is three numbers of one byte or a few:
-//! rows, bytes of data as stored, bytes of the header. They stand behind one another as varints, in [postcard's wire
-//! format](https://postcard.jamesmunns.com/wire-format), behind a version, the file's sync marker and the size of its
-//! header.
+//! Blocks are adjacent, so offsets follow from sizes. Each block is stored as three small numbers: rows, bytes of data
+//! as stored, and bytes of the header. The numbers are varints in [postcard's wire
+//! format](https://postcard.jamesmunns.com/wire-format). The version, the file's sync marker and the size of its header
+//! precede them.
 //!
-//! Nothing in those bytes is trusted: what comes out is what a walk over a file of this size could have found, or
-//! nothing.
+//! The decoder doesn't trust the bytes. It returns only blocks that a walk over a file of this size could have found,
+//! or an error.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -15,7 +15,7 @@ use crate::container::{Block, Counted, SYNC_BYTES};
 use crate::file_info::FileInfo;
 use crate::limits::{MAX_BLOCK_RECORDS, MAX_STORED_BLOCK_BYTES};
 
-/// The version of this format.
+/// Version of this format.
 const VERSION: u8 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
     let entry = |block: &Block| Entry {
         rows: block.rows,
         size: block.size,
-        // Two varints: 20 bytes at most.
+        // Two varints, which take at most 20 bytes.
         header: block.header as u8,
     };
     let index = Index {
@@ -51,14 +51,14 @@ pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
     postcard::to_allocvec(&index).expect("memory takes whatever is written to it")
 }
 
-/// Decodes the blocks of a file of `size` bytes; `None` if they are those of a file with another header.
+/// Decodes the blocks of a file of `size` bytes. Returns `None` if the index belongs to a file with another header.
 ///
 /// # Errors
-/// Malformed, if the bytes are no index, or not one of blocks that such a file could have.
+/// Malformed, if the bytes are not an index, or if such a file can't contain the blocks.
 pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<Vec<Block>>> {
     let malformed = |reason: &str| Error::new(ErrorKind::Malformed, reason);
-    // Nothing is reserved for blocks that are only declared: each takes three bytes at least, and postcard starts
-    // small.
+    // No memory is reserved for the declared number of blocks: each takes at least three bytes, and postcard's initial
+    // allocation is small.
     let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
     if index.version != VERSION || !rest.is_empty() {
         return Err(malformed("it is of another version, or something stands behind it"));
@@ -83,7 +83,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
         }
         counted.add(&block)?;
         info.check(number, &block)?;
-        // Far from overflow: a block has less than 2^32 bytes, and the sum so far is at most the size of a file.
+        // This can't overflow: a block has less than 2^32 bytes, and the sum so far is at most the size of the file.
         offset += block.len();
         if offset > size {
             return Err(malformed("its blocks lie beyond the end of the file"));
@@ -97,7 +97,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
 }
 
 impl Block {
-    /// Whether parsing a header could have yielded it.
+    /// Whether a parsed header can have these values.
     fn is_possible(&self) -> bool {
         let bytes = |n: u32| (64 - (u64::from(n) << 1 | 1).leading_zeros()).div_ceil(7);
         u64::from(self.rows) <= MAX_BLOCK_RECORDS
@@ -125,7 +125,7 @@ mod tests {
         FileInfo::new(Arc::from("x.avro"), header).unwrap()
     }
 
-    /// Blocks behind one another, and the end of the last.
+    /// Returns adjacent blocks, and the end of the last one.
     fn laid_out(blocks: &[(u32, u32)]) -> (Vec<Block>, u64) {
         let mut offset = 60;
         let lay = |&(rows, size): &(u32, u32)| {
@@ -192,7 +192,7 @@ mod tests {
             &encoded(&|b| b[0].size = u32::MAX),
             size + u64::from(u32::MAX) - 3
         ));
-        // More records than bytes, without a codec that could explain it.
+        // More records than bytes, although the file isn't compressed.
         let (blocks, size) = laid_out(&[(3, 2)]);
         let error = decode_index(&encode_index(&file, &blocks), &info("null"), size).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Malformed);
@@ -213,25 +213,25 @@ mod tests {
         #[test]
         fn blocks_round_trip(wanted in prop::collection::vec((0..=i32::MAX as u32, 0..=i32::MAX as u32), 0..50)) {
             let file = info("deflate");
-            // No more rows than this many bytes can hold.
+            // Limits the rows to the number of bytes.
             let possible = |(rows, size): (u32, u32)| (rows.min(size).min(1 << 30), size);
             let (blocks, size) = laid_out(&wanted.into_iter().map(possible).collect::<Vec<_>>());
             prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));
         }
 
-        /// Whatever is changed, what comes out could be the blocks of the file, or nothing comes out.
+        /// For any changes to the bytes, decoding returns blocks that the file could contain, or none.
         #[test]
         fn any_bytes_are_taken(any: Vec<u8>, at in 0usize..80, keep: bool, declared: u64) {
             let (file, blocks, size) = sample();
             let mut bytes = encode_index(&file, &blocks);
-            // Behind the marker, so that not everything is refused at once.
+            // After the marker, because changes to the marker are always detected.
             let at = at.min(bytes.len());
             bytes.splice(at..if keep { bytes.len().min(at + any.len()) } else { at }, any);
             if let Ok(Some(found)) = decode_index(&bytes, &file, size) {
                 prop_assert_eq!(found.last().map_or(60, |b| b.offset + b.len()), size);
                 prop_assert!(found.windows(2).all(|w| w[0].offset + w[0].len() == w[1].offset));
             }
-            // A number of blocks that aren't there.
+            // The index declares blocks that it doesn't contain.
             let mut bytes = encode_index(&file, &[]);
             bytes.pop();
             bytes.extend(postcard::to_allocvec(&declared).unwrap());

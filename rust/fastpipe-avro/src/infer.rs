@@ -269,7 +269,7 @@ impl Walk<'_> {
         Some((dims, leaf(ty).filter(|_| plain)?))
     }
 
-    /// A type without the unions of one branch around it; `None` if it may be null.
+    /// Returns a type without the one-branch unions around it, or `None` if it may be null.
     fn single(&self, mut id: NodeId) -> Option<NodeId> {
         while let Type::Union(union) = self.schema.ty(id) {
             let UnionShape::One(inner) = union.shape else {

@@ -1,8 +1,8 @@
-//! Features whose text becomes indices: what their fields may be, and the form that follows.
+//! Features that convert text to indices: which fields they accept, and the resulting form.
 //!
-//! A field of strings, bytes, fixed or enums is a key, so a column has its index: one a row, or as many as its arrays
-//! have. An array of records of a name, a term and a value (a *bag*, as photon-ml, GDMix and Avro2TF write them)
-//! becomes a sparse column of one dimension: the keys, which are name and term, are its coordinates.
+//! A field of strings, bytes, fixed or enums is a key. Its column contains indices: one per row, or an array of them. A
+//! *bag* is an array of records of a name, a term and a value, as photon-ml, GDMix and Avro2TF write them. It becomes a
+//! sparse column of one dimension, whose coordinates are the indices of the keys (name and term).
 
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 
@@ -10,7 +10,7 @@ use crate::field_path::{End, ResolvedPath, misfit, trace};
 use crate::plan::Wire;
 use crate::schema::{Field, NodeId, Schema, Type, Unions};
 
-/// What a field of a bag's record is.
+/// The role of a field in a bag's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Name,
@@ -19,7 +19,7 @@ pub(crate) enum Role {
     Other,
 }
 
-/// A field of a bag's record: its name, its type, the unions around that, and what it is.
+/// A field of a bag's record: its name, its type, the unions around the type, and its role.
 pub(crate) struct EntryField<'s> {
     pub(crate) name: &'s str,
     pub(crate) id: NodeId,
@@ -27,7 +27,7 @@ pub(crate) struct EntryField<'s> {
     pub(crate) role: Role,
 }
 
-/// The fields of a bag's record, in order.
+/// Returns the fields of a bag's record, in order.
 pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryField<'_>>, Error> {
     const IS: &str = "a bag is an array of records that have a 'name' (string), a 'value' (int, long, float or double) and, as a rule, \
                       a 'term' (string)";
@@ -75,16 +75,16 @@ pub(crate) fn entry_fields(schema: &Schema, item: NodeId) -> Result<Vec<EntryFie
     Ok(found)
 }
 
-/// Why a key of each row can't be left out.
+/// The error for dropping unknown keys of a column with one key per row.
 pub(crate) const DROPS: &str = "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives \
                                 keys that the vocabulary lacks an index, unknown=\"error\" refuses them";
 
-/// Why nulls have no index.
+/// The error for a missing fill value: nulls have no index.
 pub(crate) const FILLS: &str = "nulls=\"fill\" needs the index that stands for a null: fill=0, or another";
 
-/// What the path of such a feature leads to.
+/// The type of field that a feature with a lookup reads.
 enum Found {
-    /// Entries of this type.
+    /// A bag with entries of this type.
     Bag(NodeId),
     /// Text within this many arrays and maps.
     Text(usize),
@@ -125,7 +125,8 @@ fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>,
     Ok((trace, found))
 }
 
-/// A feature with the form that follows from its lookup and the schema of the first file; any other as it is.
+/// Returns a feature with the form that its lookup and the schema of the first file determine. Features without a
+/// lookup are returned unchanged.
 pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
     let Some(lookup) = &feature.lookup else {
         return Ok(feature.clone());
@@ -170,7 +171,7 @@ pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
     })
 }
 
-/// The type of a bag's values in the file.
+/// Returns the type of a bag's values in the file.
 fn own_dtype(schema: &Schema, item: NodeId) -> Result<DType, Error> {
     let fields = entry_fields(schema, item)?;
     let wire = fields.iter().find_map(|field| match field.role {
@@ -185,7 +186,7 @@ fn own_dtype(schema: &Schema, item: NodeId) -> Result<DType, Error> {
     })
 }
 
-/// Checks that a schema can yield a feature with a lookup in the form that it has.
+/// Checks that a schema can yield a feature with a lookup in its form.
 pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<ResolvedPath<'s>, Error> {
     let (trace, found) = found(schema, feature)?;
     let (fits, what) = match (&feature.request, found) {

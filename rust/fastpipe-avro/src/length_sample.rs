@@ -1,5 +1,5 @@
-//! A look at the data: a schema says that a field is an array, not how long it is. [`LengthSample`] from sampled blocks
-//! turns ragged dimensions into fixed ones whose arrays were all equally long.
+//! Determines array lengths from a sample of the data. A schema declares arrays, but not their lengths.
+//! [`LengthSample`] makes ragged dimensions fixed if all arrays in the sampled blocks have the same length.
 
 use std::sync::Arc;
 
@@ -26,26 +26,26 @@ impl Lengths {
         self.count += 1;
     }
 
-    /// The length that all have, if enough were seen to believe it.
+    /// Returns the common length of the arrays, if enough arrays were sampled.
     fn fixed(&self) -> Option<usize> {
         (self.count >= LengthSample::ENOUGH && !self.differ && self.first > 0).then_some(self.first as usize)
     }
 }
 
-/// What sampled blocks say of the lengths of arrays.
+/// Lengths of arrays in the sampled blocks.
 pub struct LengthSample<'a> {
     source: &'a AvroSource,
-    /// For each column and ragged dimension.
+    /// Lengths for each column and ragged dimension.
     lengths: Vec<Vec<Lengths>>,
-    /// Memory that one block after the other is decoded to.
+    /// Memory that the blocks are decoded to, one after the other.
     pool: Arc<SlabPool>,
 }
 
 impl<'a> LengthSample<'a> {
-    /// Arrays of a dimension that must have been seen before it is taken to be fixed.
+    /// Minimum number of arrays of a dimension before it is assumed to be fixed.
     pub const ENOUGH: u64 = 16;
 
-    /// Nothing seen so far of a source whose features come from `infer`.
+    /// Creates an empty sample of a source whose features were inferred by `infer`.
     pub fn new(source: &'a AvroSource) -> Self {
         let ragged = |form: &Form| if let Form::Nested(f) = form { f.ragged } else { 0 };
         let columns = &source.facts().columns;
@@ -61,12 +61,12 @@ impl<'a> LengthSample<'a> {
         }
     }
 
-    /// Whether anything is left to be found out.
+    /// Whether more records could still change the result.
     pub fn is_open(&self) -> bool {
         self.lengths.iter().flatten().any(|l| !l.differ)
     }
 
-    /// Looks at the first `records` records of a block.
+    /// Adds the first `records` records of a block to the sample.
     pub fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()> {
         let rows = unit.rows().min(records);
         let columns = &self.source.facts().columns;
@@ -77,7 +77,7 @@ impl<'a> LengthSample<'a> {
         unit.place(Mark::START, &picks, &mut sink)?;
         let fragment = sink.finish();
         let filled = batch.complete()?;
-        // Rows are in slots of their own number, so placed parts and arenas are in the same order.
+        // Rows are in slots of the same index, so placed parts and arenas have the same order.
         let bytes = |part: u32, lead: usize| match filled.place(part as usize) {
             Some(place) => &filled.bytes()[place][lead..],
             None => fragment.arena(part as usize).0,
@@ -97,9 +97,9 @@ impl<'a> LengthSample<'a> {
         Ok(())
     }
 
-    /// Returns the features, with fixed dimensions where all sampled lengths are equal: from the innermost outwards, no
-    /// more of them than an array can have, and no more than one level that may be null among them, since the mask of a
-    /// fixed shape can't tell the nulls of two levels apart.
+    /// Returns the features, with fixed dimensions where all sampled lengths are equal. Dimensions become fixed from
+    /// the innermost outward, up to the maximum number of dimensions of an array. At most one of their levels may be
+    /// nullable, because the mask of a fixed shape can't distinguish nulls of two levels.
     pub fn refine(&self) -> Vec<Feature> {
         let refine = |(column, lengths): (&crate::Column, &Vec<Lengths>)| {
             let mut feature = column.feature.clone();

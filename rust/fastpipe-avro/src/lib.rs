@@ -1,18 +1,19 @@
-//! Avro object container files to rows. No I/O, no threads, no Python.
+//! Reads Avro object container files as rows. No I/O, no threads, no Python.
 //!
 //! # From bytes to rows
 //!
-//! [`Header`] and [`Walk`] find the blocks of a file without reading them. [`Schema`] is the file's schema. Wanted
-//! [`Feature`](fastpipe_batch::Feature)s ([`infer`] makes them up from a schema) and the schemas of all files are
-//! compiled once to columns and to a decode plan for each schema. [`AvroSource`] is all of that behind the seam to the
-//! engine: a unit is a block; opening it checks its marker and decompresses it; placing its records runs the plan.
-//! [`encode_index`] and [`decode_index`] make the blocks of a file to bytes and back, so that they can be kept.
+//! [`Header`] and [`Walk`] find the blocks of a file without reading their data. [`Schema`] is the file's schema. The
+//! requested [`Feature`](fastpipe_batch::Feature)s ([`infer`] derives them from a schema) and the schemas of all files
+//! are compiled once: into columns, and into a decode plan for each schema. [`AvroSource`] implements the engine's
+//! source interface with them. A unit is a block. Opening the unit checks the block's sync marker and decompresses the
+//! data; placing its records runs the plan. [`encode_index`] and [`decode_index`] convert the blocks of a file to bytes
+//! and back, so that they can be cached.
 //!
 //! # Trust nothing
 //!
-//! Whatever a file declares is held against the bytes that are really there before anything is allocated or looped
-//! over; what bytes can't bound is bounded by [`limits`]. There is no `unsafe` in this crate but for what the
-//! processor's vector instructions need, in one module.
+//! Every size and count that a file declares is checked against the bytes at hand before the crate allocates memory or
+//! loops. If the bytes don't bound a count, [`limits`] does. The only `unsafe` code of this crate is in one module, for
+//! the processor's vector instructions.
 
 mod canonical;
 mod codec;

@@ -1,7 +1,7 @@
-//! One schema of several: what a reader needs in order to have all that each of them has.
+//! Merges schemas into one that can represent the data of each.
 //!
-//! Fields that are missing in one may be null, numbers become a type that has them all, enums have the symbols of both,
-//! and types that don't become one another are the branches of a union.
+//! A field that one schema lacks becomes nullable, and numbers become a type that can represent both. Enums have the
+//! symbols of both schemas, and other types that can't be merged become branches of a union.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use crate::limits::{MAX_SCHEMA_LEVELS, MAX_SCHEMA_NODES};
 use crate::schema::{Field, Logical, Node, NodeId, Schema, Symbols, Type, Union};
 
-/// A schema to which both resolve: types and fields of the first come first.
+/// Returns a schema that both schemas resolve to. Types and fields of the first schema come first.
 pub fn merge(first: &Schema, second: &Schema) -> Result<Schema> {
     let mut merger = Merger {
         schemas: [first, second],
@@ -42,7 +42,8 @@ impl Merger<'_> {
         Ok(self.nodes.len() - 1)
     }
 
-    /// A place for a type whose parts may refer to it: it has its kind and name before it has its parts.
+    /// Adds a node for a type whose components may refer to it. The node has a kind and a name before its components
+    /// are added.
     fn open(&mut self, ty: &Type, name: &Option<String>) -> Result<NodeId> {
         if self.path.len() >= MAX_SCHEMA_LEVELS {
             let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is read");
@@ -50,7 +51,7 @@ impl Merger<'_> {
         }
         let ty = match ty {
             Type::Record(_) => Type::Record(Vec::new()),
-            // A union is no branch of another.
+            // A union can't be a branch of another union.
             Type::Union(_) => Type::Null,
             other => other.clone(),
         };
@@ -67,7 +68,7 @@ impl Merger<'_> {
         result
     }
 
-    /// A copy of a type of one of the schemas.
+    /// Copies a type of one of the schemas.
     fn copy(&mut self, which: usize, id: NodeId) -> Result<NodeId> {
         if let Some(&copy) = self.copies.get(&(which, id)) {
             return Ok(copy);
@@ -145,7 +146,8 @@ impl Merger<'_> {
         Ok(fields)
     }
 
-    /// A field of the result. One that isn't in both, or wasn't in what was merged before, is null where it is missing.
+    /// Returns a field of the result. If one of the schemas lacks the field, or an earlier merge made it nullable, its
+    /// default is null.
     fn field(&self, field: &Field, node: NodeId, in_both: bool) -> Field {
         let null: std::sync::Arc<str> = "null".into();
         let was_missing = field.default.as_ref() == Some(&null);
@@ -157,7 +159,7 @@ impl Merger<'_> {
         }
     }
 
-    /// A type of one of the schemas, or null.
+    /// Returns a union of null and a type of one of the schemas.
     fn nullable(&mut self, which: usize, id: NodeId) -> Result<NodeId> {
         let schema = self.schemas[which];
         let branches: Vec<NodeId> = match schema.ty(id) {
@@ -175,7 +177,7 @@ impl Merger<'_> {
         self.push(Node::new(Type::Union(union)))
     }
 
-    /// The branches of both.
+    /// Returns a union of the branches of both types.
     fn union(&mut self, a: NodeId, b: NodeId) -> Result<NodeId> {
         let id = self.open(&Type::Null, &None)?;
         self.pairs.insert((a, b), id);
@@ -229,7 +231,7 @@ impl Merger<'_> {
         Ok(id)
     }
 
-    /// Whether two types become one.
+    /// Whether two types can be merged into one.
     fn is_one(&self, a: NodeId, b: NodeId) -> bool {
         let [first, second] = self.schemas;
         let (a, b) = (first.node(a), second.node(b));
@@ -240,10 +242,10 @@ impl Merger<'_> {
         match (&a.ty, &b.ty) {
             (Type::Array(_), Type::Array(_)) | (Type::Map(_), Type::Map(_)) => true,
             (Type::Record(_), Type::Record(_)) | (Type::Enum(_), Type::Enum(_)) => last(&a.name) == last(&b.name),
-            // Bytes that are a decimal are no others.
+            // A decimal stored as bytes isn't merged with plain bytes.
             _ if is_decimal(a) != is_decimal(b) => false,
             (Type::Fixed(n), Type::Fixed(m)) => n == m && last(&a.name) == last(&b.name),
-            // Other units are other times.
+            // Times in different units aren't merged.
             (a_type, b_type) => {
                 let same_time = a.logical.and_then(|l| l.time()) == b.logical.and_then(|l| l.time());
                 same_time && (a_type == b_type || promoted(a_type, b_type).is_some())
@@ -256,7 +258,7 @@ fn is_decimal(node: &Node) -> bool {
     matches!(node.logical, Some(Logical::Decimal { .. }))
 }
 
-/// What values of two logical types stand for: decimals of other digits become those of as many as both have.
+/// Returns the merged logical type of two types. The precision and scale of merged decimals cover both.
 fn both(a: Option<Logical>, b: Option<Logical>) -> Option<Logical> {
     match (a?, b?) {
         (
@@ -276,7 +278,7 @@ fn both(a: Option<Logical>, b: Option<Logical>) -> Option<Logical> {
     }
 }
 
-/// The one of two types of numbers to which the other is promoted; a type that has both.
+/// Returns a numeric type that can represent the values of both types.
 fn promoted(a: &Type, b: &Type) -> Option<Type> {
     let rank = |ty: &Type| match ty {
         Type::Int => Some(0),
@@ -289,7 +291,7 @@ fn promoted(a: &Type, b: &Type) -> Option<Type> {
         (x, y) if x <= y => (a, b),
         _ => (b, a),
     };
-    // A float has no exact place for integers.
+    // A float can't represent all integers exactly.
     Some(match (least, most) {
         (Type::Int | Type::Long, Type::Float) => Type::Double,
         (_, most) => most.clone(),

@@ -1,5 +1,5 @@
-//! Numbers from their encoding to the element type of a column. What doesn't fit is refused, never wrapped or rounded,
-//! but for the precision of `double` read as `float32`.
+//! Converts encoded numbers to the element type of a column. A number that doesn't fit raises an error; it is never
+//! wrapped or rounded. The only exception is a `double` read as `float32`, which is rounded.
 
 use std::marker::PhantomData;
 
@@ -16,7 +16,7 @@ use crate::x86::{GROUP, Short};
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
-/// Longs as numbers of another type.
+/// Conversion of longs to another type.
 #[derive(Clone, Copy)]
 pub(crate) struct Longs<T>(PhantomData<T>);
 
@@ -42,7 +42,7 @@ impl<T: Number> Convert for Longs<T> {
     }
 }
 
-/// Ints as numbers of another type.
+/// Conversion of ints to another type.
 #[derive(Clone, Copy)]
 pub(crate) struct Ints<T>(PhantomData<T>);
 
@@ -71,16 +71,16 @@ impl<T: Number> Convert for Ints<T> {
 
 /// An element type that numbers are converted to.
 pub(crate) trait Number: Element {
-    /// The same number, and whether it is another one.
+    /// Converts a number with wrapping. Also returns whether the number changed.
     fn wrap(value: i64) -> (Self, bool);
-    /// [`Convert::short`].
+    /// See [`Convert::short`].
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn short(values: Short, to: &mut [Self; GROUP]) -> u32 {
         one_by_one(values, to, Self::wrap)
     }
     fn from_long(value: i64) -> Result<Self>;
-    /// The nearest number.
+    /// Returns the nearest number of this type.
     #[inline(always)]
     fn rounded(value: i64) -> Result<Self> {
         Self::from_long(value)
@@ -143,7 +143,7 @@ impl Number for f32 {
     #[inline(always)]
     fn from_long(value: i64) -> Result<Self> {
         let float = value as f32;
-        // Through i128, since `as i64` saturates at the very value that rounds up.
+        // Compares as i128, because `as i64` saturates at exactly the value that rounds up.
         if float as i128 == i128::from(value) {
             Ok(float)
         } else {
@@ -206,7 +206,7 @@ impl Number for f64 {
     }
 }
 
-/// Calls a generic function with the Rust type of a dtype; booleans are bytes.
+/// Calls a generic function with the Rust type of a dtype. Booleans are stored as bytes.
 macro_rules! with_type {
     ($dtype:expr, $f:ident($($arg:expr),*)) => {
         match $dtype {
@@ -215,7 +215,7 @@ macro_rules! with_type {
             DType::I16 => $f::<i16>($($arg),*),
             DType::I32 => $f::<i32>($($arg),*),
             DType::I64 | DType::Datetime(_) | DType::Timedelta(_) => $f::<i64>($($arg),*),
-            // No feature is of half floats: those are refused before anything is read.
+            // Half floats never occur: features with this dtype are rejected before anything is read.
             DType::U16 | DType::F16 => $f::<u16>($($arg),*),
             DType::U32 => $f::<u32>($($arg),*),
             DType::U64 => $f::<u64>($($arg),*),
@@ -225,7 +225,7 @@ macro_rules! with_type {
     };
 }
 
-/// Bytes of a number that lies in memory as it is encoded.
+/// Returns the size of a number whose encoding equals its representation in memory.
 #[inline(always)]
 pub(crate) fn as_encoded(wire: Wire, to: DType) -> Option<usize> {
     match (wire, to) {
@@ -268,7 +268,7 @@ pub(crate) fn code(code: i64, to: DType, out: &mut Writer) -> Result<()> {
     with_type!(to, push_long(code, out))
 }
 
-/// Writes numbers that were read before: integers, or the bits of floats.
+/// Writes numbers that have already been read: integers, or the bits of floats.
 #[inline(always)]
 pub(crate) fn stored(wire: Wire, to: DType, bits: &[u64], out: &mut Writer) -> Result<()> {
     with_type!(to, store(wire, bits, out))

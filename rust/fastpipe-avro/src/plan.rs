@@ -1,8 +1,8 @@
-//! The decode plan: what is wanted of a file, compiled once into a flat list of operations.
+//! The decode plan: the requested columns of a file, compiled once into a flat list of operations.
 //!
-//! The decoder runs the plan and nothing else: no schema walk, no look-up by name, no allocation and no dynamic value
-//! for each record. Bodies of arrays, maps and unions are stretches ([`Span`]) of the same list, behind one another;
-//! what isn't wanted is skipped by operations that know its width.
+//! The decoder only runs the plan. It doesn't walk the schema, look up names, allocate memory, or create dynamic values
+//! for each record. Bodies of arrays, maps and unions are ranges ([`Span`]) of the same list. Operations that know the
+//! width of unwanted values skip them.
 
 mod lookup_ops;
 mod ops;
@@ -21,12 +21,12 @@ use fastpipe_batch::{Lengths, PartId};
 use crate::decode_error::DecodeError;
 use crate::isa::Isa;
 
-/// What an operation is about, for errors.
+/// The field and feature of an operation, for errors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
-    /// The path of the field.
+    /// Path of the field.
     pub(crate) path: Arc<str>,
-    /// The feature that is read from it, if that has another name.
+    /// The feature that reads the field, if its name differs.
     pub(crate) feature: Option<Arc<str>>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Place {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Plan {
     pub(crate) ops: Vec<Op>,
-    /// For each operation what it is about: an index into `places`.
+    /// For each operation, the index of its entry in `places`.
     pub(crate) op_places: Vec<u32>,
     pub(crate) places: Vec<Place>,
     pub(crate) emits: Vec<Emit>,
@@ -42,7 +42,7 @@ pub(crate) struct Plan {
     pub(crate) spans: Vec<Span>,
     pub(crate) enums: Vec<EnumTable>,
     pub(crate) decimals: Vec<DecimalOp>,
-    /// Why values don't become a reader's.
+    /// Reasons why values don't resolve to the reader's type.
     pub(crate) refusals: Vec<Arc<str>>,
     pub(crate) sparse: Vec<SparseOp>,
     pub(crate) keys: Vec<KeyOp>,
@@ -50,20 +50,20 @@ pub(crate) struct Plan {
     pub(crate) bags: Vec<BagOp>,
     pub(crate) programs: Vec<Span>,
     pub(crate) scalars: Vec<Scalar>,
-    /// Parts that are written by scalars alone, ascending.
+    /// Parts that only scalars write, in ascending order.
     pub(crate) cells: Arc<[PartId]>,
-    /// Parts of bytes that must be UTF-8.
+    /// Parts whose bytes must be UTF-8.
     pub(crate) texts: Vec<PartId>,
     pub(crate) record: Span,
     pub(crate) skip: Span,
-    /// Bytes that a record takes at least.
+    /// Minimum number of bytes of a record.
     pub(crate) smallest: u64,
     /// The instructions to read with.
     pub(crate) isa: Isa,
 }
 
 impl Plan {
-    /// The lengths that a fault is about, if it is about lengths, given the operation that met it.
+    /// Returns the mismatching lengths of an error at an operation, if the error is about lengths.
     #[cold]
     pub(crate) fn lengths(&self, fault: DecodeError, at: u32) -> Option<Lengths> {
         match fault {
@@ -86,7 +86,7 @@ impl Plan {
         }
     }
 
-    /// How many arrays an operation within a stretch lies in.
+    /// Returns the number of arrays around an operation within a span.
     fn arrays_around(&self, span: Span, at: u32) -> Option<u32> {
         (span.start..span.end).find_map(|pc| match &self.ops[pc as usize] {
             _ if pc == at => Some(0),

@@ -37,7 +37,7 @@ fn xzipped(data: &[u8], preset: u32) -> Vec<u8> {
     out
 }
 
-/// Codecs of which a block may hold several members.
+/// Codecs whose blocks may contain several members.
 const CONCATENATED: [Codec; 3] = [Codec::Zstandard, Codec::Bzip2, Codec::Xz];
 
 proptest! {
@@ -77,7 +77,7 @@ proptest! {
     }
 }
 
-/// Data as blocks store it, compressed as well as can be and in other ways.
+/// Returns data as blocks may store it, with the best compression and with other settings.
 fn stored(codec: Codec, data: &[u8]) -> Vec<Vec<u8>> {
     let deflated = |level| {
         let mut c = libdeflater::Compressor::new(libdeflater::CompressionLvl::new(level).unwrap());
@@ -100,7 +100,7 @@ fn stored(codec: Codec, data: &[u8]) -> Vec<Vec<u8>> {
     }
 }
 
-/// No sound block may be refused for what it declares.
+/// A valid block must never be rejected for its declared size.
 #[test]
 fn nothing_decompresses_to_more_than_the_most() {
     let pool = BufferPool::default();
@@ -128,7 +128,7 @@ fn nothing_decompresses_to_more_than_the_most() {
     }
 }
 
-/// The densest that formats allow, by hand: bounds are no larger than they must be.
+/// Checks that the bounds are tight, with hand-made data of the highest density that the formats allow.
 #[test]
 fn the_most_is_nearly_reached() {
     let pool = BufferPool::default();
@@ -140,7 +140,7 @@ fn the_most_is_nearly_reached() {
             "{codec}: {found}, {most} at most"
         );
     };
-    // A literal of one byte, and copies of 64 bytes from one byte before (tag 0b111111_10).
+    // A literal of one byte, and copies of 64 bytes from an offset of 1 (tag 0b111111_10).
     let copies = 20_000usize;
     let mut snappy = Vec::new();
     let mut n = 1 + 64 * copies;
@@ -152,7 +152,7 @@ fn the_most_is_nearly_reached() {
     snappy.extend([0xfe, 1, 0].repeat(copies));
     snappy.extend(crc32fast::hash(&vec![7; 1 + 64 * copies]).to_be_bytes());
     nearly(Codec::Snappy, 99, &snappy);
-    // A frame without a content size and with a window of 128 KiB, of RLE blocks of as many bytes.
+    // A frame with a window of 128 KiB and no content size, made of RLE blocks of 128 KiB each.
     let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0x00, 0x38];
     let blocks = 400;
     for i in 1..=blocks {
@@ -161,11 +161,11 @@ fn the_most_is_nearly_reached() {
         frame.push(7);
     }
     nearly(Codec::Zstandard, 99, &frame);
-    // A compressor begins new blocks, with new codes, again and again.
+    // The compressor regularly starts new blocks with new codes.
     nearly(Codec::Deflate, 80, &stored(Codec::Deflate, &vec![0; 8 << 20])[4]);
-    // A compressor writes no run of the longest, tables that are longer than they must be, and a header and an end.
+    // The compressor doesn't produce the longest runs, and adds larger tables than necessary, a header and a trailer.
     nearly(Codec::Bzip2, 40, &bzipped(&vec![255; 45_000_000], 9));
-    // Matches of the greatest length, of which headers and the first literal are few.
+    // Matches of the maximum length. Headers and the first literal are negligible.
     nearly(Codec::Xz, 90, &xzipped(&vec![0; 64 << 20], 1));
 }
 
@@ -183,14 +183,14 @@ proptest! {
         for codec in CONCATENATED {
             let packed: Vec<u8> = members.iter().flat_map(|m| compress(codec, m)).collect();
             prop_assert!(decompress(codec, &packed, guess, &pool).unwrap()[..] == whole[..], "{}", codec);
-            // Within a limit that is just enough, or more.
+            // A limit of exactly the size, or more.
             let found = decompress_within(codec, &packed, guess, whole.len() + spare, &pool).unwrap();
             prop_assert!(found[..] == whole[..], "{}", codec);
             if !whole.is_empty() {
                 let error = decompress_within(codec, &packed, guess, whole.len() - 1, &pool).unwrap_err();
                 prop_assert!(error.is_over_memory_limit(), "{}: {}", codec, error);
             }
-            // Cut anywhere, the last member isn't whole.
+            // However it is cut, the last member is incomplete.
             let last = compress(codec, members.last().unwrap()).len();
             for cut in [1, 2, last / 2, last - 1] {
                 let error = decompress(codec, &packed[..packed.len() - cut], guess, &pool).unwrap_err();
@@ -212,7 +212,7 @@ fn changed_bits_are_found_by_checksums() {
         for at in (0..packed.len()).step_by(7) {
             let mut damaged = packed.clone();
             damaged[at] ^= 4;
-            // The level of bzip2 says only how much memory a block may take.
+            // The level of bzip2 determines only the maximum memory of a block.
             if let Ok(found) = decompress(codec, &damaged, 0, &pool) {
                 assert!(
                     codec == Codec::Bzip2 && at == 3 && found[..] == data[..],
@@ -249,7 +249,7 @@ fn dictionaries_beyond_the_limit_are_named() {
 #[test]
 fn frames_with_dictionaries_are_named() {
     let pool = BufferPool::default();
-    // A frame of one segment and one byte, with the dictionary's number in one byte, and an empty last block.
+    // A frame with a single segment, one byte of content, a dictionary ID of one byte, and an empty last block.
     let frame = [0x28, 0xb5, 0x2f, 0xfd, 0x21, 77, 1, 1, 0, 0];
     for packed in [
         frame.to_vec(),
@@ -283,7 +283,7 @@ fn bombs_stop_at_what_memory_allows() {
             );
         }
     }
-    // Without a content size, as streams are written: what is there is made again in a larger buffer.
+    // Streams have no content size, so the output is produced again in a larger buffer.
     let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
     std::io::Write::write_all(&mut encoder, &data).unwrap();
     let streamed = encoder.finish().unwrap();
@@ -332,7 +332,7 @@ fn bombs_stop_at_the_limit() {
         decompress(Codec::Zstandard, &bomb, 0, &pool).unwrap_err().kind(),
         ErrorKind::Limit
     );
-    // Members that are small by themselves.
+    // Each member is below the limit.
     let member = vec![0; 64 << 20];
     for codec in [Codec::Bzip2, Codec::Xz] {
         let bomb = compress(codec, &member).repeat((MAX_BLOCK_BYTES >> 26) + 1);
@@ -343,7 +343,7 @@ fn bombs_stop_at_the_limit() {
             "{error}"
         );
     }
-    // Snappy declares its size: nothing is allocated for a lie.
+    // Snappy data declares its size. A false size must not cause an allocation.
     let lie = [0xff, 0xff, 0xff, 0xff, 0x03, 0, 0, 0, 0, 0, 0];
     assert_eq!(
         decompress(Codec::Snappy, &lie, 0, &pool).unwrap_err().kind(),
@@ -364,7 +364,7 @@ fn windows_beyond_the_limit_are_named() {
         (15 << 38, frame(&[0, 0xff])),
         (1 << 40, size(1 << 40)),
     ] {
-        // Behind another frame, too.
+        // Also after another frame.
         for stored in [bad.clone(), [largest.clone(), bad.clone()].concat()] {
             let error = decompress(Codec::Zstandard, &stored, 0, &pool).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{error}");

@@ -1,5 +1,5 @@
-//! What a reader's schema has and a file hasn't: defaults, which become constants (Avro 1.12 specification, "Schema
-//! Resolution").
+//! Fields that a reader's schema has and a file lacks. Their defaults become constants (Avro 1.12 specification,
+//! "Schema Resolution").
 
 use fastpipe_batch::{DType, Error, Leaf, LengthRule, Nulls, Request, Scalar, ValueParts};
 use serde_json::Value;
@@ -12,11 +12,11 @@ use crate::layout::is_pair;
 use crate::plan::{Emit, Op};
 use crate::schema::{Logical, NodeId, Type, UnionShape};
 
-/// Constants that a default becomes at most: it is text, which may be small and stand for many of them.
+/// Maximum number of constants of a default. A short text can stand for many constants.
 const MAX_CONSTANTS: usize = 1 << 16;
 
 impl<'a> Compiler<'a> {
-    /// Writes a field's default to each of the columns that want something of it.
+    /// Writes a field's default to the columns that read the field or a part of it.
     pub(super) fn default(
         &mut self,
         node: NodeId,
@@ -42,7 +42,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Writes the fill value of a feature whose field a file doesn't have; an error for one without.
+    /// Writes the fill values of features whose field the file lacks. A feature without a fill value raises an error.
     pub(super) fn missing(
         &mut self,
         wants: &[Want<'a>],
@@ -62,7 +62,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// The constants that a JSON value of a type becomes in a column.
+    /// Appends the constants that represent a JSON value in a column.
     fn constant(
         &mut self,
         id: NodeId,
@@ -176,7 +176,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// An array's items, or a map's keys (`item` is `None`) or values.
+    /// Appends the items of an array, or the keys (if `item` is `None`) or values of a map.
     fn list<'v>(
         &mut self,
         item: Option<NodeId>,
@@ -228,8 +228,8 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// The elements that a value becomes which is an array of them: bytes, the parts of a duration, the halves of a
-    /// decimal.
+    /// Returns the elements of a value that is read as an array: bytes, the components of a duration, or the halves of
+    /// a decimal.
     fn elements(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Vec<u8>> {
         let column = &self.columns[want.column];
         let ValueParts::Elements(dtype, _) = column.parts.values else {
@@ -251,7 +251,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A decimal's default, in units of the column's scale.
+    /// Returns a decimal's default in units of the column's scale.
     fn decimal_default(&self, id: NodeId, text: &str, want: Want<'a>) -> Option<i128> {
         let Some(Logical::Decimal { scale, .. }) = self.schema.node(id).logical else {
             return None;
@@ -261,7 +261,7 @@ impl<'a> Compiler<'a> {
         wide(&bytes(text)?)?.checked_mul(factor)
     }
 
-    /// The value of a type without parts in a column.
+    /// Converts the value of a type without components for a column.
     fn scalar(&self, id: NodeId, value: &Value, want: Want<'a>) -> Option<Scalar> {
         let column = &self.columns[want.column];
         let is_text = matches!(column.parts.values, ValueParts::Text { .. });
@@ -274,7 +274,7 @@ impl<'a> Compiler<'a> {
             (ty @ (Type::Float | Type::Double), Value::Number(value)) => {
                 let value = value.as_f64()?;
                 let narrow = *ty == Type::Float || column.feature.request.leaf() == Leaf::Fixed(DType::F32);
-                // What overflows would be infinite.
+                // A value that overflows would become infinite.
                 Scalar::Float(Some(value).filter(|value| !narrow || (*value as f32).is_finite())?)
             }
             (Type::Enum(symbols), Value::String(value)) if is_text => {
@@ -301,7 +301,7 @@ impl<'a> Compiler<'a> {
                 Scalar::Bytes(uuid(bytes).to_vec())
             }
             (Type::String, Value::String(value)) if is_text => Scalar::Bytes(value.clone().into_bytes()),
-            // Each character stands for a byte.
+            // Each character represents one byte.
             (Type::Bytes, Value::String(value)) if is_text => Scalar::Bytes(bytes(value)?),
             (Type::Fixed(n), Value::String(value)) if is_text => {
                 Scalar::Bytes(bytes(value).filter(|bytes| bytes.len() == *n)?)
@@ -310,7 +310,7 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// Whether a JSON value is one of a type, as far as its kind tells.
+    /// Whether the kind of a JSON value matches a type.
     fn fits(&self, id: NodeId, value: &Value) -> bool {
         match (self.schema.ty(id), value) {
             (Type::Null, Value::Null)
@@ -325,17 +325,17 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A sparse record without entries.
+    /// Appends a sparse record without entries.
     fn no_entries(&self, want: Want<'a>, emits: &mut Vec<Emit>) {
         self.mark(want, emits);
-        // As coordinates it is nothing at all.
+        // It has no coordinates.
         for &part in &self.columns[want.column].parts.lengths {
             let value = 0i64.to_le_bytes().as_slice().into();
             emits.push(Emit { part, value, times: 1 });
         }
     }
 
-    /// Marks a level as present.
+    /// Marks the value of a level as valid.
     fn mark(&self, want: Want<'a>, emits: &mut Vec<Emit>) {
         if let Some(part) = self.columns[want.column].parts.mask_at(want.level) {
             let value = [1].into();
@@ -343,7 +343,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Writes a value.
+    /// Writes a value that isn't null.
     fn present(&self, want: Want<'a>, value: &Scalar, emits: &mut Vec<Emit>) -> Result<(), Error> {
         let column = &self.columns[want.column];
         self.mark(want, emits);
@@ -369,7 +369,7 @@ fn bytes(text: &str) -> Option<Vec<u8>> {
     text.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect()
 }
 
-/// A value for messages, cut where it gets long.
+/// Formats a value for messages, truncated if it is long.
 fn shown(value: &Value) -> String {
     const SHOWN: usize = 80;
     let mut text = value.to_string();

@@ -1,4 +1,4 @@
-//! Unions: one column that sees through them, or codes and a column for each branch.
+//! Compiles unions: as one column that ignores the union, or as a column of codes and a column for each branch.
 
 use fastpipe_batch::{Error, Scalar, ValueParts};
 
@@ -7,24 +7,24 @@ use crate::field_path::{Step, misfit};
 use crate::plan::{Emit, Op, Span};
 use crate::schema::{Branch, Type, Union, UnionShape};
 
-/// What is wanted of a union.
+/// A union and the columns requested of it.
 struct Seen<'w, 'a> {
     union: &'w Union,
-    /// Whether it has columns of its own for each branch.
+    /// Whether each branch has separate columns.
     several: bool,
-    /// Codes first, then by branches.
+    /// Columns of codes first, then columns of branches in order.
     wants: &'w [Want<'a>],
     absents: &'w [Absent<'a>],
 }
 
-/// What writes a null to a column of a branch; `None` where that is an error.
+/// The constants that write a null to a column of a branch; `None` if nulls are an error.
 struct Absent<'a> {
     want: Want<'a>,
     code: usize,
     on_null: Option<Span>,
 }
 
-/// The branch that is wanted; `None` for what is of all of them.
+/// Returns the branch that a column requests, or `None` if the column reads all branches.
 fn branch_of(want: &Want<'_>) -> Option<usize> {
     match want.path.first() {
         Some(Step::Branch(code)) => Some(*code),
@@ -33,7 +33,7 @@ fn branch_of(want: &Want<'_>) -> Option<usize> {
 }
 
 impl<'a> Compiler<'a> {
-    /// A union of which something is wanted.
+    /// Compiles a union that columns read.
     pub(super) fn union(
         &mut self,
         union: &'a Union,
@@ -97,7 +97,8 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// What writes nulls to the columns of all branches, one behind the other: those of one branch are a gap in it.
+    /// Returns the nulls of the columns of all branches in order. The nulls to write for a value of one branch are all
+    /// of them except a contiguous range.
     fn absents(&mut self, wants: &[Want<'a>]) -> Result<Vec<Absent<'a>>, Error> {
         let mut absents = Vec::with_capacity(wants.len());
         for want in wants {
@@ -113,12 +114,12 @@ impl<'a> Compiler<'a> {
         Ok(absents)
     }
 
-    /// Writes nulls to columns that lie one behind the other.
+    /// Writes nulls to columns with adjacent constants.
     fn nulls_of_others(&mut self, absents: &[Absent<'a>], union: &Union, path: &str, out: &mut Code) {
         let (Some(first), Some(last)) = (absents.first(), absents.last()) else {
             return;
         };
-        // Whose null is an error is named by the branch that it wants.
+        // If a column doesn't allow nulls, the error names the branch that it requests.
         if let Some(fails) = absents.iter().find(|absent| absent.on_null.is_none()) {
             let at = self.about(&format!("{path}:{}", union.names[fails.code]), &[fails.want]);
             out.push(Op::Null { on_null: None }, at);
@@ -132,12 +133,12 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A value of one branch: codes, what is wanted of it, and nulls for what is wanted of others.
+    /// Compiles one branch: writes codes, the values of its columns, and nulls to the columns of other branches.
     fn branch(&mut self, branch: Branch, seen: &Seen<'_, 'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let at = self.about(path, seen.wants);
         let Seen { union, several, .. } = *seen;
         let ty = self.schema.ty(branch.node);
-        // It has no code: neither a column of codes nor one of another branch may take its values for nulls.
+        // The branch has no code. Columns of codes and of other branches must not read its values as nulls.
         if let Type::Mismatch { reason, .. } = ty {
             self.refuse(reason, seen.wants, path, out);
             return Ok(());
@@ -178,7 +179,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Writes which branch it is, as the column numbers them.
+    /// Writes the code of a branch in a column.
     fn code(&mut self, branch: Branch, union: &Union, want: Want<'a>, at: u32, out: &mut Code) -> Result<(), Error> {
         let column = &self.columns[want.column];
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);

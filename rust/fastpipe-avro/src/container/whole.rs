@@ -1,21 +1,23 @@
-//! Where the whole blocks of a file end, if a writer was killed within the last one.
+//! Finds the end of the complete blocks of a file whose writer was killed while it wrote the last block.
 //!
-//! The bytes after that are the beginning of one block: its header is cut short, or says that the block is longer than
-//! the file. A damaged header further up may say the same, so those bytes must not contain the file's sync marker: the
-//! blocks that follow a damaged header, and the block itself, have it.
+//! The remaining bytes are the beginning of one block: its header is incomplete or declares a block that extends past
+//! the end of the file. A damaged header in the middle of the file may look the same. So the remaining bytes must not
+//! contain the file's sync marker. After a damaged header they would, because its block and the following blocks end
+//! with the marker.
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt};
 
 use super::{BLOCK_HEADER_BYTES, Block, SYNC_BYTES, Walk, read_exact};
 use crate::file_info::FileInfo;
 
-/// Bytes in which the marker is looked for at once.
+/// Number of bytes that are searched for the marker at once.
 const WINDOW: u64 = 1 << 20;
 
-/// Returns the offset after the last whole block of `file`: its size, unless its last block is incomplete.
+/// Returns the offset after the last complete block of `file`. This is the file's size, unless the last block is
+/// incomplete.
 ///
 /// # Errors
-/// Malformed, if anything but an incomplete last block is wrong with the headers and sync markers.
+/// Malformed, if headers or sync markers are damaged in any other way.
 pub fn whole_blocks_end(file: &dyn ReadAt, info: &FileInfo) -> Result<u64, Error> {
     let mut walk = Walk::new(file, &info.header)?;
     for number in 0.. {
@@ -38,12 +40,12 @@ pub fn whole_blocks_end(file: &dyn ReadAt, info: &FileInfo) -> Result<u64, Error
 }
 
 impl Walk<'_> {
-    /// Whether the file ends before the block does that the walk has come to.
+    /// Whether the file ends before the current block does.
     fn is_cut(&self) -> bool {
         match Block::parse(&self.ahead, self.offset) {
             Ok(block) => self.offset + block.len() > self.size,
             Err(_) if self.ahead.len() == BLOCK_HEADER_BYTES => false,
-            // It is a header's beginning if the last bytes of two numbers make a header of it.
+            // The bytes are the beginning of a header if two final bytes complete them to one.
             Err(_) => Block::parse(&[&self.ahead[..], &[0, 0]].concat(), self.offset).is_ok(),
         }
     }
@@ -57,7 +59,7 @@ fn contains(file: &dyn ReadAt, start: u64, end: u64, marker: &[u8; SYNC_BYTES]) 
         if bytes.windows(SYNC_BYTES).any(|window| window == marker) {
             return Ok(true);
         }
-        // A marker may begin in these bytes and end in the next.
+        // A marker may extend from these bytes into the next ones.
         at += (bytes.len() - SYNC_BYTES + 1) as u64;
     }
     Ok(false)

@@ -1,4 +1,4 @@
-//! Decimals (Avro 1.12 specification, "Decimal"): two's complement, big-endian; and UUIDs.
+//! Reads decimals (Avro 1.12 specification, "Decimal"), which are stored as big-endian two's complement, and UUIDs.
 
 use fastpipe_batch::{DType, PartId, TextParts};
 
@@ -7,18 +7,18 @@ use crate::decode_error::DecodeError;
 use crate::number;
 use crate::plan::{DecimalBytes, DecimalOp};
 
-/// Powers of ten that a double holds exactly.
+/// Largest exponent of a power of ten that a double represents exactly.
 const EXACT_POWERS: u32 = 22;
 
-/// Integers that a double holds exactly.
+/// A double represents all integers up to this one exactly.
 const EXACT: u128 = 1 << 53;
 
-/// The characters of a UUID.
+/// Number of characters of a UUID.
 const UUID: usize = 36;
 
 impl Decoder<'_, '_, '_, '_> {
-    /// A decimal of up to eight bytes that becomes the integer which it is; false, and nothing is read, if it isn't
-    /// one.
+    /// Reads a decimal of up to eight bytes as its unscaled integer. Returns false, and reads nothing, if the decimal
+    /// has another form.
     #[inline(always)]
     pub(super) fn usual_decimal(&mut self, op: &DecimalOp) -> Result<bool> {
         let DecimalOp {
@@ -38,7 +38,7 @@ impl Decoder<'_, '_, '_, '_> {
             self.cursor.rewind(start);
             return Ok(false);
         };
-        // Shifts the sign in.
+        // An arithmetic shift extends the sign.
         self.out
             .writer(part as usize)
             .push(i64::from_be_bytes(*first) >> (64 - 8 * n))?;
@@ -82,13 +82,13 @@ impl Decoder<'_, '_, '_, '_> {
         number::wide(value.ok_or(range)?, op.to, out)
     }
 
-    /// A UUID's 16 bytes as its text.
+    /// Converts the 16 bytes of a UUID to text.
     pub(super) fn uuid_text(&mut self, to: TextParts) -> Result<()> {
         let bytes = self.cursor.array()?;
         self.text(&uuid(bytes), to)
     }
 
-    /// A UUID's text as its 16 bytes.
+    /// Converts the text of a UUID to its 16 bytes.
     pub(super) fn uuid_bytes(&mut self, part: PartId) -> Result<()> {
         let text = self.cursor.text()?;
         let bytes = parsed(text).ok_or(DecodeError::Uuid)?;
@@ -96,17 +96,17 @@ impl Decoder<'_, '_, '_, '_> {
     }
 }
 
-/// The integer of the first `n` bytes; `None` if it has more than 128 bits.
+/// Returns the integer stored in the first `n` bytes, or `None` if it exceeds 128 bits.
 #[inline(always)]
 fn unscaled(bytes: &[u8], n: usize) -> Option<i128> {
     if let (1..=8, Some(first)) = (n, bytes.first_chunk()) {
-        // Shifts the sign in.
+        // An arithmetic shift extends the sign.
         return Some(i128::from(i64::from_be_bytes(*first) >> (64 - 8 * n)));
     }
     wide(&bytes[..n])
 }
 
-/// The integer of bytes; `None` if it has more than 128 bits.
+/// Returns the integer stored in `bytes`, or `None` if it exceeds 128 bits.
 #[cold]
 pub(crate) fn wide(mut bytes: &[u8]) -> Option<i128> {
     let negative = bytes.first().is_some_and(|first| first & 0x80 != 0);
@@ -125,17 +125,17 @@ pub(crate) fn wide(mut bytes: &[u8]) -> Option<i128> {
     Some(i128::from_be_bytes(all))
 }
 
-/// The double that is nearest to `value / 10^scale`.
+/// Returns the double nearest to `value / 10^scale`.
 pub(crate) fn divided(value: i128, scale: u32) -> f64 {
     if value.unsigned_abs() <= EXACT && scale <= EXACT_POWERS {
-        // Both are exact, so the quotient is rounded once.
+        // Both are exact, so only the quotient is rounded.
         return value as f64 / 10f64.powi(scale as i32);
     }
     let text = format!("{value}e-{scale}");
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// The text of a UUID.
+/// Formats a UUID as text.
 pub(crate) fn uuid(bytes: [u8; 16]) -> [u8; UUID] {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let mut text = [b'-'; UUID];
@@ -149,7 +149,7 @@ pub(crate) fn uuid(bytes: [u8; 16]) -> [u8; UUID] {
     text
 }
 
-/// The bytes of a UUID's text: 32 digits with hyphens in four places.
+/// Parses the text of a UUID: 32 digits with four hyphens.
 pub(crate) fn parsed(text: &[u8]) -> Option<[u8; 16]> {
     if text.len() != UUID || [8, 13, 18, 23].iter().any(|&at| text[at] != b'-') {
         return None;
@@ -179,7 +179,7 @@ mod tests {
             let mut long = vec![sign; more];
             long.extend(&bytes[least..]);
             let n = long.len();
-            // What stands behind it doesn't matter.
+            // The bytes after the integer don't matter.
             long.extend(vec![0xA5; behind]);
             prop_assert_eq!(unscaled(&long, n), Some(value));
         }

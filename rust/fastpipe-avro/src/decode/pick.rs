@@ -1,4 +1,4 @@
-//! Records of several blocks, at random.
+//! Decodes records of several blocks in random order.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -11,18 +11,18 @@ use crate::cursor::Cursor;
 use crate::decode_error::DecodeError;
 use crate::plan::{Plan, Span};
 
-/// Records of this many bytes are brought into the cache ahead: they lie all over the blocks. A large one takes long
-/// enough to decode for the next one to arrive.
+/// Records of about this many bytes in total are prefetched into the cache, because they are scattered over the blocks.
+/// Decoding a larger record takes long enough for the next one to arrive.
 const AHEAD: u64 = 4096;
 
-/// No more records than this: the processor doesn't wait for more lines at once.
+/// Maximum number of records to prefetch. The processor can't wait for more cache lines at once.
 const MOST_AHEAD: u64 = 6;
 
-/// A block of which is known where its records start.
+/// A block and the offsets of its records.
 pub(crate) struct Indexed<'a> {
     block: Block<'a>,
     starts: &'a [u32],
-    /// Values of zero bytes that may still be read of it: when it is first met, and now.
+    /// Number of zero-byte values that may still be read: at the first use of the block, and now.
     before: u64,
     left: u64,
 }
@@ -38,14 +38,14 @@ impl<'a> Indexed<'a> {
         }
     }
 
-    /// Where a record starts and ends.
+    /// Returns the start and the end of a record.
     #[inline(always)]
     fn span(&self, record: u32) -> Option<(usize, usize)> {
         let &[start, end] = self.starts.get(record as usize..)?.first_chunk()?;
         Some((start as usize, end as usize))
     }
 
-    /// Says that [`Indexed::bytes`] will be asked of a record soon.
+    /// Prefetches the offsets that [`Indexed::bytes`] will need for a record.
     #[inline(always)]
     fn foresee(&self, record: u32) {
         if let Some(start) = self.starts.get(record as usize) {
@@ -53,7 +53,7 @@ impl<'a> Indexed<'a> {
         }
     }
 
-    /// The bytes of a record; none if there is no such record.
+    /// Returns the bytes of a record, or an empty slice if the record doesn't exist.
     #[inline(always)]
     fn bytes(&self, record: u32) -> &'a [u8] {
         let bytes = self
@@ -63,7 +63,7 @@ impl<'a> Indexed<'a> {
     }
 }
 
-/// Decodes records of several blocks, as `Source::pick` says.
+/// Decodes records of several blocks, as `Source::pick` specifies.
 pub(crate) fn pick(
     blocks: &mut [Indexed<'_>],
     rows: &[Row],
@@ -95,7 +95,7 @@ fn unpicked(slot: usize) -> impl Fn(Error) -> Unpicked {
     move |error| Unpicked { slot, error }
 }
 
-/// Does that; `plan` is the first block's.
+/// Decodes the records. `plan` is the plan of the first block.
 fn pick_rows<'a>(
     mut plan: &'a Plan,
     blocks: &mut [Indexed<'a>],
@@ -111,12 +111,12 @@ fn pick_rows<'a>(
         )
     });
     let ahead = (AHEAD * records / bytes.max(1)).clamp(1, MOST_AHEAD) as usize;
-    // Of most records all: of those that are half as large again as the mean.
+    // Enough lines for all bytes of most records: those up to 1.5 times the mean size.
     let lines = ((bytes + bytes / 2) / records.max(1)).div_ceil(LINE as u64) + 1;
     let lines = lines.min(LINES as u64 + 1) as usize;
     let at_start = unpicked(slots.start);
     out.choose_cells(&plan.cells).map_err(|e| at_start(e.into()))?;
-    // There are no more than 2^32 rows in a batch.
+    // A batch has at most 2^32 rows.
     out.claim(slots.start as u32..slots.end as u32)
         .map_err(|e| at_start(e.into()))?;
     out.ask_ahead();
@@ -162,7 +162,7 @@ fn pick_rows<'a>(
             .map_err(&failed)?;
         let found = decoder.cursor.position();
         if found != end {
-            // Skipping checks less than decoding; what it passes over may be what decoding stops at.
+            // Skipping checks less than decoding, so decoding may stop at bytes that skipping accepted.
             let fault = DecodeError::RecordEnd {
                 found: found as u64,
                 next: end as u64,
@@ -175,13 +175,14 @@ fn pick_rows<'a>(
 }
 
 impl Decoder<'_, '_, '_, '_> {
-    /// Decodes a record to a slot, and brings bytes into the cache meanwhile: `lines` lines, always as many, since to
-    /// foresee how many it takes of each record costs more than to ask for one twice. Where they are many, some in
-    /// front of each operation: no more than a few can be under way at once, and whatever comes behind them waits.
+    /// Decodes a record to a slot, and prefetches `lines` cache lines of a later record. The number of lines is
+    /// constant: computing it for each record costs more than prefetching a line twice. For large records, a few lines
+    /// are prefetched before each operation. The processor limits outstanding prefetches, and later loads wait if there
+    /// are too many.
     #[inline(always)]
     fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8], lines: usize) -> std::result::Result<(), Error> {
         if soon.len() <= LINES * LINE {
-            // The last byte may be on one line more than the bytes have.
+            // The last byte may be on an additional line, because the bytes needn't start at the beginning of a line.
             let last = soon.len().saturating_sub(1);
             (0..lines).for_each(|line| hint(soon.as_ptr().wrapping_add(last.min(line * LINE))));
             return self.row(slot, record);

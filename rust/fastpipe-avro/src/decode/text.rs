@@ -1,9 +1,9 @@
-//! Text, which must be UTF-8.
+//! Reads text, which must be UTF-8.
 //!
-//! To find out whether a short string is takes longer than to copy it. So strings are looked at together: those that a
-//! call has appended to a part are UTF-8, each of them, if what they are in a row is, and none begins within a
-//! character. If that doesn't hold, the records are decoded once more, to where nobody looks, with each string checked
-//! when it is read: what is wrong first is found, whatever it is.
+//! Validating a short string takes longer than copying it, so the strings of a call are validated together. All strings
+//! that a call appended to a part are valid if their concatenation is valid and none begins in the middle of a
+//! character. Otherwise, the records are decoded again to a buffer that is discarded, and each string is validated when
+//! it is read. This finds the first error, of any kind.
 
 use fastpipe_batch::{Error, ErrorKind, Sink, TextParts};
 
@@ -11,7 +11,7 @@ use super::{Decoder, Result};
 use crate::decode_error::DecodeError;
 use crate::plan::{Op, Plan};
 
-/// What the parts of text held before a call.
+/// The lengths of the text parts before a call.
 pub(super) struct Texts(Vec<usize>);
 
 impl Texts {
@@ -19,7 +19,7 @@ impl Texts {
         Texts(plan.texts.iter().map(|&part| out.writer(part as usize).len()).collect())
     }
 
-    /// Whether each string that was appended since is UTF-8.
+    /// Whether all strings that were appended since are UTF-8.
     pub(super) fn are_valid(&self, plan: &Plan, out: &mut Sink<'_>) -> bool {
         plan.texts.iter().zip(&self.0).all(|(&part, &start)| {
             let text = out.writer(part as usize).since::<u8>(start);
@@ -28,14 +28,14 @@ impl Texts {
     }
 }
 
-/// If text that isn't UTF-8 is, when it is looked at again.
+/// Returns the error for invalid text that is found to be valid when the records are decoded again.
 pub(super) fn not_found_again() -> Error {
     let reason = "text of several records isn't UTF-8, but that of each is";
     Error::new(ErrorKind::Internal, reason)
 }
 
 impl Decoder<'_, '_, '_, '_> {
-    /// A string or bytes.
+    /// Reads a string or bytes.
     #[inline(always)]
     pub(super) fn read_text(&mut self, check: bool, to: TextParts) -> Result<()> {
         let (bytes, n) = self.cursor.text_and_rest()?;
@@ -54,7 +54,7 @@ impl Decoder<'_, '_, '_, '_> {
 }
 
 impl Decoder<'_, '_, '_, '_> {
-    /// The error for a symbol that a reader's schema doesn't have.
+    /// Returns the error for a symbol that a reader's schema lacks.
     #[cold]
     pub(super) fn unknown_symbol(&self, index: i64) -> Error {
         let table = match self.blamed.and_then(|pc| self.plan.ops.get(pc as usize)) {
@@ -77,7 +77,7 @@ impl Decoder<'_, '_, '_, '_> {
     }
 }
 
-/// Whether the first of `n` bytes is one that continues a character: 10xxxxxx in binary.
+/// Whether the first of `n` bytes is a continuation byte of UTF-8, 10xxxxxx in binary.
 #[inline(always)]
 fn begins_within(bytes: &[u8], n: usize) -> bool {
     n > 0 && bytes.first().is_some_and(|first| first & 0xC0 == 0x80)
@@ -99,7 +99,7 @@ mod tests {
     use crate::limits::MAX_ZERO_WIDTH;
     use crate::schema::Schema;
 
-    /// A record of a string, several strings, bytes and a string.
+    /// A record of a string, several strings, bytes, and a string.
     type Record = (Vec<u8>, Vec<Vec<u8>>, Vec<u8>, Vec<u8>);
 
     const SCHEMA: &str = r#"{"type": "record", "name": "R", "fields": [
@@ -108,7 +108,7 @@ mod tests {
         {"name": "bytes", "type": "bytes"},
         {"name": "last", "type": "string"}]}"#;
 
-    /// Characters, most of them whole.
+    /// Generates text, most of which consists of complete characters.
     fn text() -> impl Strategy<Value = Vec<u8>> {
         const LONG: &str = "a string of many characters, all ASCII";
         let whole = proptest::sample::select(vec!["a", "ä", "€", "𝄞", LONG]);
@@ -128,7 +128,7 @@ mod tests {
         )
     }
 
-    /// The first field that is wrong.
+    /// Returns the name of the first invalid field.
     fn fault((first, several, _, last): &Record) -> Option<&'static str> {
         let wrong = |text: &Vec<u8>| std::str::from_utf8(text).is_err();
         let fields = [

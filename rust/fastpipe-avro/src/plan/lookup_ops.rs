@@ -1,4 +1,4 @@
-//! Operations of a plan that turn text into indices.
+//! Operations of a plan that convert text to indices.
 
 use std::sync::Arc;
 
@@ -8,40 +8,40 @@ use super::scalar::Span;
 use crate::keys::Role;
 use crate::schema::Unions;
 
-/// Where a key is read from.
+/// The type that a key is read from.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Keys {
     /// A string or bytes.
     Text,
-    /// So many bytes.
+    /// A fixed with this number of bytes.
     Fixed(usize),
-    /// An enum: for each symbol its index, or `UNKNOWN`.
+    /// An enum, with the index of each symbol, or `UNKNOWN`.
     Enum {
         indices: Vec<i64>,
         symbols: Arc<[String]>,
-        /// The symbols that a reader's schema doesn't know, if there are such.
+        /// Whether a reader's schema lacks the symbol, for each symbol; empty if it has all of them.
         unknown: Arc<[bool]>,
     },
 }
 
-/// How one key becomes an index.
+/// How one key is converted to an index.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyOp {
     pub(crate) keys: Keys,
     pub(crate) lookup: Arc<Lookup>,
     pub(crate) to: DType,
     pub(crate) part: PartId,
-    /// Where is marked that it is no null, if it isn't left out.
+    /// The mask that marks the index as valid; `None` if the column has no mask.
     pub(crate) valid: Option<PartId>,
 }
 
-/// How an array, or a map, of keys becomes a dimension of one column: some may be left out.
+/// How an array or map of keys is converted to a dimension of one column. Some keys may be left out.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct KeyItemsOp {
-    /// What reads an item.
+    /// Operations that read an item.
     pub(crate) body: Span,
     pub(crate) smallest: u64,
-    /// The number of the operation that reads a key, if items are nothing but text.
+    /// Index of the operation that reads a key, if the items are plain text.
     pub(crate) texts: Option<u32>,
     pub(crate) to: DType,
     pub(crate) part: PartId,
@@ -53,7 +53,7 @@ pub(crate) struct KeyItemsOp {
 pub(crate) struct BagField {
     pub(crate) role: Role,
     pub(crate) unions: Unions,
-    /// What skips a field that is none of name, term and value.
+    /// Operations that skip the field, if it isn't a name, term or value.
     pub(crate) skip: Span,
 }
 

@@ -1,8 +1,9 @@
-//! A schema's JSON without what reading doesn't need, which is documentation, and whatever else its writer put there.
+//! Parses a schema's JSON without attributes that reading doesn't need, such as documentation.
 //!
-//! Defaults are kept as text: only a reader's schema needs them (Avro 1.12 specification, "Schema Resolution"), and
-//! files with wrong ones exist, which Java's reader leaves unchecked as well. What isn't kept is skipped without
-//! recursion and without memory, however deep it is nested; what is kept takes some ten times its text.
+//! Defaults are kept as text, because only a reader's schema needs them (Avro 1.12 specification, "Schema Resolution").
+//! Some files have invalid defaults, which Java's reader doesn't check either. Other attributes are skipped without
+//! recursion or allocation, however deep they are nested. The attributes that are kept take about ten times as much
+//! memory as their text.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,20 +15,20 @@ use serde_json::value::RawValue;
 
 use crate::limits::MAX_SCHEMA_JSON_LEVELS;
 
-/// A value that says something about a type.
+/// A JSON value that is part of a schema.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Json {
     Text(String),
     Number(u64),
     List(Vec<Json>),
     Object(Object),
-    /// The text of a default, which is parsed when it is needed.
+    /// The text of a default, which is parsed on demand.
     Default(Arc<str>),
-    /// What can't be part of a schema: other numbers, booleans, null, objects that say nothing.
+    /// A value that can't be part of a schema: other numbers, booleans, null, and objects without relevant keys.
     Other,
 }
 
-/// What an object says that reading needs.
+/// The entries of an object that reading needs.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Object(Vec<(Key, Json)>);
 
@@ -79,7 +80,7 @@ impl Json {
             too_deep: &too_deep,
         };
         let mut deserializer = serde_json::Deserializer::from_str(text);
-        // Levels are counted here.
+        // The visitor below counts the levels itself.
         deserializer.disable_recursion_limit();
         let parsed = seed.deserialize(&mut deserializer).and_then(|json| {
             deserializer.end()?;
@@ -118,7 +119,7 @@ impl Object {
         self.get(key)?.text()
     }
 
-    /// The last of several values of a key counts.
+    /// Sets the value of a key. The last of several values wins.
     fn set(&mut self, key: Key, value: Json) {
         match self.0.iter_mut().find(|(k, _)| *k == key) {
             Some(entry) => entry.1 = value,
@@ -127,7 +128,7 @@ impl Object {
     }
 }
 
-/// A value within this many others.
+/// A value at a nesting level.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     level: usize,
@@ -208,7 +209,7 @@ impl<'de> Visitor<'de> for Part<'_> {
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        // Many of them would take much more memory than their text.
+        // Many empty objects would take much more memory than their text.
         Ok(if object.0.is_empty() {
             Json::Other
         } else {
@@ -217,7 +218,7 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 }
 
-/// A key; `None` if reading doesn't need its value.
+/// A key; deserializes to `None` if reading doesn't need its value.
 struct KeyOnly;
 
 impl<'de> DeserializeSeed<'de> for KeyOnly {
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!(kind(nested(MAX_SCHEMA_JSON_LEVELS + 1)), Some(ErrorKind::Limit));
         assert_eq!(kind("[".repeat(1 << 20)), Some(ErrorKind::Limit));
         assert_eq!(kind("{\"type\":".repeat(1 << 20)), Some(ErrorKind::Limit));
-        // What is skipped may be as deep as it likes.
+        // Skipped values may be nested to any depth.
         assert_eq!(kind(format!("{{\"default\": {}}}", nested(1 << 20))), None);
         assert_eq!(
             kind(format!("{{\"default\": {}}}", "[".repeat(1 << 20))),
