@@ -33,7 +33,7 @@ pub fn rabin(bytes: &[u8]) -> u64 {
         .fold(EMPTY, |sum, &byte| (sum >> 8) ^ TABLE[usize::from(sum as u8 ^ byte)])
 }
 
-/// The schema as every writer of it would write it: without what reading doesn't need, with full names.
+/// Returns the canonical form of a schema: without attributes that reading doesn't need, and with full names.
 pub fn canonical_form(schema: &Schema) -> String {
     let mut form = Form {
         schema,
@@ -47,12 +47,12 @@ pub fn canonical_form(schema: &Schema) -> String {
 struct Form<'s> {
     schema: &'s Schema,
     out: String,
-    /// Full names of types that were written: they are written once.
+    /// Full names of the types written so far. Each type is written once.
     written: HashSet<&'s str>,
 }
 
 impl<'s> Form<'s> {
-    /// Writes a type. Schemas are no deeper than `MAX_SCHEMA_LEVELS`.
+    /// Writes a type. The recursion is bounded, because schemas are nested at most `MAX_SCHEMA_LEVELS` deep.
     fn write(&mut self, id: NodeId) {
         let schema = self.schema;
         let node = schema.node(id);
@@ -107,7 +107,7 @@ impl<'s> Form<'s> {
                 self.list(union.branches.iter(), |form, branch| form.write(branch.node));
                 self.out.push(']');
             }
-            // Made for readers alone: none of a schema's own types.
+            // These types occur only in resolved schemas, never in a parsed one.
             Type::Default { node, .. } | Type::Missing { node, .. } | Type::Mismatch { node, .. } => self.write(*node),
         }
     }
@@ -121,7 +121,7 @@ impl<'s> Form<'s> {
         }
     }
 
-    /// A string, in which only what would end it is escaped.
+    /// Writes a string. Only quotes and backslashes are escaped.
     fn text(&mut self, text: &str) {
         self.out.push('"');
         for c in text.chars() {
@@ -142,7 +142,7 @@ mod tests {
         canonical_form(&Schema::parse(json).unwrap())
     }
 
-    /// Those of the specification's own tests (share/test/data/schema-tests.txt).
+    /// The fingerprints in the specification's own tests (share/test/data/schema-tests.txt).
     #[test]
     fn known_fingerprints() {
         for (schema, fingerprint) in [
@@ -158,7 +158,7 @@ mod tests {
             ("[ \"int\"  ]", -5232228896498058493),
             ("[ \"int\" , {\"type\":\"boolean\"} ]", 5392556393470105090),
         ] {
-            // A union of nothing is the form of a schema, but none that is read.
+            // An empty union has a canonical form, but the parser rejects it.
             let form = if schema == "[]" {
                 schema.to_owned()
             } else {
@@ -184,8 +184,8 @@ mod tests {
             r#"{"name":"more","type":{"type":"array","items":"x.y.R"}},{"name":"e2","type":"x.y.E"}]}"#
         );
         assert_eq!(form(adorned), bare);
-        // The form of the form is itself, and another library makes the same of it, which keeps the braces of a logical
-        // type.
+        // The canonical form is a fixed point. The `apache_avro` crate yields the same form, except that it keeps the
+        // braces around a logical type.
         assert_eq!(form(bare), bare);
         let adorned = adorned.replace(r#"{"type": "long", "logicalType": "timestamp-millis"}"#, r#""long""#);
         let other = apache_avro::Schema::parse_str(&adorned).unwrap();

@@ -1,4 +1,4 @@
-//! What is known of a file before its blocks are read, and what its blocks may declare.
+//! Facts about a file that are known before its blocks are read, and checks of what its blocks declare.
 
 use std::sync::Arc;
 
@@ -9,25 +9,26 @@ use crate::container::{Block, Header};
 use crate::limits::{MAX_BLOCK_BYTES, MAX_EMPTY_RECORDS, MAX_ZERO_WIDTH};
 use crate::schema::Schema;
 
-/// What is known of a file before its blocks are read.
+/// Facts about a file that are known before its blocks are read.
 pub struct FileInfo {
-    /// Its name.
+    /// Path of the file.
     pub path: Arc<str>,
-    /// Its header.
+    /// Header of the file.
     pub header: Header,
-    /// Its schema.
+    /// Schema of the file.
     pub schema: Arc<Schema>,
-    /// Its codec.
+    /// Codec of the file.
     pub codec: Codec,
 }
 
 impl FileInfo {
-    /// Parses what a header holds.
+    /// Parses the contents of a header.
     pub fn new(path: Arc<str>, header: Header) -> Result<FileInfo> {
         Self::parsed(path, header, |json| Schema::parse(json).map(Arc::new))
     }
 
-    /// The same with another way to a schema than to parse it: other files may have had the same text.
+    /// Parses the contents of a header. `parse` returns the schema for a JSON text, for example from a cache of schemas
+    /// of other files.
     pub fn parsed(path: Arc<str>, header: Header, parse: impl FnOnce(&str) -> Result<Arc<Schema>>) -> Result<FileInfo> {
         let at = |e: Error| e.at_path(&path);
         let codec = header.codec().map_err(at)?;
@@ -41,8 +42,8 @@ impl FileInfo {
         })
     }
 
-    /// Checks a block's header against what the schema says of its records, and what its codec can make of its bytes:
-    /// counts of rows that are merely declared go no further than here.
+    /// Checks the record count in a block's header against the minimum size of a record and the maximum decompressed
+    /// size of the block. Later code can rely on the count.
     pub fn check(&self, number: u64, block: &Block) -> Result<()> {
         let (rows, smallest) = (u64::from(block.rows), self.schema.smallest(self.schema.root()));
         let size = u64::from(block.size);
@@ -75,20 +76,21 @@ impl FileInfo {
         format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
     }
 
-    /// Returns the index of the file that decides how columns are laid out: the first file with records, else 0.
+    /// Returns the index of the file that determines the layout of columns: the first file with records, or 0 if there
+    /// is none.
     pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
         let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
         found.unwrap_or(0)
     }
 
-    /// Checks what the blocks of the file declare together.
+    /// Checks the total counts that the blocks of the file declare.
     pub(crate) fn check_all(&self, blocks: &[Block]) -> Result<()> {
         if self.schema.smallest(self.schema.root()) > 0 {
             return Ok(());
         }
         let mut rows = 0;
         for (number, block) in (0..).zip(blocks) {
-            // Each was held against a limit of its own.
+            // This can't overflow: each count has been checked against a limit.
             rows += u64::from(block.rows);
             if rows > MAX_EMPTY_RECORDS {
                 let reason = format!(
@@ -102,7 +104,7 @@ impl FileInfo {
         Ok(())
     }
 
-    /// Checks that a block that declares no records has no bytes, once they are decompressed.
+    /// Checks that a block that declares no records is empty after decompression.
     pub fn check_empty(&self, number: u64, block: &Block, stored: &[u8], pool: &BufferPool) -> Result<()> {
         let checked = decompress(self.codec, stored, 0, pool).and_then(|data| match data.len() {
             0 => Ok(()),
@@ -150,7 +152,7 @@ mod tests {
 
     #[test]
     fn blocks_declare_no_more_rows_than_their_bytes_can_hold() {
-        // Doubles take eight bytes.
+        // A double takes eight bytes.
         for (codec, size, most) in [
             ("null", 80, 10),
             ("deflate", 3, 3 * 1032 / 8),
@@ -171,7 +173,7 @@ mod tests {
                 );
             }
         }
-        // What could be made of the bytes is more than is decompressed.
+        // The codec allows the records, but they exceed the limit of decompressed bytes.
         let error = info("double", "deflate")
             .check(0, &block((1 << 27) + 1, 1 << 24))
             .unwrap_err();

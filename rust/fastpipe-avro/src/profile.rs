@@ -1,4 +1,4 @@
-//! What each column takes to decode: found by decoding the same records with it and without it.
+//! Measures the decoding time of each column, by decoding the same records with and without the column.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,22 +10,22 @@ use crate::layout::Column;
 use crate::plan::{Emit, Plan};
 use crate::source::AvroSource;
 
-/// Records that are decoded at most.
+/// Maximum number of records to decode.
 const RECORDS: u32 = 1024;
 
-/// How often; the fastest counts, since nothing but the work itself can make it faster.
+/// Number of rounds. The fastest round counts, because disturbances can only make a round slower.
 const ROUNDS: usize = 5;
 
-/// Nanoseconds that a record takes.
+/// Nanoseconds per record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnTimes {
-    /// With all columns.
+    /// Time with all columns.
     pub all: f64,
-    /// For each column, with all others: what isn't wanted is skipped.
+    /// Time without each column, which is then skipped.
     pub without: Vec<f64>,
 }
 
-/// Decodes the first records of a unit, whose stored bytes are given, with all columns and without each of them.
+/// Decodes the first records of a unit from its stored bytes, with all columns and without each of them.
 pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<ColumnTimes> {
     let block = source.open_block(unit, None, bytes, &BufferPool::default())?;
     let features: Vec<_> = source.avro_columns().iter().map(|column| &column.feature).collect();
@@ -38,7 +38,7 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
     };
     let left_out = std::iter::once(None).chain((0..features.len()).map(Some));
     let mut variants: Vec<Variant> = left_out.map(variant).collect::<Result<_>>()?;
-    // In turn, so that all of them meet the same conditions.
+    // The variants take turns, so that all of them run under the same conditions.
     for _ in 0..ROUNDS {
         for variant in &mut variants {
             variant.decode(&block.block())?;
@@ -52,15 +52,15 @@ pub fn column_times(source: &AvroSource, unit: u64, bytes: Buffer) -> Result<Col
     })
 }
 
-/// A set of columns, and how fast they were decoded.
+/// A set of columns, and its decoding time.
 struct Variant {
     plan: Arc<Plan>,
     folders: Vec<Emit>,
     parts: Arc<[Part]>,
-    /// The same memory every time, so that page faults don't count.
+    /// All rounds reuse the same memory, so that page faults don't count.
     pool: Arc<SlabPool>,
     fragment: Fragment,
-    /// Nanoseconds.
+    /// Nanoseconds of the fastest round.
     fastest: f64,
 }
 

@@ -1,17 +1,17 @@
-//! Runs of scalars, with no branch on whether a value is null or on how many bytes it takes.
+//! Reads runs of scalars, without branches on nulls or on the lengths of numbers.
 
 use fastpipe_batch::{Cells, Element, Overflow};
 
 use crate::plan::{NO_CELL, Null, Scalar, ScalarKind};
 use crate::varint::{CONTINUES, long_long, unzigzag};
 
-/// Bytes that a scalar takes at most: the index of a branch, and ten of a number, or eight that are loaded at once.
+/// Maximum bytes of a scalar: the index of a branch, and ten bytes of a number. Eight bytes are loaded at once.
 const SPAN: usize = 11;
 
-/// Reads scalars at the start of `data`. Returns how many, and how many bytes they took. Stops early before what is
-/// unusual: where `data` nearly ends, and where something is wrong.
+/// Reads scalars from the start of `data`. Returns the number of scalars read and the number of bytes that they take.
+/// Stops early before a scalar that needs the general decoder: near the end of `data`, or if the scalar is invalid.
 ///
-/// `gather` moves the low seven bits of the bytes of a word together.
+/// `gather` packs the low seven bits of each byte of a word.
 #[inline(always)]
 pub(crate) fn read(
     data: &[u8],
@@ -57,7 +57,7 @@ fn valid_of(scalar: &Scalar, bytes: &[u8; SPAN]) -> u8 {
     }
 }
 
-/// Reads one scalar. Returns how many bytes it takes; `None` if it isn't as it should be, or of nine bytes or more.
+/// Reads one scalar. Returns the number of bytes that it takes, or `None` if it is invalid or takes nine bytes or more.
 #[inline(always)]
 fn one<const NULLABLE: bool>(
     bytes: &[u8; SPAN],
@@ -69,7 +69,7 @@ fn one<const NULLABLE: bool>(
     let start = usize::from(NULLABLE);
     let valid = !NULLABLE || valid;
     let word = u64::from_le_bytes(std::array::from_fn(|i| bytes[start + i]));
-    // Selected without a branch: nulls can't be predicted.
+    // Selected without a branch, because the processor can't predict nulls.
     let put = |value: u64| if valid { value } else { scalar.fill };
     let len = |n: usize| start + if valid { n } else { 0 };
     let number = || {

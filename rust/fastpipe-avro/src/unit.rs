@@ -1,4 +1,4 @@
-//! A block as a [`Unit`]: its records, from their bytes.
+//! A block as a [`Unit`], which decodes records from the block's bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -16,10 +16,10 @@ pub(crate) struct AvroBlock {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) rows: u32,
-    /// Array items of zero bytes that may be read of it: in all, and still.
+    /// Number of zero-byte array items that may be read from the block: in total, and still.
     pub(crate) zero_width: u64,
     pub(crate) zero_width_left: AtomicU64,
-    /// Where records start, if that is known.
+    /// Offsets of the records, if they are known.
     pub(crate) starts: Starts,
 }
 
@@ -64,7 +64,7 @@ impl Unit for AvroBlock {
         self.starts = match known.filter(fits) {
             Some(known) => known,
             None => {
-                // Looking for records reads no values that the budget is for.
+                // Locating records must not use up the budget of zero-byte values.
                 let zero_width_left = AtomicU64::new(self.zero_width);
                 let block = decode::Block {
                     zero_width_left: &zero_width_left,

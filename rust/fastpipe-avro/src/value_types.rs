@@ -4,10 +4,10 @@ use fastpipe_batch::{DType, Leaf};
 
 use crate::schema::{Logical, NodeId, Schema, Type, UnionShape};
 
-/// Digits of a decimal that any int64 holds.
+/// Maximum number of decimal digits that always fit into an int64.
 const INT64_DIGITS: u32 = 18;
 
-/// The element type of the codes that name the branch of a union.
+/// The element type of the codes of a union's branches.
 pub(crate) const CODES: Leaf = Leaf::Fixed(DType::I32);
 
 /// Removes the unions around a type that only make it nullable.
@@ -25,7 +25,7 @@ pub(crate) fn bare(schema: &Schema, mut id: NodeId) -> NodeId {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Values {
     pub(crate) leaf: Leaf,
-    /// The fixed length of each value that is an array.
+    /// The fixed length of values that are arrays.
     pub(crate) last: Option<usize>,
     /// The scale of decimals that are read as integers.
     pub(crate) scale: Option<i8>,
@@ -41,7 +41,7 @@ impl Values {
     }
 }
 
-/// How the values of a type without parts are read.
+/// Returns how the values of a type without components are read.
 pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
     let plain = Values::plain(leaf(schema.ty(id))?);
     let Some(logical) = schema.node(id).logical else {
@@ -51,7 +51,7 @@ pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
         Logical::Decimal { precision, scale } if precision <= INT64_DIGITS => Values {
             leaf: Leaf::Fixed(DType::I64),
             last: None,
-            // At most the precision.
+            // The scale is at most the precision.
             scale: i8::try_from(scale).ok(),
         },
         Logical::Decimal { .. } => Values::plain(Leaf::Fixed(DType::F64)),
@@ -65,7 +65,7 @@ pub(crate) fn values_of(schema: &Schema, id: NodeId) -> Option<Values> {
     })
 }
 
-/// The element type of a type without parts. Ignores logical types.
+/// Returns the element type of a type without components. Ignores logical types.
 pub(crate) fn leaf(ty: &Type) -> Option<Leaf> {
     Some(match ty {
         Type::Null | Type::Boolean => Leaf::Fixed(DType::Bool),

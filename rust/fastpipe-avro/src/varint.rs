@@ -1,12 +1,12 @@
-//! Zigzag varints, as they lie in a word.
+//! Zigzag varints that are loaded as a word.
 
-/// The bits that say that a number goes on in the next byte.
+/// The continuation bits of a word: a byte with this bit is not the last one of a number.
 pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
-/// A number of up to eight bytes, and how many they are; `None` for longer ones.
+/// Decodes a number of up to eight bytes. Returns the number and its length, or `None` if it is longer.
 ///
-/// There is no branch on the length, which can't be predicted where numbers of mixed sizes stand: eight bytes are
-/// loaded at once, and the bits of those that belong to the number are moved together.
+/// There is no branch on the length, which the processor can't predict for numbers of mixed sizes. Eight bytes are
+/// loaded at once, and the payload bits of the bytes that belong to the number are packed.
 #[inline(always)]
 pub(crate) fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     let word = u64::from_le_bytes(*bytes);
@@ -14,26 +14,26 @@ pub(crate) fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     if ends == 0 {
         return None;
     }
-    // Everything up to the lowest end.
+    // All bits up to the lowest end.
     let value = gather(word & (ends ^ (ends - 1)));
     Some((unzigzag(value), ends.trailing_zeros() as usize / 8 + 1))
 }
 
-/// A number of nine or ten bytes, and how many they are, if its first eight bytes don't end one; `None` for what is too
-/// long.
+/// Decodes a number of nine or ten bytes whose first eight bytes don't end it. Returns the number and its length, or
+/// `None` if it is too long.
 #[inline(always)]
 pub(crate) fn long_long(bytes: &[u8; 10]) -> Option<(i64, usize)> {
     let [low @ .., b8, b9] = *bytes;
     let value = gather(u64::from_le_bytes(low)) | u64::from(b8 & 0x7f) << 56;
     match b9 {
         _ if b8 < 0x80 => Some((unzigzag(value), 9)),
-        // The tenth byte has room for one bit.
+        // The tenth byte contributes only one bit.
         0 | 1 => Some((unzigzag(value | u64::from(b9) << 63), 10)),
         _ => None,
     }
 }
 
-/// Moves the low seven bits of eight bytes together.
+/// Packs the low seven bits of each of eight bytes.
 #[inline(always)]
 pub(crate) const fn gather(word: u64) -> u64 {
     let word = (word & 0x007f_007f_007f_007f) | (word & 0x7f00_7f00_7f00_7f00) >> 1;
@@ -46,7 +46,7 @@ pub(crate) const fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// `N` numbers of `WIDTH` bytes each.
+/// Passes `N` numbers of `WIDTH` bytes each to `take`.
 #[inline(always)]
 pub(crate) fn alike<const WIDTH: usize, const N: usize, E>(
     word: u64,
@@ -69,7 +69,7 @@ pub(crate) fn alike<const WIDTH: usize, const N: usize, E>(
     Ok(())
 }
 
-/// How the number of an array's items is encoded.
+/// The encoding of an array's item count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     bytes: u32,
@@ -78,7 +78,8 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// `None` for no items, which have no head, and for more than two bytes can say.
+    /// Returns the encoding of a count. Returns `None` for 0, because empty arrays have no header, and for counts that
+    /// take more than two bytes.
     #[inline(always)]
     pub(crate) fn of(count: usize) -> Option<Head> {
         let zigzag = 2 * u32::try_from(count)
@@ -98,13 +99,13 @@ impl Head {
             }
         })
     }
-    /// Whether a word of the encoding, the first byte as the lowest, starts with it.
+    /// Whether a word begins with this encoding. The word's lowest byte is the first one.
     #[inline(always)]
     pub(crate) fn starts(self, word: u32) -> bool {
         word & self.mask == self.bytes
     }
 
-    /// Bytes that it takes.
+    /// Returns the number of bytes of the encoding.
     #[inline(always)]
     pub(crate) fn len(self) -> usize {
         self.len as usize

@@ -1,19 +1,19 @@
-//! Where zigzag varints end: many are skipped by counting their ends.
+//! Finds the ends of zigzag varints. Many numbers are skipped by counting their ends.
 
 use crate::varint::CONTINUES;
 
 /// The lowest bit of each byte.
 const ONES: u64 = 0x0101_0101_0101_0101;
 
-/// Which of 32 bytes end a number.
+/// The ends of numbers among 32 bytes.
 pub(crate) struct Ends {
     /// For each byte of each word, the number of ends in its word up to there.
     sums: [u64; 4],
 }
 
 impl Ends {
-    /// `None` if there may be a number among them, or one that goes on, of eleven bytes: it would fill one of these
-    /// halves, wherever it begins.
+    /// Returns `None` if one of the numbers, or one that continues after these bytes, may take eleven bytes. Such a
+    /// number would fill a half of one of the words, wherever it begins.
     #[inline(always)]
     pub(crate) fn of(bytes: &[u8; 32]) -> Option<Ends> {
         let mut long = false;
@@ -26,8 +26,8 @@ impl Ends {
         (!long).then_some(Ends { sums })
     }
 
-    /// The place behind the `n`-th end; or how many there are, if there are fewer. There is no branch on where it is:
-    /// the lengths of arrays can't be predicted.
+    /// Returns the offset after the `n`-th end, or the number of ends if there are fewer. There is no branch on the
+    /// offset, because the processor can't predict the lengths of arrays.
     #[inline(always)]
     pub(crate) fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
         let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);
@@ -37,7 +37,7 @@ impl Ends {
             return Err(all);
         }
         let word = before[1..].iter().map(|&ends| usize::from(ends < n)).sum::<usize>();
-        // The first byte that has as many as are left is the only zero, or the lowest.
+        // The first byte whose sum equals the remaining count is the lowest zero byte.
         let others = self.sums[word] ^ ((n - before[word]) as u64).wrapping_mul(ONES);
         let last = others.wrapping_sub(ONES) & !others & CONTINUES;
         Ok(8 * word + last.trailing_zeros() as usize / 8 + 1)

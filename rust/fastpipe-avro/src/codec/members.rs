@@ -1,4 +1,4 @@
-//! Bzip2 and xz: what a block stores is a file of either format, or several, one behind the other.
+//! Bzip2 and xz. A block contains one or more concatenated files of the format.
 
 use std::panic::catch_unwind;
 
@@ -10,10 +10,11 @@ use super::output::Output;
 use super::{Codec, malformed, no_memory};
 use crate::limits::MAX_WINDOW_BYTES;
 
-/// bzip2 has no other way to make one, and panics without memory. So it is looked for first. What a block takes is
-/// allocated later, and told if it fails.
+/// Creates a decompressor. bzip2 has no fallible constructor and panics if memory runs out, so an allocation of
+/// sufficient size is tried first. The memory for a block is allocated later, and a failure of that allocation is
+/// reported.
 fn new_member() -> Result<Decompress, Error> {
-    /// More than one takes.
+    /// Bytes, more than a decompressor needs.
     const ENOUGH: usize = 128 << 10;
     drop(try_with_capacity::<u8>(ENOUGH, "a decompressor")?);
     catch_unwind(|| Decompress::new(false)).map_err(|_| no_memory(Codec::Bzip2))
@@ -39,9 +40,9 @@ pub(super) fn unbzip2(input: &[u8], mut out: Output<'_>) -> Result<Buffer, Error
     }
 }
 
-/// Decodes all streams, and passes over padding between them.
+/// Creates a decoder of all streams, which skips padding between them.
 fn new_streams() -> Result<Stream, Error> {
-    /// What a decoder takes beside its dictionary, and more.
+    /// Upper bound of a decoder's memory in addition to its dictionary.
     const BESIDE: u64 = 1 << 20;
     let flags = stream::CONCATENATED | stream::TELL_UNSUPPORTED_CHECK;
     Stream::new_stream_decoder(MAX_WINDOW_BYTES + BESIDE, flags).map_err(xz_failed)

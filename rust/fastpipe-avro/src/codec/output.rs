@@ -1,4 +1,4 @@
-//! What a codec writes to piece by piece: it starts at a guess and grows up to what is allowed.
+//! The output buffer of codecs that write in steps. It starts at an estimated size and grows up to a limit.
 
 use fastpipe_batch::{Buffer, BufferPool, Error};
 
@@ -12,13 +12,12 @@ pub(super) struct Output<'p> {
     written: usize,
     most: usize,
     pool: &'p BufferPool,
-    /// Where a byte more than is allowed would go: some codecs say only when they have room that they have no more to
-    /// write.
+    /// Room for one byte beyond the limit. Some codecs report the end of their output only if they have room for more.
     beyond: [u8; 1],
 }
 
 impl<'p> Output<'p> {
-    /// Output of this many bytes at most.
+    /// Creates an output of at most `most` bytes.
     pub(super) fn new(
         codec: Codec,
         input: &[u8],
@@ -37,7 +36,7 @@ impl<'p> Output<'p> {
         })
     }
 
-    /// Where to write: never empty.
+    /// Returns the memory to write to, which is never empty.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.written < self.bytes.len() {
             &mut self.bytes[self.written..]
@@ -46,7 +45,7 @@ impl<'p> Output<'p> {
         }
     }
 
-    /// Notes what was written to the room.
+    /// Records that `bytes` bytes were written to the room.
     pub(super) fn wrote(&mut self, bytes: usize) -> Result<(), Error> {
         if self.written + bytes > self.bytes.len() {
             return Err(too_large(self.codec, self.most));
@@ -55,16 +54,16 @@ impl<'p> Output<'p> {
         Ok(())
     }
 
-    /// Whether more can be written only once it has grown.
+    /// Whether the buffer must grow before more can be written.
     pub(super) fn is_full(&self) -> bool {
         self.written == self.bytes.len() && self.written < self.most
     }
 
-    /// Makes room for more. Whether what was written is gone and has to be written again.
+    /// Grows the buffer. Returns whether the contents were discarded, so that the codec must start again.
     pub(super) fn grow(&mut self) -> Result<bool, Error> {
         let larger = self.bytes.len().saturating_mul(4).max(4096).min(self.most);
         if self.most < MAX_BLOCK_BYTES {
-            // Memory is limited: what is there isn't held beside what takes its place.
+            // Memory is limited, so the old buffer is released before the new one is allocated.
             self.pool.put(std::mem::take(&mut self.bytes));
             self.bytes = self.pool.take(larger)?;
             self.written = 0;
@@ -76,7 +75,7 @@ impl<'p> Output<'p> {
         Ok(false)
     }
 
-    /// What was written.
+    /// Returns the bytes written.
     pub(super) fn finish(mut self) -> Buffer {
         self.bytes.truncate(self.written);
         self.bytes

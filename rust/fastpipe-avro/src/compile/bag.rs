@@ -1,4 +1,4 @@
-//! Arrays of records of name, term and value, which become one sparse column.
+//! Compiles bags: arrays of records of a name, a term and a value, which become one sparse column.
 
 use fastpipe_batch::{Error, Form, Nulls, Request, SparseLayout, ValueParts};
 
@@ -9,13 +9,13 @@ use crate::plan::{BagField, BagOp, Op, Span};
 use crate::schema::NodeId;
 
 impl<'a> Compiler<'a> {
-    /// Whether a bag as a whole is wanted.
+    /// Whether a whole bag is requested.
     pub(super) fn wants_bag(&self, want: &Want<'a>) -> bool {
         let feature = &self.columns[want.column].feature;
         feature.lookup.is_some() && matches!(feature.request, Request::Sparse { .. })
     }
 
-    /// A bag.
+    /// Compiles a bag.
     pub(super) fn bag(&mut self, item: NodeId, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let at = self.about(path, &[want]);
         let column = &self.columns[want.column];

@@ -1,4 +1,4 @@
-//! What is written where there is no value: nulls and padding.
+//! Constants that are written in place of values: for nulls and for padding.
 
 use fastpipe_batch::{Error, PartId, Scalar, ValueParts};
 
@@ -6,8 +6,8 @@ use crate::field_path::misfit;
 use crate::layout::Column;
 use crate::plan::Emit;
 
-/// The constants that stand for a value that isn't there, at a level of a column: nulls (`null`) empty ragged
-/// dimensions; padding is always inside of fixed ones.
+/// Returns the constants that replace a missing value at a level of a column. If `null` is set, ragged dimensions
+/// become empty. Padding occurs only within fixed dimensions.
 pub(crate) fn constants(column: &Column, level: usize, fill: Option<&Scalar>, null: bool) -> Result<Vec<Emit>, Error> {
     let mut emits = Vec::new();
     let mut constant = |part: PartId, value: &[u8], times: usize| {

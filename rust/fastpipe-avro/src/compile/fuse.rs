@@ -1,6 +1,7 @@
-//! Runs of scalars become one operation.
+//! Fuses runs of scalars into one operation.
 //!
-//! The operations that they are made of stay in the plan: they read whatever is unusual, and say what is wrong with it.
+//! The original operations stay in the plan. They read scalars that the fused operation can't handle, and report
+//! errors.
 
 use fastpipe_batch::{DType, Part, PartKind};
 
@@ -9,7 +10,7 @@ use crate::plan::{Emit, NO_CELL, Null, Op, Plan, Scalar, ScalarKind, Span, Wire}
 /// A scalar, and the parts of its value and its mask.
 type Found = (Scalar, u32, Option<u32>);
 
-/// Fuses the scalars of a record. `parts` are those of all columns.
+/// Fuses the scalars of a record. `parts` are the parts of all columns.
 pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
     let record = plan.record;
     let mut runs: Vec<(Span, Vec<Found>)> = Vec::new();
@@ -28,7 +29,7 @@ pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
         }
         pc = end;
     }
-    // In the order of parts, so that plans of the same columns have the same cells.
+    // Cells are in the order of parts, so that all plans of the same columns have the same cells.
     let all = runs.iter().flat_map(|(_, run)| run);
     let mut cells: Vec<u32> = all
         .flat_map(|(_, value, mask)| [Some(*value), *mask])
@@ -69,7 +70,8 @@ fn copy(plan: &mut Plan, start: u32, end: u32) {
     }
 }
 
-/// The scalar that begins at an operation, the parts of its value and its mask, and the operation behind it.
+/// Returns the scalar that begins at an operation, the parts of its value and its mask, and the index of the next
+/// operation.
 fn scalar(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(Scalar, u32, Option<u32>, u32)> {
     if let Op::Nullable { null, body, on_null } = &plan.ops[pc as usize] {
         let (kind, value, mask, behind) = present(plan, parts, body.start, body.end)?;
@@ -102,7 +104,8 @@ fn scalar(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(Scalar, u32
     Some((Scalar::new(kind, Null::Never, 0, ops), value, mask, behind))
 }
 
-/// A value that isn't null, marked as such if there is a mask.
+/// Returns the type of a value that isn't null, the parts of the value and its mask, and the index of the next
+/// operation.
 fn present(plan: &Plan, parts: &[Part], pc: u32, end: u32) -> Option<(ScalarKind, u32, Option<u32>, u32)> {
     let one = |part: u32| parts[part as usize].per_row() == Some(1);
     let ops = &plan.ops[pc as usize..end as usize];

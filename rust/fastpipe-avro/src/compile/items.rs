@@ -1,4 +1,4 @@
-//! Arrays and maps.
+//! Compiles arrays and maps.
 
 use fastpipe_batch::{Error, LengthRule, Request, ValueParts};
 
@@ -9,12 +9,12 @@ use crate::plan::{Op, Span};
 use crate::schema::NodeId;
 use crate::varint::Head;
 
-/// Columns that read an array together: its length, whether they count its items, and the column that takes them for
-/// keys.
+/// Columns that read an array together. The key consists of the rule for its length, whether the columns count its
+/// items, and the column that reads the items as keys.
 type Group<'a> = ((LengthRule, bool, Option<usize>), Vec<Want<'a>>);
 
 impl<'a> Compiler<'a> {
-    /// An array (`key` is `None`) or a map (`key` holds who wants the keys).
+    /// Compiles an array (`key` is `None`) or a map (`key` contains the column that reads the keys, if any).
     pub(super) fn items(
         &mut self,
         key: Option<Option<Want<'a>>>,
@@ -28,8 +28,8 @@ impl<'a> Compiler<'a> {
         for want in key_want.iter().chain(&values) {
             self.mark_valid(*want, at, out);
         }
-        // Columns that ask for different lengths read the array one after the other; those that count its items, too,
-        // and each that takes them for keys, some of which it may leave out.
+        // Columns with different rules for the length read the array one after the other. So do columns that count its
+        // items, and each column that reads its items as keys, because it may leave some of them out.
         let rule = |c: &Self, w: &Want<'_>| {
             let column = &c.columns[w.column];
             let keys = column.keys_at(w.level).then_some(w.column);
@@ -92,7 +92,7 @@ impl<'a> Compiler<'a> {
         if let (None, [want]) = (key, &values[..])
             && let Some(wire) = self.wire_of(value, *want)
         {
-            // Items with a mask of their own are read one by one.
+            // Items with a mask are read one by one.
             let column = &self.columns[want.column];
             let marked = column.parts.mask_at(want.level + 1).is_some();
             if let (ValueParts::Elements(to, part), false) = (column.parts.values, marked) {

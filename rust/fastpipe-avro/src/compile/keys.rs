@@ -1,4 +1,4 @@
-//! Text that becomes indices.
+//! Compiles keys, whose text is converted to indices.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::plan::{KeyItemsOp, KeyOp, Keys, Op, Span};
 use crate::schema::Type;
 
 impl<'a> Compiler<'a> {
-    /// A key.
+    /// Compiles a key.
     pub(super) fn key(
         &mut self,
         ty: &Type,
@@ -24,7 +24,7 @@ impl<'a> Compiler<'a> {
         let ValueParts::Elements(to, part) = column.parts.values else {
             return Err(misfit(format!("the field '{path}' can't become indices")));
         };
-        // Of indices that don't fit, those that a file has are looked at: the greatest is known at once.
+        // Checks the greatest index now. The decoder checks the other indices when it reads them.
         let greatest = Scalar::Int(i128::from(lookup.size()) - 1);
         greatest.element(to).map_err(|_| {
             let reason = format!(
@@ -62,7 +62,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// The innermost array, or map, around keys, whose items are read by `body`.
+    /// Compiles the innermost array or map around keys. `body` reads an item.
     pub(super) fn key_items(
         &mut self,
         want: Want<'a>,

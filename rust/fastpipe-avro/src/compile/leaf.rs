@@ -1,4 +1,4 @@
-//! Values without parts, and the codes of enums.
+//! Compiles values without components, and the codes of enums.
 
 use std::collections::HashMap;
 
@@ -11,14 +11,14 @@ use crate::plan::{DecimalBytes, DecimalOp, EnumTable, Op, Wire};
 use crate::schema::{Logical, NodeId, Symbols, Type};
 
 impl<'a> Compiler<'a> {
-    /// How numbers of a type are encoded; `None` for what isn't one, or becomes another one.
+    /// Returns the encoding of a number type, or `None` for other types and for numbers that are scaled.
     pub(super) fn wire_of(&self, id: NodeId, want: Want<'a>) -> Option<Wire> {
         let node = self.schema.node(id);
         let scaled = self.columns[want.column].feature.scale.is_some_and(|scale| scale != 0);
         wire(&node.ty, want.rounds || node.rounds).filter(|_| !scaled)
     }
 
-    /// A value without parts; `None` for the key of a map.
+    /// Compiles a value without components. `id` is `None` for the key of a map.
     pub(super) fn leaf(&mut self, id: Option<NodeId>, want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
@@ -69,7 +69,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Codes and values don't stand in one column.
+    /// Returns the error for a column that would contain codes in one file and values in another.
     #[cold]
     pub(super) fn other_values(&self, column: &Column, found: &str, first: &str) -> Error {
         misfit(format!(
@@ -79,7 +79,7 @@ impl<'a> Compiler<'a> {
         .at_feature(&column.feature.name)
     }
 
-    /// A decimal, or an integer that is read as one.
+    /// Compiles a decimal, or an integer that is read as one.
     fn decimal(
         &mut self,
         ty: &Type,
@@ -109,7 +109,7 @@ impl<'a> Compiler<'a> {
                     "the decimals of '{path}' have {own} decimal places in this file, more than the feature's scale"
                 )));
             }
-            // Beyond 128 bits nothing but 0 fits.
+            // Only 0 fits if the factor exceeds 128 bits.
             Some(_) => u32::try_from(places).ok().and_then(|places| 10i128.checked_pow(places)),
             None => Some(1),
         };
@@ -124,7 +124,7 @@ impl<'a> Compiler<'a> {
         Ok(Op::Decimal(self.plan.decimals.len() as u32 - 1))
     }
 
-    /// An enum. Codes follow the symbols of the first file, whatever order another file has them in.
+    /// Compiles an enum. Codes follow the order of symbols in the first file, whatever the order in other files is.
     fn enumeration(&mut self, symbols: &Symbols, column: &Column, target: ValueParts) -> Result<Op, Error> {
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let texts = &symbols.texts;

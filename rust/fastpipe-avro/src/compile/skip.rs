@@ -1,4 +1,4 @@
-//! What isn't wanted is skipped: by width where that is known, in one jump where there is a byte count.
+//! Skips unwanted values: by width if it is known, or in one jump if there is a byte count.
 
 use fastpipe_batch::Error;
 
@@ -81,7 +81,7 @@ impl Compiler<'_> {
                     }
                 }
             }
-            // The others have a fixed width.
+            // The remaining types have a fixed width.
             _ => {}
         }
         Ok(())

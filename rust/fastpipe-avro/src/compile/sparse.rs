@@ -1,4 +1,4 @@
-//! Records of indices and values, which become one sparse column.
+//! Compiles records of indices and values, which become one sparse column.
 
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 
@@ -9,7 +9,7 @@ use crate::plan::{Op, SparseField, SparseOp, SparseWhat, Wire};
 use crate::schema::{Field, NodeId, Type};
 
 impl<'a> Compiler<'a> {
-    /// A record of indices and values.
+    /// Compiles a record of indices and values.
     pub(super) fn sparse(&mut self, fields: &[Field], want: Want<'a>, path: &str, out: &mut Code) -> Result<(), Error> {
         let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
@@ -21,7 +21,7 @@ impl<'a> Compiler<'a> {
         let mut seen = vec![false; dims + 1];
         let mut sparse_fields = Vec::new();
         for Field { name, node, .. } in fields {
-            // A reader's schema doesn't have it.
+            // The reader's schema lacks the field.
             if name.is_empty() {
                 return Err(self.other_fields(want));
             }

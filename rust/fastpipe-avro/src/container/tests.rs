@@ -25,7 +25,7 @@ fn text(out: &mut Vec<u8>, s: &str) {
     out.extend(s.as_bytes());
 }
 
-/// A header with its metadata in two blocks, the second with a negative count, and two blocks of ints.
+/// A file whose metadata is in two blocks, the second with a negative count, and with two data blocks of ints.
 fn sample() -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.push(2);
@@ -78,7 +78,7 @@ fn every_truncation_is_an_error_or_ends_between_blocks() {
 #[test]
 fn only_an_incomplete_last_block_is_not_whole() {
     let mut whole = sample();
-    // One more block whose size takes two bytes.
+    // Another block, whose size takes two bytes.
     whole.extend([200, 1, 200, 1]);
     whole.extend([4; 100]);
     whole.extend([7; SYNC_BYTES]);
@@ -92,14 +92,15 @@ fn only_an_incomplete_last_block_is_not_whole() {
         let end = whole_blocks_end(&file, &info).unwrap();
         assert_eq!(Some(&end), ends.iter().rfind(|end| **end <= n), "cut at {n}");
     }
-    // Damage is not the end of a file, wherever it is.
+    // Damage must not be mistaken for the end of the file, wherever it is.
     for at in ends[..4].iter().flat_map(|end| [*end as usize, *end as usize + 1]) {
         for (byte, cut) in (0..=255).flat_map(|byte| [(byte, 0), (byte, 10)]) {
             let mut damaged = whole[..whole.len() - cut].to_vec();
             if std::mem::replace(&mut damaged[at], byte) == byte {
                 continue;
             }
-            // Another count of records may be as good. No block but the last is cut off, and that only if it is cut.
+            // A changed record count may be valid. Only the last block may be reported as incomplete, and only if it
+            // was cut.
             if let Ok(end) = whole_blocks_end(&Memory(damaged), &info) {
                 assert!(end >= ends[3] && (cut > 0 || end == ends[4]), "{at} {byte} {cut} {end}");
             }
@@ -132,7 +133,7 @@ fn entries_of_metadata_are_bounded() {
     }
 }
 
-/// An index of a hole would fill any memory.
+/// Without the limit, the index of a sparse file could exhaust the memory.
 #[test]
 fn blocks_without_records_are_bounded() {
     let block = |rows| Block {
@@ -151,7 +152,7 @@ fn blocks_without_records_are_bounded() {
     };
     counted.add(&block(1)).unwrap();
     assert_eq!(counted.add(&block(1)).unwrap_err().kind(), ErrorKind::Limit);
-    // The walk over a hole counts them, and says where it gave up.
+    // The walk over a hole counts the blocks and reports where it stopped.
     let mut file = MAGIC.to_vec();
     file.push(0);
     file.extend(vec![0; SYNC_BYTES + 18 * (MAX_EMPTY_BLOCKS as usize + 1)]);

@@ -4,7 +4,7 @@ use super::*;
 use crate::decode::{Coordinates, Indices};
 use crate::number::{Ints, Longs, Number};
 
-/// The oracle: zigzag and varint as the specification writes them.
+/// A naive encoder that follows the specification's definition of zigzag and varint.
 fn encode(value: i64) -> Vec<u8> {
     let mut n = ((value << 1) ^ (value >> 63)) as u64;
     let mut out = Vec::new();
@@ -126,7 +126,7 @@ fn counts_are_held_against_the_bytes_left() {
     assert!(matches!(Cursor::new(&sized, 0).items(1), Err(DecodeError::Length(-5))));
 }
 
-/// Bytes as they come, and as they don't: numbers of all lengths, too long ones, anything.
+/// Generates valid and invalid bytes: numbers of all lengths, numbers that are too long, and arbitrary bytes.
 fn varint_bytes() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         6 => (0..64u32, any::<i64>()).prop_map(|(bits, raw)| encode(raw >> bits)),
@@ -155,7 +155,7 @@ proptest! {
         slack in 0..10usize,
         limit in prop_oneof![
             2 => Just(1 << 63),
-            // As 32 bits, most negative numbers are below it.
+            // Truncated to 32 bits, most negative numbers would be below this limit.
             1 => Just((1 << 32) - 1),
             2 => (8..64u32, any::<u64>()).prop_map(|(bits, n)| n >> bits),
         ],
@@ -173,7 +173,7 @@ proptest! {
             let mut cursor = Cursor::new(&data, start).with_isa(isa);
             (cursor.skip_longs(n), cursor.position())
         };
-        // One at a time.
+        // The reference result, read one number at a time.
         let mut single = Cursor::new(&data, start);
         let expected: Result<Vec<i64>> = (0..n).map(|_| single.long()).collect();
         let bounded = |value: i64| if value as u64 >= limit { Err(DecodeError::Int(value)) } else { Ok(value) };
@@ -198,7 +198,7 @@ proptest! {
     }
 }
 
-/// Where numbers are read from and to.
+/// The input of a read, and the size of its output.
 struct Room<'a> {
     data: &'a [u8],
     start: usize,
@@ -223,7 +223,8 @@ impl Room<'_> {
         (read.map(|()| out), cursor.position())
     }
 
-    /// What is read is what numbers that were read one at a time become, and ends where it ends with any instructions.
+    /// Checks that reading returns the same numbers as reading one at a time, and ends at the same offset with all
+    /// instruction sets.
     fn agrees<M: Convert + Clone>(
         &self,
         isa: Isa,
@@ -237,7 +238,7 @@ impl Room<'_> {
         let found = self.read(isa, convert.clone(), &check);
         match numbers {
             Ok(numbers) => prop_assert_eq!(&found.0, &numbers.iter().map(|&value| check(value)).collect()),
-            // Either fault may be found first.
+            // If there are several errors, any of them may be found first.
             Err(_) => prop_assert!(found.0.is_err()),
         }
         prop_assert_eq!(found, self.read(Isa::Portable, convert, check));

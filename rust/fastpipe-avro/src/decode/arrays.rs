@@ -1,4 +1,4 @@
-//! Arrays and maps.
+//! Reads arrays and maps.
 
 use fastpipe_batch::{DType, LengthRule, PartId};
 
@@ -8,12 +8,12 @@ use crate::number;
 use crate::plan::{Op, Span, Wire};
 use crate::varint::Head;
 
-/// What bounds the number of items.
+/// Bounds for the number of items.
 #[derive(Clone, Copy)]
 pub(super) struct Width {
-    /// Bytes that an item takes at least.
+    /// Minimum bytes of an item.
     pub(super) smallest: u64,
-    /// Values that it becomes, if it takes none.
+    /// Number of values that an item yields, if it takes no bytes.
     pub(super) columns: u64,
 }
 
@@ -62,8 +62,8 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(n)
     }
 
-    /// An array of numbers that lie in memory as they are encoded, if it is written as most are. Returns whether it
-    /// was.
+    /// Copies an array of numbers whose encoding equals their representation in memory, if the array has the usual
+    /// encoding. Returns whether it has.
     #[inline(always)]
     pub(super) fn copied(&mut self, head: Head, bytes: usize, part: PartId) -> Result<bool> {
         match self.cursor.whole_array(head, bytes) {
@@ -177,7 +177,7 @@ impl Decoder<'_, '_, '_, '_> {
     }
 }
 
-/// Bytes that an encoded number takes at least.
+/// Returns the minimum number of bytes of an encoded number.
 #[inline(always)]
 const fn smallest(wire: Wire) -> u64 {
     match wire {

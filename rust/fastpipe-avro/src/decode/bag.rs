@@ -1,7 +1,7 @@
-//! Arrays of records of name, term and value.
+//! Reads bags: arrays of records of a name, a term and a value.
 //!
-//! Entries are read some at a time; then their keys are looked up together, so that memory is asked for once; then the
-//! coordinates and values of those that have an index are written.
+//! Entries are read in groups. The keys of a group are looked up together, so that their memory accesses overlap. Then
+//! the coordinates and values of the entries with an index are written.
 
 use fastpipe_batch::{Key, MOST_KEYS, UNKNOWN};
 
@@ -11,7 +11,7 @@ use crate::keys::Role;
 use crate::number;
 use crate::plan::{BagOp, Wire};
 
-/// Entries that were read: their keys, and their values as integers, or as the bits of floats.
+/// A group of entries: their keys, and their values as integers or as the bits of floats.
 struct Entries<'d> {
     keys: [Key<'d>; MOST_KEYS],
     values: [u64; MOST_KEYS],
@@ -47,7 +47,8 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
         }
     }
 
-    /// Reads an entry behind the others, for which there is room. One with a null is left out, or an error.
+    /// Reads an entry into the group, which has room for it. If a part of the entry is null, it is left out or raises
+    /// an error.
     #[inline(always)]
     fn entry(&mut self, op: &BagOp, entries: &mut Entries<'d>) -> Result<()> {
         let mut key = Key {
@@ -63,7 +64,7 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
                     continue;
                 }
                 if !self.present(&field.unions)? {
-                    // A term that is null is an empty one.
+                    // A null term is read as an empty one.
                     whole &= field.role == Role::Term;
                     continue;
                 }
@@ -93,7 +94,7 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
         Ok(())
     }
 
-    /// Reads the branches of unions. Whether none of them is null.
+    /// Reads the branches of unions. Returns whether none of them is null.
     #[inline(always)]
     fn present(&mut self, unions: &[(Option<i64>, u32)]) -> Result<bool> {
         for &(null, branches) in unions {
@@ -104,7 +105,7 @@ impl<'d> Decoder<'_, 'd, '_, '_> {
         Ok(true)
     }
 
-    /// Writes the entries whose keys have an index. Returns how many.
+    /// Writes the entries whose keys have an index. Returns their number.
     #[inline(never)]
     fn write_entries(&mut self, op: &BagOp, entries: &mut Entries<'d>) -> Result<usize> {
         let n = std::mem::take(&mut entries.count);
@@ -191,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// Bytes of any kind are decoded, or are an error; and what is decoded ends where skipping ends.
+        /// Any bytes are either decoded or rejected, and decoding ends where skipping ends.
         #[test]
         fn decoding_moves_as_far_as_skipping(data in proptest::collection::vec(
             prop_oneof![4 => 0..5u8, 1 => any::<u8>()], 0..40

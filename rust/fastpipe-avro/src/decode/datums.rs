@@ -1,4 +1,4 @@
-//! Records that lie apart, each in bytes of its own.
+//! Decodes records that are stored separately, each in its own bytes.
 
 use fastpipe_batch::{Error, Fragment, Rows, Sink, SlabPool};
 
@@ -8,7 +8,7 @@ use crate::cursor::Cursor;
 use crate::decode_error::DecodeError;
 use crate::plan::Plan;
 
-/// A message and where its record starts.
+/// A message and the offset of its record.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     /// All bytes of the message.
@@ -19,17 +19,17 @@ pub struct Message<'a> {
     pub schema: usize,
 }
 
-/// Records of one plan, in slots one behind the other.
+/// Messages that one plan decodes to consecutive slots.
 #[derive(Clone, Copy)]
 pub(crate) struct Datums<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) of: &'a [Message<'a>],
-    /// The slot of the first, which is its number, too.
+    /// The slot of the first message, which is also its index in errors.
     pub(crate) first: u32,
 }
 
-/// Decodes them, with this many values of zero bytes left. Returns how many are left then. Errors name the number of
-/// the record, and the byte of what it is in.
+/// Decodes messages. `left` is the number of zero-byte values that may still be read, and the remaining number is
+/// returned. Errors contain the index of the message and the byte offset within it.
 pub(crate) fn datums(datums: Datums<'_>, left: u64, out: &mut Sink<'_>) -> Result<u64, Error> {
     let Datums { plan, of, .. } = datums;
     out.choose_cells(&plan.cells)?;
@@ -45,7 +45,7 @@ pub(crate) fn datums(datums: Datums<'_>, left: u64, out: &mut Sink<'_>) -> Resul
     Err(again.err().unwrap_or_else(not_found_again))
 }
 
-/// Does that, from a slot on.
+/// Decodes messages to the slots from `slot` on.
 fn place(datums: Datums<'_>, slot: u32, left: u64, out: &mut Sink<'_>, check_each: bool) -> Result<u64, Error> {
     let plan = datums.plan;
     let mut decoder = Decoder {

@@ -1,4 +1,4 @@
-//! Text that becomes indices.
+//! Reads text as indices of a vocabulary.
 
 use fastpipe_batch::{Error, ErrorKind, Key, MOST_KEYS, UNKNOWN};
 
@@ -8,7 +8,7 @@ use crate::number;
 use crate::plan::{KeyItemsOp, KeyOp, Keys};
 
 impl Decoder<'_, '_, '_, '_> {
-    /// One key.
+    /// Reads one key.
     #[inline(always)]
     pub(super) fn key(&mut self, number: u32) -> Result<()> {
         let op = &self.plan.keys[number as usize];
@@ -45,7 +45,7 @@ impl Decoder<'_, '_, '_, '_> {
         number::code(index, op.to, self.out.writer(op.part as usize))
     }
 
-    /// The innermost array, or map, around keys.
+    /// Reads the innermost array or map, whose items are keys.
     pub(super) fn key_items(&mut self, op: &KeyItemsOp) -> Result<()> {
         let before = self.out.writer(op.part as usize).len();
         while let Some(items) = self.cursor.items(op.smallest)? {
@@ -63,12 +63,12 @@ impl Decoder<'_, '_, '_, '_> {
             }
         }
         let Some(lengths) = op.lengths else { return Ok(()) };
-        // Some may have been left out.
+        // Unknown keys may have been left out, so the length is computed from the output.
         let bytes = self.out.writer(op.part as usize).len() - before;
         Ok(self.out.writer(lengths as usize).push((bytes / op.to.size()) as i64)?)
     }
 
-    /// Strings, several at once.
+    /// Reads strings, several at once.
     fn texts(&mut self, op: &KeyOp, count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {
@@ -91,14 +91,14 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(())
     }
 
-    /// Where a key that isn't known is, for an error.
+    /// Returns the location of an unknown key, for an error.
     #[cold]
     pub(super) fn unknown(&self, key: Key<'_>) -> UnknownKey {
         let place = |text: &[u8]| (self.cursor.offset_of(text), text.len() as u32);
         UnknownKey::Text(place(key.text), key.term.map(place))
     }
 
-    /// The error about a key that isn't known.
+    /// Returns the error for an unknown key.
     #[cold]
     pub(super) fn unknown_key(&self, key: UnknownKey) -> Error {
         let quoted = |text: &[u8]| format!("{:?}", String::from_utf8_lossy(text));

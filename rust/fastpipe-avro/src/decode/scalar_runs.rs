@@ -1,10 +1,10 @@
-//! Runs of scalars: at once where they are usual, one step at a time where they aren't.
+//! Reads runs of scalars: usual values all at once, other values one step at a time.
 
 use super::{Decoder, Result};
 use crate::plan::{NO_CELL, Scalar, Span};
 
 impl Decoder<'_, '_, '_, '_> {
-    /// A run of scalars: at once as far as they are what is usual, one step at a time where they aren't.
+    /// Reads a run of scalars: usual values all at once, other values one step at a time.
     #[inline(always)]
     pub(super) fn scalars(&mut self, span: Span, count: usize) -> Result<()> {
         let scalars = span.of(&self.plan.scalars);
@@ -17,7 +17,7 @@ impl Decoder<'_, '_, '_, '_> {
         self.scalars_by_steps(scalars, read)
     }
 
-    /// Goes on with a run of which some were read, but not counted.
+    /// Continues a run of scalars, `read` of which have been read but not counted.
     #[inline(never)]
     fn scalars_by_steps(&mut self, mut scalars: &[Scalar], mut read: usize) -> Result<()> {
         loop {
@@ -33,7 +33,7 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// One scalar by the operations that it is made of.
+    /// Reads one scalar by its original operations.
     #[inline(never)]
     fn scalar(&mut self, scalar: &Scalar) -> Result<()> {
         let cells = [scalar.cell, scalar.mask];

@@ -1,4 +1,4 @@
-//! Sparse records.
+//! Reads sparse records.
 
 use fastpipe_batch::{DType, LengthRule, PartId};
 
@@ -13,7 +13,7 @@ use crate::varint::Head;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::{GROUP, Short};
 
-/// Indices below a limit. None is beyond 2^63.
+/// Conversion of indices, which must be less than `limit`. The limit is at most 2^63.
 #[derive(Clone, Copy)]
 pub(crate) struct Indices {
     pub(crate) limit: u64,
@@ -35,7 +35,7 @@ impl Convert for Indices {
     }
 }
 
-/// The same with the row in front.
+/// Conversion of indices to coordinates that begin with the row.
 #[derive(Clone, Copy)]
 pub(crate) struct Coordinates {
     pub(crate) slot: i64,
@@ -124,7 +124,7 @@ impl Decoder<'_, '_, '_, '_> {
         }
     }
 
-    /// The indices of sparse records of one dimension.
+    /// Reads the indices of a sparse record of one dimension.
     #[inline(always)]
     fn line(&mut self, op: &SparseOp, index: Index) -> Result<usize> {
         let slot = i64::from(self.out.slot());
@@ -151,7 +151,7 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(n)
     }
 
-    /// The indices of one of several dimensions. The first one to be read makes room for all coordinates.
+    /// Reads the indices of one of several dimensions. The first dimension to be read allocates the coordinates of all.
     #[inline(never)]
     fn dimension(&mut self, op: &SparseOp, index: Index, first: bool, first_coordinate: usize) -> Result<usize> {
         let slot = i64::from(self.out.slot());
@@ -195,19 +195,19 @@ impl Decoder<'_, '_, '_, '_> {
         Ok(n)
     }
 
-    /// Values that are numbers, however they are written.
+    /// Reads values that are numbers, in any encoding.
     #[inline(never)]
     fn values(&mut self, wire: Wire, to: DType, part: PartId) -> Result<usize> {
         self.numbers_free(wire, to, part)
     }
 }
 
-/// What indices of a dimension must be.
+/// The type and bound of the indices of a dimension.
 #[derive(Clone, Copy)]
 struct Index {
     wire: Wire,
     dim: usize,
-    /// `None` where it isn't checked.
+    /// The bound; `None` if indices aren't checked.
     bound: Option<u64>,
 }
 
@@ -218,7 +218,7 @@ impl Index {
             int(value)?;
         }
         match self.bound {
-            // Negative ones are beyond every bound when they are taken as unsigned.
+            // As unsigned numbers, negative indices exceed every bound.
             Some(bound) if value as u64 >= bound => Err(DecodeError::Index {
                 value,
                 dim: self.dim as u32,

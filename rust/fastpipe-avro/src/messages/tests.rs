@@ -52,7 +52,7 @@ fn schemas() -> MessageSchemas {
     schemas
 }
 
-/// The numbers and the texts that messages are decoded to, by two sinks.
+/// Returns the numbers and texts decoded from messages by two sinks.
 fn decoded(schemas: &MessageSchemas, messages: &[(usize, Vec<u8>)], cut: usize) -> Result<(Vec<i32>, Vec<u8>)> {
     let pool = SlabPool::new(0);
     let rows = Rows::new(schemas.parts().clone(), messages.len(), &pool)?;

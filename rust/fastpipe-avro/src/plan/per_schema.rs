@@ -1,4 +1,4 @@
-//! How features are laid out, and the plan that reads them for each schema.
+//! Lays out features, and compiles the plan that reads them for each schema.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::partition_columns::FolderColumns;
 use crate::resolve::resolve;
 use crate::schema::Schema;
 
-/// Lays out features of the file that decides, some of which folders may stand for.
+/// Lays out features of the file that determines the layout. Some features may be partition columns.
 pub(crate) fn laid_out<'f>(
     schema: &Schema,
     path: &Arc<str>,
@@ -36,11 +36,11 @@ fn lay_out(schema: &Schema, feature: &Feature, first_part: u32, folders: &Folder
     }
 }
 
-/// The plan of each schema, compiled when it is first asked for.
+/// The plan of each schema, compiled on first use.
 pub(crate) struct Plans<'a> {
-    /// What the schemas of all files resolve to, if that is given.
+    /// The reader's schema that the schemas of all files resolve to, if there is one.
     pub(crate) reader: Option<&'a Schema>,
-    /// The first file's.
+    /// The schema of the first file.
     first: Option<&'a Schema>,
     pub(crate) found: Vec<(Arc<Schema>, Arc<Plan>)>,
 }
@@ -64,7 +64,7 @@ impl<'a> Plans<'a> {
         Ok(plan)
     }
 
-    /// The plan for a file that lacks fields of the first one, for which features have a fill value.
+    /// Returns the plan for a file that lacks fields of the first file, if their features have fill values.
     fn filled(&self, schema: &Schema, columns: &[Column]) -> Option<Plan> {
         let filled = |column: &Column| matches!(column.feature.nulls, Nulls::Fill(Some(_)));
         let first = self.first.filter(|_| columns.iter().any(filled))?;

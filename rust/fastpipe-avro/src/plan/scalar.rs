@@ -1,4 +1,4 @@
-//! How numbers are encoded, and runs of them in a record.
+//! Encodings of numbers, and runs of numbers in a record.
 
 /// A range of entries of one of the plan's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,21 +49,21 @@ pub(crate) enum Null {
     SecondFails,
 }
 
-/// Marks a missing cell.
+/// The index of a cell that doesn't exist.
 pub(crate) const NO_CELL: u32 = u32::MAX;
 
-/// One of a run of scalars.
+/// An element of a run of scalars.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Scalar {
     pub(crate) kind: ScalarKind,
     pub(crate) null: Null,
     /// Index of the cell of the plan that the value is written to.
     pub(crate) cell: u32,
-    /// The cell in which nulls are marked.
+    /// Index of the cell in which nulls are marked, or `NO_CELL`.
     pub(crate) mask: u32,
-    /// The bits that are written for a null.
+    /// The bits that a null writes.
     pub(crate) fill: u64,
-    /// The operations that read it one step at a time.
+    /// The operations that read the scalar one step at a time.
     pub(crate) ops: Span,
 }
 

@@ -1,4 +1,4 @@
-//! Logical types (Avro 1.12 specification, "Logical Types"): what a value of another type stands for.
+//! Logical types (Avro 1.12 specification, "Logical Types"), which define the meaning of values of another type.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use fastpipe_batch::{DType, TimeUnit};
 use super::Type;
 use super::json::{Json, Key, Object};
 
-/// What the values of a type stand for.
+/// A logical type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // The variants are the specification's.
+#[allow(missing_docs)] // The variants are those of the specification.
 pub enum Logical {
     Date,
-    /// Since midnight, in this unit.
+    /// Time since midnight, in this unit.
     Time(TimeUnit),
-    /// Since the epoch in UTC, in this unit.
+    /// Time since the epoch in UTC, in this unit.
     Timestamp(TimeUnit),
-    /// Since the epoch in an unknown time zone, in this unit.
+    /// Time since the epoch in an unspecified time zone, in this unit.
     LocalTimestamp(TimeUnit),
     Decimal {
         precision: u32,
@@ -47,7 +47,8 @@ impl Logical {
         ]
     };
 
-    /// The logical type that a schema's object gives to a type. One that isn't known, or doesn't fit the type, is none.
+    /// Returns the logical type that a schema's object declares for a type. Unknown logical types and those that don't
+    /// fit the type are ignored.
     pub(crate) fn of(object: &Object, ty: &Type) -> Option<Logical> {
         let name = object.text(Key::LogicalType)?;
         if name == "decimal" {
@@ -65,7 +66,7 @@ impl Logical {
         fits.then_some(logical)
     }
 
-    /// The dtype of dates and times: they are stored as NumPy counts them.
+    /// Returns the dtype of dates and times, whose values are stored as NumPy stores them.
     pub fn time(self) -> Option<DType> {
         match self {
             Logical::Date => Some(DType::Datetime(TimeUnit::Days)),
@@ -76,7 +77,8 @@ impl Logical {
     }
 }
 
-/// A decimal whose scale is at most its precision, of bytes or of a fixed that can hold this many digits.
+/// Returns a decimal type if its scale is at most its precision, and its type is bytes or a fixed that can store this
+/// number of digits.
 fn decimal(object: &Object, ty: &Type) -> Option<Logical> {
     let &Json::Number(precision) = object.get(Key::Precision)? else {
         return None;
@@ -88,7 +90,8 @@ fn decimal(object: &Object, ty: &Type) -> Option<Logical> {
     };
     let most = match ty {
         Type::Bytes => u64::from(u32::MAX),
-        // floor(log10(2^(8n - 1) - 1)), where log10(2) is 0.30103: exact up to thousands of digits.
+        // floor(log10(2^(8n - 1) - 1)), where log10(2) is approximated by 0.30103. This is exact for up to thousands of
+        // digits.
         Type::Fixed(n) => (*n as u64).saturating_mul(8).saturating_sub(1).saturating_mul(30103) / 100_000,
         _ => return None,
     };
@@ -162,7 +165,7 @@ mod tests {
 
     #[test]
     fn decimals_fit_their_fixed() {
-        // The most digits of n bytes, as the specification's formula has them.
+        // The maximum number of digits of n bytes, computed with the specification's formula.
         for (n, most) in [(1, 2), (2, 4), (4, 9), (8, 18), (12, 28), (16, 38)] {
             let json = |precision: u32| {
                 format!(

@@ -31,7 +31,7 @@ fn names_are_bounded() {
     ] {
         assert_eq!(kind(&schema), Some(ErrorKind::Limit));
     }
-    // What names inherit counts for each of them, but primitive types inherit nothing.
+    // An inherited namespace counts for each name that inherits it. Primitive types don't inherit.
     let inheriting = |schema: &str| {
         let mut fields = vec![field("e", json!({"type": "fixed", "name": "E", "size": 1}))];
         fields.extend((0..3000).map(|i| field(format!("f{i}"), schema)));
@@ -62,7 +62,7 @@ fn lists_and_levels_are_bounded() {
         (0..levels).fold(schema, |inner, i| record(&format!("N{i}"), vec![field("f", inner)]))
     };
     assert_eq!(kind(&within(wide(10_000), 100)), None);
-    // The root and the int are levels, too.
+    // The root and the int count as levels.
     assert_eq!(kind(&within(json!("int"), MAX_SCHEMA_LEVELS - 1)), None);
     assert_eq!(kind(&within(json!("int"), MAX_SCHEMA_LEVELS)), Some(ErrorKind::Limit));
     let arrays = |n: usize| (0..n).fold(json!("int"), |inner, _| json!({"type": "array", "items": inner}));
@@ -70,7 +70,8 @@ fn lists_and_levels_are_bounded() {
     assert_eq!(kind(&arrays(MAX_SCHEMA_LEVELS)), Some(ErrorKind::Limit));
 }
 
-/// The deepest schemas, and what is too deep, parsed, inferred and compiled on half of what Rust's threads have.
+/// The deepest allowed schemas, and deeper ones, are parsed, inferred and compiled with half of the default stack of
+/// Rust's threads.
 #[test]
 fn a_small_stack_is_enough() {
     let run = || {
@@ -107,7 +108,7 @@ fn names_of_other_writers() {
         names.sort();
         names
     };
-    // Java's nested classes; names that say that they have no namespace; names that break rules.
+    // Names of Java's nested classes, names with an explicitly empty namespace, and names that violate the rules.
     let inner = json!({"type": "enum", "name": "Inner", "namespace": "org.x.Outer$", "symbols": ["A", "b-c", "d e"]});
     let mut outer = record("Outer", vec![field("a", inner), field("b", "org.x.Outer$.Inner")]);
     outer["namespace"] = json!("org.x");
@@ -126,14 +127,14 @@ fn names_of_other_writers() {
     schema["namespace"] = json!("not.used");
     assert_eq!(names(schema), ["F", "global"]);
     assert_eq!(names(record("a-b.1st", vec![])), ["a-b.1st"]);
-    // A type of no namespace, named so within one: Java writes that.
+    // Within a namespace, Java refers to a type without a namespace by its short name.
     let within = json!({"type": "record", "name": "R", "namespace": "ns", "fields": [field("a", "Outside")]});
     let fields = vec![
         field("a", json!({"type": "fixed", "name": "Outside", "size": 1})),
         field("b", within),
     ];
     assert_eq!(names(record("Top", fields)), ["Outside", "Top", "ns.R"]);
-    // An empty namespace is none, also for what lies within.
+    // An empty namespace also applies to nested types.
     let inner = json!({"type": "record", "name": "I", "namespace": "", "fields": [
         {"name": "f", "type": {"type": "fixed", "name": "F", "size": 1}}]});
     assert_eq!(names(record("ns.R", vec![field("a", inner)])), ["F", "I", "ns.R"]);
@@ -214,7 +215,7 @@ fn logical_types_that_do_not_fit_are_ignored() {
     assert!((0..schema.len()).all(|id| schema.node(id).logical.is_none()));
 }
 
-/// Types that are called like kinds of types, referred to like them: twice in each of many.
+/// Types named like a kind of type ("record"), which many fields reference twice.
 #[test]
 fn types_without_their_parts_are_refused() {
     for (kind_of, other) in [
@@ -234,7 +235,7 @@ fn types_without_their_parts_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.reason().contains(other), "{error}");
     }
-    // As the type of a field the name alone is fine.
+    // The name of the kind is a valid reference in the type of a field.
     assert_eq!(
         kind(&record(
             "R",
@@ -244,7 +245,7 @@ fn types_without_their_parts_are_refused() {
     );
 }
 
-/// Types whose defaults hold themselves, or twice the type before.
+/// Types whose defaults contain themselves, or contain the previous type twice.
 #[test]
 fn defaults_are_not_followed() {
     let with_default = |name: &str, schema: &str| json!({"name": name, "type": schema, "default": {}});
