@@ -1,4 +1,4 @@
-//! Blocks of a container file (Avro 1.12 specification, "Object Container Files").
+//! Writes the blocks of a container file (Avro 1.12 specification, "Object Container Files").
 
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,52 +8,52 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::codec::{Compression, Compressor};
 
-/// Bytes of a block that readers take, fastpipe's and others'.
+/// Maximum bytes of a block. Readers, including fastpipe, reject larger blocks.
 const MOST_BLOCK_BYTES: usize = 1 << 30;
-/// Rows with which a block is closed, however small they are.
+/// Maximum number of rows in a block, however small the rows are.
 const MOST_BLOCK_ROWS: u64 = 1 << 20;
-/// Bytes of blocks that wait for each thread.
+/// Bytes of closed blocks that are collected for each thread before they are written.
 const AT_ONCE: usize = 1 << 20;
 
-/// How a file is written.
+/// Options for writing a file.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The codec of blocks.
+    /// Compression of blocks.
     pub compression: Compression,
-    /// Bytes, before compression, with which a block is closed.
+    /// Number of bytes at which a block is closed, before compression.
     pub block_bytes: usize,
-    /// Threads that compress.
+    /// Number of threads that compress blocks.
     pub threads: usize,
-    /// The marker between blocks.
+    /// The sync marker between blocks.
     pub sync: [u8; 16],
 }
 
-/// What was written.
+/// The amount of data written.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Written {
-    /// Rows, in blocks that are written.
+    /// Rows in blocks that have been written.
     pub rows: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Bytes, those of the header among them.
+    /// Bytes written, including the header.
     pub bytes: u64,
 }
 
-/// Writes encoded rows to whatever is written to. It is of no use behind an error.
+/// Writes encoded rows to `W`. After an error, the writer can't be used any more.
 pub struct Blocks<W> {
     out: W,
     path: Arc<str>,
     settings: Settings,
-    /// Rows of a block that isn't closed, and their number.
+    /// Encoded rows of the open block, and the number of rows.
     waiting: (Vec<u8>, u64),
-    /// Blocks that aren't written.
+    /// Closed blocks that haven't been written.
     closed: Vec<(Vec<u8>, u64)>,
     closed_bytes: usize,
     written: Written,
 }
 
 impl<W: Write> Blocks<W> {
-    /// Begins a file: writes its header, with this schema. `path` is what errors call it.
+    /// Creates a file: writes its header with this schema. `path` is the file's name in errors.
     pub fn create(
         out: W,
         path: Arc<str>,
@@ -81,7 +81,7 @@ impl<W: Write> Blocks<W> {
         Ok(blocks)
     }
 
-    /// Continues after the last block of a file of this codec and marker.
+    /// Continues after the last block of a file with this codec and sync marker.
     pub fn append(out: W, path: Arc<str>, settings: Settings) -> Self {
         Blocks {
             out,
@@ -94,18 +94,18 @@ impl<W: Write> Blocks<W> {
         }
     }
 
-    /// What errors call the file.
+    /// Returns the file's name in errors.
     pub fn path(&self) -> &Arc<str> {
         &self.path
     }
 
-    /// What was written to, without what waits.
+    /// Returns the underlying writer. Rows that haven't been written are dropped.
     pub fn into_inner(self) -> W {
         self.out
     }
 
-    /// Takes encoded rows, one after another, and writes the blocks that they fill. `offsets` are where each begins,
-    /// and where the last one ends.
+    /// Adds encoded rows, and writes the blocks that they fill. `offsets` contains the offset of each row and the end
+    /// of the last one.
     pub fn push(&mut self, bytes: &[u8], offsets: &[usize]) -> Result<()> {
         self.take(bytes, offsets)?;
         if self.closed_bytes >= self.settings.threads.max(1) * AT_ONCE.max(self.settings.block_bytes) {
@@ -114,7 +114,7 @@ impl<W: Write> Blocks<W> {
         Ok(())
     }
 
-    /// Takes encoded rows into blocks. A block is closed by the row with which it is full.
+    /// Adds encoded rows to blocks. A block is closed after the row that fills it.
     fn take(&mut self, bytes: &[u8], offsets: &[usize]) -> Result<()> {
         let mut from = offsets.first().copied().unwrap_or(0);
         let mut rows = 0;
@@ -174,7 +174,7 @@ impl<W: Write> Blocks<W> {
         Ok(())
     }
 
-    /// Writes what waits, and flushes.
+    /// Writes the remaining rows, and flushes the writer.
     pub fn finish(mut self) -> Result<(W, Written)> {
         self.close_block();
         self.write_closed()?;
@@ -193,13 +193,13 @@ fn long(out: &mut Vec<u8>, value: i64) {
     out.push(rest as u8);
 }
 
-/// The bytes of a block, and its rows.
+/// The bytes of a block, and its number of rows.
 type Block = (Vec<u8>, u64);
 
-/// A block that is to be compressed, and what came of it.
+/// A block to be compressed, and the result.
 type Place = Mutex<(Option<Block>, Option<Result<Block>>)>;
 
-/// Blocks as they are stored, in the same order.
+/// Compresses blocks. The results have the same order.
 fn compressed(blocks: Vec<Block>, settings: Settings) -> Result<Vec<Block>> {
     let next = AtomicUsize::new(0);
     let places: Vec<Place> = blocks
@@ -219,7 +219,7 @@ fn compressed(blocks: Vec<Block>, settings: Settings) -> Result<Vec<Block>> {
     };
     std::thread::scope(|scope| {
         for _ in 1..settings.threads.min(places.len()) {
-            // Where no thread can be started, and where one fails, fewer do the work.
+            // If a thread can't be started or fails, the remaining threads do its work.
             let builder = std::thread::Builder::new().name("fastpipe-writer".into());
             if builder.spawn_scoped(scope, || drop(work())).is_err() {
                 break;

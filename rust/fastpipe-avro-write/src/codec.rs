@@ -1,17 +1,17 @@
-//! Compression (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
+//! Compresses blocks (Avro 1.12 specification, "Required Codecs" and "Optional Codecs").
 
 use std::io::Write;
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-/// A codec that is written.
+/// A codec that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codec {
-    /// Stored as it is.
+    /// No compression.
     Null,
     /// RFC 1951, without a header or checksum.
     Deflate,
-    /// Snappy's raw format with a CRC-32 of the uncompressed bytes behind it.
+    /// Snappy's raw format, followed by a CRC-32 of the uncompressed bytes.
     Snappy,
     /// Zstandard frames.
     Zstandard,
@@ -22,7 +22,7 @@ pub enum Codec {
 }
 
 impl Codec {
-    /// Every codec.
+    /// All codecs.
     pub const ALL: [Codec; 6] = [
         Codec::Null,
         Codec::Deflate,
@@ -32,7 +32,7 @@ impl Codec {
         Codec::Xz,
     ];
 
-    /// Its name in the metadata.
+    /// Returns the codec's name in the file's metadata.
     pub const fn name(self) -> &'static str {
         match self {
             Codec::Null => "null",
@@ -44,7 +44,7 @@ impl Codec {
         }
     }
 
-    /// Its lowest level, the one that is taken if none is given, and its highest; `None` if it has no levels.
+    /// Returns the lowest, the default and the highest level, or `None` if the codec has no levels.
     const fn levels(self) -> Option<(i32, i32, i32)> {
         match self {
             Codec::Null | Codec::Snappy => None,
@@ -56,7 +56,7 @@ impl Codec {
     }
 }
 
-/// A codec at a level.
+/// A codec and its compression level.
 #[derive(Clone, Copy, Debug)]
 pub struct Compression {
     /// The codec.
@@ -65,7 +65,7 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// The codec of that name, at that level or its usual one. The error is a text for who gave them.
+    /// Returns the codec with this name, at this level or its default level. The error is a message for the user.
     pub fn new(name: &str, level: Option<i32>) -> std::result::Result<Self, String> {
         let Some(codec) = Codec::ALL.into_iter().find(|codec| codec.name() == name) else {
             let names: Vec<_> = Codec::ALL.map(Codec::name).into();
@@ -85,7 +85,7 @@ impl Compression {
     }
 }
 
-/// What a thread keeps to compress block after block.
+/// The reusable compressor of a thread.
 pub(crate) enum Compressor {
     Null,
     Deflate(libdeflater::Compressor),
@@ -122,7 +122,7 @@ impl Compressor {
         })
     }
 
-    /// The bytes of a block as they are stored.
+    /// Compresses a block.
     pub(crate) fn compress(&mut self, data: Vec<u8>) -> Result<Vec<u8>> {
         match self {
             Compressor::Null => Ok(data),

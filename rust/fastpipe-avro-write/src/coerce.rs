@@ -1,7 +1,9 @@
-//! Arrays as the schema has them: columns by name, lists, maps and records level by level, leaves by `coerce_value`.
+//! Converts arrays to the types of a schema. Columns are matched by name; lists, maps and records are converted level
+//! by level, and leaves by `coerce_value`.
 //!
-//! Arrow lets values lie where no row is: below a null list or struct, or outside of what offsets name. So each level
-//! knows which of its values are seen, and only nulls and misfits among those are errors.
+//! In Arrow, an array may contain values that don't belong to any row: below a null list or struct, or outside of the
+//! range of offsets. So each level knows which of its values are visible. Only visible nulls and values that don't fit
+//! raise errors.
 
 use std::sync::Arc;
 
@@ -30,7 +32,7 @@ fn both(seen: &Seen, nulls: Option<&NullBuffer>) -> Seen {
     }
 }
 
-/// An array as a site has it. `path` is what its field is called in errors.
+/// Converts an array to the type of a field. `path` is the field's name in errors.
 pub(crate) fn coerce(target: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Result<ArrayRef> {
     let array = unpacked(array)?;
     if *array.data_type() == DataType::Null && target.ty != Type::Null {
@@ -68,7 +70,7 @@ fn null_error(path: &str) -> Error {
     Error::new(ErrorKind::Null, reason).at_feature(path)
 }
 
-/// Records; columns are found by name. `nullable` is whether the record itself may be null.
+/// Converts records. Columns are matched by name. `nullable` is whether the record itself may be null.
 fn record(
     fields: &[(String, NullableType)],
     array: &ArrayRef,
@@ -89,8 +91,8 @@ fn record(
     Ok(Arc::new(made.map_err(|error| malformed(&error))?))
 }
 
-/// Where all of a struct's fields are null although one of them mayn't be: so does a nullable record look whose fields
-/// were read as columns of their own.
+/// Returns the rows in which all fields of a struct are null, although one of them isn't nullable. A nullable record
+/// whose fields were read as separate columns looks like this.
 fn no_record(fields: &[(String, NullableType)], found: &StructArray) -> Option<NullBuffer> {
     if fields
         .iter()
@@ -106,7 +108,7 @@ fn no_record(fields: &[(String, NullableType)], found: &StructArray) -> Option<N
     present.map(NullBuffer::new)
 }
 
-/// The fields of a record, in its order.
+/// Returns the fields of a record, in the order of the schema.
 pub(crate) fn columns(
     wanted: &[(String, NullableType)],
     found: &Fields,
@@ -148,7 +150,7 @@ pub(crate) fn columns(
     Ok((fields.into(), columns))
 }
 
-/// A field of whatever type its column became. All may be null, as far as Arrow is concerned.
+/// Returns a field with the type of its converted column. In Arrow, it is always nullable.
 pub(crate) fn field(name: &str, column: &ArrayRef) -> Field {
     Field::new(name, column.data_type().clone(), true)
 }
@@ -184,7 +186,7 @@ fn spread(rows: &BooleanBuffer, width: usize) -> BooleanBuffer {
     out.finish()
 }
 
-/// Which values are within rows that are seen, of offsets that name all of them.
+/// Returns which values belong to visible rows. The offsets must cover all values.
 fn within<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, rows: &Seen, values: usize) -> Seen {
     let rows = rows.as_ref()?;
     let mut out = BooleanBufferBuilder::new(values);
@@ -194,8 +196,8 @@ fn within<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>, rows: &Seen, values: us
     Some(out.finish())
 }
 
-/// Offsets that begin with 0, and the first and last of those that they were: so of a slice no more is looked at than
-/// it has.
+/// Returns offsets that begin with 0, and the original first and last offset. Only the values of a slice are then
+/// processed.
 fn trimmed<O: OffsetSizeTrait>(offsets: &OffsetBuffer<O>) -> (OffsetBuffer<O>, usize, usize) {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     let offsets = if first == O::usize_as(0) {
@@ -237,7 +239,7 @@ fn map(value: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Resul
                 maps.nulls().cloned(),
             )
         }
-        // As a reader's columns have them.
+        // Readers represent maps as structs of two lists.
         DataType::Struct(fields) if is_map(fields) => {
             let found = array.as_struct();
             let (keys, values) = (pair_list(found, "keys", path)?, pair_list(found, "values", path)?);
@@ -265,7 +267,7 @@ fn map(value: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Resul
     let visible = within(&offsets, &rows, keys.len());
     let keys = coerce(&text, &keys, &visible, &format!("{path}.keys"))?;
     let values = aligned(coerce(value, &values, &visible, &format!("{path}.values"))?);
-    // Keys of a map are never null in Arrow, not even where nobody looks.
+    // The keys of a map are never null in Arrow, not even where they aren't visible.
     let keys = without_nulls(&keys);
     let pair: Fields = vec![
         Arc::new(Field::new("key", keys.data_type().clone(), false)),
@@ -283,7 +285,7 @@ fn is_map(fields: &Fields) -> bool {
     fields.len() == 2 && named("keys") && named("values")
 }
 
-/// A field of lists, with offsets of 32 bits, which begin with 0.
+/// Returns a field of lists, with 32-bit offsets that begin with 0.
 fn pair_list(found: &StructArray, name: &str, path: &str) -> Result<ListArray> {
     let column = found.column_by_name(name).ok_or_else(|| misfit(found, "maps", path))?;
     let lists = unpacked(column)?;
@@ -300,11 +302,12 @@ fn without_nulls(array: &ArrayRef) -> ArrayRef {
         return array.clone();
     }
     let data = array.to_data().into_builder().nulls(None);
-    // Without nulls a buffer of less is looked at.
+    // Without nulls, Arrow reads one buffer less.
     data.build().map_or_else(|_| array.clone(), make_array)
 }
 
-/// Bools that begin with their buffer: of those that don't, in lists, `arrow-avro` writes others.
+/// Aligns booleans with the beginning of their buffer. In lists, `arrow-avro` writes wrong values for booleans with an
+/// offset.
 fn aligned(array: ArrayRef) -> ArrayRef {
     match array.as_boolean_opt() {
         Some(bools) if bools.values().offset() != 0 => {
@@ -315,7 +318,7 @@ fn aligned(array: ArrayRef) -> ArrayRef {
     }
 }
 
-/// The type of an array of such values of which all are null.
+/// Returns the Arrow type of an array of only nulls.
 fn empty_type(ty: &Type) -> DataType {
     let inner = |target: &NullableType| -> FieldRef { Arc::new(Field::new("item", empty_type(&target.ty), true)) };
     match ty {
@@ -327,7 +330,7 @@ fn empty_type(ty: &Type) -> DataType {
         Type::Double => DataType::Float64,
         Type::Bytes => DataType::Binary,
         Type::Text | Type::Uuid => DataType::Utf8,
-        // They fit an i32: the parser has looked.
+        // The size fits into an i32, which the parser has checked.
         Type::Fixed(size) => DataType::FixedSizeBinary(*size as i32),
         Type::Duration => DataType::FixedSizeBinary(12),
         Type::Decimal { precision, scale, .. } if *precision <= 38 => DataType::Decimal128(*precision, *scale),

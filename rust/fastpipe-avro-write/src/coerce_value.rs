@@ -1,6 +1,7 @@
-//! Values as the schema has them: the one place where they are converted, and looked at.
+//! Converts values to the types of a schema. All conversions and checks of values are in this module.
 //!
-//! Nothing is rounded or cut but floating-point numbers, which a `float` or `double` rounds as it always does.
+//! Values are never rounded or truncated, except floating-point numbers, which are rounded to the precision of `float`
+//! or `double`.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -17,15 +18,15 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::schema::Type;
 
-/// Which values are seen; all of them if `None`.
+/// Which values are visible; `None` if all are.
 pub(crate) type Seen = Option<BooleanBuffer>;
 
-/// The first value that is seen and fails a test.
+/// Returns the index of the first visible value for which `fails` is true.
 pub(crate) fn first_seen(seen: &Seen, len: usize, fails: impl Fn(usize) -> bool) -> Option<usize> {
     (0..len).find(|&i| seen.as_ref().is_none_or(|seen| seen.value(i)) && fails(i))
 }
 
-/// What values are to become, and which of them are seen.
+/// The target type of values, and which of the values are visible.
 pub(crate) struct Leaf<'a> {
     pub(crate) ty: &'a Type,
     pub(crate) path: &'a str,
@@ -45,7 +46,7 @@ pub(crate) fn misfit(array: &dyn Array, wanted: &str, path: &str) -> Error {
     Error::new(ErrorKind::Schema, reason).at_feature(path)
 }
 
-/// The values behind dictionaries and run ends.
+/// Returns the values of dictionaries and run-end-encoded arrays.
 pub(crate) fn unpacked(array: &ArrayRef) -> Result<ArrayRef> {
     let mut array = array.clone();
     loop {
@@ -83,7 +84,7 @@ pub(crate) fn coerce_value(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef
         Type::TimeMicros => leaf.time(array, nanoseconds(TimeUnit::Microsecond), &D::Int64, "times of day"),
         Type::Timestamp { unit, .. } => leaf.time(array, nanoseconds(*unit), &D::Int64, "timestamps"),
         Type::Enum(symbols) => leaf.symbols(array, symbols),
-        // As they are stored.
+        // Bytes are written as the stored decimals.
         Type::Decimal { size: None, .. } if is_binary(found) => Ok(array.clone()),
         Type::Decimal { size: Some(size), .. } if is_binary(found) || matches!(found, D::FixedSizeBinary(_)) => {
             leaf.fixed(array, *size)
@@ -122,7 +123,7 @@ fn is_binary(ty: &DataType) -> bool {
     matches!(ty, DataType::Binary | DataType::LargeBinary | DataType::BinaryView)
 }
 
-/// What conversions of arrow-cast make null are values that don't fit.
+/// Values that don't fit become null, which the caller then reports.
 const CAST: CastOptions<'_> = CastOptions {
     safe: true,
     format_options: arrow_cast::display::FormatOptions::new(),
@@ -136,7 +137,7 @@ impl Leaf<'_> {
         Error::new(ErrorKind::ValueRange, reason).at_feature(self.path)
     }
 
-    /// Refuses values that became null.
+    /// Returns an error if a visible value became null.
     fn checked(&self, array: &ArrayRef, fitted: ArrayRef, what: &str) -> Result<ArrayRef> {
         if fitted.null_count() > array.null_count()
             && let Some(row) = first_seen(self.seen, array.len(), |i| fitted.is_null(i) && array.is_valid(i))
@@ -212,7 +213,7 @@ impl Leaf<'_> {
         }
     }
 
-    /// Times in ticks of this many nanoseconds. Integers are taken as they are.
+    /// Converts times to ticks of `tick` nanoseconds. Integers are used unchanged.
     fn time(&self, array: &ArrayRef, tick: i64, to: &DataType, what: &str) -> Result<ArrayRef> {
         use DataType as D;
         let (clock, stamp) = (what == "times of day", what == "timestamps");
@@ -222,7 +223,7 @@ impl Leaf<'_> {
             D::Date64 if !clock => (nanoseconds(TimeUnit::Millisecond), D::Int64),
             D::Time32(unit) if clock => (nanoseconds(*unit), D::Int32),
             D::Time64(unit) if clock => (nanoseconds(*unit), D::Int64),
-            // As readers of Avro may have them.
+            // Readers of Avro may represent times of day as durations.
             D::Duration(unit) if clock => (nanoseconds(*unit), D::Int64),
             D::Timestamp(unit, _) if stamp => (nanoseconds(*unit), D::Int64),
             _ => return Err(misfit(array, what, self.path)),
@@ -240,7 +241,7 @@ impl Leaf<'_> {
             ticks.unary_opt(|value| (value % each == 0).then_some(value / each))
         };
         let fitted = self.checked(array, Arc::new(scaled), &format!("{what} of this unit exactly"))?;
-        // What is out of range here was null, or is seen by none.
+        // A value that is out of range here was null or isn't visible.
         let narrow = cast_with_options(&fitted, to, &CAST).map_err(|error| malformed(&error))?;
         self.checked(array, narrow, "an int")
     }
@@ -291,7 +292,7 @@ impl Leaf<'_> {
         if !is_decimal(found) {
             return Err(misfit(array, "decimals", self.path));
         }
-        // Arrow vouches for no precision of what came from elsewhere, so that equal types are looked at, too.
+        // Arrow doesn't guarantee the precision of decimals from other libraries, so equal types are checked as well.
         let wide = match found {
             DataType::Decimal256(_, found_scale) => DataType::Decimal256(76, *found_scale),
             DataType::Decimal32(_, found_scale)
@@ -303,7 +304,7 @@ impl Leaf<'_> {
         let wide = self.checked(array, wide, &what)?;
         let fitted = cast_with_options(&wide, &to, &CAST).map_err(|_| misfit(array, &what, self.path))?;
         let fitted = self.checked(array, fitted, &what)?;
-        // Fewer digits behind the point are rounded: what changed isn't the same when it goes back.
+        // A smaller scale rounds the value. A rounded value differs after it is converted back.
         let back = cast_with_options(&fitted, wide.data_type(), &CAST).map_err(|error| malformed(&error))?;
         let differs = |i: usize| match (wide.as_primitive_opt(), back.as_primitive_opt()) {
             (Some(wide), Some(back)) => {
@@ -323,7 +324,7 @@ impl Leaf<'_> {
     }
 }
 
-/// The text of uuids (RFC 9562, section 4).
+/// Formats UUIDs as text (RFC 9562, section 4).
 fn uuids(array: &ArrayRef) -> ArrayRef {
     let bytes = array.as_fixed_size_binary();
     let mut out = StringBuilder::with_capacity(bytes.len(), bytes.len() * 36);
@@ -337,7 +338,7 @@ fn uuids(array: &ArrayRef) -> ArrayRef {
                     if matches!(i, 4 | 6 | 8 | 10) {
                         text.push('-');
                     }
-                    // A String takes whatever is written.
+                    // Writing to a String never fails.
                     let _ = write!(text, "{byte:02x}");
                 }
                 out.append_value(&text);

@@ -1,7 +1,7 @@
-//! Encoded values (Avro 1.12 specification, "Binary Encoding") to Arrow arrays that keep their types.
+//! Decodes encoded values (Avro 1.12 specification, "Binary Encoding") to Arrow arrays that preserve their types.
 //!
-//! A column is a field of the record, or of records within it: its values come as the bytes that they are encoded as,
-//! one for each row. The Arrow type follows from the schema alone.
+//! A column is a field of the root record or of a nested record. Its input is the encoded bytes of one value per row.
+//! The schema alone determines the Arrow type.
 
 mod input;
 mod values;
@@ -18,7 +18,7 @@ use self::input::{Input, MOST_EMPTY_ITEMS};
 use self::values::Values;
 use crate::schema::{NullableType, Schema, Type};
 
-/// Columns of Avro's records, as Arrow has them.
+/// Columns of Avro records and their Arrow types.
 #[derive(Clone, Debug)]
 pub struct Columns {
     targets: Vec<NullableType>,
@@ -26,8 +26,8 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// The columns of these names, which are paths of fields from the root; of all fields by default. A root that isn't
-    /// a record is the column `value`.
+    /// Creates columns from names, which are paths of fields from the root. By default, all fields are columns. A root
+    /// that isn't a record is a single column named `value`.
     pub fn new(json: &str, names: Option<&[String]>) -> Result<Columns> {
         let root = Schema::parse_any(json)?;
         let (mut targets, mut fields) = (Vec::new(), Vec::new());
@@ -48,17 +48,17 @@ impl Columns {
         })
     }
 
-    /// The names and types.
+    /// Returns the Arrow schema of the columns.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
     }
 
-    /// Whether values of one are encoded as those of the other, and mean the same.
+    /// Whether both decode encoded values in the same way.
     pub fn decode_as(&self, other: &Columns) -> bool {
         self.targets == other.targets
     }
 
-    /// The values of columns of large binary: null where a record around them is.
+    /// Decodes columns of large binary values. A value is null if a record around it is null.
     pub fn decode(&self, encoded: &RecordBatch) -> Result<RecordBatch> {
         let fields = self.schema.fields().iter();
         let columns = fields
@@ -92,14 +92,14 @@ impl Columns {
     }
 }
 
-/// The name of the column that a root is which isn't a record.
+/// Name of the only column if the root isn't a record.
 const ROOT: &str = "value";
 
 fn internal(error: &ArrowError) -> Error {
     Error::new(ErrorKind::Internal, format!("Arrow data can't be made: {error}"))
 }
 
-/// The type at a path, and whether a record on the way may be null.
+/// Returns the type at a path, and whether a record on the path may be null.
 fn find<'s>(root: &'s NullableType, path: &str) -> Result<(&'s NullableType, bool)> {
     if root.null.is_some() || !matches!(root.ty, Type::Record(_)) {
         let reason = format!("the file's records aren't of a record type: their only column is '{ROOT}'");
@@ -130,7 +130,8 @@ fn field(name: &str, target: &NullableType, path: &str) -> Result<Field> {
     Ok(Field::new(name, data_type(&target.ty, path)?, target.is_nullable()))
 }
 
-/// The Arrow type that keeps what values are. `path` is of the column, or of what is within it.
+/// Returns the Arrow type that preserves the values of a type. `path` is the path of the column or of a value nested in
+/// it.
 fn data_type(ty: &Type, path: &str) -> Result<DataType> {
     let below = |name: &str| format!("{path}.{name}");
     Ok(match ty {
@@ -146,7 +147,7 @@ fn data_type(ty: &Type, path: &str) -> Result<DataType> {
         Type::Double => DataType::Float64,
         Type::Bytes => DataType::Binary,
         Type::Text | Type::Uuid => DataType::Utf8,
-        // It fits an i32: the parser has looked.
+        // The size fits into an i32, which the parser has checked.
         Type::Fixed(size) => DataType::FixedSizeBinary(*size as i32),
         Type::Decimal { precision, scale, .. } if *precision <= 38 => DataType::Decimal128(*precision, *scale),
         Type::Decimal { precision, scale, .. } => DataType::Decimal256(*precision, *scale),
@@ -175,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// Decodes a column `f` of these encoded values.
+    /// Decodes a column `f` of encoded values.
     fn decode(ty: &str, values: &[Option<&[u8]>]) -> Result<RecordBatch> {
         let json = format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "f", "type": {ty}}}]}}"#);
         let schema = Arc::new(arrow_schema::Schema::new(vec![Field::new(
@@ -196,7 +197,7 @@ mod tests {
         };
         let array = |size| format!(r#"{{"type": "array", "items": {}}}"#, fixed(size));
         let null: &[u8] = &[0];
-        // A block of three items, each of them null, and the end.
+        // A block of three null items, and the end of the array.
         let nulls: &[u8] = &[6, 0, 0, 0, 0];
         for size in [(1 << 28) + 1, (1 << 31) - 1] {
             for (ty, value) in [(fixed(size), null), (record(size), null), (array(size), nulls)] {
@@ -204,7 +205,8 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::Limit, "{ty}: {error}");
                 assert!(error.to_string().contains("--batch-size"), "{error}");
             }
-            // Where no value of the batch is null, the data has the bytes that the schema declares, or is cut short.
+            // If no value of the batch is null, the data must contain all bytes that the schema declares. Otherwise it
+            // is rejected as incomplete.
             assert_eq!(
                 decode(&fixed(size), &[Some(&[2, 7])]).unwrap_err().kind(),
                 ErrorKind::Malformed

@@ -1,4 +1,4 @@
-//! Rows of record batches, encoded.
+//! Encodes rows of record batches.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::blocks::{Blocks, Settings, Written};
 use crate::coerce::columns;
 use crate::schema::{Null, NullableType, Schema, Type};
 
-/// Bytes of rows that are encoded at once.
+/// Target bytes of rows that are encoded at once.
 const AT_ONCE: usize = 1 << 20;
-/// Rows that are encoded at once at most, and before their size is known.
+/// Maximum number of rows that are encoded at once, and the number before their size is known.
 const MOST_ROWS: usize = 1 << 16;
 const FIRST_ROWS: usize = 256;
 
-/// Writes record batches to whatever is written to. It is of no use behind an error.
+/// Writes record batches to `W`. After an error, the encoder can't be used any more.
 pub struct Encoder<W> {
     blocks: Blocks<W>,
     schema: Schema,
-    /// What encodes rows, for arrays of such types.
+    /// The encoder of rows with a given Arrow schema.
     rows: Option<(SchemaRef, writer::Encoder)>,
     encoded: (u64, u64),
 }
 
 impl<W: Write> Encoder<W> {
-    /// Begins a file: writes its header. `path` is what errors call it.
+    /// Creates a file: writes its header. `path` is the file's name in errors.
     pub fn create(
         out: W,
         path: Arc<str>,
@@ -43,7 +43,7 @@ impl<W: Write> Encoder<W> {
         Ok(Encoder::of(blocks, schema))
     }
 
-    /// Goes on behind the last block of a file of this schema, codec and marker.
+    /// Continues after the last block of a file with this schema, codec and sync marker.
     pub fn append(out: W, path: Arc<str>, schema: Schema, settings: Settings) -> Self {
         Encoder::of(Blocks::append(out, path, settings), schema)
     }
@@ -57,31 +57,31 @@ impl<W: Write> Encoder<W> {
         }
     }
 
-    /// The schema of the file.
+    /// Returns the schema of the file.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }
 
-    /// What blocks the rows are in, to be written to the end or given up.
+    /// Returns the block writer, which can be finished or dropped.
     pub fn into_blocks(self) -> Blocks<W> {
         self.blocks
     }
 
-    /// Rows that are best pushed at once: about a megabyte.
+    /// Returns the recommended number of rows to push at once: about a megabyte.
     pub fn rows_at_once(&self) -> usize {
         let (bytes, rows) = self.encoded;
         if rows == 0 {
             return FIRST_ROWS;
         }
         let rows = (AT_ONCE as u64 * rows / bytes.max(1)).clamp(1, MOST_ROWS as u64);
-        // It is at most MOST_ROWS.
+        // The value is at most MOST_ROWS.
         rows as usize
     }
 
     /// Encodes rows, and writes the blocks that they fill.
     pub fn push(&mut self, batch: &RecordBatch) -> Result<()> {
         if batch.num_rows() == 0 {
-            // Of an empty batch the columns are checked nevertheless.
+            // The columns of an empty batch are checked as well.
             return columns(&self.schema.fields, batch.schema().fields(), batch.columns(), &None, "").map(drop);
         }
         let schema = batch.schema();
@@ -113,7 +113,7 @@ impl<W: Write> Encoder<W> {
         Ok(encoder.flush())
     }
 
-    /// Writes what waits, and flushes.
+    /// Writes the remaining rows, and flushes the writer.
     pub fn finish(self) -> Result<(W, Written)> {
         self.blocks.finish()
     }
@@ -123,7 +123,7 @@ fn unencoded(error: &dyn std::fmt::Display) -> Error {
     Error::new(ErrorKind::ValueRange, format!("a value can't be encoded: {error}"))
 }
 
-/// Fields as `arrow-avro` is told of them: the types that are stored, of arrays that `coerce` has made.
+/// Returns the fields of a record as a schema for `arrow-avro`: the stored types of arrays that `coerce` returned.
 fn record(fields: &[(String, NullableType)], arrays: &Fields, names: &mut u32) -> Result<Vec<Value>> {
     let pairs = fields.iter().zip(arrays);
     let pairs = pairs

@@ -1,4 +1,4 @@
-//! The schema of Avro's that follows from an Arrow schema.
+//! Infers an Avro schema from an Arrow schema.
 
 use std::collections::HashSet;
 
@@ -9,21 +9,23 @@ use serde_json::{Value, json};
 use crate::names::check_field;
 use crate::schema::Schema;
 
-/// The schema of rows of these fields, the record of which has this name. What may be null is a union of null and its
-/// type, whose default is null. Types without a counterpart become the next wider one, or are refused:
+/// Infers the schema of rows with these fields. The record is called `name`. A nullable field becomes a union of null
+/// and its type, with null as the default. A type without an Avro equivalent becomes a wider type, or raises an error:
 ///
-/// - unsigned integers become the int or long that holds them, those of 64 bits a long; float16 a float;
-/// - dictionaries and run ends become what they stand for;
-/// - timestamps of a time zone are `timestamp-…`, those of none `local-timestamp-…`; seconds become milliseconds;
-/// - times of day in nanoseconds become microseconds, and differences of times longs in their unit;
-/// - intervals are the logical type `duration`.
+/// - Unsigned integers become the smallest of int and long that can represent them, 64-bit ones become long. float16
+///   becomes float.
+/// - Dictionaries and run-end-encoded arrays become the type of their values.
+/// - Timestamps with a time zone become `timestamp-…`, and timestamps without one `local-timestamp-…`. Seconds become
+///   milliseconds.
+/// - Times of day in nanoseconds become microseconds. Time differences become longs in their unit.
+/// - Intervals become the logical type `duration`.
 pub fn infer(fields: &Fields, name: &str) -> Result<Schema> {
     let mut names = Names(HashSet::from([name.to_owned()]));
     let schema = json!({"type": "record", "name": name, "fields": names.fields(fields, "")?});
     Schema::parse(&schema.to_string())
 }
 
-/// Full names that types have.
+/// Full names of types that are in use.
 struct Names(HashSet<String>);
 
 impl Names {
@@ -55,7 +57,7 @@ impl Names {
         })
     }
 
-    /// A name for a type at a path that no other has.
+    /// Returns an unused name for a type at a path.
     fn name(&mut self, path: &str) -> String {
         let name = path.replace('.', "_");
         let mut free = name.clone();
@@ -100,7 +102,7 @@ impl Names {
             | D::Decimal64(precision, scale)
             | D::Decimal128(precision, scale)
             | D::Decimal256(precision, scale) => {
-                // Avro has no scales below 0, and none above the precision.
+                // Avro requires a scale from 0 to the precision.
                 let digits = i32::from(*precision).max(i32::from(*scale)) - i32::from(*scale).min(0);
                 json!({"type": "bytes", "logicalType": "decimal", "precision": digits, "scale": (*scale).max(0)})
             }

@@ -1,20 +1,20 @@
-//! Names (Avro 1.12 specification, "Names"): what Java and C# take, too.
+//! Names (Avro 1.12 specification, "Names"), which are also valid in Java and C#.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-/// Whether it begins with a letter of ASCII or `_`, and goes on with these and digits.
+/// Whether a text begins with an ASCII letter or `_` and contains only ASCII letters, digits and `_`.
 pub(crate) fn is_name(text: &str) -> bool {
     let mut bytes = text.bytes();
     bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
         && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
 }
 
-/// Whether it is names with dots between them.
+/// Whether a text consists of names separated by dots.
 pub(crate) fn is_full_name(text: &str) -> bool {
     text.split('.').all(is_name)
 }
 
-/// A name that is like this one, and one of Avro's.
+/// Returns a valid Avro name that is similar to a text.
 pub(crate) fn name_like(text: &str) -> String {
     let mut name: String = text
         .chars()
@@ -26,7 +26,7 @@ pub(crate) fn name_like(text: &str) -> String {
     name
 }
 
-/// Refuses the name of a column or of a field that Avro doesn't have. `path` is where it is.
+/// Checks that the name of a column or field is valid in Avro. `path` is its location.
 pub(crate) fn check_field(name: &str, path: &str) -> Result<()> {
     if is_name(name) {
         return Ok(());

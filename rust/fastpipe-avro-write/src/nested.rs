@@ -1,4 +1,4 @@
-//! Columns whose names have dots, as the nested records that they came from.
+//! Converts columns with dots in their names to the nested records that they were read from.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ fn malformed(error: &arrow_schema::ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
 }
 
-/// The same rows with columns `a.b` and `a.c` as fields of a struct `a`, which is where the first of them was. Such a
-/// struct is never null.
+/// Returns the same rows with columns `a.b` and `a.c` as fields of a struct `a`. The struct takes the position of the
+/// first of these columns and is never null.
 pub fn nested(batch: &RecordBatch) -> Result<RecordBatch> {
     let schema = batch.schema();
     if !schema.fields.iter().any(|field| field.name().contains('.')) {
@@ -26,11 +26,11 @@ pub fn nested(batch: &RecordBatch) -> Result<RecordBatch> {
     RecordBatch::try_new_with_options(schema, arrays, &options).map_err(|error| malformed(&error))
 }
 
-/// A column with what is left of its name.
+/// A column and the remaining part of its name.
 type Column<'a> = (&'a str, FieldRef, ArrayRef);
 
 fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields, Vec<ArrayRef>)> {
-    // By first part, in the order of its first column.
+    // Grouped by the first name, in the order of each group's first column.
     let mut groups: Vec<(&str, Vec<Column<'_>>)> = Vec::new();
     let mut places = HashMap::new();
     for (name, field, array) in columns {
@@ -42,7 +42,8 @@ fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields,
             groups.push((head, Vec::new()));
         }
         let group = &mut groups[place].1;
-        // A column of the name itself has no rest, which no part of a name is: only one alone may have none.
+        // A column with exactly this name has an empty rest, which names of other columns can't have. Such a column
+        // must be the only one of its group.
         if group.iter().any(|(known, ..)| known.is_empty()) || (rest.is_none() && !group.is_empty()) {
             let path = format!("{path}{head}");
             let reason =
@@ -75,7 +76,8 @@ fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields,
     Ok((fields.into(), arrays))
 }
 
-/// The schema with these columns, and fields `column.field` of structs, as ones without nulls at any level.
+/// Returns the schema in which the named columns, and fields of structs named `column.field`, have no nulls at any
+/// level.
 pub fn required(schema: &Schema, names: &[String]) -> Schema {
     let names: HashSet<&str> = names.iter().map(String::as_str).collect();
     let fields = schema.fields.iter().map(|field| {

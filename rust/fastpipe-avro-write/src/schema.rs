@@ -1,4 +1,4 @@
-//! The schema of a file (Avro 1.12 specification, "Schema Declaration"), as far as rows of Arrow's can follow it.
+//! The schema of a file (Avro 1.12 specification, "Schema Declaration"), restricted to types that Arrow rows can have.
 
 use std::collections::HashMap;
 
@@ -8,43 +8,43 @@ use serde_json::Value;
 
 use crate::names::{check_field, is_full_name, is_name};
 
-/// Digits of Arrow's widest decimals.
+/// Maximum number of digits of Arrow's decimals.
 const MOST_DIGITS: u64 = 76;
 
-/// Types in a schema, those within named types counted wherever they are used.
+/// Maximum number of types in a schema. A named type counts with its components wherever it is used.
 const MOST_TYPES: usize = 100_000;
 
-/// The schema of a file: a record.
+/// The schema of a file, which is a record.
 #[derive(Clone, Debug)]
 pub struct Schema {
     json: String,
     pub(crate) fields: Vec<(String, NullableType)>,
 }
 
-/// A type, and where null is in a union with it.
+/// A type, and the position of null in its union.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NullableType {
     pub(crate) null: Option<Null>,
     pub(crate) ty: Type,
 }
 
-/// Which branch of a union is null.
+/// The branch of a union that is null.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Null {
     First,
     Second,
-    /// None: it is a union of one type. Of a schema that is written there is none.
+    /// There is no null: it is a union with one type. This never occurs in a schema for writing.
     Never,
 }
 
 impl NullableType {
-    /// Whether there may be a null.
+    /// Whether values can be null.
     pub(crate) fn is_nullable(&self) -> bool {
         self.ty == Type::Null || matches!(self.null, Some(Null::First | Null::Second))
     }
 }
 
-/// A type, with its logical one.
+/// A type, including its logical type.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Type {
     Null,
@@ -54,7 +54,7 @@ pub(crate) enum Type {
     TimeMillis,
     Long,
     TimeMicros,
-    /// In UTC, or of no time zone.
+    /// A timestamp in UTC or without a time zone.
     Timestamp {
         unit: TimeUnit,
         local: bool,
@@ -63,10 +63,10 @@ pub(crate) enum Type {
     Double,
     Bytes,
     Text,
-    /// A uuid that is text.
+    /// A UUID stored as text.
     Uuid,
     Fixed(usize),
-    /// A decimal in bytes, or in that many.
+    /// A decimal stored in bytes, or in a fixed of this size.
     Decimal {
         precision: u8,
         scale: i8,
@@ -78,12 +78,12 @@ pub(crate) enum Type {
     Array(Box<NullableType>),
     Map(Box<NullableType>),
     Record(Vec<(String, NullableType)>),
-    /// A type without a counterpart in Arrow: why. Of a schema that is written there is none.
+    /// A type without an equivalent in Arrow, and the reason. This never occurs in a schema for writing.
     Refused(String),
 }
 
 impl Schema {
-    /// Reads a schema.
+    /// Parses a schema for writing.
     pub fn parse(json: &str) -> Result<Self> {
         let value: Value = serde_json::from_str(json)
             .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
@@ -104,7 +104,7 @@ impl Schema {
         }
     }
 
-    /// Reads any schema of a file. Types without a counterpart in Arrow are refused where they are used.
+    /// Parses any schema of a file. A type without an Arrow equivalent is rejected only if a column uses it.
     pub(crate) fn parse_any(json: &str) -> Result<NullableType> {
         let value: Value = serde_json::from_str(json)
             .map_err(|error| Error::new(ErrorKind::Schema, format!("the schema isn't JSON: {error}")))?;
@@ -115,12 +115,12 @@ impl Schema {
         parser.target(&value, "", "")
     }
 
-    /// The schema as it was given.
+    /// Returns the JSON text that the schema was parsed from.
     pub fn json(&self) -> &str {
         &self.json
     }
 
-    /// Whether rows of one are rows of the other: the types are the same, whatever the attributes beside them.
+    /// Whether rows of this schema are also rows of the other: the types are equal, regardless of other attributes.
     pub fn writes_as(&self, other: &Schema) -> bool {
         self.fields == other.fields
     }
@@ -128,10 +128,10 @@ impl Schema {
 
 #[derive(Default)]
 struct Parser {
-    /// Named types by full name; those that are being read have none yet.
+    /// Named types by full name; `None` while a type is being parsed.
     named: HashMap<String, Option<Type>>,
     types: usize,
-    /// Whether the schema is one that is read.
+    /// Whether the schema is for reading rather than writing.
     any: bool,
 }
 
@@ -176,7 +176,7 @@ impl Parser {
                 Ok(NullableType { null, ty })
             }
             _ if self.any => {
-                // They may name types that others use.
+                // The branches may define named types that other types refer to.
                 for branch in branches {
                     self.ty(branch, path, space)?;
                 }
@@ -331,7 +331,7 @@ impl Parser {
                               columns with --columns, or convert to Avro, which keeps it";
                 Ok(Type::Refused(reason.into()))
             }
-            // As the specification demands of readers.
+            // Invalid decimals are read as their underlying type, as the specification requires of readers.
             (Some("decimal"), Type::Bytes | Type::Fixed(_)) if self.any => {
                 let digits = object.get("precision").and_then(Value::as_u64);
                 Ok(match logical(ty.clone(), object, path) {
@@ -383,8 +383,9 @@ fn count(ty: &Type) -> usize {
     }
 }
 
-/// A type with the logical type of its object. Unknown ones, and those that don't fit, are ignored, as the
-/// specification demands; a decimal that contradicts itself is refused, since it would be read as other numbers.
+/// Returns a type with the logical type of its object. As the specification requires, unknown logical types and those
+/// that don't fit the type are ignored. An invalid decimal raises an error, because other readers would read different
+/// numbers.
 fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
     let Some(name) = object.get("logicalType").and_then(Value::as_str) else {
         return Ok(ty);
@@ -427,7 +428,7 @@ fn decimal(size: Option<usize>, object: &serde_json::Map<String, Value>, path: &
             format!("the decimal's scale {scale} is more than its precision {precision}"),
         ));
     }
-    // Both are below 77.
+    // Both are less than 77.
     Ok(Type::Decimal {
         precision: precision as u8,
         scale: scale as i8,

@@ -1,4 +1,4 @@
-//! What is written, read by the apache-avro crate.
+//! Reads the written files with the apache-avro crate.
 
 use std::sync::Arc;
 
@@ -176,7 +176,7 @@ proptest! {
         let whole = batch(&rows);
         let schema = infer(whole.schema().fields(), "Row").expect("a schema");
         let cut = cut.index(rows.len() + 1);
-        // Slices have offsets within lists, bits and children.
+        // Slices have offsets in lists, bits and children.
         let parts = [whole.slice(0, cut), whole.slice(cut, rows.len() - cut)];
         let bytes = write(&parts, schema.clone(), settings(codec, block_bytes, threads));
         let duplicates = rows.iter().any(|row| row.4.as_ref().is_some_and(|map| map.len() == 2 && map[0].0 == map[1].0));
@@ -213,7 +213,7 @@ fn logical_types_and_names_are_kept() {
     assert_eq!(rows[1][3].1, Value::TimestampMillis(-7));
 }
 
-/// What lies below a null, or outside of offsets, is no value: not even if it is null, or out of range.
+/// Values below a null or outside of the offsets are ignored, even if they are null or out of range.
 #[test]
 fn values_that_no_row_has_are_not_looked_at() {
     let schema = r#"{"type":"record","name":"R","fields":[
@@ -239,7 +239,7 @@ fn values_that_no_row_has_are_not_looked_at() {
     assert_eq!(rows[2][1].1, some(Value::Record(vec![("x".into(), Value::Int(8))])));
 }
 
-/// `arrow-avro` takes the bits of a list's bools from another place if they don't begin with their buffer.
+/// `arrow-avro` reads the wrong bits for a list's booleans if they don't begin with their buffer.
 #[test]
 fn bools_that_begin_within_a_byte() {
     let bools = BooleanArray::from(vec![true, false, true, true, false]).slice(1, 4);

@@ -1,12 +1,12 @@
-//! The primitive types of Avro's binary encoding, each read with all its checks.
+//! Reads the primitive types of Avro's binary encoding, with all checks.
 
 use arrow_buffer::i256;
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-/// Items of no bytes in the arrays of a column of a batch: nothing else bounds their number.
+/// Maximum number of zero-byte items in the arrays of a batch's column. Nothing else bounds their number.
 pub(super) const MOST_EMPTY_ITEMS: u64 = 1 << 24;
 
-/// What is left of an encoded value.
+/// The remaining bytes of an encoded value.
 pub(super) struct Input<'a> {
     bytes: &'a [u8],
     empty_left: u64,
@@ -18,12 +18,12 @@ pub(super) fn malformed(reason: impl Into<String>) -> Error {
 }
 
 impl<'a> Input<'a> {
-    /// The bytes of a value, in whose arrays may be so many items of no bytes.
+    /// Creates an input from the bytes of a value. Its arrays may contain up to `empty_left` zero-byte items.
     pub(super) fn new(bytes: &'a [u8], empty_left: u64) -> Input<'a> {
         Input { bytes, empty_left }
     }
 
-    /// How many more items of no bytes there may be.
+    /// Returns the number of zero-byte items that may still be read.
     pub(super) fn empty_left(&self) -> u64 {
         self.empty_left
     }
@@ -54,7 +54,7 @@ impl<'a> Input<'a> {
             value |= u64::from(byte & 0x7F) << (7 * place);
             if byte < 0x80 {
                 self.bytes = &self.bytes[place + 1..];
-                // Zigzag: the lowest bit is the sign.
+                // Zigzag encoding: the lowest bit is the sign.
                 return Ok((value >> 1) as i64 ^ -((value & 1) as i64));
             }
         }
@@ -66,7 +66,7 @@ impl<'a> Input<'a> {
         i32::try_from(value).map_err(|_| malformed(format!("expected an int of 32 bits, found {value}")))
     }
 
-    /// The index of one of several.
+    /// Reads an index that must be less than `of`.
     pub(super) fn index(&mut self, of: usize, what: &str) -> Result<usize> {
         let value = self.long()?;
         let index = usize::try_from(value).ok().filter(|index| *index < of);
@@ -79,7 +79,7 @@ impl<'a> Input<'a> {
         self.take(length)
     }
 
-    /// Reads the items of an array or map; returns their number.
+    /// Reads the items of an array or map. Returns their number.
     pub(super) fn items(&mut self, mut item: impl FnMut(&mut Self) -> Result<()>) -> Result<usize> {
         let mut total = 0;
         loop {
@@ -111,7 +111,7 @@ impl<'a> Input<'a> {
 
 pub(super) const DAY_MILLIS: i64 = 86_400_000;
 
-/// Checks that a time of day is one.
+/// Checks that a value is a valid time of day.
 pub(super) fn time_of_day(value: i64, day: i64) -> Result<()> {
     if (0..day).contains(&value) {
         return Ok(());
@@ -120,11 +120,11 @@ pub(super) fn time_of_day(value: i64, day: i64) -> Result<()> {
     Err(Error::new(ErrorKind::ValueRange, reason))
 }
 
-/// A two's complement number, big-endian, of at most so many digits.
+/// Decodes a big-endian two's complement number of at most `precision` digits.
 pub(super) fn decimal(bytes: &[u8], precision: u8) -> Result<i256> {
     let sign = bytes.first().map_or(0, |byte| if byte & 0x80 == 0 { 0 } else { 0xFF });
     let mut wide = [sign; 32];
-    // Further bytes in front of it are no more than its sign.
+    // Leading bytes beyond 32 must only extend the sign.
     let (more, kept) = bytes.split_at(bytes.len().saturating_sub(wide.len()));
     let at = wide.len() - kept.len();
     wide[at..].copy_from_slice(kept);

@@ -1,4 +1,4 @@
-//! Values that were read, by type, and the arrays that they become.
+//! Collects decoded values by type, and converts them to Arrow arrays.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::schema::{Null, NullableType, Type};
 /// as the schema declares, and a file needs only one byte per null to ask for them.
 const MAX_FIXED_BYTES: usize = 1 << 28;
 
-/// Where items of several rows end. They begin with a 0.
+/// Ends of the items of rows. The first offset is 0.
 pub(super) struct Offsets(Vec<i32>);
 
 impl Offsets {
@@ -41,7 +41,7 @@ impl Offsets {
     }
 }
 
-/// An item of arrays, a value of maps or a field of records.
+/// An item of an array, a value of a map, or a field of a record.
 pub(super) struct Child {
     valid: NullBufferBuilder,
     values: Values,
@@ -64,7 +64,7 @@ impl Child {
     }
 }
 
-/// Values that were read.
+/// Values decoded so far.
 pub(super) enum Values {
     Null(usize),
     Boolean(BooleanBufferBuilder),
@@ -202,7 +202,7 @@ impl Values {
         Ok(())
     }
 
-    /// Fills the place of a null.
+    /// Appends a placeholder for a null.
     pub(super) fn absent(&mut self, ty: &Type) -> Result<()> {
         match (self, ty) {
             (Values::Null(count), _) => *count += 1,
@@ -228,7 +228,7 @@ impl Values {
             (Values::Durations(values), _) => values.push(IntervalMonthDayNano::default()),
             (Values::Records(count, children), Type::Record(fields)) => {
                 for (child, (_, target)) in children.iter_mut().zip(fields) {
-                    // Where there is no record, fields that are never null aren't either.
+                    // Within a null record, placeholders of fields that aren't nullable must be valid.
                     child.valid.append(!target.is_nullable());
                     child.values.absent(&target.ty)?;
                 }
