@@ -1,36 +1,37 @@
-//! Arrow record batches to Avro object container files, and encoded values to Arrow. No I/O but [`std::io::Write`],
-//! no Python.
+//! Writes Arrow record batches to Avro object container files, and decodes encoded values to Arrow. No I/O except
+//! [`std::io::Write`], no Python.
 //!
-//! # What is a library's, and what is ours
+//! # Use of libraries
 //!
-//! Values are encoded by the `arrow-avro` crate of arrow-rs. It is handed a schema of few types, in which logical types
-//! are the numbers that they are stored as: so only its plainest paths run, and its own conversions, of which some drop
-//! digits (times in nanoseconds) or look at nothing but the type of the array, never do. It is used for rows alone, not
-//! for files: its container writer picks its own sync marker (which appending can't), makes one block of each record
-//! batch, writes no metadata of the user's, and takes no level of compression. Codecs are the libraries that also read
-//! them.
+//! The `arrow-avro` crate of arrow-rs encodes the values. It gets a schema of only a few types, in which logical types
+//! are replaced by the numbers that store them. So only its simplest code runs. Its own conversions never run: some of
+//! them drop digits (times in nanoseconds) or check only the type of the array. The crate encodes rows, but doesn't
+//! write files. Its container writer chooses a new sync marker, which makes appending impossible. It also writes each
+//! record batch as one block, and supports neither the user's metadata nor compression levels. The compression
+//! libraries are the ones that the reader uses.
 //!
-//! Ours is the rest: the [`Schema`] of Avro that follows from an Arrow schema or is given as JSON; what makes arrays
-//! fit it, or says why they don't (`coerce`); and the framing of blocks ([`Blocks`]).
+//! This crate contains the rest: the Avro [`Schema`], which is inferred from an Arrow schema or parsed from JSON; the
+//! conversion of arrays to the types of the schema, with errors for values that don't fit (`coerce`); and the framing
+//! of blocks ([`Blocks`]).
 //!
 //! # From record batches to blocks
 //!
-//! [`Encoder::push`] takes one record batch at a time, makes it fit, and encodes stretches of its rows, of about the
-//! size of a block, into rows that wait. A block is closed by the row with which it reaches the wanted size, whichever
-//! record batch that row came in: so blocks, and but for the sync marker the bytes of the file, depend neither on how
-//! the rows are cut in record batches nor on the number of threads. Closed blocks are compressed together, on scoped
-//! threads that end with the call: nothing of it lives on in a process that forks. What is held is a record batch, and
-//! some blocks.
+//! [`Encoder::push`] takes one record batch at a time. It converts the columns to the types of the schema, and encodes
+//! ranges of rows of about the size of a block. A block is closed after the row that fills it, no matter which record
+//! batch the row came from. So the bytes of the file, except the sync marker, depend neither on the boundaries of
+//! record batches nor on the number of threads. Closed blocks are compressed together, on scoped threads that end
+//! before the call returns, so a process can fork safely between calls. The memory in use is a record batch and a few
+//! blocks.
 //!
 //! # Limits
 //!
-//! Unions other than of null and one type are refused, as are types that contain themselves: no Arrow type is like
-//! these. Rows that are encoded already go into [`Blocks`] whatever their schema is.
+//! Unions other than of null and one type are not supported, and neither are recursive types, because Arrow has no
+//! equivalent types. [`Blocks`] accepts encoded rows of any schema.
 //!
 //! # Back to Arrow
 //!
-//! [`Columns`] make arrays of encoded values, for files of other formats: each type becomes the Arrow type that says
-//! the same, and one without such a type is refused.
+//! [`Columns`] decode encoded values to arrays, for conversion to other file formats. Each type becomes the equivalent
+//! Arrow type. A type without an equivalent raises an error.
 
 mod blocks;
 mod codec;

@@ -1,14 +1,14 @@
-//! Copies Avro files with another library's reader and writer, for tests that want files fastpipe had no hand in.
+//! Copies Avro files with another library's reader and writer, for tests that need files not written by fastpipe.
 //!
-//! Lives as long as its standard input. Each line asks for one file and is answered by one line:
+//! Runs until its standard input is closed. Each line requests one file and is answered by one line:
 //!
 //! ```text
 //! IN<TAB>OUT<TAB>CODEC<TAB>BLOCK_BYTES[<TAB>SCHEMA]  ->  ok  |  error: what went wrong
 //! ```
 //!
-//! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block ends with the record that fills
-//! `BLOCK_BYTES` bytes, before compression. Entries of maps may come out in another order. `SCHEMA` is a reader's
-//! schema, a line of JSON: what is written are the records that the other library resolves to it, by that schema.
+//! `CODEC` is `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`. A block is closed after the record that fills
+//! it to `BLOCK_BYTES` bytes, before compression. The order of map entries may change. `SCHEMA` is a reader's schema,
+//! in one line of JSON. If it is given, the other library resolves the records to it, and the copy has this schema.
 
 use std::error::Error;
 use std::fs::File;
@@ -21,7 +21,7 @@ fn main() -> io::Result<()> {
     for line in io::stdin().lock().lines() {
         match rewrite(&line?) {
             Ok(()) => writeln!(answers, "ok")?,
-            // An answer is one line, whatever a message holds.
+            // An answer is one line, even if the message contains newlines.
             Err(error) => writeln!(answers, "error: {}", error.to_string().replace(['\n', '\r'], " "))?,
         }
         answers.flush()?;
@@ -50,7 +50,7 @@ fn rewrite(line: &str) -> Result<(), Box<dyn Error>> {
     for value in reader {
         writer.append_value(value?)?;
     }
-    // Writes the header too, if there was no record to do it for.
+    // Writes the header if there were no records.
     writer.into_inner()?.flush()?;
     Ok(())
 }

@@ -1,21 +1,21 @@
-//! Which instructions the processor has beyond those that every processor of its kind has.
+//! Instruction sets of the processor beyond the baseline of its architecture.
 //!
-//! What runs for each value asks nothing: a plan knows, from when it is compiled, and whole arrays or rows of scalars
-//! are read at once by one set of functions or the other. Both do the same to the same bytes.
+//! No code checks the instruction set per value: each plan stores it when it is compiled. One set of functions or the
+//! other reads a whole array or row of scalars at once, and both yield the same results.
 
-/// A set of instructions.
+/// An instruction set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Isa {
-    /// What the compiler may take for granted.
+    /// The baseline that the compiler assumes.
     #[default]
     Portable,
-    /// AVX2, and the bit manipulation that came with it, on processors where that is fast.
+    /// AVX2 and the related bit manipulation instructions, on processors that execute them fast.
     #[cfg(target_arch = "x86_64")]
     Avx2(crate::x86::Avx2),
 }
 
 impl Isa {
-    /// The best that this processor has.
+    /// Returns the best instruction set that this processor supports.
     pub(crate) fn best() -> Isa {
         #[cfg(target_arch = "x86_64")]
         if let Some(avx2) = crate::x86::Avx2::detect() {
@@ -24,7 +24,7 @@ impl Isa {
         Isa::Portable
     }
 
-    /// All that this processor has.
+    /// Returns all instruction sets that this processor supports.
     #[cfg(test)]
     pub(crate) fn all() -> Vec<Isa> {
         let mut all = vec![Isa::Portable];

@@ -78,7 +78,7 @@ impl Framing {
         Error::new(ErrorKind::Malformed, reason).in_message(number, 0)
     }
 
-    /// The error for a schema that nobody gave.
+    /// Returns the error for a schema key that the caller didn't provide.
     #[cold]
     pub fn unknown(self, key: u64, number: u64) -> Error {
         let reason = match self {

@@ -7,7 +7,7 @@ const ONES: u64 = 0x0101_0101_0101_0101;
 
 /// The ends of numbers among 32 bytes.
 pub(crate) struct Ends {
-    /// For each byte of each word, the number of ends in its word up to there.
+    /// For each byte, the number of ends in its word up to and including the byte.
     sums: [u64; 4],
 }
 

@@ -1,4 +1,4 @@
-//! Container files of any bytes: damaged ones, and sound ones that declare what they like.
+//! Reads hostile container files: damaged ones, and valid ones with false record counts.
 
 use proptest::prelude::*;
 
@@ -32,7 +32,7 @@ fn deflated(data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A file of blocks with these numbers of records, whatever stands in them.
+/// Returns a file of blocks with these record counts and arbitrary contents.
 fn file(schema: &str, codec: &str, blocks: &[(i64, Vec<u8>)]) -> Vec<u8> {
     let mut out = b"Obj\x01".to_vec();
     long(2, &mut out);
@@ -98,7 +98,7 @@ proptest! {
         body::run(&bytes);
     }
 
-    /// Whatever a file declares, it is read.
+    /// False record counts of any kind must not cause a panic.
     #[test]
     fn lies_about_rows_never_panic(
         schema in prop_oneof![Just(RECORD), Just(NULLS), Just("\"boolean\"")],

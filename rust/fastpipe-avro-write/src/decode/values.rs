@@ -17,8 +17,8 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use super::input::{DAY_MILLIS, Input, decimal, malformed, time_of_day};
 use crate::schema::{Null, NullableType, Type};
 
-/// The maximum length of a batch's column of fixed values once it has a null. Arrow stores zeros for each null, as many
-/// as the schema declares, and a file needs only one byte per null to ask for them.
+/// Maximum bytes of a column of fixed values in a batch that contains nulls. Arrow stores zeros for each null, as many
+/// as the schema declares, while a null takes only one byte in the file.
 const MAX_FIXED_BYTES: usize = 1 << 28;
 
 /// Ends of the items of rows. The first offset is 0.

@@ -182,7 +182,7 @@ impl Decoder<'_, '_, '_, '_> {
     #[inline(always)]
     fn row_meanwhile(&mut self, slot: u32, record: u32, soon: &[u8], lines: usize) -> std::result::Result<(), Error> {
         if soon.len() <= LINES * LINE {
-            // The last byte may be on an additional line, because the bytes needn't start at the beginning of a line.
+            // The last byte may be on an additional line if the first one isn't at the beginning of a line.
             let last = soon.len().saturating_sub(1);
             (0..lines).for_each(|line| hint(soon.as_ptr().wrapping_add(last.min(line * LINE))));
             return self.row(slot, record);

@@ -228,7 +228,8 @@ impl Index {
         }
     }
 
-    /// Those that aren't below it are looked at more closely. No bound is beyond 2^63.
+    /// Returns the limit of the fast path. Indices that are not less than it are checked individually. Bounds are at
+    /// most 2^63.
     #[inline(always)]
     fn limit(self) -> u64 {
         let bound = self.bound.unwrap_or(ANY_INDEX);
@@ -240,7 +241,7 @@ impl Index {
 }
 
 impl SparseOp {
-    /// Numbers of a coordinate.
+    /// Returns the number of elements of a coordinate.
     #[inline(always)]
     fn width(&self) -> usize {
         self.dims + usize::from(self.batch_index)

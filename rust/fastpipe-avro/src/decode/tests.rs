@@ -322,7 +322,7 @@ fn unresolved_branches_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever a reader's schema makes of records, it neither reads further nor less far than skipping them.
+    /// With any reader's schema, decoding a record consumes exactly the bytes that skipping it consumes.
     #[test]
     fn resolved_records_end_where_they_end(mut schema in types(), seed: u64, rows in 0..6u32, wanted: u64) {
         name(&mut schema, &mut 0);
