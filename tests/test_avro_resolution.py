@@ -195,7 +195,7 @@ def test_a_default_without_entries(layout: str) -> None:
         assert oracle.rows(batch["s"], counted=True) == [[], [], [((4,), 0.5), ((1,), 2.0)]]
         assert list(fastpipe.infer_features(paths, reader_schema=reader)) == ["a", "s"]
         fields[1]["default"] = {"indices0": [1], "values": [2.0]}
-        with pytest.raises(fastpipe.SchemaError, match="a sparse record with entries, which is not read"):
+        with pytest.raises(fastpipe.SchemaError, match="a sparse record with entries, which is not supported"):
             fastpipe.read_avro(paths, reader_schema=reader, batch_size=3)
 
 
@@ -217,7 +217,7 @@ def test_shapes_of_defaults() -> None:
             "cut": [[1.0]] * 2,
             "count": [2, 2],
         }
-        with pytest.raises(fastpipe.SchemaError, match="has 2 items, and the shape 3"):
+        with pytest.raises(fastpipe.SchemaError, match="has 2 items, but the shape requires 3"):
             read(paths, reader_schema=reader, features={"x": DenseSpec((3,), "int64")})
         field["default"] = [1, 300]
         with pytest.raises(fastpipe.FastpipeError, match="'x'"):
@@ -284,7 +284,7 @@ def test_symbols_that_the_reader_does_not_know() -> None:
         assert read(sound, reader_schema=reader, features={"e": DenseSpec((), "string")}) == {"e": ["B"]}
     with files(container(wire.record("R", e=E), [{"e": "B"}, {"e": "A"}])) as paths:
         for features in (None, {"e": DenseSpec((), "string")}):
-            with pytest.raises(fastpipe.FastpipeError, match="none of the reader's, which has no default") as caught:
+            with pytest.raises(fastpipe.FastpipeError, match="not in the reader's enum") as caught:
                 read(paths, reader_schema=reader, features=features)
             assert caught.value.feature == "e"
         reader["fields"][0]["type"]["default"] = "C"  # type: ignore[index]

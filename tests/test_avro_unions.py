@@ -128,7 +128,7 @@ def test_fill_values_stand_where_the_value_is_of_another_type() -> None:
         assert read(paths, features=features) == expected
         with pytest.raises(fastpipe.NullValueError, match="found null"):
             read(paths, features={"f:int": DenseSpec((), "int64")})
-    for dtype, match in (("string", "for the numbers of the types"), ("float32", "an integer dtype")):
+    for dtype, match in (("string", "for the codes of the types"), ("float32", "an integer dtype")):
         with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match="union") as caught:
             read(paths, features={"f": DenseSpec((), dtype)})
         assert match in str(caught.value) or "an integer dtype" in str(caught.value)
@@ -263,7 +263,7 @@ def test_codes_are_those_of_the_first_file() -> None:
             "f:int": [1, None, None, None, None, 2, None, 3],
             "f:string": [None, "a", None, "b", None, None, "c", None],
         }
-        with pytest.raises(fastpipe.SchemaError, match=r"type 'null' is not among those of the first file.*\"union\""):
+        with pytest.raises(fastpipe.SchemaError, match=r"type 'null' is not in the union of the first file.*\"union\""):
             read(paths[::-1])
         merged = read(paths[::-1], reader_schema="union")
         assert merged["f:int"] == [None, 3, None, None, 2, 1, None, None]

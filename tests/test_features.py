@@ -96,7 +96,7 @@ def test_records_of_very_many_indices_are_no_sparse_arrays(tmp_path: Path) -> No
 
 LIST = wire.record("List", value="long", next=["null", "List"])
 LISTS = [{"value": i, "next": {"value": -i, "next": None} if i % 2 else None} for i in range(20)]
-ANSWER = "a recursive record.* leave it out, or ask in features= for single fields"
+ANSWER = "a recursive record.* leave it out, or request single fields in features="
 
 
 def test_the_outermost_level_of_recursive_records_is_read(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_rows_without_bytes_are_counted_by_file(shuffle: bool | str, tmp_path: P
     for name, error in outcomes(path, ("infer", "report"), shuffle=shuffle).items():
         assert error is not None, name
         assert error[0] == "LimitError", (name, error)
-        assert "16777216 is the most that is read of one file" in error[1], (name, error)
+        assert "the limit is 16777216 per file" in error[1], (name, error)
         assert "block 1," in error[1], (name, error)
 
 

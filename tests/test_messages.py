@@ -292,7 +292,7 @@ def test_what_is_wrong_with_a_message(framing: Any) -> None:
         assert 0 <= error.value.offset <= len(message), what
         assert "record 2" in str(error.value)
         if what == "rest":
-            assert "behind its datum, found 4 more bytes" in str(error.value)
+            assert "after its datum, found 4 more bytes" in str(error.value)
     assert listed(decoder([good])) == columns(users(1))
 
 
@@ -306,7 +306,7 @@ def test_wrong_headers() -> None:
     ]:
         with pytest.raises(fastpipe.MalformedFileError, match=reason):
             decoder([bad])
-    with pytest.raises(fastpipe.SchemaError, match=r"given has the fingerprint [0-9a-f]{16}") as found:
+    with pytest.raises(fastpipe.SchemaError, match=r"given schemas has the fingerprint [0-9a-f]{16}") as found:
         decoder([GOOD["single-object"], single(LATER, later(users(1)[0]))])
     assert (found.value.record, found.value.offset) == (1, 0)
     assert fingerprint(LATER)[::-1].hex() in str(found.value)

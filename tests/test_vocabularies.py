@@ -456,7 +456,7 @@ def test_arguments_are_checked(make: Any, error: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("ty", "message"),
     [
-        ("int", "keys are strings, bytes, fixed or enums, or bags"),
+        ("int", "keys must be strings, bytes, fixed or enums, or bags"),
         (wire.list_of("long"), "found values of type long"),
         (wire.list_of(wire.record("E", name="string")), "found no 'value' among name"),
         (wire.list_of(wire.record("E", value="float")), "found no 'name' among value"),

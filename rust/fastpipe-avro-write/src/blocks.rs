@@ -123,7 +123,8 @@ impl<W: Write> Blocks<W> {
             if size >= self.settings.block_bytes.min(MOST_BLOCK_BYTES) || row + 2 == offsets.len() {
                 if size > MOST_BLOCK_BYTES {
                     let reason = format!(
-                        "a block of {size} bytes is larger than the {MOST_BLOCK_BYTES} that readers take: write smaller rows"
+                        "a block of {size} bytes exceeds the {MOST_BLOCK_BYTES} bytes that readers accept: write \
+                         smaller rows"
                     );
                     return Err(Error::new(ErrorKind::Limit, reason).at_path(&self.path));
                 }

@@ -69,7 +69,7 @@ impl Compression {
     pub fn new(name: &str, level: Option<i32>) -> std::result::Result<Self, String> {
         let Some(codec) = Codec::ALL.into_iter().find(|codec| codec.name() == name) else {
             let names: Vec<_> = Codec::ALL.map(Codec::name).into();
-            return Err(format!("codec is one of {}, not {name:?}", names.join(", ")));
+            return Err(format!("codec must be one of {}; got {name:?}", names.join(", ")));
         };
         match (codec.levels(), level) {
             (None, None) => Ok(Compression { codec, level: 0 }),
@@ -79,7 +79,7 @@ impl Compression {
                 Ok(Compression { codec, level })
             }
             (Some((least, _, most)), Some(level)) => {
-                Err(format!("the levels of {name} are {least} to {most}, not {level}"))
+                Err(format!("level must be {least} to {most} for {name}; got {level}"))
             }
         }
     }

@@ -66,7 +66,7 @@ pub(crate) fn coerce(target: &NullableType, array: &ArrayRef, seen: &Seen, path:
 
 #[cold]
 fn null_error(path: &str) -> Error {
-    let reason = "there is a null, which the schema doesn't allow; give a schema in which the type is [\"null\", …]";
+    let reason = "found a null, which the schema doesn't allow; pass a schema in which the type is [\"null\", …]";
     Error::new(ErrorKind::Null, reason).at_feature(path)
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn columns(
     for (name, target) in wanted {
         let path = below(name);
         let Some(place) = places.remove(name.as_str()) else {
-            let reason = "the schema has this field, and the data have no such column: add it, or give another schema";
+            let reason = "the schema has this field, but the data has no such column: add it, or pass another schema";
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(&path));
         };
         let column = coerce(target, &arrays[place], seen, &path)?;
@@ -143,8 +143,7 @@ pub(crate) fn columns(
         columns.push(column);
     }
     if let Some(name) = places.keys().min() {
-        let reason =
-            "the data have this column, and the schema has no such field: leave it out, or give another schema";
+        let reason = "the data has this column, but the schema has no such field: leave it out, or pass another schema";
         return Err(Error::new(ErrorKind::Schema, reason).at_feature(&below(name)));
     }
     Ok((fields.into(), columns))
@@ -247,14 +246,13 @@ fn map(value: &NullableType, array: &ArrayRef, seen: &Seen, path: &str) -> Resul
             for row in 0..found.len() {
                 if keys.value_length(row) != values.value_length(row) && nulls.as_ref().is_none_or(|n| n.is_valid(row))
                 {
-                    let reason = format!("row {row} of a batch has other numbers of keys and of values");
+                    let reason = format!("row {row} of a batch has different numbers of keys and values");
                     return Err(Error::new(ErrorKind::Shape, reason).at_feature(path));
                 }
             }
             let offsets = keys.offsets().clone();
             if offsets.inner() != values.offsets().inner() {
-                let reason =
-                    "keys and values of a map's column lie at other places of their buffers: write them as one map";
+                let reason = "the keys and values of a map column have different offsets: write them as one map";
                 return Err(Error::new(ErrorKind::Unsupported, reason).at_feature(path));
             }
             (keys.values().clone(), values.values().clone(), offsets, nulls)

@@ -40,7 +40,7 @@ fn malformed(error: &ArrowError) -> Error {
 #[cold]
 pub(crate) fn misfit(array: &dyn Array, wanted: &str, path: &str) -> Error {
     let reason = format!(
-        "values of Arrow type {} aren't {wanted}: cast the column, or give another schema",
+        "values of Arrow type {} aren't {wanted}: cast the column, or pass another schema",
         array.data_type()
     );
     Error::new(ErrorKind::Schema, reason).at_feature(path)
@@ -94,7 +94,7 @@ pub(crate) fn coerce_value(leaf: &Leaf<'_>, array: &ArrayRef) -> Result<ArrayRef
         Type::Duration if is_binary(found) || matches!(found, D::FixedSizeBinary(_)) => leaf.fixed(array, 12),
         Type::Duration => Err(misfit(array, "durations of months, days and milliseconds", leaf.path)),
         Type::Array(_) | Type::Map(_) | Type::Record(_) | Type::Refused(_) => {
-            Err(Error::new(ErrorKind::Internal, "a type of several values is no leaf"))
+            Err(Error::new(ErrorKind::Internal, "a type with components is not a leaf"))
         }
     }
 }
@@ -133,7 +133,7 @@ impl Leaf<'_> {
     #[cold]
     fn out_of_range(&self, array: &ArrayRef, row: usize, what: &str) -> Error {
         let shown = arrow_cast::display::array_value_to_string(array, row).unwrap_or_default();
-        let reason = format!("the value {shown} doesn't fit {what}: give a schema with a type that holds it");
+        let reason = format!("the value {shown} doesn't fit {what}: pass a schema with a type that can represent it");
         Error::new(ErrorKind::ValueRange, reason).at_feature(self.path)
     }
 
@@ -284,7 +284,7 @@ impl Leaf<'_> {
         } else {
             DataType::Decimal256(precision, scale)
         };
-        let what = format!("a decimal of {precision} digits, {scale} of them behind the point");
+        let what = format!("a decimal of {precision} digits, {scale} of them after the decimal point");
         let found = array.data_type();
         if found.is_integer() {
             return self.cast(array, &to, &what);

@@ -96,7 +96,7 @@ impl Columns {
 const ROOT: &str = "value";
 
 fn internal(error: &ArrowError) -> Error {
-    Error::new(ErrorKind::Internal, format!("Arrow data can't be made: {error}"))
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be created: {error}"))
 }
 
 /// Returns the type at a path, and whether a record on the path may be null.

@@ -32,7 +32,7 @@ pub(crate) fn check_field(name: &str, path: &str) -> Result<()> {
         return Ok(());
     }
     let reason = format!(
-        "{name:?} is no name of Avro's: these begin with a letter of a-z, A-Z or _, and have only these and digits; rename \
+        "{name:?} is not a valid Avro name: names begin with a-z, A-Z or _, and contain only these and digits; rename \
          it, for example to {:?}",
         name_like(name)
     );

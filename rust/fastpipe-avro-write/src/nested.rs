@@ -46,13 +46,15 @@ fn grouped(columns: Vec<Column<'_>>, rows: usize, path: &str) -> Result<(Fields,
         // must be the only one of its group.
         if group.iter().any(|(known, ..)| known.is_empty()) || (rest.is_none() && !group.is_empty()) {
             let path = format!("{path}{head}");
-            let reason =
-                format!("{path:?} is the name of a column, and of another one, or of a record of others: rename one");
+            let reason = format!(
+                "{path:?} is the name of a column, and also of another column or of a record of columns: \
+                 rename one"
+            );
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(&path));
         }
         if rest == Some("") {
             let reason = format!(
-                "{:?} ends with a dot, behind which Avro has the name of a field: rename it",
+                "{:?} ends with a dot, after which the name of a field is missing: rename it",
                 field.name()
             );
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(field.name()));

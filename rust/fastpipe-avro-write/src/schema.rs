@@ -99,7 +99,7 @@ impl Schema {
             }),
             _ => Err(Error::new(
                 ErrorKind::Schema,
-                "the schema is of no record: what is written are rows of columns, which are a record's fields",
+                "the schema must be a record: its fields are the columns of the rows that are written",
             )),
         }
     }
@@ -180,14 +180,14 @@ impl Parser {
                 for branch in branches {
                     self.ty(branch, path, space)?;
                 }
-                let reason = "a union of several types has no counterpart: name the other columns with --columns, or \
-                              convert to Avro, which keeps it";
+                let reason = "a union of several types has no Arrow equivalent: name the other columns with --columns, \
+                              or convert to Avro, which keeps it";
                 let ty = Type::Refused(reason.into());
                 Ok(NullableType { null: None, ty })
             }
             _ => Err(unsupported(
                 path,
-                "only unions of null and one type are written, such as [\"null\", \"long\"]: give a schema without others",
+                "unions must be of null and one type, such as [\"null\", \"long\"]: pass a schema without other unions",
             )),
         }
     }
@@ -209,11 +209,15 @@ impl Parser {
                 match inner.as_str() {
                     Some(kind @ ("record" | "error" | "enum" | "fixed")) => self.named(kind, object, path, space),
                     Some("array") => {
-                        let items = object.get("items").ok_or_else(|| bad(path, "an array has \"items\""))?;
+                        let items = object
+                            .get("items")
+                            .ok_or_else(|| bad(path, "an array must have \"items\""))?;
                         Ok(Type::Array(Box::new(self.target(items, path, space)?)))
                     }
                     Some("map") => {
-                        let values = object.get("values").ok_or_else(|| bad(path, "a map has \"values\""))?;
+                        let values = object
+                            .get("values")
+                            .ok_or_else(|| bad(path, "a map must have \"values\""))?;
                         Ok(Type::Map(Box::new(self.target(values, path, space)?)))
                     }
                     Some(name) => {
@@ -221,11 +225,11 @@ impl Parser {
                         self.logical(ty, object, path)
                     }
                     None if inner.is_object() => self.ty(inner, path, space),
-                    None => Err(bad(path, "\"type\" is the name of a type, or a type")),
+                    None => Err(bad(path, "\"type\" must be the name of a type, or a type")),
                 }
             }
-            Value::Array(_) => Err(bad(path, "a union contains another one, which Avro has not")),
-            _ => Err(bad(path, format!("{value} is no type of Avro's"))),
+            Value::Array(_) => Err(bad(path, "a union contains another one, which Avro doesn't allow")),
+            _ => Err(bad(path, format!("{value} is not an Avro type"))),
         }
     }
 
@@ -253,7 +257,7 @@ impl Parser {
                         ty
                     }
                     Some(None) if self.any => Type::Refused(format!(
-                        "the type {full:?} contains itself, which has no counterpart: name the other columns with \
+                        "the type {full:?} contains itself, which has no Arrow equivalent: name the other columns with \
                          --columns, or convert to Avro, which keeps it"
                     )),
                     Some(None) => {
@@ -263,7 +267,7 @@ impl Parser {
                     None => {
                         return Err(bad(
                             path,
-                            format!("{name:?} is no type of Avro's, and named nowhere before"),
+                            format!("{name:?} is not an Avro type, and no earlier type has this name"),
                         ));
                     }
                 }
@@ -273,7 +277,7 @@ impl Parser {
 
     fn named(&mut self, kind: &str, object: &serde_json::Map<String, Value>, path: &str, space: &str) -> Result<Type> {
         let name = object.get("name").and_then(Value::as_str);
-        let name = name.ok_or_else(|| bad(path, format!("a type {kind:?} has a \"name\", a text")))?;
+        let name = name.ok_or_else(|| bad(path, format!("a type {kind:?} must have a \"name\", a string")))?;
         let full = match object.get("namespace").and_then(Value::as_str) {
             Some(given) if !name.contains('.') => full_name(name, given),
             _ => full_name(name, space),
@@ -281,7 +285,7 @@ impl Parser {
         if !self.any && !is_full_name(&full) {
             return Err(bad(
                 path,
-                format!("{full:?} is no name of a type: its parts are of a-z, A-Z, 0-9 and _"),
+                format!("{full:?} is not a valid name of a type: its parts may contain only a-z, A-Z, 0-9 and _"),
             ));
         }
         if self.named.insert(full.clone(), None).is_some() {
@@ -293,24 +297,26 @@ impl Parser {
                     .get("size")
                     .and_then(Value::as_u64)
                     .and_then(|size| i32::try_from(size).ok());
-                let size = size.ok_or_else(|| bad(path, "a fixed has a \"size\", a number below 2^31"))?;
+                let size = size.ok_or_else(|| bad(path, "a fixed must have a \"size\", a number below 2^31"))?;
                 self.logical(Type::Fixed(size as usize), object, path)?
             }
             "enum" => Type::Enum(self.symbols(object, path)?),
             _ => {
                 let space = full.rsplit_once('.').map_or("", |(space, _)| space);
                 let fields = object.get("fields").and_then(Value::as_array);
-                let fields = fields.ok_or_else(|| bad(path, "a record has \"fields\", a list"))?;
+                let fields = fields.ok_or_else(|| bad(path, "a record must have \"fields\", a list"))?;
                 let mut read: Vec<(String, NullableType)> = Vec::with_capacity(fields.len());
                 let mut seen = std::collections::HashSet::new();
                 for field in fields {
                     let name = field.get("name").and_then(Value::as_str);
-                    let name = name.ok_or_else(|| bad(path, "a field has a \"name\", a text"))?;
+                    let name = name.ok_or_else(|| bad(path, "a field must have a \"name\", a string"))?;
                     let path = below(path, name);
                     if !self.any {
                         check_field(name, &path)?;
                     }
-                    let ty = field.get("type").ok_or_else(|| bad(&path, "a field has a \"type\""))?;
+                    let ty = field
+                        .get("type")
+                        .ok_or_else(|| bad(&path, "a field must have a \"type\""))?;
                     if !seen.insert(name) {
                         return Err(bad(&path, "two fields of a record have this name: rename one"));
                     }
@@ -327,8 +333,8 @@ impl Parser {
         let name = object.get("logicalType").and_then(Value::as_str);
         match (name, &ty) {
             (Some("big-decimal"), Type::Bytes) if self.any => {
-                let reason = "a big-decimal, each value of which has its own scale, has no counterpart: name the other \
-                              columns with --columns, or convert to Avro, which keeps it";
+                let reason = "a big-decimal, whose values have different scales, has no Arrow equivalent: name the \
+                              other columns with --columns, or convert to Avro, which keeps it";
                 Ok(Type::Refused(reason.into()))
             }
             // Invalid decimals are read as their underlying type, as the specification requires of readers.
@@ -337,8 +343,8 @@ impl Parser {
                 Ok(match logical(ty.clone(), object, path) {
                     Ok(ty) => ty,
                     Err(_) if digits > Some(MOST_DIGITS) => Type::Refused(format!(
-                        "a decimal of more than {MOST_DIGITS} digits has no counterpart: name the other columns with \
-                         --columns, or convert to Avro, which keeps it"
+                        "a decimal of more than {MOST_DIGITS} digits has no Arrow equivalent: name the other columns \
+                         with --columns, or convert to Avro, which keeps it"
                     )),
                     Err(_) => ty,
                 })
@@ -350,13 +356,13 @@ impl Parser {
     fn symbols(&self, object: &serde_json::Map<String, Value>, path: &str) -> Result<Vec<String>> {
         let symbols = object.get("symbols").and_then(Value::as_array);
         let symbols = symbols.and_then(|all| all.iter().map(|one| one.as_str().map(str::to_owned)).collect());
-        let symbols: Vec<String> = symbols.ok_or_else(|| bad(path, "an enum has \"symbols\", a list of texts"))?;
+        let symbols: Vec<String> = symbols.ok_or_else(|| bad(path, "an enum must have a list of \"symbols\""))?;
         let mut seen = std::collections::HashSet::new();
         for symbol in &symbols {
             if !self.any && !is_name(symbol) {
                 return Err(bad(
                     path,
-                    format!("{symbol:?} is no symbol of an enum: these are names, as those of fields"),
+                    format!("{symbol:?} is not a valid enum symbol: symbols follow the rules of field names"),
                 ));
             }
             if !seen.insert(symbol) {
@@ -419,13 +425,13 @@ fn decimal(size: Option<usize>, object: &serde_json::Map<String, Value>, path: &
         Some(scale) => scale.as_u64(),
     };
     let (Some(precision), Some(scale)) = (precision, scale) else {
-        let reason = format!("a decimal has a \"precision\" of 1 to {MOST_DIGITS} and a \"scale\" of 0 or more");
+        let reason = format!("a decimal must have a \"precision\" of 1 to {MOST_DIGITS} and a \"scale\" of 0 or more");
         return Err(bad(path, reason));
     };
     if scale > precision {
         return Err(bad(
             path,
-            format!("the decimal's scale {scale} is more than its precision {precision}"),
+            format!("the decimal's scale {scale} exceeds its precision {precision}"),
         ));
     }
     // Both are less than 77.

@@ -90,8 +90,8 @@ impl Codec {
     pub fn from_name(name: &str) -> Result<Codec, Error> {
         Codec::ALL.into_iter().find(|c| c.name() == name).ok_or_else(|| {
             let reason = format!(
-                "codec '{name}' is not read; null, deflate, snappy, zstandard, bzip2 and xz are: write the file again with one \
-                 of them"
+                "codec '{name}' is not supported: write the file again with null, deflate, snappy, zstandard, bzip2 or \
+                 xz"
             );
             Error::new(ErrorKind::Unsupported, reason)
         })
@@ -134,7 +134,7 @@ fn with_kept<K, T>(
 /// Creates a decompressor. libdeflater has no fallible constructor and panics if memory runs out, so an allocation of
 /// sufficient size is tried first.
 fn new_inflater() -> Option<libdeflater::Decompressor> {
-    /// Bytes, more than a decompressor needs.
+    /// Upper bound of the bytes that a decompressor allocates.
     const ENOUGH: usize = 64 << 10;
     drop(try_with_capacity::<u8>(ENOUGH, "a decompressor").ok()?);
     catch_unwind(libdeflater::Decompressor::new).ok()
@@ -183,7 +183,7 @@ fn too_large(codec: Codec, most: usize) -> Error {
     if most < MAX_BLOCK_BYTES {
         Error::over_memory_limit(format!("{what}, which memory_limit doesn't allow"))
     } else {
-        Error::new(ErrorKind::Limit, format!("{what}, the most that is read"))
+        Error::new(ErrorKind::Limit, format!("{what}, the limit"))
     }
 }
 
@@ -245,7 +245,7 @@ fn unsnap(input: &[u8], most: usize, pool: &BufferPool) -> Result<Buffer, Error>
     };
     let declared = snap::raw::decompress_len(body).map_err(|e| malformed(Codec::Snappy, e))?;
     if declared > body.len().saturating_mul(RATIO) {
-        let what = format_args!("{} bytes can't decompress to the {declared} declared", body.len());
+        let what = format_args!("{} bytes can't decompress to the declared {declared} bytes", body.len());
         return Err(malformed(Codec::Snappy, what));
     }
     if declared > most {
@@ -297,7 +297,7 @@ fn unzstd(input: &[u8], mut out: Output<'_>) -> Result<Buffer, Error> {
     Ok(out.finish())
 }
 
-/// Returns the error for a code of zstd, which stopped at `frame`.
+/// Returns the error for an error code of zstd. `frame` is the frame at which decompression stopped.
 #[cold]
 fn zstd_failed(code: usize, frame: &[u8]) -> Error {
     // Stable error codes of zstd_errors.h. zstd returns them negated.

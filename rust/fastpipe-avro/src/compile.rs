@@ -67,7 +67,8 @@ struct Compiler<'a> {
     programs: HashMap<NodeId, u32>,
     uses: Vec<u32>,
     depth: usize,
-    /// Number of unions around the node being compiled. A value that can't be read may never occur within a branch.
+    /// Number of unions around the node being compiled. Within a union, an unreadable value isn't an error at compile
+    /// time, because it may never occur.
     branches: usize,
 }
 
@@ -81,7 +82,7 @@ pub(crate) fn compile(schema: &Schema, reader: Option<&Schema>, columns: &[Colum
     Ok(plan)
 }
 
-/// Compiles a portable plan without fused operations. Tests compare optimized plans with it.
+/// Compiles a portable plan without fused operations, which tests compare with optimized plans.
 pub(crate) fn compile_steps(schema: &Schema, reader: Option<&Schema>, columns: &[Column]) -> Result<Plan, Error> {
     let mut traces: Vec<Option<ResolvedPath<'_>>> = Vec::with_capacity(columns.len());
     for column in columns {
@@ -233,8 +234,7 @@ impl<'a> Compiler<'a> {
 
     fn nested<T>(&mut self, then: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         if self.depth >= MAX_SCHEMA_LEVELS {
-            let reason =
-                format!("the schema's types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is read");
+            let reason = format!("the schema's types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the limit");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.depth += 1;
@@ -402,8 +402,8 @@ impl<'a> Compiler<'a> {
             let fill = match &column.feature.nulls {
                 Nulls::Error => return Ok(None),
                 Nulls::Mask if !column.spec.form.marks_null(want.level) => {
-                    let reason = "this file lets the feature be null where the first file doesn't; \
-                                  nulls=\"fill\" reads both, or list this file first";
+                    let reason = "the feature is nullable in this file, but not in the first file; set nulls=\"fill\", \
+                                  or list this file first";
                     return Err(misfit(reason.into()).at_feature(&column.feature.name));
                 }
                 Nulls::Mask => None,

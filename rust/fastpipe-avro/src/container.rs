@@ -24,8 +24,9 @@ pub const SYNC_BYTES: usize = 16;
 /// Maximum bytes of a block's header: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
-/// Blocks of at least this many bytes are passed over without caching. The walk reads a page of memory per block; for
-/// smaller blocks that is a large enough part of the file to keep cached.
+/// If a block has at least this many bytes, the walk tells the operating system not to cache the file around its
+/// header. The walk reads one page of memory per block. For smaller blocks, that is so large a part of the file that it
+/// should stay cached.
 const PASSED_OVER: u64 = 128 << 10;
 
 /// The header of a file.
@@ -70,7 +71,7 @@ impl Header {
         loop {
             let bytes = read_exact(file, 0, wanted as usize, false)?;
             if !bytes.starts_with(&MAGIC) {
-                let reason = "not an Avro container file: expected it to start with 'Obj' and a byte 1";
+                let reason = "not an Avro container file: it doesn't begin with the magic bytes b\"Obj\\x01\"";
                 return Err(Error::new(ErrorKind::Malformed, reason)
                     .at_offset(0)
                     .at_path(file.location()));
@@ -83,8 +84,7 @@ impl Header {
                     wanted = (wanted * 8).min(size).min(MAX_HEADER_BYTES);
                 }
                 Err((DecodeError::End { .. } | DecodeError::ItemCount { .. }, _)) if wanted < size => {
-                    let reason =
-                        format!("the file's header is larger than {MAX_HEADER_BYTES} bytes, the most that is read");
+                    let reason = format!("the file's header is larger than {MAX_HEADER_BYTES} bytes, the limit");
                     return Err(Error::new(ErrorKind::Limit, reason)
                         .at_offset(0)
                         .at_path(file.location()));
@@ -189,7 +189,7 @@ impl Block {
                 return Err(at(Error::new(ErrorKind::Malformed, reason)));
             }
             if value as u64 > most {
-                let reason = format!("a block declares {value} as its {what}; {most} is the most that is read");
+                let reason = format!("a block declares {value} as its {what}; the limit is {most}");
                 return Err(at(Error::new(ErrorKind::Limit, reason)));
             }
             Ok(value as u64)
@@ -225,7 +225,7 @@ impl Counted {
         } else {
             return Ok(());
         };
-        let reason = format!("the file has more than {most} {what}, the most that are read: is it a hole, or zeros?");
+        let reason = format!("the file has more than {most} {what}, the limit; it may be sparse or filled with zeros");
         Err(Error::new(ErrorKind::Limit, reason))
     }
 }
@@ -317,7 +317,7 @@ impl Iterator for Walk<'_> {
 pub(crate) fn wrong_marker() -> Error {
     Error::new(
         ErrorKind::Malformed,
-        "expected the file's sync marker behind the block, found other bytes",
+        "expected the file's sync marker after the block, found other bytes",
     )
 }
 

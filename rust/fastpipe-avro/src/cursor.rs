@@ -21,7 +21,7 @@ pub(crate) struct Cursor<'a> {
     isa: Isa,
 }
 
-/// Number of values that are read one by one after the vectorized reader had to stop.
+/// Number of values that are read one by one when the vectorized reader stops early.
 const FEW: usize = 8;
 
 impl<'a> Cursor<'a> {
@@ -40,8 +40,8 @@ impl<'a> Cursor<'a> {
         self
     }
 
-    /// Sets the number of zero-byte values that may still be read, as an earlier cursor over the same block returned
-    /// it.
+    /// Sets the number of zero-byte values that may still be read, to continue from an earlier cursor over the same
+    /// block.
     pub(crate) fn with_zero_width_left(mut self, left: u64) -> Self {
         self.zero_width_left = left;
         self
@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Moves to a position that [`Cursor::position`] returned, backward or forward.
+    /// Moves to a position that [`Cursor::position`] returned earlier.
     #[inline(always)]
     pub(crate) fn rewind(&mut self, position: usize) {
         self.at = position.min(self.data.len());
@@ -144,9 +144,9 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Reads `n` longs to `out`. `convert` converts each and reports whether it is invalid; `check` then returns the
-    /// error. If `out` has room for more than `n`, arbitrary values may be written to the rest. Reading is fastest with
-    /// [`SLACK`] additional elements.
+    /// Reads `n` longs to `out`. `convert` converts each number and reports whether it is invalid; `check` then returns
+    /// the error. If `out` has room for more than `n` elements, arbitrary values may be written to the rest. [`SLACK`]
+    /// additional elements make the function faster.
     #[inline(always)]
     pub(crate) fn longs_to<M: Convert>(
         &mut self,
@@ -175,8 +175,8 @@ impl<'a> Cursor<'a> {
                 Ok(())
             });
             if let Err(fault) = read {
-                // A number out of range is located by reading the array again; an invalid varint is reported at its
-                // position.
+                // An error about the range of a number refers to the start of the array. A truncated or invalid varint
+                // is reported at its own offset.
                 if !matches!(fault, DecodeError::End { .. } | DecodeError::Varint) {
                     self.at = start;
                 }
@@ -326,7 +326,7 @@ impl<'a> Cursor<'a> {
                 }
                 continue;
             }
-            // Skips one at a time near the end of the data and near a long number.
+            // One number at a time, near the end of the data and near a long number.
             let ends = data[at..]
                 .first_chunk::<8>()
                 .map_or(0, |b| !u64::from_le_bytes(*b) & CONTINUES);
@@ -480,7 +480,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Number of additional output elements with which [`Cursor::longs_to`] is fastest.
+/// Number of additional output elements that [`Cursor::longs_to`] needs to run at full speed.
 pub(crate) const SLACK: usize = FEW;
 
 /// Returns the number if it is in the range of an int.

@@ -63,8 +63,8 @@ impl Block<'_> {
         }
     }
 
-    /// Subtracts the zero-byte values that a decoder read from the block's budget: its counter was `before` and is now
-    /// `left`. Other threads may do so at the same time.
+    /// Subtracts the zero-byte values that a decoder read from the block's budget. `before` and `left` are the
+    /// decoder's budget before and after. Other threads may call this function at the same time.
     #[inline]
     fn use_up(&self, before: u64, left: u64) {
         let used = before.saturating_sub(left);

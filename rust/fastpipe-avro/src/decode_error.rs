@@ -124,20 +124,20 @@ impl DecodeError {
             DecodeError::Boolean(v) => (Malformed, format!("expected a boolean, 0 or 1, found byte {v}")),
             DecodeError::Length(v) => (Malformed, format!("expected a length, found {v}")),
             DecodeError::ItemCount { count, left } => {
-                (Malformed, format!("expected an array or map block of no more items than the {left} bytes left can hold, found {count} declared"))
+                (Malformed, format!("expected an array or map block that fits into the remaining {left} bytes, found one of {count} items"))
             }
             DecodeError::ItemBytes { declared, found } => {
-                (Malformed, format!("an array or map block declares {declared} bytes, its items take {found}"))
+                (Malformed, format!("an array or map block declares {declared} bytes, but its items take {found}"))
             }
             DecodeError::ZeroWidth => {
-                let per = format!("{ZERO_WIDTH_ITEMS_PER_BYTE} a byte and {ZERO_WIDTH_ITEMS_PER_STORED_BYTE} a stored byte");
+                let per = format!("{ZERO_WIDTH_ITEMS_PER_BYTE} per byte and {ZERO_WIDTH_ITEMS_PER_STORED_BYTE} per stored byte");
                 let bounds = format!("at least {LEAST_ZERO_WIDTH_ITEMS}, at most {MAX_ZERO_WIDTH}");
-                (Limit, format!("arrays have more items of zero bytes in one block than are read: {per}, {bounds}"))
+                (Limit, format!("too many items of zero bytes in the arrays of one block; the limit is {per}, {bounds}"))
             }
             DecodeError::MetadataEntries => {
-                (Limit, format!("more than {MAX_METADATA_ENTRIES} entries of metadata, the most that are read"))
+                (Limit, format!("more than {MAX_METADATA_ENTRIES} entries of metadata, the limit"))
             }
-            DecodeError::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the most that is read")),
+            DecodeError::Depth => (Limit, format!("nested deeper than {MAX_DEPTH} levels, the limit")),
             DecodeError::Branch { index, branches } => {
                 (Malformed, format!("expected the index of one of {branches} union branches, found {index}"))
             }
@@ -146,15 +146,15 @@ impl DecodeError {
             }
             DecodeError::UnknownSymbol { index } => {
                 let reason = format!(
-                    "symbol {index} of the file's enum is none of the reader's, which has no default; give the reader's enum a \"default\""
+                    "symbol {index} of the file's enum is not in the reader's enum, which has no default; give the reader's enum a \"default\""
                 );
                 (Schema, reason)
             }
             // The plan contains the reason.
-            DecodeError::Refused(_) => (Schema, "the value is of a type that doesn't become the reader's".into()),
+            DecodeError::Refused(_) => (Schema, "the value's type doesn't resolve to the reader's type".into()),
             DecodeError::Uuid => (
                 Malformed,
-                "expected the text of a UUID, 32 hexadecimal digits with hyphens, found another; dtype \"string\" reads it".into(),
+                "expected the text of a UUID, 32 hexadecimal digits with hyphens, found other text; dtype \"string\" reads it".into(),
             ),
             DecodeError::Decimal { dtype } => (
                 ValueRange,
@@ -178,20 +178,20 @@ impl DecodeError {
                 ),
             ),
             DecodeError::SparseLengths { expected, found, .. } => {
-                (Shape, format!("the arrays of a sparse value must be equally long, found {expected} and {found} entries"))
+                (Shape, format!("the arrays of a sparse value must have the same length, found {expected} and {found} entries"))
             }
             DecodeError::Index { value, dim, bound } => {
                 let most = if bound >= ANY_INDEX { "non-negative".into() } else { format!("below {bound}") };
-                let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False passes it on");
+                let reason = format!("expected an index {most} in dimension {dim}, found {value}; check_indices=False accepts it");
                 (ValueRange, reason)
             }
             DecodeError::Range { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
             DecodeError::FloatRange { value, dtype } => (ValueRange, format!("{value} does not fit {dtype}")),
             DecodeError::Inexact { value, dtype } => (ValueRange, format!("{value} can't be represented exactly as {dtype}")),
             DecodeError::BehindMessage(n) => {
-                (Malformed, format!("expected the end of the message behind its datum, found {n} more bytes"))
+                (Malformed, format!("expected the end of the message after its datum, found {n} more bytes"))
             }
-            DecodeError::LeftOver(n) => (Malformed, format!("expected the end of the block behind its last record, found {n} more bytes")),
+            DecodeError::LeftOver(n) => (Malformed, format!("expected the end of the block after its last record, found {n} more bytes")),
             DecodeError::RecordEnd { found, next } => {
                 (Malformed, format!("the record ends at byte {found} of the block, but the next one starts at byte {next}"))
             }

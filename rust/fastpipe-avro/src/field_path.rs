@@ -138,8 +138,8 @@ pub(crate) fn recursive(schema: &Schema, id: NodeId, path: &str) -> String {
         _ => Vec::new(),
     };
     format!(
-        "the field is a recursive record, which has no fixed set of columns; leave it out, or ask in features= for \
-         single fields of it, as deep as you need, as '{path}.<field>' ({})",
+        "the field is a recursive record, which has no fixed set of columns; leave it out, or request single fields in \
+         features=, at any depth, as '{path}.<field>' ({})",
         list(&names)
     )
 }
@@ -201,8 +201,8 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                 UnionShape::Several => {
                     let Some((code, tail)) = branch(union, rest) else {
                         return Err(misfit(format!(
-                            "'{named}' is a union of several types: ask for {}, which are null where the value is of \
-                             another type, or for the numbers of the types as '{named}'",
+                            "'{named}' is a union of several types: ask for {}, which are null where the value has \
+                             another type, or for the codes of the types as '{named}'",
                             branches(union, named)
                         )));
                     };
@@ -231,7 +231,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
             Type::Array(_) | Type::Map(_) if feature.counts && level == feature.request.rank() => {
                 if !rest.is_empty() {
                     let reason = format!(
-                        "length=True counts the items of '{named}', whatever they hold: give field=\"{named}\""
+                        "length=True counts the items of '{named}', regardless of their type: give field=\"{named}\""
                     );
                     return Err(misfit(reason));
                 }
@@ -257,7 +257,7 @@ pub(crate) fn trace<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
                 let Some(tail) = behind.filter(|tail| tail.is_empty() || tail.starts_with(['.', ':'])) else {
                     return Err(misfit(format!(
                         "the field is a map: ask for its keys as '{named}.keys', and for its values as '{named}.values', \
-                         each a feature of its own"
+                         as two features"
                     )));
                 };
                 trace.steps.push(Step::Values);

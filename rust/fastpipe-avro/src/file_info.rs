@@ -48,15 +48,14 @@ impl FileInfo {
         let (rows, smallest) = (u64::from(block.rows), self.schema.smallest(self.schema.root()));
         let size = u64::from(block.size);
         let error = if smallest == 0 && rows > MAX_ZERO_WIDTH {
-            let reason =
-                format!("a block declares {rows} records of zero bytes; {MAX_ZERO_WIDTH} is the most that is read");
+            let reason = format!("a block declares {rows} records of zero bytes; the limit is {MAX_ZERO_WIDTH}");
             Error::new(ErrorKind::Limit, reason)
         } else if rows.saturating_mul(smallest) > self.codec.most_decompressed(size) {
             Error::new(ErrorKind::Malformed, self.too_many(size, rows, smallest))
         } else if self.codec != Codec::Null && rows.saturating_mul(smallest) > MAX_BLOCK_BYTES as u64 {
             let reason = format!(
-                "a {} block declares {rows} records of at least {smallest} bytes; {MAX_BLOCK_BYTES} bytes are the most that \
-                 is decompressed",
+                "a {} block declares {rows} records of at least {smallest} bytes; the limit is {MAX_BLOCK_BYTES} bytes \
+                 after decompression",
                 self.codec
             );
             Error::new(ErrorKind::Limit, reason)
@@ -71,7 +70,7 @@ impl FileInfo {
         let most = self.codec.most_decompressed(size);
         let bytes = match self.codec {
             Codec::Null => format!("{size} bytes"),
-            codec => format!("{size} bytes, of which {codec} can make {most} at most,"),
+            codec => format!("{size} bytes, which {codec} decompresses to at most {most},"),
         };
         format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
     }
@@ -94,8 +93,8 @@ impl FileInfo {
             rows += u64::from(block.rows);
             if rows > MAX_EMPTY_RECORDS {
                 let reason = format!(
-                    "the file declares {rows} records of zero bytes up to this block; {MAX_EMPTY_RECORDS} is the most \
-                     that is read of one file"
+                    "the file declares {rows} records of zero bytes up to this block; the limit is {MAX_EMPTY_RECORDS} \
+                     per file"
                 );
                 let error = Error::new(ErrorKind::Limit, reason);
                 return Err(error.at_block(number, block.offset).at_path(&self.path));

@@ -48,7 +48,7 @@ pub fn encode_index(info: &FileInfo, blocks: &[Block]) -> Vec<u8> {
         first: info.header.size,
         blocks: blocks.iter().map(entry).collect(),
     };
-    postcard::to_allocvec(&index).expect("memory takes whatever is written to it")
+    postcard::to_allocvec(&index).expect("writing to memory can't fail")
 }
 
 /// Decodes the blocks of a file of `size` bytes. Returns `None` if the index belongs to a file with another header.
@@ -61,7 +61,7 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
     // allocation is small.
     let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
     if index.version != VERSION || !rest.is_empty() {
-        return Err(malformed("it is of another version, or something stands behind it"));
+        return Err(malformed("it has another version, or bytes after its end"));
     }
     if (index.sync, index.first) != (info.header.sync, info.header.size) {
         return Ok(None);
@@ -79,14 +79,14 @@ pub fn decode_index(bytes: &[u8], info: &FileInfo, size: u64) -> Result<Option<V
             rows: entry.rows,
         };
         if !block.is_possible() {
-            return Err(malformed("it has a block that can't be"));
+            return Err(malformed("it contains an impossible block"));
         }
         counted.add(&block)?;
         info.check(number, &block)?;
         // This can't overflow: a block has less than 2^32 bytes, and the sum so far is at most the size of the file.
         offset += block.len();
         if offset > size {
-            return Err(malformed("its blocks lie beyond the end of the file"));
+            return Err(malformed("its blocks extend past the end of the file"));
         }
         blocks.push(block);
     }
@@ -213,7 +213,7 @@ mod tests {
         #[test]
         fn blocks_round_trip(wanted in prop::collection::vec((0..=i32::MAX as u32, 0..=i32::MAX as u32), 0..50)) {
             let file = info("deflate");
-            // Limits the rows to the number of bytes.
+            // No more rows than bytes, because each row takes at least one byte.
             let possible = |(rows, size): (u32, u32)| (rows.min(size).min(1 << 30), size);
             let (blocks, size) = laid_out(&wanted.into_iter().map(possible).collect::<Vec<_>>());
             prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));

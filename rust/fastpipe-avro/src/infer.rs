@@ -70,15 +70,16 @@ impl Walk<'_> {
     fn push(&mut self, feature: Result<(Request, Nulls, Option<i8>)>) -> Result<()> {
         if self.found.len() >= MAX_COLUMNS {
             let reason = format!(
-                "the schema has more than {MAX_COLUMNS} columns, the most that are inferred; name those you want in features="
+                "the schema has more than {MAX_COLUMNS} columns, the limit of inference; name the columns that you \
+                 want in features="
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.names += self.name.len();
         if self.names > MAX_PATH_BYTES {
             let reason = format!(
-                "the names of the schema's columns take more than {MAX_PATH_BYTES} bytes, the most that are \
-                 inferred; name those you want in features="
+                "the names of the schema's columns take more than {MAX_PATH_BYTES} bytes, the limit of inference; name \
+                 the columns that you want in features="
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
@@ -136,7 +137,8 @@ impl Walk<'_> {
         self.seen += 1;
         if self.seen > MAX_SCHEMA_NODES {
             let reason = format!(
-                "the schema's references stand for more than {MAX_SCHEMA_NODES} types; name what you want in features="
+                "the schema has more than {MAX_SCHEMA_NODES} types, counting each reference; name the columns that you \
+                 want in features="
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
@@ -147,7 +149,7 @@ impl Walk<'_> {
         let inside = usize::from(matches!(schema.ty(id), Type::Array(_) | Type::Map(_)));
         if above.dims + inside > MAX_DIMENSIONS {
             return self.refuse(format!(
-                "arrays and maps are nested deeper than {MAX_DIMENSIONS} levels here, the most that a feature has"
+                "arrays and maps are nested deeper than {MAX_DIMENSIONS} levels here, the limit of a feature"
             ));
         }
         match schema.ty(id) {

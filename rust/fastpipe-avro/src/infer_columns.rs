@@ -1,5 +1,5 @@
-//! Infers columns from a schema: all that can be read or those that the caller names, and the reasons why columns are
-//! left out.
+//! Infers columns from a schema: either all columns that can be read, or the columns that the caller names. Also
+//! explains why columns are left out.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -33,8 +33,8 @@ pub struct LaterColumns {
     pub mergeable: bool,
 }
 
-/// Returns the columns that only files after the determining one have, restricted to `columns` if given. Each schema is
-/// examined once, and files without records are skipped.
+/// Returns the columns that are missing from the file that determines the features, but exist in a later file. If
+/// `columns` is given, only these are returned. Each schema is examined once, and files without records are skipped.
 pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]>) -> Result<LaterColumns> {
     let mut later = LaterColumns::default();
     let Some((first, _)) = files.get(FileInfo::deciding(files)) else {
@@ -88,8 +88,8 @@ pub fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Sche
     Ok(merged)
 }
 
-/// Infers the features of a schema, restricted to `columns` if given. Columns that can't be read are left out, unless
-/// the caller names one, which raises an error.
+/// Infers the features of a schema, or only those in `columns` if given. Columns that can't be read are left out. If
+/// `columns` names such a column, an error is returned.
 pub fn infer_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
     let found = infer(schema)?;
     let wanted = match columns {

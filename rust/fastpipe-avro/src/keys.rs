@@ -97,7 +97,7 @@ fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>,
         End::Keys => Found::Text(dims),
         End::Codes(id) => {
             let reason = format!(
-                "keys are strings, bytes, fixed or enums, and the field is {}: name one of its types",
+                "keys must be strings, bytes, fixed or enums, but the field is {}: name one of its types",
                 schema.describe(id)
             );
             return Err(misfit(reason));
@@ -107,14 +107,15 @@ fn found<'s>(schema: &'s Schema, feature: &Feature) -> Result<(ResolvedPath<'s>,
             Type::Array(item) => {
                 if dims > 0 {
                     let reason =
-                        "bags inside arrays or maps are not read; their names can be, by field=\"<path>.name\"";
+                        "bags inside arrays or maps are not supported; field=\"<path>.name\" reads their names";
                     return Err(Error::new(ErrorKind::Unsupported, reason));
                 }
                 Found::Bag(*item)
             }
             _ => {
                 let reason = format!(
-                    "keys are strings, bytes, fixed or enums, or bags: arrays of records of name, term and value; found values \
+                    "keys must be strings, bytes, fixed or enums, or bags: arrays of records of name, term and value; \
+                     found values \
                      of type {}",
                     schema.describe(id)
                 );
@@ -157,7 +158,7 @@ pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
         match (&request, &feature.nulls) {
             (Request::Dense { .. }, _) if lookup.drops() => Err(misfit(DROPS.into())),
             (Request::Sparse { .. }, Nulls::Fill(Some(_))) => Err(misfit(
-                "a fill value is an index for nulls among strings, and the field is a bag: nulls=\"fill\" without fill= leaves \
+                "fill= is the index of null strings, but the field is a bag: nulls=\"fill\" without fill= leaves \
                  entries with nulls out"
                     .into(),
             )),
@@ -195,10 +196,10 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
             (true, "")
         }
         (Request::Sparse { .. }, Found::Text(_)) => (false, "a bag"),
-        (Request::Dense { .. }, found) => (matches!(found, Found::Text(0)), "one key a row"),
+        (Request::Dense { .. }, found) => (matches!(found, Found::Text(0)), "one key per row"),
         (Request::Ragged { shape, .. }, found) => {
             let fits = matches!(found, Found::Text(dims) if dims == shape.len());
-            (fits, "arrays of keys, nested as deep")
+            (fits, "arrays of keys with the same nesting")
         }
     };
     let sparse = matches!(feature.request, Request::Sparse { .. });
@@ -213,7 +214,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
         End::Keys => "the keys of a map".into(),
     };
     Err(misfit(format!(
-        "the first file's schema has {what} in this place, and this one {found}; read them apart"
+        "the first file's schema has {what} here, but this file's has {found}; read the files separately"
     )))
 }
 

@@ -62,7 +62,7 @@ fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> R
         End::Codes(_) if matches!(leaf, Leaf::Fixed(d) if d.is_integer()) => return Ok(()),
         End::Codes(id) => {
             return Err(misfit(format!(
-                "the field's values are of type {}, which don't fit {leaf}; ask for an integer dtype for the numbers of \
+                "the field's values are of type {}, which don't fit {leaf}; ask for an integer dtype for the codes of \
                  the types",
                 schema.describe(id)
             )));
@@ -83,7 +83,7 @@ fn check_leaf(schema: &Schema, trace: &ResolvedPath<'_>, feature: &Feature) -> R
             let time = logical.time();
             let fits = matches!(leaf, Leaf::Fixed(d) if Some(d) == time || d.is_integer() || d.is_float());
             let ask = format!(
-                "\"{}\", or an integer dtype for what is stored",
+                "\"{}\", or an integer dtype for the stored integers",
                 time.map_or("int64", DType::name)
             );
             if !fits {
@@ -163,7 +163,7 @@ fn check_scale(schema: &Schema, id: NodeId, feature: &Feature, arrays: usize) ->
         _ => {
             let found = schema.describe(id);
             return Err(misfit(format!(
-                "scale= reads decimals and integers, and the field's values are of type {found}: leave it out"
+                "scale= applies to decimals and integers, but the field's values are of type {found}: leave it out"
             )));
         }
     };
@@ -222,7 +222,7 @@ pub(crate) fn check<'s>(schema: &'s Schema, feature: &Feature) -> Result<Resolve
         return match trace.end {
             End::Node(id) if matches!(schema.ty(id), Type::Record(_)) && trace.nullable.len() == 1 => Ok(trace),
             End::Node(id) if matches!(schema.ty(id), Type::Record(_)) => Err(misfit(
-                "sparse records inside arrays or maps are not read; ask for their fields one by one".into(),
+                "sparse records inside arrays or maps are not supported; ask for their fields one by one".into(),
             )),
             _ => Err(misfit(
                 "a SparseSpec needs a record of indices0, indices1, ... and values".into(),

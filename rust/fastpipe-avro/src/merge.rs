@@ -34,19 +34,18 @@ struct Merger<'a> {
 impl Merger<'_> {
     fn push(&mut self, node: Node) -> Result<NodeId> {
         if self.nodes.len() >= MAX_SCHEMA_NODES {
-            let reason =
-                format!("the files' schemas together have more than {MAX_SCHEMA_NODES} types, the most that are read");
+            let reason = format!("the files' schemas together have more than {MAX_SCHEMA_NODES} types, the limit");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.nodes.push(node);
         Ok(self.nodes.len() - 1)
     }
 
-    /// Adds a node for a type whose components may refer to it. The node has a kind and a name before its components
-    /// are added.
+    /// Adds a node for a type whose components may refer to it. The kind and the name of the node are set before its
+    /// components exist.
     fn open(&mut self, ty: &Type, name: &Option<String>) -> Result<NodeId> {
         if self.path.len() >= MAX_SCHEMA_LEVELS {
-            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is read");
+            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the limit");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let ty = match ty {
@@ -218,8 +217,8 @@ impl Merger<'_> {
                 .map(String::as_str)
                 .collect();
             let reason = format!(
-                "the files' schemas can't be merged at '{}': {} and {} are of the same kind, and not of the same type; give \
-                 reader_schema= a schema of your own",
+                "the files' schemas can't be merged at '{}': {} and {} are of the same kind, but not of the same type; \
+                 pass your own schema as reader_schema=",
                 path.join("."),
                 first.describe(a),
                 second.describe(b)

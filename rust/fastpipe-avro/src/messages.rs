@@ -60,18 +60,18 @@ impl Framing {
         let found = message.get(..marker.len());
         let (what, header) = match self {
             Framing::SingleObject => ("the marker C3 01 of a single object", self.header()),
-            Framing::Bare | Framing::Registry => ("the byte 0 of a registry's message", self.header()),
+            Framing::Bare | Framing::Registry => ("the byte 0 of a registry message", self.header()),
         };
         let reason = match found {
             Some(found) if found != marker => {
                 let found: Vec<_> = found.iter().map(|byte| format!("{byte:02X}")).collect();
                 format!(
-                    "expected {what}, found {}: framing says what messages begin with",
+                    "expected {what}, found {}: framing= must match the beginning of the messages",
                     found.join(" ")
                 )
             }
             _ => format!(
-                "expected a header of {header} bytes, found a message of {}",
+                "expected a header of {header} bytes, found a message of {} bytes",
                 message.len()
             ),
         };
@@ -83,19 +83,22 @@ impl Framing {
     pub fn unknown(self, key: u64, number: u64) -> Error {
         let reason = match self {
             Framing::SingleObject => format!(
-                "no schema that was given has the fingerprint {key:016x} (CRC-64-AVRO): give the one that the message was \
-                 written with, too"
+                "none of the given schemas has the fingerprint {key:016x} (CRC-64-AVRO): also pass the schema that the \
+                 message was written with"
             ),
             Framing::Bare | Framing::Registry => {
-                format!("no schema that was given has the number {key}: give it, too, or a function that finds it")
+                format!(
+                    "none of the given schemas has the number {key}: also pass this schema, or a function that \
+                     finds it"
+                )
             }
         };
         Error::new(ErrorKind::Schema, reason).in_message(number, 0)
     }
 }
 
-/// Infers the features of messages with this schema, restricted to `columns` if given, and the columns that are left
-/// out.
+/// Infers the features of messages with this schema, or only those in `columns` if given. Also returns the columns that
+/// are left out.
 pub fn infer_message_columns(schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
     infer_columns(schema, columns).map_err(|e| e.at_path(&Arc::from("<schema>")))
 }

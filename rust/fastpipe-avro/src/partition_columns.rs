@@ -66,7 +66,7 @@ impl FolderColumn {
         if let Some(lookup) = &feature.lookup {
             return match self.is_int() {
                 true => Err(misfit(format!(
-                    "the folders {}=... stand for integers, and keys are text; ask for an integer dtype",
+                    "the folders {}=... contain integers, but keys are text; ask for an integer dtype",
                     self.name
                 ))),
                 false if lookup.drops() => Err(misfit(DROPS.into())),
@@ -92,7 +92,7 @@ impl FolderColumn {
             return Ok(());
         }
         Err(misfit(format!(
-            "the folders {}=... stand for {kind}, which don't fit the spec; ask for {ask}",
+            "the folders {}=... contain {kind}, which don't fit the spec; ask for {ask}",
             self.name
         )))
     }
@@ -103,8 +103,8 @@ impl FolderColumn {
 pub struct FolderColumns(Vec<FolderColumn>);
 
 impl FolderColumns {
-    /// Creates partition columns, without those that are fields of a file's or the reader's schema. A field in the file
-    /// wins over the folder.
+    /// Creates partition columns, except columns whose name is a field of a file's schema or of the reader's schema. A
+    /// field in the file wins over the folder.
     pub fn new(columns: Vec<FolderColumn>, schemas: &[&Schema]) -> FolderColumns {
         let has = |schema: &&Schema, name: &str| match schema.ty(schema.root()) {
             Type::Record(fields) => fields.iter().any(|field| field.name == name),
@@ -119,7 +119,7 @@ impl FolderColumns {
         self.0.iter().map(|column| column.name.as_str())
     }
 
-    /// Infers features as [`infer_columns`] does. The partition columns follow those of the file, or take their
+    /// Infers features as [`infer_columns`] does. The partition columns follow the columns of the file, or take their
     /// positions in `columns`.
     pub fn infer(&self, schema: &Schema, columns: Option<&[String]>) -> Result<InferredColumns> {
         let Some(columns) = columns else {
@@ -190,7 +190,7 @@ impl FolderColumns {
                 (None, Nulls::Mask) => constants(column, 0, None, true),
                 (None, Nulls::Fill(fill)) => constants(column, 0, fill.as_ref(), true),
                 (None, Nulls::Error) => Err(misfit(format!(
-                    "the folder {}=... of this file stands for null; nulls=\"mask\" or \"fill\" reads it",
+                    "the folder {}=... of this file is null; nulls=\"mask\" or \"fill\" reads it",
                     self.0[at].name
                 ))),
             };
@@ -232,7 +232,10 @@ fn present(column: &Column, value: &Scalar) -> Result<Vec<Emit>> {
     match (&column.parts.values, value) {
         (ValueParts::Elements(dtype, part), _) => {
             let misfit = |_| {
-                let reason = format!("the value {value:?} of the file's folder doesn't fit {dtype}; int64 holds all");
+                let reason = format!(
+                    "the value {value:?} of the file's folder doesn't fit {dtype}; int64 fits all \
+                     values"
+                );
                 Error::new(ErrorKind::Schema, reason)
             };
             emits.push(emit(*part, &value.element(*dtype).map_err(misfit)?));

@@ -52,7 +52,7 @@ impl Resolver<'_> {
     fn push(&mut self, node: Node) -> Result<NodeId> {
         if self.nodes.len() >= MAX_SCHEMA_NODES {
             let reason = format!(
-                "the file's schema and the reader's make more than {MAX_SCHEMA_NODES} pairs of types, the most that are resolved"
+                "the file's schema and the reader's have more than {MAX_SCHEMA_NODES} pairs of types, the limit"
             );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
@@ -65,7 +65,7 @@ impl Resolver<'_> {
             return Ok(id);
         }
         if self.depth >= MAX_SCHEMA_LEVELS {
-            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is resolved");
+            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the limit");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         // The index must be known before the components are resolved, because they may refer to it.
@@ -315,7 +315,7 @@ impl Resolver<'_> {
         let mut wanted = described(self.reader, r);
         let same_kind = std::mem::discriminant(&own.ty) == std::mem::discriminant(&other.ty);
         if let Some(name) = own.name.as_ref().filter(|_| same_kind && !self.same_name(w, r)) {
-            wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type takes it");
+            wanted = format!("{wanted}; with \"aliases\": [\"{name}\"] the reader's type accepts it");
         }
         self.mismatched(w, "", &wanted)
     }
@@ -338,8 +338,8 @@ impl Resolver<'_> {
     fn missing(&self, own: &Node) -> String {
         let record = own.name.as_deref().unwrap_or("a record");
         format!(
-            "the file's schema doesn't resolve to the reader's at '{}': the file's record '{record}' has no such field, and \
-             the reader's schema gives it no \"default\"; fill= gives the feature one",
+            "the file's schema doesn't resolve to the reader's at '{}': the file's record '{record}' has no such \
+             field, and it has no \"default\" in the reader's schema; fill= sets one for the feature",
             self.path
         )
     }
@@ -350,7 +350,7 @@ impl Resolver<'_> {
             return Ok(id);
         }
         if self.depth >= MAX_SCHEMA_LEVELS {
-            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the most that is resolved");
+            let reason = format!("types are nested deeper than {MAX_SCHEMA_LEVELS} levels, the limit");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let id = self.push(Node::new(Type::Null))?;

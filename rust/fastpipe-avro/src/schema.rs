@@ -87,7 +87,7 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Creates symbols that a reader's schema all knows.
+    /// Creates symbols without any that a reader's schema lacks.
     pub(crate) fn new(texts: Vec<String>, default: Option<String>) -> Symbols {
         Symbols {
             texts: texts.into(),
@@ -108,7 +108,7 @@ pub struct Node {
     pub aliases: Vec<String>,
     /// The logical type of the annotation.
     pub logical: Option<Logical>,
-    /// Whether a reader's schema has floats instead of these integers, which rounds them.
+    /// Whether a reader's schema reads these integers as floats, which rounds them.
     pub rounds: bool,
 }
 
@@ -149,7 +149,7 @@ impl Schema {
     pub fn parse(json: &str) -> Result<Schema, Error> {
         if json.len() > MAX_SCHEMA_BYTES {
             let n = json.len();
-            let reason = format!("a schema of {n} bytes; {MAX_SCHEMA_BYTES} is the most that is read");
+            let reason = format!("the schema has {n} bytes; the limit is {MAX_SCHEMA_BYTES}");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let (nodes, root) = Types::of(Json::parse(json)?)?;

@@ -135,7 +135,7 @@ impl AvroSource {
             for (number, block) in blocks.iter().enumerate() {
                 info.check(number as u64, block)?;
                 let len = u32::try_from(block.len()).map_err(|_| {
-                    let reason = format!("a block of {} bytes is larger than what is read", block.len());
+                    let reason = format!("a block of {} bytes exceeds the limit of 2^32 - 1 bytes", block.len());
                     Error::new(ErrorKind::Limit, reason)
                         .at_block(number as u64, block.offset)
                         .at_path(&info.path)
@@ -254,7 +254,7 @@ impl AvroSource {
         if block.rows != entry.rows || block.len() != u64::from(entry.len) || bytes.len() != entry.len as usize {
             return Err(Error::new(
                 ErrorKind::Storage,
-                "the block is not what it was when the file was indexed: the file changed",
+                "the block has changed since the file was indexed",
             ));
         }
         let start = block.header as usize;

@@ -16,7 +16,7 @@ pub(crate) struct AvroBlock {
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) rows: u32,
-    /// Number of zero-byte array items that may be read from the block: in total, and still.
+    /// Number of zero-byte array items that may be read from the block. `zero_width_left` is the remaining number.
     pub(crate) zero_width: u64,
     pub(crate) zero_width_left: AtomicU64,
     /// Offsets of the records, if they are known.

@@ -1,4 +1,4 @@
-//! Varint decoding with AVX2 and BMI2.
+//! Decodes varints with AVX2 and BMI2 instructions.
 //!
 //! A decoder that reads numbers one by one can't start on a number before it knows where the previous one ends. That
 //! costs about ten cycles per number, from one load to the next. This module instead finds the last bytes of all
@@ -8,11 +8,11 @@
 //!
 //! # Why this is sound
 //!
-//! This module uses `unsafe` for three purposes. One use loads 32 bytes from an array of 32 bytes. One executes CPUID,
-//! which every x86-64 processor supports. The other uses call functions that are compiled for AVX2, BMI1, BMI2, LZCNT
-//! and POPCNT, so the processor must support these features. All of these calls are methods of [`Avx2`], and its only
+//! This module uses `unsafe` for three purposes. First, it loads 32 bytes from an array of 32 bytes. Second, it
+//! executes CPUID, which every x86-64 processor supports. Third, it calls functions that are compiled for AVX2, BMI1,
+//! BMI2, LZCNT and POPCNT, which the processor must support. All of these calls are methods of [`Avx2`], and its only
 //! constructor outside of this module, [`Avx2::detect`], checks the processor. All memory is accessed through slices
-//! and arrays, and either the bounds are checked at run time or the compiler knows them.
+//! and arrays. Their bounds are checked at run time or known to the compiler.
 #![allow(unsafe_code)]
 
 mod short;
@@ -31,13 +31,14 @@ pub(crate) use self::short::{GROUP, Short};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 
-/// The payload bits of the bytes of a varint.
+/// Mask of the payload bits of a varint's bytes.
 const LOW_BITS: u64 = !CONTINUES;
 
 /// Number of bytes that are searched for ends at once.
 const WINDOW: usize = 64;
 
-/// Number of bytes that a window loads from: a number that starts at the last byte of the window needs 16 more.
+/// Number of bytes in a window's array. A number that starts at the window's last byte is loaded with up to 16 more
+/// bytes.
 const SPAN: usize = WINDOW + 16;
 
 impl Avx2 {
@@ -133,15 +134,15 @@ impl<'a> Window<'a> {
         Window { bytes, ends, start: 0 }
     }
 
-    /// Returns an upper bound of the lengths in this window. `Four` is decided by the next `n` numbers, the other
-    /// variants by all bytes of the window. Any bytes, such as floats, may follow an array of short numbers. Checking
-    /// all lengths precisely would add a branch that the processor can't predict.
+    /// Returns an upper bound of the lengths of numbers. `Four` considers only the next `n` numbers, because other
+    /// data, such as floats, may follow an array of short numbers. The other variants consider all bytes of the window:
+    /// restricting them too would add a branch that the processor can't predict.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn longest(&self, n: usize) -> Longest {
         // The end of the last of the `n` numbers, if it is in the window.
         let end = _pdep_u64(1 << (n - 1).min(WINDOW - 1), self.ends);
-        // Starts of runs of one, two and four bytes that all have a continuation bit.
+        // Bit `i` is set if one, two or four bytes from byte `i` on all have a continuation bit.
         let one = !self.ends;
         let two = one & one >> 1;
         let four = two & two >> 2;
@@ -163,8 +164,8 @@ impl<'a> Window<'a> {
         u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]))
     }
 
-    /// Returns the next eight numbers, none of which is longer than four bytes. The values are arbitrary where no end
-    /// is left.
+    /// Returns the next eight numbers, none of which may be longer than four bytes. If fewer ends are left, the
+    /// remaining values are arbitrary.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next_words(&mut self) -> [i32; GROUP] {
@@ -176,8 +177,8 @@ impl<'a> Window<'a> {
         })
     }
 
-    /// Returns the next number, and whether it is not a valid varint of a long. `WIDE` must be set if a number may be
-    /// longer than eight bytes. The value is arbitrary if no end is left.
+    /// Returns the next number, and whether it is invalid because it exceeds 64 bits. `WIDE` must be set if a number
+    /// may be longer than eight bytes. The value is arbitrary if no end is left.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next<const WIDE: bool>(&mut self) -> (i64, bool) {

@@ -99,7 +99,7 @@ impl<'a> Input<'a> {
                 if self.bytes.len() == left {
                     let fewer = self.empty_left.checked_sub(1);
                     self.empty_left = fewer.ok_or_else(|| {
-                        let reason = format!("arrays have more than {MOST_EMPTY_ITEMS} items of no bytes");
+                        let reason = format!("arrays have more than {MOST_EMPTY_ITEMS} items of zero bytes, the limit");
                         Error::new(ErrorKind::Limit, reason)
                     })?;
                 }

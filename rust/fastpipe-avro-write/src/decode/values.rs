@@ -29,7 +29,7 @@ impl Offsets {
         let last = self.0.last().copied().unwrap_or(0);
         let end = i32::try_from(length).ok().and_then(|length| last.checked_add(length));
         let end = end.ok_or_else(|| {
-            let reason = "the rows of a batch have more than 2^31 bytes or items together: give a smaller --batch-size";
+            let reason = "the rows of a batch have more than 2^31 bytes or items in total: use a smaller --batch-size";
             Error::new(ErrorKind::Limit, reason)
         })?;
         self.0.push(end);
@@ -174,7 +174,7 @@ impl Values {
                 let (months, days, millis): (_, _, u32) = (part()?, part()?, part()?);
                 let (months, days) = (i32::try_from(months), i32::try_from(days));
                 let (Ok(months), Ok(days)) = (months, days) else {
-                    let reason = "a duration has more than 2^31 - 1 months or days, the most that Arrow's have";
+                    let reason = "a duration has more than 2^31 - 1 months or days, the limit of Arrow";
                     return Err(Error::new(ErrorKind::ValueRange, reason));
                 };
                 values.push(IntervalMonthDayNano::new(months, days, i64::from(millis) * 1_000_000));
@@ -216,8 +216,8 @@ impl Values {
                 let length = bytes.len().saturating_add(*size);
                 if length > MAX_FIXED_BYTES {
                     let reason = format!(
-                        "a column of fixed values of {size} bytes takes more than 2^28 bytes with its nulls: give a smaller \
-                         --batch-size, or leave the column out with --columns"
+                        "a column of fixed values of {size} bytes takes more than 2^28 bytes with its nulls: use a \
+                         smaller --batch-size, or leave the column out with --columns"
                     );
                     return Err(Error::new(ErrorKind::Limit, reason));
                 }

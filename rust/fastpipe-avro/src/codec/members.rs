@@ -14,7 +14,7 @@ use crate::limits::MAX_WINDOW_BYTES;
 /// sufficient size is tried first. The memory for a block is allocated later, and a failure of that allocation is
 /// reported.
 fn new_member() -> Result<Decompress, Error> {
-    /// Bytes, more than a decompressor needs.
+    /// Upper bound of the bytes that a decompressor allocates.
     const ENOUGH: usize = 128 << 10;
     drop(try_with_capacity::<u8>(ENOUGH, "a decompressor")?);
     catch_unwind(|| Decompress::new(false)).map_err(|_| no_memory(Codec::Bzip2))
@@ -71,8 +71,8 @@ fn xz_failed(error: stream::Error) -> Error {
     match error {
         stream::Error::MemLimit => {
             let reason = format!(
-                "an xz block needs a dictionary of more than {MAX_WINDOW_BYTES} bytes to be read: compress it again with a \
-                 smaller one, as xz -9 has"
+                "an xz block needs a dictionary of more than {MAX_WINDOW_BYTES} bytes, the limit: compress it again \
+                 with a smaller one, such as that of xz -9"
             );
             Error::new(ErrorKind::Limit, reason)
         }

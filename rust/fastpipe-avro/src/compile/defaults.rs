@@ -27,7 +27,7 @@ impl<'a> Compiler<'a> {
     ) -> Result<(), Error> {
         let value: Value = serde_json::from_str(json).map_err(|error| {
             misfit(format!(
-                "the default of the reader's field '{path}' is no JSON: {error}"
+                "the default of the reader's field '{path}' is not valid JSON: {error}"
             ))
         })?;
         let mut emits = Vec::new();
@@ -73,7 +73,7 @@ impl<'a> Compiler<'a> {
     ) -> Result<(), Error> {
         if emits.len() > MAX_CONSTANTS {
             return Err(misfit(format!(
-                "the default of the reader's field '{path}' has more than {MAX_CONSTANTS} values, the most that are read"
+                "the default of the reader's field '{path}' has more than {MAX_CONSTANTS} values, the limit"
             )));
         }
         self.nested(|c| c.constant_inner(id, value, want, path, emits))
@@ -91,7 +91,7 @@ impl<'a> Compiler<'a> {
         let wrong = || {
             let ty = schema.describe(id);
             misfit(format!(
-                "the default of the reader's field '{path}' is no value of type {ty}: {}",
+                "the default of the reader's field '{path}' is not a value of type {ty}: {}",
                 shown(value)
             ))
         };
@@ -124,8 +124,8 @@ impl<'a> Compiler<'a> {
                         return Ok(());
                     }
                     let reason = format!(
-                        "the reader's field '{path}' has a default that is a sparse record with entries, which is not read; \
-                         leave the column out, give it a fill, or a default without entries"
+                        "the reader's field '{path}' has a default that is a sparse record with entries, which is not \
+                         supported; leave the column out, set fill=, or use a default without entries"
                     );
                     return Err(misfit(reason));
                 };
@@ -201,7 +201,7 @@ impl<'a> Compiler<'a> {
             LengthRule::Exact(exact) if n == exact => (n, 0),
             LengthRule::Exact(exact) => {
                 return Err(misfit(format!(
-                    "the default of the reader's field '{path}' has {n} items, and the shape {exact}"
+                    "the default of the reader's field '{path}' has {n} items, but the shape requires {exact}"
                 )));
             }
             LengthRule::Pad(to) => (n.min(to), to.saturating_sub(n)),

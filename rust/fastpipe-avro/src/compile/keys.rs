@@ -22,7 +22,7 @@ impl<'a> Compiler<'a> {
         let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let ValueParts::Elements(to, part) = column.parts.values else {
-            return Err(misfit(format!("the field '{path}' can't become indices")));
+            return Err(misfit(format!("the field '{path}' can't be read as indices")));
         };
         // Checks the greatest index now. The decoder checks the other indices when it reads them.
         let greatest = Scalar::Int(i128::from(lookup.size()) - 1);
@@ -74,7 +74,7 @@ impl<'a> Compiler<'a> {
         let at = self.about(path, &[want]);
         let column = &self.columns[want.column];
         let ValueParts::Elements(to, part) = column.parts.values else {
-            return Err(misfit(format!("the field '{path}' can't become indices")));
+            return Err(misfit(format!("the field '{path}' can't be read as indices")));
         };
         let texts = match body.0[..] {
             [(Op::Key(key), _)] => {

@@ -63,7 +63,7 @@ impl<'a> Compiler<'a> {
                 Some(wire) => Op::Number { wire, to, part },
                 None => self.decimal(ty, logical, want, (to, part), path)?,
             },
-            (_, ValueParts::Text { .. }) => return Err(misfit(format!("the field '{path}' can't become text"))),
+            (_, ValueParts::Text { .. }) => return Err(misfit(format!("the field '{path}' can't be read as text"))),
         };
         out.push(op, at);
         Ok(())
@@ -73,8 +73,8 @@ impl<'a> Compiler<'a> {
     #[cold]
     pub(super) fn other_values(&self, column: &Column, found: &str, first: &str) -> Error {
         misfit(format!(
-            "this file has {found} where the first file has {first}; reader_schema= takes a schema that both resolve to, or \
-             \"union\""
+            "this file has {found} where the first file has {first}; set reader_schema= to a schema that both resolve \
+             to, or to \"union\""
         ))
         .at_feature(&column.feature.name)
     }
@@ -95,8 +95,8 @@ impl<'a> Compiler<'a> {
             (Type::Long, None) => (DecimalBytes::Long, 0),
             _ => {
                 let reason = format!(
-                    "the field '{path}' has values of another type in this file, which don't become {to}; \
-                     features= reads them as what they are"
+                    "the field '{path}' has values of another type in this file, which can't be converted to {to}; use \
+                     features= to read them as their own type"
                 );
                 return Err(misfit(reason).at_feature(&self.columns[want.column].feature.name));
             }
@@ -124,7 +124,7 @@ impl<'a> Compiler<'a> {
         Ok(Op::Decimal(self.plan.decimals.len() as u32 - 1))
     }
 
-    /// Compiles an enum. Codes follow the order of symbols in the first file, whatever the order in other files is.
+    /// Compiles an enum. Codes follow the order of symbols in the first file, even if other files have another order.
     fn enumeration(&mut self, symbols: &Symbols, column: &Column, target: ValueParts) -> Result<Op, Error> {
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let texts = &symbols.texts;
@@ -139,7 +139,7 @@ impl<'a> Compiler<'a> {
                 }
                 let code = places.get(symbol).ok_or_else(|| {
                     misfit(format!(
-                        "the enum symbol '{symbol}' is not among those of the first file; dtype \"string\" reads both"
+                        "the enum symbol '{symbol}' is not a symbol of the first file; dtype \"string\" reads both"
                     ))
                 })?;
                 codes.push(*code);

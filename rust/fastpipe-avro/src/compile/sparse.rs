@@ -35,7 +35,8 @@ impl<'a> Compiler<'a> {
             };
             let Some(role) = role.filter(|&r| !seen[r]) else {
                 let reason = format!(
-                    "a sparse record of {dims} dimensions has the fields indices0 to indices{} and values alone, found '{name}'",
+                    "a sparse record of {dims} dimensions must have only the fields indices0 to indices{} and values, \
+                     found '{name}'",
                     dims - 1
                 );
                 return Err(misfit(reason).at_feature(&column.feature.name));
@@ -68,7 +69,7 @@ impl<'a> Compiler<'a> {
 
     #[cold]
     fn other_fields(&self, want: Want<'a>) -> Error {
-        let reason = "a sparse record can't have fields that the reader's schema doesn't have";
+        let reason = "a sparse record can't have fields that the reader's schema lacks";
         misfit(reason.into()).at_feature(&self.columns[want.column].feature.name)
     }
 
@@ -154,7 +155,7 @@ impl<'a> Compiler<'a> {
                 .within_union(union)
                 .ok_or_else(|| misfit(format!("'{path}' has items of several types")))?;
             if matches!(tag, Some((Some(_), _))) && column.feature.nulls == Nulls::Mask {
-                let reason = "sparse values that may be null can't be masked; give a fill, or nulls=\"error\"";
+                let reason = "sparse values that may be null can't be masked; set fill=, or nulls=\"error\"";
                 return Err(misfit(reason.into()));
             }
             inner = type_within;
@@ -166,7 +167,7 @@ impl<'a> Compiler<'a> {
             let (found, ask) = (self.schema.describe(inner), logical.time().map_or("int64", DType::name));
             return Err(misfit(format!(
                 "the items of '{path}' are of type {found}, which don't fit {dtype}; ask for \"{ask}\", or an integer \
-                 dtype for what is stored"
+                 dtype for the stored integers"
             )));
         }
         if matches!(self.schema.ty(inner), Type::Array(_) | Type::Map(_) | Type::Record(_)) {

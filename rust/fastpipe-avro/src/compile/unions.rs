@@ -97,8 +97,8 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Returns the nulls of the columns of all branches in order. The nulls to write for a value of one branch are all
-    /// of them except a contiguous range.
+    /// Returns the nulls of the columns of all branches, in order. The nulls to write for a value of one branch are
+    /// these, except a contiguous range.
     fn absents(&mut self, wants: &[Want<'a>]) -> Result<Vec<Absent<'a>>, Error> {
         let mut absents = Vec::with_capacity(wants.len());
         for want in wants {
@@ -185,16 +185,16 @@ impl<'a> Compiler<'a> {
         let misfit = |reason: String| misfit(reason).at_feature(&column.feature.name);
         let name = &union.names[branch.code];
         let Some(known) = column.symbols.as_deref() else {
-            return Err(self.other_values(column, "numbers of a union's types", "other values"));
+            return Err(self.other_values(column, "codes of a union's types", "other values"));
         };
         let code = known.iter().position(|other| other == name).ok_or_else(|| {
             misfit(format!(
-                "the union's type '{name}' is not among those of the first file; reader_schema= takes a schema that has \
-                 them all, or \"union\""
+                "the union's type '{name}' is not in the union of the first file; set reader_schema= to a schema with \
+                 all types, or to \"union\""
             ))
         })?;
         let ValueParts::Elements(dtype, part) = column.parts.values else {
-            return Err(misfit("the numbers of a union's types aren't text".into()));
+            return Err(misfit("the codes of a union's types aren't text".into()));
         };
         let value = Scalar::Int(code as i128).element(dtype)?.into();
         self.mark_valid(want, at, out);

@@ -25,8 +25,8 @@ pub fn whole_blocks_end(file: &dyn ReadAt, info: &FileInfo) -> Result<u64, Error
             Some(Ok(block)) => info.check(number, &block)?,
             Some(Err(error)) if error.kind() == ErrorKind::Malformed && walk.is_cut() => {
                 if contains(file, walk.offset, walk.size, &walk.sync)? {
-                    let reason = "the block's header is damaged: it says that the block ends after the file, and a sync \
-                                  marker follows before that";
+                    let reason = "the block's header is damaged: it declares a block that extends past the end of the \
+                                  file, but contains a sync marker";
                     let error = Error::new(ErrorKind::Malformed, reason);
                     return Err(error.at_block(number, walk.offset).at_path(&info.path));
                 }

@@ -22,7 +22,7 @@ const MOST_AHEAD: u64 = 6;
 pub(crate) struct Indexed<'a> {
     block: Block<'a>,
     starts: &'a [u32],
-    /// Number of zero-byte values that may still be read: at the first use of the block, and now.
+    /// Number of zero-byte values that may be read: at the first use of the block (`before`), and now (`left`).
     before: u64,
     left: u64,
 }

@@ -68,8 +68,8 @@ impl Decoder<'_, '_, '_, '_> {
             Some(symbol) => Error::new(
                 ErrorKind::Schema,
                 format!(
-                    "the symbol \"{symbol}\" of the file's enum is none of the reader's, which has no default; give the reader's \
-                     enum it, or a \"default\""
+                    "the symbol \"{symbol}\" of the file's enum is not in the reader's enum, which has no default; add \
+                     it to the reader's enum, or give that a \"default\""
                 ),
             ),
             None => DecodeError::UnknownSymbol { index }.into_error(),

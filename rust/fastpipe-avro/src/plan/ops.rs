@@ -53,7 +53,7 @@ pub(crate) enum Op {
     Union {
         branches: Span,
     },
-    /// Fails because a value doesn't resolve to the reader's type. Contains the index of the reason.
+    /// Fails because a value doesn't resolve to the reader's type. Contains the index of the error text.
     Refuse {
         refusal: u32,
     },

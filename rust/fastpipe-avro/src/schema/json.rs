@@ -88,9 +88,8 @@ impl Json {
         });
         parsed.map_err(|error| {
             if too_deep.get() {
-                let reason = format!(
-                    "the schema's JSON is nested deeper than {MAX_SCHEMA_JSON_LEVELS} levels, the most that is read"
-                );
+                let reason =
+                    format!("the schema's JSON is nested deeper than {MAX_SCHEMA_JSON_LEVELS} levels, the limit");
                 return Error::new(ErrorKind::Limit, reason);
             }
             Error::new(ErrorKind::Schema, format!("expected an Avro schema: {error}"))
@@ -128,7 +127,7 @@ impl Object {
     }
 }
 
-/// A value at a nesting level.
+/// The deserializer of a value at a nesting level.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     level: usize,
@@ -209,7 +208,7 @@ impl<'de> Visitor<'de> for Part<'_> {
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        // Many empty objects would take much more memory than their text.
+        // An empty object would take much more memory than its text, and a schema may contain many of them.
         Ok(if object.0.is_empty() {
             Json::Other
         } else {
@@ -218,7 +217,7 @@ impl<'de> Visitor<'de> for Part<'_> {
     }
 }
 
-/// A key; deserializes to `None` if reading doesn't need its value.
+/// The deserializer of a key, which returns `None` if reading doesn't need the key's value.
 struct KeyOnly;
 
 impl<'de> DeserializeSeed<'de> for KeyOnly {

@@ -47,10 +47,7 @@ fn no_schema(what: impl Display) -> Error {
 
 #[cold]
 fn beyond(what: impl Display) -> Error {
-    Error::new(
-        ErrorKind::Limit,
-        format!("the schema has {what}, the most that is read"),
-    )
+    Error::new(ErrorKind::Limit, format!("the schema has {what}, the limit"))
 }
 
 /// Returns the primitive type with this name.
@@ -117,13 +114,13 @@ impl Types {
             },
             Json::List(branches) => self.union(branches, around),
             Json::Object(object) => self.object(object, around),
-            Json::Number(_) | Json::Default(_) | Json::Other => Err(no_schema("what is no type where one belongs")),
+            Json::Number(_) | Json::Default(_) | Json::Other => Err(no_schema("a value that is not a type")),
         }
     }
 
     fn reference(&mut self, name: &str, around: Around<'_>) -> Result<NodeId> {
         let full = self.full_name(name, around.space)?;
-        // Within a namespace, Java also writes names of types without a namespace this way.
+        // Within a namespace, Java refers to a type without a namespace by its short name.
         let found = self.named.get(&full).or_else(|| self.named.get(name));
         found
             .copied()
@@ -170,7 +167,7 @@ impl Types {
 
     fn field(&mut self, field: Json, mut around: Around<'_>) -> Result<Field> {
         let Json::Object(mut field) = field else {
-            return Err(no_schema("what is no field among the fields of a record"));
+            return Err(no_schema("a field of a record that is not an object"));
         };
         let Some(Json::Text(name)) = field.take(Key::Name) else {
             return Err(no_schema("a field without its \"name\""));
@@ -178,7 +175,10 @@ impl Types {
         self.name(&name, 0)?;
         // Paths of features separate names by dots.
         if name.is_empty() || name.contains(|c: char| c == '.' || c.is_control()) {
-            return Err(no_schema(format_args!("the name '{}' of a field", name.escape_debug())));
+            return Err(no_schema(format_args!(
+                "the invalid field name '{}'",
+                name.escape_debug()
+            )));
         }
         around.path += 1 + name.len();
         self.paths += around.path;
@@ -209,7 +209,7 @@ impl Types {
         let mut symbols = Vec::new();
         for symbol in list(body(object, Key::Symbols, "enum", "symbols")?, "\"symbols\"")? {
             let Json::Text(symbol) = symbol else {
-                return Err(no_schema("what is no text among the symbols of an enum"));
+                return Err(no_schema("a symbol of an enum that is not a string"));
             };
             self.name(&symbol, 0)?;
             symbols.push(symbol);
@@ -228,9 +228,9 @@ impl Types {
 
     fn fixed(&mut self, object: &mut Object, around: Around<'_>) -> Result<NodeId> {
         let Json::Number(size) = body(object, Key::Size, "fixed", "size")? else {
-            return Err(no_schema("a \"size\" of a fixed that is no number of bytes"));
+            return Err(no_schema("a \"size\" of a fixed that is not a number of bytes"));
         };
-        let size = usize::try_from(size).map_err(|_| no_schema("a \"size\" beyond any memory"))?;
+        let size = usize::try_from(size).map_err(|_| no_schema("a \"size\" that exceeds any memory"))?;
         Ok(self.define(object, Type::Fixed(size), around)?.0)
     }
 
@@ -241,7 +241,7 @@ impl Types {
             let id = self.part(branch, around)?;
             let Node { ty, name, .. } = &self.nodes[id];
             if matches!(ty, Type::Union(_)) {
-                return Err(no_schema("a union right within a union"));
+                return Err(no_schema("a union directly within a union"));
             }
             // Named types are distinguished by their names.
             if !seen.insert((discriminant(ty), name.as_ref().map(|_| id))) {
@@ -281,7 +281,7 @@ impl Types {
         let (space, last) = name.rsplit_once('.').unwrap_or((space, name));
         self.name(name, space.len())?;
         if last.is_empty() {
-            return Err(no_schema(format_args!("the name '{name}' of a type")));
+            return Err(no_schema(format_args!("the invalid type name '{name}'")));
         }
         Ok(match space {
             "" => last.to_owned(),
@@ -293,7 +293,7 @@ impl Types {
     fn name(&mut self, name: &str, space: usize) -> Result<()> {
         if name.len() > MAX_NAME_BYTES {
             return Err(beyond(format_args!(
-                "a name of {} bytes; {MAX_NAME_BYTES} is",
+                "a name of {} bytes, more than {MAX_NAME_BYTES}",
                 name.len()
             )));
         }
@@ -315,7 +315,7 @@ fn body(object: &mut Object, key: Key, kind: &str, name: &str) -> Result<Json> {
 
 fn list(json: Json, what: &str) -> Result<Vec<Json>> {
     let Json::List(list) = json else {
-        return Err(no_schema(format_args!("{what} that are no list")));
+        return Err(no_schema(format_args!("{what} that is not a list")));
     };
     check_length(list.len())?;
     Ok(list)
@@ -323,7 +323,9 @@ fn list(json: Json, what: &str) -> Result<Vec<Json>> {
 
 fn check_length(n: usize) -> Result<()> {
     if n > MAX_SCHEMA_LIST {
-        return Err(beyond(format_args!("a list of {n} entries; {MAX_SCHEMA_LIST} is")));
+        return Err(beyond(format_args!(
+            "a list of {n} entries, more than {MAX_SCHEMA_LIST}"
+        )));
     }
     Ok(())
 }
