@@ -300,7 +300,7 @@ fn without_nulls(array: &ArrayRef) -> ArrayRef {
         return array.clone();
     }
     let data = array.to_data().into_builder().nulls(None);
-    // Without nulls, Arrow reads one buffer less.
+    // Without nulls, one buffer less is validated.
     data.build().map_or_else(|_| array.clone(), make_array)
 }
 

@@ -123,7 +123,7 @@ fn is_binary(ty: &DataType) -> bool {
     matches!(ty, DataType::Binary | DataType::LargeBinary | DataType::BinaryView)
 }
 
-/// Values that don't fit become null, which the caller then reports.
+/// Converts values that don't fit to null. The caller reports these nulls.
 const CAST: CastOptions<'_> = CastOptions {
     safe: true,
     format_options: arrow_cast::display::FormatOptions::new(),

@@ -1,7 +1,7 @@
 //! Decodes encoded values (Avro 1.12 specification, "Binary Encoding") to Arrow arrays that preserve their types.
 //!
 //! A column is a field of the root record or of a nested record. Its input is the encoded bytes of one value per row.
-//! The schema alone determines the Arrow type.
+//! Only the schema determines the Arrow type, not the data.
 
 mod input;
 mod values;

@@ -17,7 +17,7 @@ use crate::schema::{Null, NullableType, Schema, Type};
 
 /// Target bytes of rows that are encoded at once.
 const AT_ONCE: usize = 1 << 20;
-/// Maximum number of rows that are encoded at once, and the number before their size is known.
+/// Maximum number of rows that are encoded at once, and the number of rows to begin with, when their size is unknown.
 const MOST_ROWS: usize = 1 << 16;
 const FIRST_ROWS: usize = 256;
 
@@ -62,7 +62,7 @@ impl<W: Write> Encoder<W> {
         &self.schema
     }
 
-    /// Returns the block writer, which can be finished or dropped.
+    /// Returns the writer of the blocks, which the caller finishes or abandons.
     pub fn into_blocks(self) -> Blocks<W> {
         self.blocks
     }

@@ -9,16 +9,17 @@ use serde_json::{Value, json};
 use crate::names::check_field;
 use crate::schema::Schema;
 
-/// Infers the schema of rows with these fields. The record is called `name`. A nullable field becomes a union of null
-/// and its type, with null as the default. A type without an Avro equivalent becomes a wider type, or raises an error:
+/// Infers the schema of rows with these fields. The record is called `name`. A nullable field is a union of null and
+/// its type, with null as the default. A type without an Avro equivalent is converted to a wider type, or raises an
+/// error:
 ///
-/// - Unsigned integers become the smallest of int and long that can represent them, 64-bit ones become long. float16
-///   becomes float.
-/// - Dictionaries and run-end-encoded arrays become the type of their values.
-/// - Timestamps with a time zone become `timestamp-…`, and timestamps without one `local-timestamp-…`. Seconds become
-///   milliseconds.
-/// - Times of day in nanoseconds become microseconds. Time differences become longs in their unit.
-/// - Intervals become the logical type `duration`.
+/// - Unsigned integers are written as the smallest of int and long that can represent them, and 64-bit ones as long.
+///   float16 is written as float.
+/// - Dictionaries and run-end-encoded arrays are written as the type of their values.
+/// - Timestamps with a time zone are written as `timestamp-…`, and timestamps without one as `local-timestamp-…`.
+///   Seconds are converted to milliseconds.
+/// - Times of day in nanoseconds are converted to microseconds. Time differences are written as longs in their unit.
+/// - Intervals are written as the logical type `duration`.
 pub fn infer(fields: &Fields, name: &str) -> Result<Schema> {
     let mut names = Names(HashSet::from([name.to_owned()]));
     let schema = json!({"type": "record", "name": name, "fields": names.fields(fields, "")?});

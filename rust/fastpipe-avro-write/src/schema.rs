@@ -33,7 +33,7 @@ pub(crate) struct NullableType {
 pub(crate) enum Null {
     First,
     Second,
-    /// There is no null: it is a union with one type. This never occurs in a schema for writing.
+    /// The union has only one type, which isn't null. This never occurs in a schema for writing.
     Never,
 }
 
@@ -389,8 +389,8 @@ fn count(ty: &Type) -> usize {
     }
 }
 
-/// Returns a type with the logical type of its object. As the specification requires, unknown logical types and those
-/// that don't fit the type are ignored. An invalid decimal raises an error, because other readers would read different
+/// Returns a type with the logical type of its object. As the specification requires, a logical type is ignored if it
+/// is unknown or doesn't fit the type. An invalid decimal raises an error, because other readers would read different
 /// numbers.
 fn logical(ty: Type, object: &serde_json::Map<String, Value>, path: &str) -> Result<Type> {
     let Some(name) = object.get("logicalType").and_then(Value::as_str) else {

@@ -152,8 +152,8 @@ pub fn decompress(codec: Codec, input: &[u8], guess: usize, pool: &BufferPool) -
     decompress_within(codec, input, guess, MAX_BLOCK_BYTES, pool)
 }
 
-/// Decompresses a block of at most `most` bytes, as [`decompress`] does. The output never takes more memory than `most`
-/// or [`MAX_BLOCK_BYTES`], whichever is less.
+/// Decompresses a block of at most `most` bytes, as [`decompress`] does. The output takes no more memory than the
+/// smaller of `most` and [`MAX_BLOCK_BYTES`].
 pub(crate) fn decompress_within(
     codec: Codec,
     input: &[u8],

@@ -49,7 +49,7 @@ struct Code(Vec<(Op, u32)>);
 
 impl Code {
     fn push(&mut self, op: Op, place: u32) {
-        // Adjacent skips become one operation.
+        // Merges adjacent skips into one operation.
         match (self.0.last_mut(), &op) {
             (Some((Op::Skip(n), _)), Op::Skip(more)) => *n = n.saturating_add(*more),
             (Some((Op::SkipVarints(n), _)), Op::SkipVarints(more)) => *n += more,

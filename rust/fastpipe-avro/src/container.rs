@@ -24,9 +24,9 @@ pub const SYNC_BYTES: usize = 16;
 /// Maximum bytes of a block's header: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
-/// If a block has at least this many bytes, the walk tells the operating system not to cache the file around its
-/// header. The walk reads one page of memory per block. For smaller blocks, that is so large a part of the file that it
-/// should stay cached.
+/// The walk advises the operating system not to cache the headers of blocks of at least this many bytes. The walk reads
+/// one page of memory per block. If blocks are smaller, these pages are a large part of the file and should stay
+/// cached.
 const PASSED_OVER: u64 = 128 << 10;
 
 /// The header of a file.

@@ -416,7 +416,7 @@ impl<'a> Cursor<'a> {
         self.items_of(smallest, 1)
     }
 
-    /// Reads the header of a block of items, as [`Cursor::items`] does, for items that become `columns` values each.
+    /// Reads the header of a block of items, as [`Cursor::items`] does, for items that yield `columns` values each.
     #[inline(always)]
     pub(crate) fn items_of(&mut self, smallest: u64, columns: u64) -> Result<Option<Items>> {
         let count = self.long()?;

@@ -1,4 +1,5 @@
-//! Errors of decoding as small values. They become an [`Error`] with a location only when they leave the decoder.
+//! Errors of decoding as small values. They are converted to an [`Error`] with a location only when they leave the
+//! decoder.
 
 use fastpipe_batch::{DType, Error, ErrorKind, Overflow};
 

@@ -70,7 +70,7 @@ fn field<'s, 'n>(fields: &'s [Field], path: &'n str) -> Option<(&'s Field, &'n s
     if let Some(field) = fields.iter().find(|f| f.name == name) {
         return Some((field, rest));
     }
-    // Names contain no colons, except those of writers that don't check names.
+    // Names contain no colons, except in files of writers that don't check names.
     name.rmatch_indices(':').find_map(|(at, _)| {
         let field = fields.iter().find(|f| f.name == name[..at])?;
         Some((field, &path[at..]))

@@ -75,8 +75,8 @@ impl FileInfo {
         format!("a block of {bytes} can't hold the {rows} records of at least {smallest} bytes it declares")
     }
 
-    /// Returns the index of the file that determines the layout of columns: the first file with records, or 0 if there
-    /// is none.
+    /// Returns the index of the file that determines the layout of columns: the first file with records, or 0 if all
+    /// files are empty.
     pub fn deciding(files: &[(FileInfo, Vec<Block>)]) -> usize {
         let found = files.iter().position(|(_, blocks)| !has_no_records(blocks));
         found.unwrap_or(0)

@@ -213,7 +213,7 @@ mod tests {
         #[test]
         fn blocks_round_trip(wanted in prop::collection::vec((0..=i32::MAX as u32, 0..=i32::MAX as u32), 0..50)) {
             let file = info("deflate");
-            // No more rows than bytes, because each row takes at least one byte.
+            // At most one row per byte, which every block can hold.
             let possible = |(rows, size): (u32, u32)| (rows.min(size).min(1 << 30), size);
             let (blocks, size) = laid_out(&wanted.into_iter().map(possible).collect::<Vec<_>>());
             prop_assert_eq!(decode_index(&encode_index(&file, &blocks), &file, size).unwrap(), Some(blocks));

@@ -72,7 +72,7 @@ pub fn later_columns(files: &[(FileInfo, Vec<Block>)], columns: Option<&[String]
     Ok(later)
 }
 
-/// Returns the schema with the fields of all files, or `None` if there are no files.
+/// Returns the schema with the fields of all files, or `None` if the list of files is empty.
 pub fn merged_schema(files: &[(FileInfo, Vec<Block>)]) -> Result<Option<Arc<Schema>>> {
     let mut merged: Option<Arc<Schema>> = None;
     let mut seen = HashSet::new();

@@ -1,8 +1,8 @@
 //! Features that convert text to indices: which fields they accept, and the resulting form.
 //!
 //! A field of strings, bytes, fixed or enums is a key. Its column contains indices: one per row, or an array of them. A
-//! *bag* is an array of records of a name, a term and a value, as photon-ml, GDMix and Avro2TF write them. It becomes a
-//! sparse column of one dimension, whose coordinates are the indices of the keys (name and term).
+//! *bag* is an array of records of a name, a term and a value, as photon-ml, GDMix and Avro2TF write them. It is read
+//! as a sparse column of one dimension, whose coordinates are the indices of the keys (name and term).
 
 use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Nulls, Request};
 

@@ -97,7 +97,7 @@ impl<'a> LengthSample<'a> {
         Ok(())
     }
 
-    /// Returns the features, with fixed dimensions where all sampled lengths are equal. Dimensions become fixed from
+    /// Returns the features, with fixed dimensions where all sampled lengths are equal. Dimensions are made fixed from
     /// the innermost outward, up to the maximum number of dimensions of an array. At most one of their levels may be
     /// nullable, because the mask of a fixed shape can't distinguish nulls of two levels.
     pub fn refine(&self) -> Vec<Feature> {

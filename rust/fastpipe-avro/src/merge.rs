@@ -1,7 +1,7 @@
 //! Merges schemas into one that can represent the data of each.
 //!
-//! A field that one schema lacks becomes nullable, and numbers become a type that can represent both. Enums have the
-//! symbols of both schemas, and other types that can't be merged become branches of a union.
+//! A field that one schema lacks is nullable in the result. Numbers are merged into a type that can represent both, and
+//! enums have the symbols of both. Other types that can't be merged are branches of a union.
 
 use std::collections::HashMap;
 

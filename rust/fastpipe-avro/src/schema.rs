@@ -238,7 +238,7 @@ impl Schema {
         self.fixed[id]
     }
 
-    /// Returns whether a value can contain values of its own type.
+    /// Returns whether the type is recursive: its values can contain values of the same type.
     pub fn recursive(&self, id: NodeId) -> bool {
         self.recursive[id]
     }

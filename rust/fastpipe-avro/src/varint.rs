@@ -5,8 +5,8 @@ pub(crate) const CONTINUES: u64 = 0x8080_8080_8080_8080;
 
 /// Decodes a number of up to eight bytes. Returns the number and its length, or `None` if it is longer.
 ///
-/// There is no branch on the length, which the processor can't predict for numbers of mixed sizes. Eight bytes are
-/// loaded at once, and the payload bits of the bytes that belong to the number are packed.
+/// The function doesn't branch on the length, because the processor can't predict the lengths of numbers of mixed
+/// sizes. It loads eight bytes at once, and packs the payload bits of the bytes that belong to the number.
 #[inline(always)]
 pub(crate) fn short_long(bytes: &[u8; 8]) -> Option<(i64, usize)> {
     let word = u64::from_le_bytes(*bytes);

@@ -26,8 +26,8 @@ impl Ends {
         (!long).then_some(Ends { sums })
     }
 
-    /// Returns the offset after the `n`-th end, or the number of ends if there are fewer. There is no branch on the
-    /// offset, because the processor can't predict the lengths of arrays.
+    /// Returns the offset after the `n`-th end, or the number of ends if there are fewer. The function doesn't branch
+    /// on the offset, because the processor can't predict the lengths of arrays.
     #[inline(always)]
     pub(crate) fn nth(&self, n: usize) -> std::result::Result<usize, usize> {
         let [a, b, c, d] = self.sums.map(|sums| (sums >> 56) as usize);

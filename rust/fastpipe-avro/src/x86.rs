@@ -164,8 +164,8 @@ impl<'a> Window<'a> {
         u64::from_le_bytes(std::array::from_fn(|i| self.bytes[at + i]))
     }
 
-    /// Returns the next eight numbers, none of which may be longer than four bytes. If fewer ends are left, the
-    /// remaining values are arbitrary.
+    /// Returns the next eight numbers, which may not be longer than four bytes. If fewer ends are left, the remaining
+    /// values are arbitrary.
     #[inline]
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     fn next_words(&mut self) -> [i32; GROUP] {
@@ -244,8 +244,8 @@ fn read<M: Convert, const SHORT: bool, const WIDE: bool>(
         match out[*done..].first_chunk_mut::<GROUP>() {
             Some(group) if available >= wanted => {
                 let last = left <= GROUP;
-                // Numbers after the last one of the array are converted too, whatever their values. The processor
-                // couldn't predict a branch on the number of valid ones.
+                // Numbers after the last one of the array are converted as well, although they may be arbitrary data.
+                // The processor couldn't predict a branch on the number of valid ones.
                 let mut wrong = false;
                 if SHORT {
                     let those = convert.short(Short::new(window.next_words()), group);

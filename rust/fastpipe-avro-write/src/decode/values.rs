@@ -17,8 +17,8 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use super::input::{DAY_MILLIS, Input, decimal, malformed, time_of_day};
 use crate::schema::{Null, NullableType, Type};
 
-/// Maximum bytes of a column of fixed values in a batch that contains nulls. Arrow stores zeros for each null, as many
-/// as the schema declares, while a null takes only one byte in the file.
+/// Maximum bytes of a column of fixed values in a batch that contains nulls. For each null, Arrow stores the number of
+/// bytes that the schema declares, while the file needs only one byte.
 const MAX_FIXED_BYTES: usize = 1 << 28;
 
 /// Ends of the items of rows. The first offset is 0.

@@ -45,7 +45,7 @@ impl<'p> Output<'p> {
         }
     }
 
-    /// Records that `bytes` bytes were written to the room.
+    /// Records that `bytes` bytes were written to the memory that `room` returned.
     pub(super) fn wrote(&mut self, bytes: usize) -> Result<(), Error> {
         if self.written + bytes > self.bytes.len() {
             return Err(too_large(self.codec, self.most));

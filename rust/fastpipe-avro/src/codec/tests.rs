@@ -190,7 +190,7 @@ proptest! {
                 let error = decompress_within(codec, &packed, guess, whole.len() - 1, &pool).unwrap_err();
                 prop_assert!(error.is_over_memory_limit(), "{}: {}", codec, error);
             }
-            // However it is cut, the last member is incomplete.
+            // Wherever it is cut, the last member is incomplete.
             let last = compress(codec, members.last().unwrap()).len();
             for cut in [1, 2, last / 2, last - 1] {
                 let error = decompress(codec, &packed[..packed.len() - cut], guess, &pool).unwrap_err();
@@ -364,7 +364,7 @@ fn windows_beyond_the_limit_are_named() {
         (15 << 38, frame(&[0, 0xff])),
         (1 << 40, size(1 << 40)),
     ] {
-        // Also after another frame.
+        // The frame by itself, and after another frame.
         for stored in [bad.clone(), [largest.clone(), bad.clone()].concat()] {
             let error = decompress(Codec::Zstandard, &stored, 0, &pool).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Limit, "{error}");

@@ -1,4 +1,4 @@
-//! Compiles bags: arrays of records of a name, a term and a value, which become one sparse column.
+//! Compiles bags: arrays of records of a name, a term and a value, which are read as one sparse column.
 
 use fastpipe_batch::{Error, Form, Nulls, Request, SparseLayout, ValueParts};
 

@@ -6,8 +6,8 @@ use crate::field_path::misfit;
 use crate::layout::Column;
 use crate::plan::Emit;
 
-/// Returns the constants that replace a missing value at a level of a column. If `null` is set, ragged dimensions
-/// become empty. Otherwise the constants are padding, which occurs only within fixed dimensions.
+/// Returns the constants that replace a missing value at a level of a column. If `null` is set, ragged dimensions are
+/// empty. Otherwise the constants are padding, which occurs only within fixed dimensions.
 pub(crate) fn constants(column: &Column, level: usize, fill: Option<&Scalar>, null: bool) -> Result<Vec<Emit>, Error> {
     let mut emits = Vec::new();
     let mut constant = |part: PartId, value: &[u8], times: usize| {

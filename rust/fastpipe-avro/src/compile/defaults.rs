@@ -1,5 +1,5 @@
-//! Fields that a reader's schema has and a file lacks. Their defaults become constants (Avro 1.12 specification,
-//! "Schema Resolution").
+//! Compiles fields that a reader's schema has and a file lacks. Their defaults are compiled to constants (Avro 1.12
+//! specification, "Schema Resolution").
 
 use fastpipe_batch::{DType, Error, Leaf, LengthRule, Nulls, Request, Scalar, ValueParts};
 use serde_json::Value;
@@ -274,7 +274,7 @@ impl<'a> Compiler<'a> {
             (ty @ (Type::Float | Type::Double), Value::Number(value)) => {
                 let value = value.as_f64()?;
                 let narrow = *ty == Type::Float || column.feature.request.leaf() == Leaf::Fixed(DType::F32);
-                // A value that overflows would become infinite.
+                // A value that overflows would be infinite.
                 Scalar::Float(Some(value).filter(|value| !narrow || (*value as f32).is_finite())?)
             }
             (Type::Enum(symbols), Value::String(value)) if is_text => {

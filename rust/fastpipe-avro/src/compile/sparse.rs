@@ -1,4 +1,4 @@
-//! Compiles records of indices and values, which become one sparse column.
+//! Compiles records of indices and values, which are read as one sparse column.
 
 use fastpipe_batch::{DType, Error, Form, Leaf, Nulls, Request, SparseLayout, ValueParts};
 

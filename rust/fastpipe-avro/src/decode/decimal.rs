@@ -10,7 +10,7 @@ use crate::plan::{DecimalBytes, DecimalOp};
 /// Largest exponent of a power of ten that a double represents exactly.
 const EXACT_POWERS: u32 = 22;
 
-/// A double represents all integers up to this one exactly.
+/// Every integer up to this one is exactly representable as a double.
 const EXACT: u128 = 1 << 53;
 
 /// Number of characters of a UUID.

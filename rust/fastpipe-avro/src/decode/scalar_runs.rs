@@ -17,7 +17,7 @@ impl Decoder<'_, '_, '_, '_> {
         self.scalars_by_steps(scalars, read)
     }
 
-    /// Continues a run of scalars, `read` of which have been read but not counted.
+    /// Continues a run of scalars after the first `read` ones, which have been read but not counted.
     #[inline(never)]
     fn scalars_by_steps(&mut self, mut scalars: &[Scalar], mut read: usize) -> Result<()> {
         loop {

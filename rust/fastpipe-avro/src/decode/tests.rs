@@ -165,7 +165,7 @@ struct Decoded {
 }
 
 /// Returns a possible later version of a schema. It keeps some of the fields, in another order or under new names.
-/// Types may be promoted or become unions, and new fields have defaults.
+/// Types may be promoted or replaced by unions, and new fields have defaults.
 fn evolved(schema: &serde_json::Value, random: &mut Random) -> serde_json::Value {
     use serde_json::{Value, json};
     let promoted = |kind: &str, random: &mut Random| match (kind, random.below(4)) {
@@ -244,7 +244,8 @@ fn both(schema: &Schema, wanted: u64, data: &[u8], rows: u32) -> Decoded {
     both_resolved(schema, None, wanted, data, rows).unwrap()
 }
 
-/// Does the same with the file's schema resolved to a reader's schema. Fails if the schemas don't resolve.
+/// Decodes and skips all records, with the file's schema resolved to a reader's schema. Fails if the schemas don't
+/// resolve.
 fn both_resolved(
     writer: &Schema,
     reader: Option<&Schema>,

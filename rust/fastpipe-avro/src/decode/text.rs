@@ -108,7 +108,7 @@ mod tests {
         {"name": "bytes", "type": "bytes"},
         {"name": "last", "type": "string"}]}"#;
 
-    /// Generates text, most of which consists of complete characters.
+    /// Generates text that consists mostly of complete characters.
     fn text() -> impl Strategy<Value = Vec<u8>> {
         const LONG: &str = "a string of many characters, all ASCII";
         let whole = proptest::sample::select(vec!["a", "ä", "€", "𝄞", LONG]);

@@ -47,8 +47,8 @@ impl Logical {
         ]
     };
 
-    /// Returns the logical type that a schema's object declares for a type. Unknown logical types and those that don't
-    /// fit the type are ignored.
+    /// Returns the logical type that a schema's object declares for a type. A logical type is ignored if it is unknown
+    /// or doesn't fit the type.
     pub(crate) fn of(object: &Object, ty: &Type) -> Option<Logical> {
         let name = object.text(Key::LogicalType)?;
         if name == "decimal" {

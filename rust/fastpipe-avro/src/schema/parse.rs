@@ -32,7 +32,7 @@ pub(crate) struct Types {
 /// The context of a type.
 #[derive(Clone, Copy)]
 struct Around<'a> {
-    /// The inherited namespace; empty if there is none.
+    /// The inherited namespace, or an empty string.
     space: &'a str,
     /// Bytes of the field's path.
     path: usize,
@@ -275,8 +275,8 @@ impl Types {
         Ok((id, full))
     }
 
-    /// Returns a name with its namespace, which is `space` unless the name includes a namespace. A leading dot means
-    /// that there is no namespace.
+    /// Returns a name with its namespace, which is `space` unless the name includes a namespace. A leading dot stands
+    /// for an empty namespace.
     fn full_name(&mut self, name: &str, space: &str) -> Result<String> {
         let (space, last) = name.rsplit_once('.').unwrap_or((space, name));
         self.name(name, space.len())?;

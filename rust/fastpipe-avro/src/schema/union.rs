@@ -1,8 +1,8 @@
 //! Unions, and how columns represent them.
 //!
 //! A union of one type, with or without null, is read as that type, which may be null. A union of several numeric types
-//! becomes one column of a type that can represent all of them. Any other union becomes a column of codes, which are
-//! the indices of branches, and one or more columns for each branch. The columns of a branch are null if the value
+//! is read as one column of a type that can represent all of them. Any other union is read as a column of codes, which
+//! are the indices of branches, and one or more columns for each branch. The columns of a branch are null if the value
 //! belongs to another branch.
 
 use std::sync::Arc;
