@@ -10,9 +10,11 @@
 //! record batch as one block, and supports neither the user's metadata nor compression levels. The compression
 //! libraries are the ones that the reader uses.
 //!
-//! This crate contains the rest: the Avro [`Schema`], which is inferred from an Arrow schema or parsed from JSON; the
-//! conversion of arrays to the types of the schema, with errors for values that don't fit (`coerce`); and the framing
-//! of blocks ([`Blocks`]).
+//! This crate contains the rest:
+//!
+//! - The Avro [`Schema`], which is inferred from an Arrow schema or parsed from JSON.
+//! - The conversion of arrays to the types of the schema, with errors for values that don't fit (`coerce`).
+//! - The framing of blocks ([`Blocks`]).
 //!
 //! # From record batches to blocks
 //!
@@ -30,8 +32,8 @@
 //!
 //! # Back to Arrow
 //!
-//! [`Columns`] decode encoded values to arrays, for conversion to other file formats. Each type becomes the equivalent
-//! Arrow type. A type without an equivalent raises an error.
+//! [`Columns`] decode encoded values to arrays, for conversion to other file formats. Each type is converted to its
+//! equivalent Arrow type. A type without an equivalent raises an error.
 
 mod blocks;
 mod codec;

@@ -24,9 +24,8 @@ pub const SYNC_BYTES: usize = 16;
 /// Maximum bytes of a block's header: two varints.
 const BLOCK_HEADER_BYTES: usize = 20;
 
-/// The walk advises the operating system not to cache the headers of blocks of at least this many bytes. The walk reads
-/// one page of memory per block. If blocks are smaller, these pages are a large part of the file and should stay
-/// cached.
+/// Minimum size of blocks whose headers are read without caching. The walk reads one page of memory per block. If
+/// blocks are smaller, these pages are a large part of the file and should stay cached.
 const PASSED_OVER: u64 = 128 << 10;
 
 /// The header of a file.

@@ -181,8 +181,8 @@ impl AvroSource {
         self
     }
 
-    /// Writes the layout of all blocks to `out`, for a digest: the number of blocks of each file, then the offset,
-    /// bytes and records of each block, little-endian.
+    /// Writes the layout of all blocks to `out`, for a digest. This is the number of blocks of each file, then the
+    /// offset, bytes and records of each block, all little-endian.
     pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
         let mut blocks = self.blocks.iter();
         for count in self.units_by_file() {

@@ -29,7 +29,7 @@ pub(super) fn fuse(plan: &mut Plan, parts: &[Part]) {
         }
         pc = end;
     }
-    // Cells are in the order of parts, so that all plans of the same columns have the same cells.
+    // Cells are sorted by part, so that all plans of the same columns have the same cells.
     let all = runs.iter().flat_map(|(_, run)| run);
     let mut cells: Vec<u32> = all
         .flat_map(|(_, value, mask)| [Some(*value), *mask])

@@ -3,7 +3,7 @@
 //! # Why this is sound
 //!
 //! This module uses `unsafe` for two purposes. One is to call AVX2 instructions. A [`Short`] exists only if the
-//! processor supports AVX2: [`Short::new`] is compiled for AVX2, so only code that has checked the processor can call
+//! processor supports AVX2. [`Short::new`] is compiled for AVX2, so only code that has checked the processor can call
 //! it. The other is to store registers in arrays. The arrays have exactly the size of the stores, which need no
 //! alignment.
 #![allow(unsafe_code)]
