@@ -1,4 +1,4 @@
-//! What is known of batches that are under way, or will be.
+//! State of batches that are planned or in flight.
 
 mod admit;
 mod plan;
@@ -11,46 +11,46 @@ use fastpipe_order::{BatchPlan, Cursor};
 use crate::scatter::Scatter;
 use crate::sequence::Sequence;
 
-/// Who admits batches holds this.
+/// The state of admission. One thread at a time holds it, to admit batches.
 pub(crate) struct Admission {
-    /// `None` once the pass has ended: it may list all rows of a window.
+    /// `None` after the pass has ended, since it may hold a list of all rows of a window.
     cursor: Option<Cursor>,
-    /// Batches that are planned and not begun.
+    /// Batches that are planned but not started.
     planned: VecDeque<BatchPlan>,
     rows_planned: u64,
     /// Batches planned so far.
     plans: u64,
-    /// Whether all are planned.
+    /// Whether all batches are planned.
     complete: bool,
-    /// Why the one behind those that are planned can't be.
+    /// Why the next batch couldn't be planned.
     unplanned: Option<Error>,
-    /// How many of the planned batches were prepared: their units are being opened, or read by the system.
+    /// Number of planned batches that were prepared: their units are being opened, or read by the system.
     prepared: usize,
-    /// Bytes that the rows of the last batch were expected to take, and with units that end in it.
+    /// Expected bytes of the last batch: its rows, and its rows plus the units that end in it.
     rows_need: u64,
     need: u64,
-    /// Epoch and window of the last batch that was begun.
+    /// Epoch and window of the last batch that was started.
     window: Option<(u64, u64)>,
-    /// The next batch to be begun, counted over all epochs.
+    /// The next batch to start, counted over all epochs.
     next: u64,
-    /// Batches that were under way at once. Memory for as many is kept, or each round of them would pay for page
-    /// faults.
+    /// The maximum number of batches that were in flight at once. Memory for this many batches is kept. Otherwise each
+    /// round of batches would pay for page faults again.
     most_under_way: u64,
     epoch: u64,
-    /// The batches under way.
+    /// The batches in flight.
     begun: VecDeque<Begun>,
     pub(crate) sequence: Sequence,
     pub(crate) scatter: Scatter,
 }
 
-/// A batch under way.
+/// A batch in flight.
 struct Begun {
     number: u64,
-    /// Units that had been begun with it.
+    /// Number of units that had been started up to this batch.
     units: u64,
-    /// Nanoseconds that it is expected to take.
+    /// Nanoseconds that the batch is expected to take.
     cost: u64,
-    /// Nanoseconds that the rest of the longest of its units is expected to take, in this batch and those behind it.
+    /// Nanoseconds that the rest of its longest unit is expected to take, in this batch and later ones.
     longest: u64,
 }
 
@@ -76,7 +76,7 @@ impl Admission {
         }
     }
 
-    /// Lets go of everything.
+    /// Releases everything.
     pub(crate) fn clear(&mut self) {
         self.cursor = None;
         self.planned = VecDeque::new();

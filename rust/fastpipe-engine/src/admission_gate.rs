@@ -1,4 +1,4 @@
-//! Who admits batches, one thread at a time, and who asks for that.
+//! Access to admission: one thread at a time admits batches, and any thread can request it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -6,12 +6,12 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use crate::admission::Admission;
 use crate::lock::lock;
 
-/// The one place where batches are admitted.
+/// Ensures that only one thread at a time admits batches.
 pub(crate) struct AdmissionGate {
     admission: Mutex<Admission>,
-    /// Whether somebody is about to look whether batches can be begun.
+    /// Whether an admission check is pending.
     asked: AtomicBool,
-    /// Whether a batch wasn't begun for want of memory.
+    /// Whether a batch couldn't be started because memory was short.
     short_of_memory: AtomicBool,
     /// Bytes of the first batch.
     batch_bytes: OnceLock<u64>,
@@ -27,41 +27,41 @@ impl AdmissionGate {
         }
     }
 
-    /// Asks that somebody look. True if whoever asks must see to it, since nobody is about to.
+    /// Requests an admission check. Returns true if the caller must run it, because no check was pending.
     #[must_use]
     pub(crate) fn ask(&self) -> bool {
         !self.asked.swap(true, Ordering::SeqCst)
     }
 
-    /// Lets one who looks in. Whoever takes a batch from now on must ask again.
+    /// Locks admission for a check. If a batch is taken after this call, another check must be requested.
     pub(crate) fn enter(&self) -> MutexGuard<'_, Admission> {
         let admission = lock(&self.admission);
         self.asked.store(false, Ordering::SeqCst);
         admission
     }
 
-    /// A batch must wait for memory, which tasks that end just now give back.
+    /// Records that a batch must wait for memory, which tasks that are about to end will release.
     pub(crate) fn wait_for_memory(&self) {
         self.short_of_memory.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a batch waits for memory: whoever asks must look whether it is there now.
+    /// Whether a batch waits for memory. If so, the caller must check whether there is enough now.
     #[must_use]
     pub(crate) fn waited_for_memory(&self) -> bool {
         self.short_of_memory.swap(false, Ordering::SeqCst)
     }
 
-    /// Bytes of the first batch; 0 before there is one.
+    /// Bytes of the first batch, or 0 if none is finished.
     pub(crate) fn batch_bytes(&self) -> u64 {
         self.batch_bytes.get().copied().unwrap_or(0)
     }
 
-    /// A batch has this many bytes.
+    /// Records that a batch has this many bytes. Only the first call has an effect.
     pub(crate) fn made(&self, bytes: u64) {
         self.batch_bytes.get_or_init(|| bytes);
     }
 
-    /// The pass has ended: lets go of everything.
+    /// Releases everything at the end of the pass.
     pub(crate) fn clear(&self) {
         lock(&self.admission).clear();
     }
@@ -89,14 +89,17 @@ mod tests {
         let gate = AdmissionGate::new(Admission::new(order.epoch(0).unwrap()));
         assert!(gate.ask() && !gate.ask() && !gate.ask());
         let inside = gate.enter();
-        assert!(gate.ask() && !gate.ask(), "who is inside may have looked already");
+        assert!(gate.ask() && !gate.ask(), "the thread inside may have checked already");
         drop(inside);
         assert!(!gate.waited_for_memory());
         gate.wait_for_memory();
-        assert!(gate.waited_for_memory() && !gate.waited_for_memory(), "one looks");
+        assert!(
+            gate.waited_for_memory() && !gate.waited_for_memory(),
+            "only one caller has to check"
+        );
         assert_eq!(gate.batch_bytes(), 0);
         gate.made(7);
         gate.made(9);
-        assert_eq!(gate.batch_bytes(), 7, "the first is what counts");
+        assert_eq!(gate.batch_bytes(), 7, "only the first batch counts");
     }
 }

@@ -1,12 +1,12 @@
-//! What the engine hands over.
+//! The batches that the engine delivers.
 
 use fastpipe_batch::{Assembled, BufferRange, Slab};
 use fastpipe_order::State;
 
-/// The name under which batches say which of their rows are valid.
+/// The name of the feature that marks the valid rows of a batch.
 pub const VALID: &str = "valid";
 
-/// Which batch it is.
+/// The position and size of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchInfo {
     /// The epoch.
@@ -15,26 +15,26 @@ pub struct BatchInfo {
     pub step: u64,
     /// Number of rows.
     pub rows: usize,
-    /// How many of them, from the first, are not there to fill the batch up.
+    /// Number of valid rows. They come first; the rows after them only pad the batch.
     pub valid: usize,
-    /// What is left behind it.
+    /// The state after this batch.
     pub after: State,
 }
 
-/// A batch: its memory, and where each part of each column lies in it. Lengths have become offsets.
+/// A batch: its memory, and the position of each part of each column in it. Lengths have been converted to offsets.
 pub struct Batch {
-    /// Which one.
+    /// The position of the batch, its size, and the state after it.
     pub info: BatchInfo,
-    /// The memory: first that of placed parts, then that of all others.
+    /// The memory: the slab of the placed parts, followed by the slabs of all other parts.
     pub slabs: Vec<Slab>,
-    /// Where each part lies, in the order of the columns and of their parts.
+    /// The position of each part, ordered by column and by part of the column.
     pub parts: Vec<BufferRange>,
-    /// For each sparse column, in order, its dense shape with the rows first.
+    /// The dense shape of each sparse column, in order. The first dimension is the number of rows.
     pub dense_shapes: Vec<Vec<i64>>,
 }
 
 impl Batch {
-    /// A batch of assembled columns.
+    /// Creates a batch of assembled columns.
     pub(crate) fn new(info: BatchInfo, assembled: Assembled) -> Self {
         Batch {
             info,
@@ -46,7 +46,7 @@ impl Batch {
 }
 
 impl From<Assembled> for Batch {
-    /// A batch of no pass: all of its rows are valid.
+    /// Creates a batch that belongs to no pass. All of its rows are valid.
     fn from(assembled: Assembled) -> Self {
         let info = BatchInfo {
             rows: assembled.rows,

@@ -1,4 +1,4 @@
-//! The source of the batches of a pass: threads of this process, or other processes that send them.
+//! The origin of the batches of a pass: threads of this process, or other processes that send them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use crate::stats::Stats;
 use crate::stream::{Poll, Stream};
 use crate::telemetry::Telemetry;
 
-/// Yields the batches of a pass, one after the other. The pass ends when it is dropped.
+/// Yields the batches of a pass in order. Dropping it ends the pass.
 pub trait BatchSource: Send + Sync {
-    /// The next batch, if it is there within `wait`.
+    /// Returns the next batch if it arrives within `wait`.
     ///
     /// # Errors
-    /// What ended the pass.
+    /// Returns the error that ended the pass.
     fn poll(&self, wait: Duration) -> Result<Poll>;
 
     /// Ends the pass with an error.
@@ -24,21 +24,21 @@ pub trait BatchSource: Send + Sync {
     /// Ends the pass.
     fn close(&self);
 
-    /// Whether this process makes the batches.
+    /// Whether this process produces the batches.
     fn is_local(&self) -> bool;
 
-    /// A look at the pass, which may outlast it.
+    /// Returns an observer of the pass, which may outlive it.
     fn observe(&self) -> Box<dyn ObservePass>;
 
-    /// The counters of its work, if this process makes the batches.
+    /// The counters of the pass's work, if this process produces the batches.
     fn telemetry(&self) -> Option<Arc<Telemetry>> {
         None
     }
 }
 
-/// A look at a pass.
+/// An observer of a pass.
 pub trait ObservePass: Send + Sync {
-    /// The work that the pass has done, and the time it took. `None` in a forked child, where it isn't the child's.
+    /// Returns statistics of the pass. `None` in a forked child, since the pass belongs to its parent.
     fn stats(&self) -> Option<Stats>;
 }
 

@@ -1,4 +1,4 @@
-//! Batches of one kind, as who admits them sees them: those of runs, and those of picks.
+//! The interface between admission and the two kinds of batches: batches of runs and batches of picks.
 
 use std::sync::Arc;
 
@@ -7,37 +7,38 @@ use fastpipe_batch::Result;
 use crate::batch::BatchInfo;
 use crate::budget::Reserved;
 
-/// What a batch will take.
+/// The memory that a batch will take.
 pub(crate) struct Need {
-    /// The class of its units, or of the first of them.
+    /// The class of its first unit.
     pub(crate) class: u32,
-    /// Bytes of units that end in it, besides its rows.
+    /// Bytes besides its rows: units that end in this batch, and fetched bytes.
     pub(crate) more: u64,
-    /// Bytes of units that are opened for it and outlast it.
+    /// Bytes of units that are opened for this batch and used after it.
     pub(crate) units: u64,
 }
 
-/// What a batch is expected to cost.
+/// The expected time of a batch.
 #[derive(Default)]
 pub(crate) struct Cost {
-    /// Nanoseconds that it takes.
+    /// Nanoseconds that the batch takes.
     pub(crate) cost: u64,
-    /// Nanoseconds that the rest of the longest of its units takes, in this batch and those behind it.
+    /// Nanoseconds that the rest of its longest unit takes, in this batch and later ones.
     pub(crate) longest: u64,
 }
 
-/// Batches whose rows are a `C`.
+/// Batches whose rows are described by a `C`.
 pub(crate) trait Batches<C> {
-    /// What is kept of units from one batch to the next.
+    /// State about units that is kept from one batch to the next.
     type Kept;
 
-    /// What a batch will take.
+    /// Returns the memory that a batch will take.
     fn needed(&self, kept: &Self::Kept, epoch: u64, content: &C) -> Need;
 
-    /// Makes ready what batch `number` needs, before it is begun. False if there is no room for more of that.
+    /// Prepares the units of batch `number` before the batch is started. Returns false if there is no room for more of
+    /// them.
     fn prepare(self: &Arc<Self>, kept: &mut Self::Kept, epoch: u64, number: u64, content: &C) -> bool;
 
-    /// Begins batch `number`.
+    /// Starts batch `number`.
     fn start(
         self: &Arc<Self>,
         kept: &mut Self::Kept,

@@ -1,16 +1,17 @@
-//! How much memory a pass may use.
+//! The memory budget of a pass.
 //!
-//! What batches and units will take is estimated, and reserved before they are begun: a batch from its admission until
-//! it is handed over, a unit for as long as records may be picked from it. Nothing is begun that doesn't fit, unless
-//! nothing else is under way. So a limit bounds what is done ahead, and never changes what is yielded.
+//! The memory of batches and units is estimated and reserved before work on them starts. A batch's memory is reserved
+//! from its admission until its delivery, a unit's for as long as records may be picked from it. Work that doesn't fit
+//! isn't started, unless nothing else is in flight. So a limit bounds how much is prepared in advance, but never
+//! changes which batches are yielded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Without a limit, units are opened before their batches' turn while no more bytes than this are reserved.
+/// Without a limit, units are opened in advance only while no more bytes than this are reserved.
 const AHEAD: u64 = 256 << 20;
 
-/// What may be reserved, and what is.
+/// The limit of the budget and the bytes reserved.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: Option<u64>,
@@ -18,7 +19,7 @@ pub(crate) struct Budget {
     most: AtomicU64,
 }
 
-/// Reserved memory: given back when dropped.
+/// Reserved bytes, which are released when dropped.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     budget: Arc<Budget>,
@@ -43,24 +44,25 @@ impl Budget {
         self.reserved.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were reserved at once.
+    /// The maximum number of bytes that were reserved at once.
     pub(crate) fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// Whether this many more bytes are within the limit.
+    /// Whether `bytes` more bytes are within the limit.
     pub(crate) fn fits(&self, bytes: u64) -> bool {
         self.limit
             .is_none_or(|limit| self.reserved().saturating_add(bytes) <= limit)
     }
 
-    /// Whether this many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    /// Whether `bytes` more may be used for work that isn't needed yet, if `next` bytes must stay free for the next
+    /// batch.
     pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
         let most = self.limit.map_or(AHEAD, |limit| limit.saturating_sub(next));
         self.reserved().saturating_add(bytes) <= most
     }
 
-    /// Reserves bytes, whether they are within the limit or not.
+    /// Reserves bytes, even if they exceed the limit.
     pub(crate) fn reserve(self: &Arc<Self>, bytes: u64) -> Reserved {
         let now = self.reserved.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         self.most.fetch_max(now, Ordering::Relaxed);
@@ -76,7 +78,7 @@ impl Reserved {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// It has turned out how many bytes it takes.
+    /// Changes the reservation once the actual number of bytes is known.
     pub(crate) fn set(&self, bytes: u64) {
         let before = self.bytes.swap(bytes, Ordering::Relaxed);
         let change = bytes.wrapping_sub(before);

@@ -1,35 +1,35 @@
-//! What work costs, learned as it is done.
+//! A cost model of the work, learned while the work is done.
 //!
-//! Units of a class cost alike (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For each class
-//! three things are learned: what a stored byte takes to open (to decompress, above all), what a row and a byte take to
-//! decode, and what a byte takes to skip. Besides, how much memory opened units and rows of no fixed size take. Every
-//! task is estimated before it is given out; what it took then corrects the model, and the difference is kept for
-//! whoever asks how good the model is.
+//! All units of a class have similar costs (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For
+//! each class, the model learns three times: to open a stored byte (mostly decompression), to decode a row and a byte,
+//! and to skip a byte. It also learns how much memory open units and variable-size rows take. Every task is estimated
+//! before it is scheduled, and its measured time then corrects the model. The differences are kept, to report how
+//! accurate the model is.
 //!
-//! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which older observations count less
-//! and less. On data whose rows are all of one size `a` and `b` can't be told apart, and needn't be: the fit falls back
-//! to bytes alone.
+//! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which the weight of older observations
+//! decays. If all rows have the same size, `a` and `b` can't be determined separately, and this isn't necessary. The
+//! fit then uses bytes only.
 
 use std::sync::{Mutex, PoisonError};
 
 use fastpipe_batch::UnitInfo;
 
-/// How much weight an observation keeps when the next one comes.
+/// The factor by which the weight of earlier observations decays with each new one.
 const MEMORY: f64 = 0.98;
 
-/// An observation counts for at most this many times what was expected: a task that was interrupted by the system says
-/// little.
+/// An observation is capped at this multiple of the expected time. The time of a task that the system interrupted
+/// carries little information.
 const OUTLIER: f64 = 8.0;
 
-/// Observations before the model is trusted.
+/// Number of observations before the model is trusted.
 const FEW: u64 = 8;
 
-/// What is expected before anything was seen, in nanoseconds a byte.
+/// Assumed costs before the first observation, in nanoseconds per byte.
 const OPEN_A_BYTE: f64 = 1.0;
 const DECODE_A_BYTE: f64 = 1.0;
 const PASS_A_BYTE: f64 = 0.2;
 
-/// A mean that forgets.
+/// A mean in which older observations have less weight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
     amount: f64,
@@ -60,7 +60,7 @@ struct Fit {
 
 impl Fit {
     fn observe(&mut self, rows: f64, bytes: f64, time: f64) {
-        // Weighted by one over the size: errors of large tasks are larger.
+        // Weighted by the inverse of the size, since larger tasks have larger errors.
         let weight = 1.0 / bytes.max(rows).max(1.0);
         for (sum, value) in [
             (&mut self.rows_rows, rows * rows),
@@ -74,7 +74,7 @@ impl Fit {
         self.seen += 1;
     }
 
-    /// Nanoseconds a row and a byte; neither is negative.
+    /// Returns nanoseconds per row and per byte; neither is negative.
     fn solve(&self) -> Option<(f64, f64)> {
         if self.seen == 0 {
             return None;
@@ -96,22 +96,22 @@ impl Fit {
     }
 }
 
-/// What is known of a class of units.
+/// Learned costs of a class of units.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
     open: Rate,
     decode: Fit,
     pass: Rate,
-    /// Bytes of an open unit for each stored one.
+    /// Bytes of an open unit per stored byte.
     expansion: Rate,
-    /// The largest expansion of late.
+    /// The largest recent expansion.
     widest: f64,
-    /// Bytes of rows that have no fixed size, a row: the largest of late.
+    /// Bytes of variable-size values per row; the largest recent value.
     arena: f64,
     errors: Errors,
 }
 
-/// How far estimates were off.
+/// Accumulated errors of the estimates.
 #[derive(Clone, Copy, Debug, Default)]
 struct Errors {
     tasks: u64,
@@ -119,26 +119,26 @@ struct Errors {
     took: f64,
 }
 
-/// What was learned of a class of units.
+/// Learned costs of a class of units, for statistics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Learned {
-    /// Its name.
+    /// The name of the class.
     pub class: String,
     /// Nanoseconds to read and open a stored byte.
     pub open_byte: Option<f64>,
-    /// Nanoseconds to decode: a row, and a byte.
+    /// Nanoseconds to decode a row and a byte.
     pub decode: Option<(f64, f64)>,
     /// Nanoseconds to skip a byte.
     pub pass_byte: Option<f64>,
-    /// Bytes of an open unit for each stored one.
+    /// Bytes of an open unit per stored byte.
     pub expansion: Option<f64>,
-    /// Tasks that were estimated by what had been learned.
+    /// Number of tasks that were estimated from learned costs.
     pub tasks: u64,
-    /// What they were off by, as a fraction of what they took.
+    /// The error of these estimates, as a fraction of the measured time.
     pub error: Option<f64>,
 }
 
-/// The model.
+/// The cost model of a pass.
 #[derive(Debug)]
 pub(crate) struct CostModel {
     classes: Mutex<Vec<Class>>,
@@ -157,14 +157,14 @@ impl CostModel {
         see(&mut classes[class])
     }
 
-    /// Nanoseconds to open a unit of this many stored bytes.
+    /// Nanoseconds to open a unit of `stored` bytes.
     pub(crate) fn open(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| {
             (c.open.get().unwrap_or(OPEN_A_BYTE) * stored as f64).round() as u64
         })
     }
 
-    /// Nanoseconds to decode this many rows, whose bytes take that many as stored.
+    /// Nanoseconds to decode `rows` rows that have `stored` bytes in their file.
     pub(crate) fn decode(&self, class: u32, rows: u64, stored: u64) -> u64 {
         self.with(class, |c| {
             let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
@@ -172,7 +172,7 @@ impl CostModel {
         })
     }
 
-    /// Nanoseconds to skip a unit of this many stored bytes.
+    /// Nanoseconds to skip a unit of `stored` bytes.
     pub(crate) fn pass(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| {
             let opened = stored as f64 * c.expansion.get().unwrap_or(1.0);
@@ -180,7 +180,7 @@ impl CostModel {
         })
     }
 
-    /// Bytes that an open unit may take.
+    /// Maximum bytes that an open unit is expected to take.
     pub(crate) fn opened_bytes(&self, class: u32, stored: u64) -> u64 {
         self.with(class, |c| (c.widest.max(1.0) * stored as f64).round() as u64)
     }
@@ -188,7 +188,7 @@ impl CostModel {
     /// Bytes that a unit will take while it is open.
     pub(crate) fn unit_bytes(&self, unit: &UnitInfo) -> u64 {
         let stored = unit.range.map_or(0, |range| range.len);
-        // Buffers are a little larger than what is in them, and beside them stands where records start.
+        // Buffers are slightly larger than their contents, and the starts of records are stored too.
         let larger = |bytes: u64| bytes + bytes / 8 + (64 << 10);
         unit.held.map_or_else(
             || larger(self.opened_bytes(unit.class, stored)) + 4 * u64::from(unit.rows),
@@ -196,13 +196,13 @@ impl CostModel {
         )
     }
 
-    /// Bytes that are fetched for a unit besides, while it is being opened.
+    /// Additional bytes that are fetched for a unit while it is being opened.
     pub(crate) fn fetched_bytes(&self, unit: &UnitInfo) -> u64 {
         let stored = unit.range.filter(|_| unit.apart).map_or(0, |range| range.len);
         stored + stored / 16
     }
 
-    /// Bytes that rows of no fixed size take.
+    /// Expected bytes of the variable-size values of `rows` rows.
     pub(crate) fn arena_bytes(&self, class: u32, rows: u64) -> u64 {
         self.with(class, |c| (c.arena * rows as f64).round() as u64)
     }
@@ -229,10 +229,10 @@ impl CostModel {
         });
     }
 
-    /// A task was expected to take this many nanoseconds, and took that many.
+    /// Compares the expected time of a task with its measured time, both in nanoseconds.
     pub(crate) fn judge(&self, class: u32, expected: u64, nanos: u64) {
         self.with(class, |c| {
-            // What is expected before anything was seen isn't the model's.
+            // The assumed costs before the first observations aren't estimates of the model.
             if expected > 0 && c.decode.seen > FEW {
                 c.errors.tasks += 1;
                 c.errors.off += expected.abs_diff(nanos) as f64;
@@ -245,7 +245,7 @@ impl CostModel {
         self.with(class, |c| c.pass.observe(opened as f64, nanos as f64));
     }
 
-    /// A task left this many bytes in its arenas for this many rows.
+    /// Records that a task has appended `bytes` bytes to its arenas for `rows` rows.
     pub(crate) fn appended(&self, class: u32, rows: u64, bytes: u64) {
         if rows > 0 {
             let row = bytes as f64 / rows as f64;

@@ -1,8 +1,9 @@
-//! Between tasks and consumers: batches are done in any order, and handed over in theirs.
+//! Delivery of batches: tasks finish them in any order, and consumers receive them in order.
 //!
-//! A consumer that finds no batch sleeps. To wake it interrupts another processor, which takes as long as to decode a
-//! small batch. So where batches come fast it is woken for several at once: when half of those under way are ready,
-//! when it has slept for [`GATHERING`], or when the threads have nothing else to do.
+//! A consumer that finds no batch sleeps. Waking it interrupts another processor, which takes as long as decoding a
+//! small batch. So if batches arrive quickly, the consumer is woken for several at once. This happens when half of the
+//! batches in flight are ready, when the consumer has slept for [`GATHERING`], or when the threads have nothing else to
+//! do.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,53 +20,53 @@ use crate::telemetry::Telemetry;
 use crate::threads::Chooser;
 use crate::working_memory::WorkingMemory;
 
-/// How long a consumer sleeps until it is woken for a single batch.
+/// How long a consumer sleeps before it is woken for a single batch.
 const GATHERING: Duration = Duration::from_micros(500);
 
-/// A consumer that is away for so long does something with its batch.
+/// A consumer that takes longer than this between calls is processing its batch.
 const BUSY: Duration = Duration::from_micros(20);
 
-/// A batch that is done, or what went wrong.
+/// A finished batch, or the error that prevented it.
 pub(crate) type Done = Result<(Box<Batch>, Option<Reserved>)>;
 
-/// What a consumer finds.
+/// The result of a consumer's request for the next batch.
 pub(crate) enum Next {
-    /// The next batch, its number, and how many runners must be started now that it is taken.
+    /// The next batch, its index, and how many runners must be started now that it is taken.
     Batch(u64, Box<Batch>, usize),
-    /// There are no more.
+    /// There are no more batches.
     End,
-    /// Not yet.
+    /// No batch is ready yet.
     Pending,
 }
 
-/// Where tasks leave batches, and consumers find them; and how a pass ends.
+/// The queue in which tasks put finished batches and consumers find them. It also records how a pass ends.
 pub(crate) struct DeliveryQueue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Whether the consumer has gone, or has the error that ended the pass.
+    /// Whether the consumer has closed the pass, or has received the error that ended it.
     closed: AtomicBool,
 }
 
-/// What is under way, and who waits for it.
+/// Finished batches and waiting consumers.
 #[derive(Default)]
 struct State {
-    /// The next batch to be handed over.
+    /// The next batch to deliver.
     next: u64,
     ready: HashMap<u64, Done>,
-    /// The number of batches that were begun so far.
+    /// Number of batches that were started so far.
     begun: u64,
-    /// The number of batches, once all are planned.
+    /// Total number of batches, once all are planned.
     end: Option<u64>,
     /// The error that ended the pass.
     failed: Option<Error>,
-    /// When the consumer got its last batch, if it hasn't come back.
+    /// When the consumer received its last batch, if it hasn't returned for the next.
     left: Option<Instant>,
     chooser: Option<Chooser>,
-    /// Consumers that sleep.
+    /// Number of consumers that sleep.
     asleep: u32,
-    /// Since when, if it may be woken for several batches.
+    /// When the consumer fell asleep, if it may be woken for several batches at once.
     gathering: Option<Instant>,
-    /// Whether the last one didn't sleep for long.
+    /// Whether the last sleep of a consumer was short.
     fast: bool,
 }
 
@@ -89,7 +90,7 @@ impl DeliveryQueue {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// A batch is done, or has failed.
+    /// Adds a finished batch, or the error that prevented it.
     pub(crate) fn put(&self, number: u64, done: Done) {
         let mut state = self.lock();
         state.ready.insert(number, done);
@@ -100,21 +101,23 @@ impl DeliveryQueue {
         }
     }
 
-    /// There is nothing else to do: whoever sleeps shouldn't wait for more batches.
+    /// Wakes a sleeping consumer for a single batch, since there is no other work that could finish more batches.
     pub(crate) fn wake_idle(&self) {
         if self.lock().must_wake(true) {
             self.changed.notify_all();
         }
     }
 
-    /// All batches before this one were begun. Returns the next to be handed over; `None` if no more are to be begun.
+    /// Records that all batches before `number` were started. Returns the next batch to deliver, or `None` if no more
+    /// batches may be started.
     pub(crate) fn begins(&self, number: u64) -> Option<u64> {
         let mut state = self.lock();
         state.begun = number;
         state.end.is_none().then_some(state.next)
     }
 
-    /// Ends the pass at a batch, in the place of which an error stands, if any; those before are still handed over.
+    /// Ends the pass at batch `number`, which is replaced by `error` if there is one. Earlier batches are still
+    /// delivered.
     pub(crate) fn end_at(&self, number: u64, error: Option<Error>) {
         let mut state = self.lock();
         state.end = Some(number + u64::from(error.is_some()));
@@ -124,18 +127,18 @@ impl DeliveryQueue {
         self.changed.notify_all();
     }
 
-    /// Batches that wait for the consumer.
+    /// Number of batches that wait for the consumer.
     pub(crate) fn ready(&self) -> usize {
         self.lock().ready.len()
     }
 
-    /// Whether the consumer is busy, and this many batches wait for it; and whether that many are there, busy or not.
+    /// Returns whether the consumer is busy while this many batches wait, and whether this many batches wait at all.
     pub(crate) fn has_enough(&self, batches: usize) -> (bool, bool) {
         let state = self.lock();
         (state.lags(batches), state.has_ready(batches))
     }
 
-    /// Ends the pass with an error, at the batch that would have come next.
+    /// Ends the pass with an error, which the consumer gets instead of the next batch.
     pub(crate) fn fail(&self, error: &Error) {
         let mut state = self.lock();
         if !self.is_closed() {
@@ -145,7 +148,8 @@ impl DeliveryQueue {
         self.changed.notify_all();
     }
 
-    /// The consumer goes: from now on it is told that, whatever else happens or has happened.
+    /// Closes the pass for the consumer. From now on, calls return that it was closed, even if an error occurs or has
+    /// occurred.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         self.closed.store(true, Ordering::Relaxed);
@@ -154,22 +158,23 @@ impl DeliveryQueue {
         self.changed.notify_all();
     }
 
-    /// Nobody wants more batches: the consumer has gone, or has the error. That error stays.
+    /// Stops the pass once the consumer has closed it or has received its error. The error is kept.
     pub(crate) fn end(&self) {
         self.closed.store(true, Ordering::Relaxed);
-        // Whoever is about to sleep has seen it, or is woken.
+        // A consumer that is about to sleep has seen the flag, or is woken below.
         drop(self.lock());
         self.changed.notify_all();
     }
 
-    /// Lets go of all batches that nobody has got.
+    /// Drops all batches that were not delivered.
     pub(crate) fn clear(&self) {
         let lost = std::mem::take(&mut self.lock().ready);
         drop(lost);
     }
 
-    /// The next batch, if it is there within `wait`; or the error that ends the pass. `choose` is told how many were
-    /// taken, and may choose another number of threads: it returns how many runners must be started for that.
+    /// Returns the next batch if it arrives within `wait`, or the error that ends the pass. `choose` gets the number of
+    /// batches taken so far and may change the number of threads. It returns how many runners must be started as a
+    /// result.
     pub(crate) fn next(
         &self,
         wait: Duration,
@@ -195,7 +200,7 @@ impl DeliveryQueue {
             Some(Err(error)) => {
                 let error = explained(error, working_memory, files);
                 state.failed = Some(error.clone());
-                // They will never be handed over.
+                // The remaining batches will never be delivered.
                 let lost = std::mem::take(&mut state.ready);
                 drop(state);
                 self.changed.notify_all();
@@ -205,7 +210,7 @@ impl DeliveryQueue {
             }
             Some(Ok((mut batch, reserved))) => {
                 if state.end == Some(number + 1) {
-                    // Some consumers count, and never see the end.
+                    // Some consumers count batches and never request the end of the pass, so check the files now.
                     self.check(&mut state, files)?;
                 }
                 state.next += 1;
@@ -224,7 +229,7 @@ impl DeliveryQueue {
         }
     }
 
-    /// Waits until there is something for the consumer, for so long at most.
+    /// Waits up to `wait` until there is a result for the consumer.
     fn wait(&self, wait: Duration, telemetry: &Telemetry) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         if let Some(left) = state.left.take() {
@@ -243,7 +248,7 @@ impl DeliveryQueue {
         state
     }
 
-    /// Ends the pass with an error if a file was changed while it was read.
+    /// Ends the pass with an error if a file was changed while it was being read.
     fn check(&self, state: &mut State, files: &Files) -> Result<()> {
         files.check().inspect_err(|error| {
             state.failed = Some(error.clone());
@@ -253,7 +258,7 @@ impl DeliveryQueue {
 }
 
 impl State {
-    /// Whether there is something for the consumer: a batch, an error, or the end.
+    /// Whether there is a result for the consumer: a batch, an error, or the end.
     fn has_something(&self) -> bool {
         self.failed.is_some() || self.is_over() || self.is_ready()
     }
@@ -262,28 +267,28 @@ impl State {
         self.end.is_some_and(|end| self.next >= end)
     }
 
-    /// Whether the next batch, or what went wrong with it, is there.
+    /// Whether the next batch, or the error that prevented it, is available.
     fn is_ready(&self) -> bool {
         self.ready.contains_key(&self.next)
     }
 
-    /// Whether the next batch is there, and that many in all.
+    /// Whether the next batch is available, and at least this many batches in total.
     fn has_ready(&self, batches: usize) -> bool {
         self.is_ready() && self.ready.len() >= batches
     }
 
-    /// Whether the consumer is busy, and this many batches wait for it.
+    /// Whether the consumer is busy while at least this many batches wait for it.
     fn lags(&self, batches: usize) -> bool {
         self.has_ready(batches) && self.left.is_some_and(|left| left.elapsed() > BUSY)
     }
 
-    /// A consumer goes to sleep.
+    /// Records that a consumer falls asleep.
     fn sleep(&mut self, now: Instant) {
         self.asleep += 1;
         self.gathering = self.fast.then_some(now);
     }
 
-    /// A consumer has slept so long.
+    /// Records that a consumer woke up after sleeping for `slept`.
     fn wake(&mut self, slept: Duration) {
         self.asleep -= 1;
         self.fast = slept < 2 * GATHERING;
@@ -294,8 +299,8 @@ impl State {
         self.asleep > 0
     }
 
-    /// Whether one sleeps that should be woken by now, since there is a batch for it. `idle` if there is nothing else
-    /// to do.
+    /// Whether a sleeping consumer should be woken now for a ready batch. `idle` means that the threads have nothing
+    /// else to do.
     fn must_wake(&self, idle: bool) -> bool {
         let enough = || 2 * self.ready.len() as u64 >= self.begun.saturating_sub(self.next);
         let slept_enough = || self.gathering.is_none_or(|since| since.elapsed() >= GATHERING);
@@ -330,23 +335,23 @@ mod tests {
         put(&mut state, 0);
         assert!(state.must_wake(false));
         state.wake(Duration::ZERO);
-        assert!(!state.must_wake(true), "nobody sleeps");
+        assert!(!state.must_wake(true), "no consumer sleeps");
     }
 
     #[test]
     fn who_got_batches_fast_is_woken_for_several() {
         let mut state = with_ready(&[0]);
         state.sleep(Instant::now());
-        assert!(state.must_wake(false), "nothing is known of how fast they come");
+        assert!(state.must_wake(false), "the rate of batches is not known yet");
         state.wake(Duration::from_micros(100));
         state.sleep(Instant::now());
         assert!(!state.must_wake(false));
-        assert!(state.must_wake(true), "no more will come");
+        assert!(state.must_wake(true), "no more batches will arrive");
         put(&mut state, 1);
         put(&mut state, 2);
         assert!(!state.must_wake(false));
         put(&mut state, 5);
-        assert!(state.must_wake(false), "half of them");
+        assert!(state.must_wake(false), "half of the batches in flight are ready");
     }
 
     #[test]
@@ -358,7 +363,11 @@ mod tests {
         delivery.fail(&error("second"));
         delivery.end();
         assert!(delivery.is_closed());
-        assert_eq!(reason(&delivery).as_deref(), Some("first"), "it outlasts the end");
+        assert_eq!(
+            reason(&delivery).as_deref(),
+            Some("first"),
+            "the error is kept after the end"
+        );
         delivery.close();
         delivery.fail(&error("late"));
         assert_eq!(reason(&delivery), None);
@@ -381,12 +390,12 @@ mod tests {
     #[test]
     fn only_a_consumer_that_does_something_lags() {
         let mut state = with_ready(&[0, 1]);
-        assert!(!state.lags(2), "it waits");
+        assert!(!state.lags(2), "the consumer is waiting");
         state.left = Some(Instant::now());
         std::thread::sleep(2 * BUSY);
         assert!(state.lags(2) && !state.lags(3));
         state.left = Some(Instant::now() + GATHERING);
-        assert!(!state.lags(2), "it has only just left");
+        assert!(!state.lags(2), "the consumer has only just left");
     }
 
     #[test]
@@ -400,6 +409,6 @@ mod tests {
         assert!(state.must_wake(false));
         state.wake(3 * GATHERING);
         state.sleep(Instant::now());
-        assert!(state.must_wake(false), "batches come slowly");
+        assert!(state.must_wake(false), "batches arrive slowly");
     }
 }

@@ -1,12 +1,13 @@
-//! What is behind an error.
+//! The cause of an error.
 
 use fastpipe_batch::{Error, ErrorKind};
 use fastpipe_files::Files;
 
 use crate::working_memory::WorkingMemory;
 
-/// The error, or what is behind it: the allocator's where that had no memory, since arenas that can't grow only say
-/// that there is none; and the change of a file where that looks like damage.
+/// Returns the cause of an error if it is known, and the error itself otherwise. If memory ran out, the cause is the
+/// error of the allocator, since arenas only report that they can't grow. If the data looks damaged, the cause may be
+/// that the file changed.
 pub(crate) fn explained(error: Error, working_memory: &WorkingMemory, files: &Files) -> Error {
     match error.kind() {
         ErrorKind::Limit | ErrorKind::OutOfMemory => working_memory.memory().slabs().take_failure().unwrap_or(error),

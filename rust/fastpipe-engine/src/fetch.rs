@@ -1,8 +1,8 @@
-//! Fetching: calls of sources that may wait.
+//! Fetches: calls of sources that may block.
 //!
-//! They run on threads of their own, several at once, those that are needed first before the others. What they take is
-//! no work of the pass: a thread that waits for a server decodes nothing, and another may. A pass that is left cancels
-//! what is under way and forgets the rest.
+//! They run on separate threads, several at a time, the most urgent first. Their time doesn't count as work of the
+//! pass: while one thread waits for a server, another can decode. A pass that is left early cancels the fetches in
+//! progress and drops the rest.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -17,23 +17,23 @@ use fastpipe_batch::{Error, ErrorKind, Fetched, Result, Source};
 use crate::panicked::panicked;
 use crate::telemetry::Telemetry;
 
-/// Bytes of a fetching thread's stack: sources mostly wait on it.
+/// Bytes of a fetching thread's stack. Sources mostly wait, so this is enough.
 const STACK: usize = 1 << 20;
 
-/// What is done once something is fetched.
+/// A callback that runs once a unit has been fetched.
 pub(crate) type Then = Box<dyn FnOnce() + Send>;
 
-/// A unit that is fetched, or will be.
+/// A unit that is being fetched, or waits to be fetched.
 pub(crate) struct Fetch {
     unit: u64,
-    /// Which of the pass's fetches it is: a unit may be fetched again before it was taken.
+    /// The index of the fetch within the pass. A unit may be fetched again before the first result was taken.
     number: u64,
     state: Mutex<State>,
 }
 
 enum State {
     Under(Vec<Then>),
-    /// `None` once it was taken.
+    /// `None` after the result was taken.
     Done(Option<Result<Fetched>>),
 }
 
@@ -42,12 +42,12 @@ impl Fetch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is there, or has failed.
+    /// Whether the fetch has finished or failed.
     pub(crate) fn is_done(&self) -> bool {
         matches!(&*self.lock(), State::Done(_))
     }
 
-    /// Does something once it is there: at once if it is.
+    /// Runs `then` once the fetch is done, or immediately if it is.
     pub(crate) fn then(&self, then: Then) {
         match &mut *self.lock() {
             State::Under(waiting) => {
@@ -59,7 +59,7 @@ impl Fetch {
         then();
     }
 
-    /// What was fetched, for the first who asks.
+    /// Returns the fetched data to the first caller. Further calls return an error.
     pub(crate) fn take(&self) -> Result<Fetched> {
         let taken = match &mut *self.lock() {
             State::Done(done) => done.take(),
@@ -79,7 +79,7 @@ impl Fetch {
     }
 }
 
-/// In the order of need: by batch, and as they were asked for.
+/// A queued fetch, ordered by batch and then by request.
 struct Wanted {
     rank: Reverse<(u64, u64)>,
     fetch: Arc<Fetch>,
@@ -109,12 +109,12 @@ impl Ord for Wanted {
 struct Queue {
     wanted: BinaryHeap<Wanted>,
     asked: u64,
-    /// What was asked for last.
+    /// The fetch that was requested last.
     last: Weak<Fetch>,
-    /// Fetches that wait for the one of the unit in front of theirs, by the number of that one.
+    /// Fetches that wait for the fetch of the preceding unit, by the index of that fetch.
     behind: HashMap<u64, Wanted>,
     threads: Vec<JoinHandle<()>>,
-    /// Threads that have nothing to do.
+    /// Number of threads that have nothing to do.
     idle: usize,
 }
 
@@ -124,7 +124,7 @@ struct Inner {
     most: usize,
     changed: Condvar,
     closed: AtomicBool,
-    /// Fetches that are asked for and not done.
+    /// Fetches that were requested and are not done.
     pending: AtomicUsize,
     telemetry: Arc<Telemetry>,
 }
@@ -148,26 +148,26 @@ impl Fetches {
         Fetches { inner: Arc::new(inner) }
     }
 
-    /// Whether units of this source are fetched by calls.
+    /// Whether this source fetches its units.
     pub(crate) fn are_needed(&self) -> bool {
         self.inner.most > 0
     }
 
-    /// Whether more could be under way at once than are.
+    /// Whether more fetches could run at once.
     pub(crate) fn have_room(&self) -> bool {
         self.inner.pending.load(Ordering::Relaxed) < self.inner.most
     }
 
-    /// Fetches at once.
+    /// The maximum number of concurrent fetches.
     pub(crate) fn most(&self) -> usize {
         self.inner.most
     }
 
-    /// Asks for a unit, which batch `batch` needs first. If it is the rest of the one that was asked for before, it
-    /// waits for that.
+    /// Requests a unit that is first needed by batch `batch`. If it continues the unit that was requested last, it is
+    /// fetched after that unit.
     ///
     /// # Errors
-    /// If there is no thread for it, and none can be started.
+    /// Fails if no thread exists and none can be started.
     pub(crate) fn start(&self, unit: u64, batch: u64) -> Result<Arc<Fetch>> {
         let inner = &self.inner;
         let mut queue = inner.lock();
@@ -191,7 +191,7 @@ impl Fetches {
             fetch: fetch.clone(),
         };
         match before {
-            // The thread that fetches it takes this one up.
+            // The thread that fetches the preceding unit queues this one afterwards.
             Some(before) => {
                 queue.behind.insert(before.number, wanted);
             }
@@ -206,7 +206,7 @@ impl Fetches {
         Ok(fetch)
     }
 
-    /// Cancels what is under way, forgets the rest, and waits for the threads. What waits for a fetch goes on with an
+    /// Cancels the fetches in progress, drops the rest, and waits for the threads. Waiting callbacks run and find an
     /// error.
     pub(crate) fn close(&self) {
         self.inner.closed.store(true, Ordering::SeqCst);
@@ -237,7 +237,7 @@ impl Inner {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Starts a thread if there is none with nothing to do, and there may be another.
+    /// Starts a thread if no thread is idle and the limit allows another.
     fn need_thread(self: &Arc<Self>, queue: &mut Queue) -> Result<()> {
         if queue.idle > queue.wanted.len() || queue.threads.len() >= self.most {
             return Ok(());
@@ -247,16 +247,16 @@ impl Inner {
         match builder.spawn(move || inner.run()) {
             Ok(thread) => queue.threads.push(thread),
             Err(error) if queue.threads.is_empty() => {
-                let reason = format!("can't start a thread that fetches: {error}");
+                let reason = format!("cannot start a fetching thread: {error}");
                 return Err(Error::new(ErrorKind::OutOfMemory, reason));
             }
-            // Those that there are do it, only later.
+            // The existing threads fetch the unit, only later.
             Err(_) => {}
         }
         Ok(())
     }
 
-    /// A thread that fetches.
+    /// The loop of a fetching thread.
     fn run(&self) {
         while let Some(fetch) = self.next() {
             let start = Instant::now();
@@ -264,7 +264,7 @@ impl Inner {
             let fetched = fetched.unwrap_or_else(|panic| Err(panicked(&*panic)));
             self.telemetry.fetched(start.elapsed().as_nanos() as u64);
             self.pending.fetch_sub(1, Ordering::Relaxed);
-            // What goes on from here may fail as well: this thread fetches on.
+            // Callbacks may panic as well; this thread must continue to fetch.
             let _ = catch_unwind(AssertUnwindSafe(|| fetch.finish(fetched)));
             let mut queue = self.lock();
             if let Some(next) = queue.behind.remove(&fetch.number) {
@@ -275,7 +275,7 @@ impl Inner {
         }
     }
 
-    /// Waits for something to fetch.
+    /// Waits for the next fetch.
     fn next(&self) -> Option<Arc<Fetch>> {
         let mut queue = self.lock();
         loop {
@@ -302,10 +302,10 @@ mod tests {
 
     use super::*;
 
-    /// Tells which units are fetched, and takes its time.
+    /// A slow source that reports which units are fetched.
     struct Slow {
         facts: SourceFacts,
-        /// Whether all units are rests of the first.
+        /// Whether each unit continues the one before it.
         chained: bool,
         told: Mutex<Sender<u64>>,
         time: Duration,
@@ -321,7 +321,7 @@ mod tests {
         }
 
         fn describe(&self, _unit: u64) -> UnitInfo {
-            unreachable!("nobody asks")
+            unreachable!("not called by fetches")
         }
 
         fn follows(&self, unit: u64) -> bool {
@@ -345,11 +345,11 @@ mod tests {
         }
 
         fn open(&self, _: u64, _: Pass, _: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
-            unreachable!("nobody asks")
+            unreachable!("not called by fetches")
         }
 
         fn pick(&self, _: &[&dyn Unit], _: &[Row], _: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
-            unreachable!("nobody asks")
+            unreachable!("not called by fetches")
         }
 
         fn locate(&self, _unit: u64, error: Error) -> Error {
@@ -373,7 +373,7 @@ mod tests {
         (Fetches::new(&source, Arc::new(Telemetry::new())), heard)
     }
 
-    /// Waits until all are there.
+    /// Waits until all fetches are done.
     fn wait(all: &[Arc<Fetch>]) {
         let (send, heard) = channel();
         for fetch in all {
@@ -390,16 +390,20 @@ mod tests {
         let all: Vec<_> = (0..5).map(|unit| fetches.start(unit, unit).unwrap()).collect();
         assert!(!fetches.have_room());
         wait(&all);
-        // All the calls' time, in less than that of two.
+        // The sum of all calls, in less time than two of them would take in sequence.
         let spent = fetches.inner.telemetry.counts().fetching;
         assert!(spent >= 1_500_000_000 && start.elapsed() < Duration::from_millis(600));
         assert!(fetches.have_room());
         for (unit, fetch) in all.iter().enumerate() {
             let Fetched::Other { what, .. } = fetch.take().unwrap() else {
-                panic!("something else")
+                panic!("unexpected kind of data")
             };
             assert_eq!(*what.downcast::<u64>().unwrap(), unit as u64);
-            assert_eq!(fetch.take().err().unwrap().kind(), ErrorKind::Internal, "it is gone");
+            assert_eq!(
+                fetch.take().err().unwrap().kind(),
+                ErrorKind::Internal,
+                "the data was already taken"
+            );
         }
         fetches.close();
     }
@@ -409,7 +413,7 @@ mod tests {
         let (fetches, heard) = fetches(1, 5);
         let all = [(0, 0), (7, 9), (8, 2), (9, 2)].map(|(unit, batch)| {
             let fetch = fetches.start(unit, batch).unwrap();
-            // The first is under way before others are asked for.
+            // The first fetch is in progress before others are requested.
             if unit == 0 {
                 assert_eq!(heard.recv().unwrap(), 0);
             }
@@ -427,13 +431,16 @@ mod tests {
         let all: Vec<_> = (0..4).map(|unit| fetches.start(unit, 0).unwrap()).collect();
         wait(&all);
         assert_eq!(heard.try_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
-        assert!(start.elapsed() >= Duration::from_millis(800), "one after the other");
-        // A unit is no rest of one that isn't in front of it, or that is there.
+        assert!(
+            start.elapsed() >= Duration::from_millis(800),
+            "fetched one after the other"
+        );
+        // A unit doesn't wait if the last requested unit doesn't precede it, or has already been fetched.
         let all = [4, 7].map(|unit| fetches.start(unit, 1).unwrap());
         let start = Instant::now();
         wait(&all);
         assert!(start.elapsed() < Duration::from_millis(395));
-        // A unit that is asked for again has a rest of its own.
+        // A unit that is requested again is continued by a separate fetch.
         let twice: Vec<_> = [8, 9, 8, 9].map(|unit| fetches.start(unit, 2).unwrap()).into();
         wait(&twice);
         let many: Vec<_> = (0..10_000).map(|unit| fetches.start(unit, 2).unwrap()).collect();

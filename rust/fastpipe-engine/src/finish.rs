@@ -1,4 +1,5 @@
-//! The end of a batch's tasks: whoever finishes the last one joins the batch and puts it where the consumer finds it.
+//! Finishing batches: the thread that ends the last task of a batch joins the batch and puts it into the delivery
+//! queue.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::pass::PassContext;
 use crate::telemetry::Activity;
 
 impl PassContext {
-    /// Ends a task of a batch; the last one hands it over.
+    /// Ends a task of a batch. The last task delivers the batch.
     pub(crate) fn end_task(&self, in_flight: &InFlightBatch) -> Result<()> {
         let Some(outputs) = in_flight.end_task() else {
             return Ok(());
@@ -20,7 +21,7 @@ impl PassContext {
         let start = self.telemetry.now();
         let done = outputs.and_then(|mut outputs| {
             if outputs.rows.is_none() {
-                // Nothing had to be read for it.
+                // No task has written any rows of this batch.
                 outputs.rows = self.working_memory.rows(in_flight.size).map(Arc::new).map(Some)?;
             }
             let reserved = outputs.reserved.take();
@@ -36,13 +37,13 @@ impl PassContext {
         Ok(())
     }
 
-    /// Joins a batch whose tasks are done and lays it out for the consumer.
+    /// Joins a batch whose tasks are done, and arranges it for the consumer.
     fn join(&self, mut outputs: TaskOutputs, class: u32) -> Result<Box<Batch>> {
         let rows = outputs.rows.take().and_then(|rows| Arc::try_unwrap(rows).ok());
         let (Some(rows), Some(info)) = (rows, outputs.info.take()) else {
             return Err(Error::new(
                 ErrorKind::Internal,
-                "a batch was handed over while it was written",
+                "a batch was delivered while it was being written",
             ));
         };
         let columns = &self.config.source().facts().columns;

@@ -1,12 +1,13 @@
-//! Sizes as messages say them, in the units that `memory_limit` takes.
+//! Formatting of sizes in messages, in the units that `memory_limit` accepts.
 
 /// Powers of a thousand.
 const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
 
-/// In the unit that fits, to a tenth of it, or in bytes; `round` says which tenth.
+/// Formats a size to a tenth of the largest unit that fits, or in bytes. `round(bytes, tenth)` returns the number of
+/// tenths.
 fn in_tenths(bytes: u64, round: impl Fn(u64, u64) -> u64) -> String {
     let (mut unit, mut size) = (0, 1u64);
-    // A number that is rounded up to a thousand of a unit is one of the next.
+    // A size that rounds up to a thousand of a unit is shown in the next unit.
     while unit + 1 < UNITS.len() && round(bytes, (size / 10).max(1)) >= if unit == 0 { 1000 } else { 10_000 } {
         (unit, size) = (unit + 1, size * 1000);
     }
@@ -19,12 +20,12 @@ fn in_tenths(bytes: u64, round: impl Fn(u64, u64) -> u64) -> String {
     }
 }
 
-/// Bytes that are needed: what is named is enough.
+/// Formats a number of required bytes. The result is never less than `bytes`.
 pub(crate) fn rounded_up(bytes: u64) -> String {
     in_tenths(bytes, u64::div_ceil)
 }
 
-/// Bytes that are allowed: what is named is no more than that.
+/// Formats a number of allowed bytes. The result is never more than `bytes`.
 pub(crate) fn rounded_down(bytes: u64) -> String {
     in_tenths(bytes, |bytes, tenth| bytes / tenth)
 }

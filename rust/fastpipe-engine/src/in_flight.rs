@@ -8,32 +8,32 @@ use fastpipe_batch::{Error, Fragment, Rows};
 use crate::batch::BatchInfo;
 use crate::budget::Reserved;
 
-/// Records placed between two looks at whether the pass was closed: far below 100 ms of work.
+/// Number of records that are placed before checking again whether the pass was closed. They take far less than 100 ms.
 pub(crate) const RECORDS_AT_ONCE: usize = 1024;
 
-/// Work that is worth a task of its own, in nanoseconds.
+/// The minimum work that justifies a separate task, in nanoseconds.
 pub(crate) const SMALLEST_TASK: u64 = 50_000;
 
 /// A batch in flight.
 pub(crate) struct InFlightBatch {
-    /// Counted over all epochs of the pass.
+    /// The index of the batch, counted over all epochs of the pass.
     pub(crate) number: u64,
     /// Number of its rows.
     pub(crate) size: usize,
-    /// Which of the source's classes it is made of, or mostly.
+    /// The class of its first unit.
     pub(crate) class: u32,
     /// Tasks that are not done.
     pending: AtomicUsize,
     outputs: Mutex<TaskOutputs>,
 }
 
-/// What tasks leave.
+/// The results of the tasks of a batch.
 #[derive(Default)]
 pub(crate) struct TaskOutputs {
     pub(crate) info: Option<BatchInfo>,
     pub(crate) rows: Option<Arc<Rows>>,
     pub(crate) fragments: Vec<Fragment>,
-    /// The batch's memory.
+    /// The memory reserved for the batch.
     pub(crate) reserved: Option<Reserved>,
     /// The error of the earliest row.
     error: Option<(u32, Error)>,
@@ -68,7 +68,8 @@ impl InFlightBatch {
         self.outputs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its rows are written; made for whoever comes first. An error of `make` is the batch's as well.
+    /// Returns the rows that the tasks write to; the first caller creates them with `make`. If `make` fails, the batch
+    /// fails with the same error.
     pub(crate) fn rows(&self, make: impl FnOnce() -> Result<Rows, Error>) -> Result<Arc<Rows>, Error> {
         let mut outputs = self.outputs();
         if let Some(rows) = &outputs.rows {
@@ -86,17 +87,17 @@ impl InFlightBatch {
         self.outputs().fragments.push(fragment);
     }
 
-    /// Notes an error of the row at `slot`. That of the earliest row is reported, whichever thread is first.
+    /// Records an error of the row at `slot`. The error of the earliest row is reported, whichever thread fails first.
     pub(crate) fn fail(&self, slot: u32, error: Error) {
         self.outputs().fail(slot, error);
     }
 
-    /// Somebody does a part of a task, which hasn't ended, as a task of its own.
+    /// Adds a task, since another thread takes over part of a task that hasn't ended.
     pub(crate) fn split_task(&self) {
         self.pending.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Ends a task. The last one gets what all of them left.
+    /// Ends a task. The last call returns the results of all tasks.
     pub(crate) fn end_task(&self) -> Option<Result<TaskOutputs, Error>> {
         if self.pending.fetch_sub(1, Ordering::AcqRel) != 1 {
             return None;

@@ -1,63 +1,63 @@
-//! The engine decides where and when, never what: it fetches units, schedules their decoding over threads, places rows
-//! in batches and hands batches over in order.
+//! The engine decides where and when work happens, never which rows a batch contains. It fetches units, schedules their
+//! decoding on threads, places rows in batches, and delivers the batches in order.
 //!
 //! # How a pass runs
 //!
-//! [`Stream::start`] takes a source and a place in an order. Batches are planned in order, further ahead than they are
-//! *admitted* (`admission.rs`), so that the units that come next are known, and opened or read by the system before a
-//! batch waits for them. As many batches are under way as keep the threads busy, unless the consumer asks for a number,
-//! and as the memory limit allows (`budget.rs`, `minimum_memory.rs`). To admit a batch is to take a slab for its placed
-//! parts, and to cut its rows into tasks:
-//!
+//! [`Stream::start`] takes a source and a position in an order. Batches are planned in order, and earlier than they are
+//! *admitted* (`admission.rs`). So the engine knows which units come next and opens them, or asks the system to read
+//! them, before a batch needs them. Enough batches are in flight to keep the threads busy, or as many as the consumer
+//! requests, within the memory limit (`budget.rs`, `minimum_memory.rs`). Admitting a batch reserves its memory and
+//! divides its rows into tasks:
 //! - Batches of *runs* (`sequence.rs`): a task goes through its runs, fetches and opens the unit of each unless another
-//!   task has, and places its records. It starts where the run in front ends: where that is known when it is decoded,
-//!   or when a thread that had nothing else to do skipped its records.
-//! - Batches of *picks* (`scatter.rs`): shuffled ones. Their units are opened, and the starts of all records found, by
-//!   tasks of their own; then the rows are decoded slot by slot. Units stay open, as compact as they are stored, until
-//!   the order says that no further rows of them come: decoding a whole window ahead would take several times the
-//!   memory, and ragged values would have to be moved once more.
+//! - Batches of *runs* (`sequence.rs`): a task processes its runs one after the other. It fetches and opens the unit of
+//!   each run, unless another task already has, and places the records. A task starts where the previous run ends. That
+//!   position is known once the previous run has been decoded, or once an idle thread has skipped its records.
+//! - Batches of *picks* (`scatter.rs`), for shuffled orders: separate tasks open the units and find the starts of all
+//!   records. Then the rows are decoded slot by slot. Units stay open, in their compact stored form, until the order
+//!   needs no more of their rows. Decoding a whole window in advance would take several times the memory, and ragged
+//!   values would have to be moved once more.
 //!
 //! The thread that finishes the last task of a batch joins its ragged parts ([`fastpipe_batch::assemble`]) and puts the
-//! batch where the consumer finds it (`finish.rs`).
+//! batch into the delivery queue (`finish.rs`).
 //!
-//! Tasks are in a queue (`schedule.rs`), from which threads take them (`runners.rs`): those of the earliest batch
-//! first, and of one batch the longest first, as the cost model expects it from what it has seen. No thread waits for
-//! another: a task whose turn hasn't come, or whose units aren't open, is parked, and put in the queue by whoever finds
-//! what it waits for. How many threads work at once follows from the same costs, and from how fast the consumer is
-//! (`threads.rs`).
+//! Ready tasks wait in a queue (`schedule.rs`), and threads take them from it (`runners.rs`). Tasks of the earliest
+//! batch come first. Within a batch, the tasks that the cost model expects to take longest come first. No thread blocks
+//! on another thread. A task whose start isn't known, or whose units aren't open, is parked. The thread that produces
+//! the missing start or unit puts it into the queue. The number of active threads follows from the same costs and from
+//! the speed of the consumer (`threads.rs`).
 //!
-//! A pass ends when its consumer goes, or has got its error. Its threads end then, and what they hold goes back; the
-//! error alone stays, for whoever asks again.
+//! A pass ends when its consumer closes it or has received its error. Its threads then stop and its memory is released.
+//! Only the error is kept, for later calls of `poll`.
 //!
-//! # The parts of a pass
+//! # Modules
 //!
 //! ```text
-//!   running_pass.rs, batch_source.rs                    what the bindings have
+//!   running_pass.rs, batch_source.rs                    interface for the bindings
 //!       |             |
 //!   stream.rs    observer.rs, stats.rs
 //!       |             |
-//!   runners.rs  admission/  sequence/  scatter/  finish.rs  opening.rs  minimum_memory.rs: activities of any thread
+//!   runners.rs  admission/  sequence/  scatter/  finish.rs  opening.rs  minimum_memory.rs: work that any thread may do
 //!       |             |         |         |          |          |          |
-//!   pass.rs: one field for each part, and what takes several of them: failing, choosing threads
+//!   pass.rs: one field for each component, and operations on several of them: failing, choosing threads
 //!       |
-//!   pass_config.rs     what stays the same: source, options, threads, seed
-//!   working_memory.rs  memory (memory.rs) and how much of it may be used (budget.rs)
-//!   cost.rs            what work costs and what units take, learned
-//!   telemetry.rs       what was done, and where time went; reader_totals.rs sums it up over passes
-//!   admission_gate.rs  who admits, one thread at a time, and what is planned and under way (admission.rs)
-//!   fetch.rs           calls of the source that may wait, on threads of their own
-//!   schedule.rs        the queue, and how many threads may take from it; workers.rs has the threads
-//!   delivery.rs        batches that are done, consumers that wait, and how the pass ends
+//!   pass_config.rs     constants of the pass: source, options, threads, seed
+//!   working_memory.rs  memory (memory.rs) and the limit on its use (budget.rs)
+//!   cost.rs            learned costs of work and sizes of units
+//!   telemetry.rs       counts of work and time; reader_totals.rs adds them up over passes
+//!   admission_gate.rs  one thread at a time admits batches; planned batches and batches in flight (admission.rs)
+//!   fetch.rs           blocking calls of the source, on separate threads
+//!   schedule.rs        the queue, and how many threads may take from it; workers.rs owns the threads
+//!   delivery.rs        finished batches, waiting consumers, and the end of the pass
 //! ```
 //!
-//! Each part has fields of its own, a small interface, and one rule to keep, which is tested there without a pass.
-//! Parts don't know what is above them, and hardly each other: handing over is timed (`telemetry.rs`) and gives memory
-//! back (`working_memory.rs`).
+//! Each component has its own fields, a small interface, and one rule to keep. Its unit tests check that rule without a
+//! pass. Components don't know the layers above them, and know little of each other. The exceptions are deliveries,
+//! which are timed (`telemetry.rs`) and release memory (`working_memory.rs`).
 //!
-//! What is done needs most of the parts at once: a task reads, decodes, learns what that took, and hands over. So
-//! activities are methods of `PassContext`, in files that don't know each other: batches of runs and of picks meet the
-//! thread that admits them only through `batches.rs`. The price is that no signature says which parts an activity uses;
-//! what needs a few of them takes those.
+//! Most work needs many components at once: a task reads, decodes, records its cost, and delivers. So this work is
+//! written as methods of `PassContext`, in files that don't depend on each other. Batches of runs and batches of picks
+//! share only the trait in `batches.rs` with the thread that admits them. The price is that signatures don't show which
+//! components a method uses. Code that needs only a few components takes them as arguments.
 #![forbid(unsafe_code)]
 
 mod admission;

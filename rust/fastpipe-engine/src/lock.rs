@@ -1,4 +1,4 @@
-//! A lock that outlasts a panic of whoever held it.
+//! Locks a mutex even if a thread panicked while it held the lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

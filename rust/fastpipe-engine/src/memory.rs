@@ -1,4 +1,4 @@
-//! Memory that is used again: by the next batch, and by the next pass.
+//! Memory that is reused by the next batch and the next pass.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,25 +7,25 @@ use fastpipe_batch::{BufferPool, ColumnSpec, Fragment, SlabAllocator, SlabPool, 
 
 use crate::lock::lock;
 
-/// Records of which is kept where they start: 64 MB.
+/// The maximum number of records whose starts are kept, which take 64 MB.
 const MOST_STARTS: usize = 16 << 20;
 
-/// Where the records of units start.
+/// The starts of the records of units.
 #[derive(Default)]
 struct KnownStarts {
     units: HashMap<u64, Starts>,
     records: usize,
 }
 
-/// Free slabs, buffers and arenas. Passes over a data set that follow one another share it, so that only the first one
-/// pays for page faults, and finds where records start. It belongs to one process: a forked child must make its own,
-/// since a thread that doesn't exist there may have held its locks.
+/// Free slabs, buffers and arenas. Consecutive passes over a dataset share them, so that only the first pass pays for
+/// page faults and for finding the starts of records. They belong to one process. A forked child must create its own,
+/// because a thread that doesn't exist in the child may have held the locks.
 pub struct Memory {
     buffers: BufferPool,
     slabs: Arc<SlabPool>,
-    /// One for placed parts and up to one for each arena.
+    /// One slab for placed parts, and up to one for each arena.
     slabs_a_batch: usize,
-    /// Batches that the consumer holds at once.
+    /// Number of batches that the consumer holds at once.
     held: usize,
     fragments: Mutex<Vec<Fragment>>,
     starts: Mutex<KnownStarts>,
@@ -33,16 +33,16 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Memory for passes over batches of these columns.
+    /// Creates memory for passes over batches of these columns.
     pub fn new(columns: &[ColumnSpec]) -> Arc<Self> {
         Memory::with_allocator(columns, None, 1)
     }
 
-    /// Memory for passes over batches of these columns, which the consumer holds `held` of at once. Whatever a batch is
-    /// made of comes from the allocator, if there is one; units that are open don't.
+    /// Creates memory for passes over batches of these columns. The consumer holds `held` batches at once. If there is
+    /// an allocator, all memory of batches comes from it, but not the memory of open units.
     ///
-    /// Arenas come from there as well, since those of a batch that one task filled become its memory as they are: with
-    /// others they would have to be copied, always.
+    /// The allocator also provides arenas, since the arenas of a batch that one task filled become part of the batch
+    /// without a copy. Arenas from elsewhere would always have to be copied.
     pub fn with_allocator(columns: &[ColumnSpec], allocator: Option<Arc<dyn SlabAllocator>>, held: usize) -> Arc<Self> {
         let arenas = columns
             .iter()
@@ -60,27 +60,27 @@ impl Memory {
         })
     }
 
-    /// Memory of units.
+    /// Pool of buffers for units.
     pub(crate) fn buffers(&self) -> &BufferPool {
         &self.buffers
     }
 
-    /// Memory of batches.
+    /// Pool of slabs for batches.
     pub fn slabs(&self) -> &Arc<SlabPool> {
         &self.slabs
     }
 
-    /// What a task appends to: one that was used before, if there is one.
+    /// Returns a fragment that a task can append to, reusing one if possible.
     pub(crate) fn take_fragment(&self) -> Fragment {
         lock(&self.fragments).pop().unwrap_or_default()
     }
 
-    /// Keeps one that holds nothing, for the next task.
+    /// Keeps an empty fragment for a later task.
     pub(crate) fn keep_fragment(&self, fragment: Fragment) {
         lock(&self.fragments).push(fragment);
     }
 
-    /// Keeps some for the next tasks, `most` in all, once they are emptied.
+    /// Keeps fragments for later tasks after emptying them, up to `most` in total.
     pub(crate) fn keep_fragments(&self, fragments: Vec<Fragment>, most: usize, empty: impl Fn(&mut Fragment)) {
         let mut free = lock(&self.fragments);
         for mut fragment in fragments {
@@ -91,28 +91,29 @@ impl Memory {
         }
     }
 
-    /// Keeps free slabs for this many batches under way, those that the consumer holds, and one that it just dropped.
+    /// Keeps enough free slabs for `batches` batches in flight, the batches that the consumer holds, and one that it
+    /// has just dropped.
     pub fn keep_batches(&self, batches: u64) {
         self.slabs
             .keep_at_least(self.slabs_a_batch * (batches as usize + self.held + 1));
     }
 
-    /// Where the records of a unit start, if an earlier epoch has found that.
+    /// Returns the starts of the records of a unit, if an earlier epoch has found them.
     pub(crate) fn starts(&self, unit: u64) -> Option<Starts> {
         lock(&self.starts).units.get(&unit).cloned()
     }
 
-    /// Whether an earlier epoch has found where the records of a unit start.
+    /// Whether an earlier epoch has found the starts of the records of a unit.
     pub(crate) fn knows_starts(&self, unit: u64) -> bool {
         lock(&self.starts).units.contains_key(&unit)
     }
 
-    /// Keeps for later epochs where the records of a unit start, unless too much is kept already.
+    /// Keeps the starts of the records of a unit for later epochs, unless too many are kept already.
     pub(crate) fn keep_starts(&self, unit: u64, starts: &Starts, limit: Option<u64>) {
-        // 4 bytes each: a thirty-second of the memory.
+        // Each start takes 4 bytes, so starts take up to 1/32 of the limit.
         let most = limit.map_or(MOST_STARTS, |limit| MOST_STARTS.min((limit / 128) as usize));
         let mut known = lock(&self.starts);
-        // What can't be kept is found again.
+        // If there is no memory to keep the starts, the next epoch finds them again.
         if known.units.try_reserve(1).is_err() {
             return;
         }
@@ -121,7 +122,7 @@ impl Memory {
         }
     }
 
-    /// Gives all back that nobody uses just now, since memory has run out.
+    /// Releases all unused memory after memory has run out.
     pub(crate) fn release(&self) {
         on_allocation_failure();
         let fragments = std::mem::take(&mut *lock(&self.fragments));
@@ -130,7 +131,7 @@ impl Memory {
         self.buffers.release();
     }
 
-    /// Whether it was made by this process.
+    /// Whether this process created the memory.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }

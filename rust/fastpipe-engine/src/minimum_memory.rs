@@ -1,4 +1,4 @@
-//! The least memory that a pass can do with.
+//! The minimum memory that a pass needs.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::pass::PassContext;
 use crate::pass_config::PassConfig;
 use crate::working_memory::WorkingMemory;
 
-/// Units that are looked at, of each class.
+/// Number of units of each class that are probed.
 const LOOKED_AT: usize = 8;
 
-/// Rows of each that are decoded, to see what memory they take.
+/// Rows of each probed unit that are decoded, to measure their memory.
 const DECODED: u32 = 256;
 
-/// Bytes that a look may take where the limit is less: so that the least is known and named, unless units are larger.
+/// Bytes that a probe may take even if the limit is lower. This way the error can state the required minimum, unless
+/// units are larger than this.
 const LOOK_BYTES: u64 = 16 << 20;
 
-/// Refuses a limit in which the pass can't be run. So that it is known beforehand what units take when they are open,
-/// some are looked at.
+/// Rejects a limit that is too low for the pass. Some units are opened first, to learn how much memory open units take.
 pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Result<()> {
     probe_units(context, limit)?;
     let settings = order.settings();
@@ -31,16 +31,16 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     let statistics = UnitStatistics::of(config, costs, units);
     let classes = 0..config.source().facts().classes.len() as u32;
     let rows = u64::from(settings.batch_size).min(statistics.rows as u64);
-    // One that each thread makes, and one that waits for the consumer; or all, if they are fewer.
+    // One batch for each thread and one that waits for the consumer, or all batches if there are fewer.
     let batches = (config.threads() as u64 + 1).min(config.options().limit.unwrap_or(u64::MAX).max(1));
     let rows_bytes = classes.map(|class| working_memory.rows_bytes(rows, costs.arena_bytes(class, rows)));
     let batch = batches.saturating_mul(rows_bytes.max().unwrap_or(0));
-    // The units of this many rows, and the list of these.
+    // Bytes of the units that contain `rows` rows, and of the list of these rows.
     let units_of = |rows: u64| {
         let units = match settings.kind {
             Kind::Block | Kind::Buffer => statistics.drained(rows, units),
             Kind::Sequential | Kind::Window => statistics.units(rows, units),
-            // Those that batches under way lie in: the more, the fewer rows are drawn.
+            // The units of the batches in flight. The fewer rows are drawn, the more units they are spread over.
             Kind::Sample | Kind::Bootstrap => {
                 let drawn = settings.shuffle_buffer.max(1) as f64;
                 let among = statistics.rows * (batches * u64::from(settings.batch_size)) as f64 / drawn;
@@ -61,7 +61,7 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     let made = match batches {
         1 => format!("a batch of {rows} rows"),
         _ => format!(
-            "{batches} batches of {rows} rows ({} being made, and one that waits)",
+            "{batches} batches of {rows} rows ({} in progress and one waiting)",
             batches - 1
         ),
     };
@@ -76,7 +76,7 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
         Kind::Sequential => reason.push_str("units"),
         _ => {
             reason += &format!("the units and the order of shuffle_buffer={}", settings.shuffle_buffer);
-            // What it takes grows with it.
+            // The memory grows with the shuffle buffer.
             let fits = largest(settings.shuffle_buffer, settings.batch_size.into(), |buffer| {
                 batch.saturating_add(fetched).saturating_add(units_of(buffer)) <= limit
             });
@@ -90,10 +90,10 @@ pub(crate) fn check(context: &Arc<PassContext>, order: &Order, limit: u64) -> Re
     Err(Error::over_memory_limit(reason))
 }
 
-/// Looks at some units of every class.
+/// Probes some units of every class.
 fn probe_units(context: &Arc<PassContext>, limit: u64) -> Result<()> {
     if context.fetches.are_needed() {
-        // They take what their source guesses.
+        // Sources that fetch estimate the size of their units.
         return Ok(());
     }
     let mut looked_at = vec![0; context.config.source().facts().classes.len().max(1)];
@@ -116,19 +116,19 @@ struct UnitStatistics {
     bytes: f64,
     squares: f64,
     largest: u64,
-    /// Bytes that are fetched besides, of the unit for which they are most.
+    /// Additional bytes that are fetched for a unit; the maximum over all units.
     fetched: u64,
 }
 
 impl UnitStatistics {
-    /// Of all units, as far as they are known.
+    /// Collects the statistics of all units from what is known about them.
     fn of(config: &PassConfig, costs: &CostModel, units: u64) -> UnitStatistics {
         let mut statistics = UnitStatistics::default();
         for unit in 0..units {
             let info = config.describe(unit);
             let rows = f64::from(info.rows);
             let bytes = costs.unit_bytes(&info);
-            // Others may expand a little more than those that were looked at.
+            // Other units may expand slightly more than the probed ones.
             let bytes = bytes + bytes / 20;
             statistics.rows += rows;
             statistics.bytes += bytes as f64;
@@ -139,26 +139,29 @@ impl UnitStatistics {
         statistics
     }
 
-    /// Bytes of the units of which a pool or buffer of this many rows holds some: all but certainly no more.
+    /// Bytes of the units that have rows in a pool or buffer of `rows` rows: an upper bound that holds almost
+    /// certainly.
     ///
-    /// Each row is drawn after a geometrically distributed time of mean `rows`, and a unit is held until its last row
-    /// is: that of `r` rows for `rows * H(r)` draws on average, while a new one is taken every `r` draws.
+    /// Each row is drawn after a geometrically distributed time with mean `rows`, and a unit is held until its last row
+    /// is drawn. A unit of `r` rows is held for `rows * H(r)` draws on average, and a new unit is added every `r`
+    /// draws.
     fn drained(&self, rows: u64, units: u64) -> u64 {
         let each = (self.rows / units.max(1) as f64).max(1.0);
         let harmonic = each.ln() + 0.58;
-        // And one that is begun, and one that a batch ends with.
+        // Plus the unit that is being added, and the unit at the end of a batch.
         let count = rows as f64 / each * harmonic + 2.0;
         self.drawn(count + 2.0 * count.sqrt(), units)
     }
 
-    /// Bytes of the open units of this many rows, drawn at random: all but certainly no more.
+    /// Bytes of the units that contain `rows` rows, if the units are drawn at random: an upper bound that holds almost
+    /// certainly.
     fn units(&self, rows: u64, units: u64) -> u64 {
         let count = rows as f64 / (self.rows / units.max(1) as f64).max(1e-9);
-        // Those at the edges are only used in part.
+        // Units at the edges are only used in part.
         self.drawn(count + 2.0, units)
     }
 
-    /// Bytes of this many units, drawn at random: all but certainly no more.
+    /// Bytes of `count` units drawn at random: an upper bound that holds almost certainly.
     fn drawn(&self, count: f64, units: u64) -> u64 {
         let n = units.max(1) as f64;
         let mean = self.bytes / n;
@@ -168,19 +171,20 @@ impl UnitStatistics {
     }
 }
 
-/// Numbers below `units`, far apart first: those of every class that isn't rare are among the first few hundred.
+/// Returns up to 512 unit indices that are spread evenly over `0..units`. They include units of every class that isn't
+/// rare.
 fn spread(units: u64) -> impl Iterator<Item = u64> {
     let count = units.min(512);
     (0..count).map(move |i| (u128::from(i) * u128::from(units) / u128::from(count)) as u64)
 }
 
-/// Learns what a unit takes when it is open, in no more memory than the limit, or [`LOOK_BYTES`], besides its bytes as
-/// stored. One that can't be read says nothing: its batch will say what is wrong.
+/// Learns how much memory an open unit takes. The unit may take up to the limit, or [`LOOK_BYTES`] if that is more, in
+/// addition to its stored bytes. A unit that can't be read is ignored here: its batch will report the error.
 fn probe_unit(context: &Arc<PassContext>, unit: u64, limit: u64) -> Result<()> {
     let info = context.config.describe(unit);
     let most = limit.max(LOOK_BYTES);
     if info.range.is_some_and(|range| range.len > most) {
-        // Known without a look: what units take includes it.
+        // The estimate for units already includes such a large unit.
         return Ok(());
     }
     let open = match context.open_within(unit, Pass::default().epoch, None, Some(most)) {
@@ -190,7 +194,7 @@ fn probe_unit(context: &Arc<PassContext>, unit: u64, limit: u64) -> Result<()> {
     };
     let scratch = SlabPool::bounded(usize::try_from(most).unwrap_or(usize::MAX));
     let mut rows = info.rows.min(DECODED);
-    // Fewer where a row takes much.
+    // Retry with fewer rows if the rows take too much memory.
     while rows > 0 {
         if let Some(bytes) = decode(&context.working_memory, open.get(), rows, &scratch) {
             context.costs.appended(info.class, u64::from(rows), bytes as u64);
@@ -205,7 +209,7 @@ fn probe_unit(context: &Arc<PassContext>, unit: u64, limit: u64) -> Result<()> {
     Ok(())
 }
 
-/// Decodes the first rows of a unit. Says what their parts of no fixed size take.
+/// Decodes the first rows of a unit and returns the bytes of their variable-size parts.
 fn decode(working_memory: &WorkingMemory, open: &dyn Unit, rows: u32, scratch: &Arc<SlabPool>) -> Option<usize> {
     let batch = Rows::new(working_memory.parts().clone(), rows as usize, scratch).ok()?;
     let mut sink = Sink::new(&batch, Fragment::default()).ok()?;
@@ -235,7 +239,7 @@ mod tests {
             largest: 10_000,
             fetched: 0,
         };
-        // 3 units and two at the edges; never more than all.
+        // Three units and two at the edges, but never more than all units.
         assert_eq!(statistics.units(300, 10), 50_000);
         assert_eq!(statistics.units(5000, 10), 100_000);
     }

@@ -1,4 +1,4 @@
-//! Fetching a unit and opening it, with what that costs noted.
+//! Fetching and opening units, and recording what that costs.
 
 use fastpipe_batch::{Fetched, Result};
 
@@ -8,12 +8,12 @@ use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
 impl PassContext {
-    /// Opens a unit: one that was fetched, or is read here.
+    /// Opens a unit from its fetched data, or reads its bytes on this thread.
     pub(crate) fn open(&self, unit: u64, epoch: u64, fetch: Option<&Fetch>) -> Result<OpenUnit> {
         self.open_within(unit, epoch, fetch, self.config.options().memory_limit)
     }
 
-    /// The same; an error if it takes more than this many bytes when it is open.
+    /// Like `open`, but fails if the open unit takes more than `most_bytes` bytes.
     pub(crate) fn open_within(
         &self,
         unit: u64,
@@ -22,7 +22,7 @@ impl PassContext {
         most_bytes: Option<u64>,
     ) -> Result<OpenUnit> {
         if let Err(error) = self.files.check_before(epoch) {
-            // Not of this unit, or not only.
+            // The change of a file affects more than this unit.
             self.fail(error);
         }
         let info = self.config.describe(unit);

@@ -1,27 +1,28 @@
-//! How a pass runs: its threads, how far ahead it decodes, and its memory.
+//! Options of a pass: its threads, prefetch, and memory limit.
 
 use crate::in_flight::SMALLEST_TASK;
 
-/// How a pass runs. Nothing here changes what it yields.
+/// Options of a pass. They never change which batches it yields.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Threads that decode; `None` for as many as pay, of the processors that the process may use.
+    /// Number of decoding threads. `None` uses as many as improve throughput, up to the processors that the process may
+    /// use.
     pub num_threads: Option<usize>,
-    /// How many passes like this one share these processors, at least one: it takes no more threads than its share
-    /// unless `num_threads` says so.
+    /// Number of passes like this one that share these processors, at least one. The pass uses only its share of the
+    /// threads, unless `num_threads` is set.
     pub sharers: usize,
-    /// Batches decoded ahead of the consumer, at least one; `None` for as many as keep the threads busy.
+    /// Number of batches to prepare in advance, at least one. `None` prepares as many as keep the threads busy.
     pub prefetch: Option<usize>,
-    /// Bytes that the pass may hold, besides what the consumer has got; `None` for no limit.
+    /// Bytes that the pass may hold, not counting batches that the consumer has received. `None` for no limit.
     pub memory_limit: Option<u64>,
-    /// The epoch behind the last one; `None` for no end.
+    /// One past the last epoch; `None` for no end.
     pub end_epoch: Option<u64>,
-    /// Batches at most; `None` for all of those epochs.
+    /// Maximum number of batches; `None` for all batches of these epochs.
     pub limit: Option<u64>,
 }
 
 impl Options {
-    /// Batches that may be under way in any case, where this many threads work.
+    /// Number of batches that may be in flight if `threads` threads work and the memory limit allows them.
     pub(crate) fn ahead(&self, threads: usize) -> u64 {
         match (self.prefetch, threads as u64) {
             (Some(prefetch), _) => prefetch.max(1) as u64,
@@ -30,8 +31,9 @@ impl Options {
         }
     }
 
-    /// Into how many tasks a batch is cut that is expected to take this many nanoseconds: into several only where there
-    /// are not enough batches under way for all threads, since what has no fixed size must then be joined.
+    /// Returns the number of tasks for a batch that is expected to take `nanos` nanoseconds. A batch is divided only if
+    /// there are fewer batches in flight than threads, since the variable-size values of its tasks must be joined
+    /// afterwards.
     pub(crate) fn tasks(&self, nanos: u64, threads: usize) -> u64 {
         let tasks = (threads as u64).div_ceil(self.ahead(threads));
         tasks.min(nanos / SMALLEST_TASK).max(1)
@@ -62,7 +64,7 @@ mod tests {
         assert_eq!([1, 2, 8].map(|threads| two.tasks(u64::MAX, threads)), [1, 1, 4]);
         let none = prefetching(Some(0));
         assert_eq!((none.ahead(8), none.tasks(u64::MAX, 8)), (1, 8));
-        assert_eq!(none.tasks(3 * SMALLEST_TASK, 8), 3, "none is too small");
+        assert_eq!(none.tasks(3 * SMALLEST_TASK, 8), 3, "no task is too small");
         assert_eq!(none.tasks(0, 8), 1);
     }
 }

@@ -1,8 +1,8 @@
-//! What an order may take, which is known before any of it is allocated.
+//! Checks of the memory that an order needs, before any of it is allocated.
 //!
-//! Rows of a window, a pool or a buffer are listed, and files may declare as many as their bytes could hold: a gigabyte
-//! of compressed ones up to 10^12. So the list is held against the user's limit, or against a share of the machine's
-//! memory.
+//! The rows of a window, pool or buffer are kept in a list. Files may declare as many rows as their bytes could hold:
+//! for a gigabyte of compressed rows, up to 10^12. So the size of the list is checked against the user's limit, or
+//! against a share of the machine's memory.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};
@@ -10,27 +10,27 @@ use fastpipe_order::{Kind, Order, PlanError, State};
 use crate::human_bytes::{rounded_down, rounded_up};
 use fastpipe_memory::machine_memory;
 
-/// Without a limit, the order may take one part in this many of the memory that the process may have.
+/// Without a limit, the order may take at most `1 / SHARE` of the memory that is available to the process.
 const SHARE: u64 = 2;
 
-/// What may be taken in any case: a pass holds its order against lower limits together with all else that it takes, and
-/// looking a batch up takes no more.
+/// Bytes that are always allowed. If the limit is lower, the pass checks the order together with all its other memory.
+/// Looking up a single batch takes no more than this.
 const ALLOWED: u64 = 16 << 20;
 
-/// Refuses an order that takes more than `memory_limit`; without one, more than half of the machine's memory, or of
-/// what the process's control group may have if that is less. `seeks` if the first batch isn't that of an epoch's
-/// start.
+/// Rejects an order that takes more than `memory_limit`. Without a limit, it rejects an order that takes more than half
+/// of the machine's memory, or of the control group's memory if that is less. `seeks` means that the pass doesn't start
+/// at the beginning of an epoch.
 ///
 /// # Errors
-/// A limit, that says how much is needed and which shuffle buffer would fit.
+/// Returns a limit error that says how much memory is needed and which shuffle buffer would fit.
 pub fn check_order(order: &Order, memory_limit: Option<u64>, seeks: bool) -> Result<()> {
     check_within(order, memory_limit, machine_memory(), seeks)
 }
 
-/// The same for going on from a state, which may be any numbers.
+/// Like [`check_order`], for resuming from a state. The numbers in the state are not trusted.
 ///
 /// # Errors
-/// A limit, if what it says takes more.
+/// Returns a limit error if resuming from the state takes more.
 pub fn check_state(order: &Order, state: &State, memory_limit: Option<u64>) -> Result<()> {
     let most = memory_limit.or(machine_memory().map(|bytes| bytes / SHARE));
     let most = most.map(|most| most.max(ALLOWED));
@@ -40,7 +40,7 @@ pub fn check_state(order: &Order, state: &State, memory_limit: Option<u64>) -> R
     }
     let allowed = rounded_down(most.unwrap_or(0));
     let reason = format!(
-        "to resume from this state takes {}, and {allowed} are allowed",
+        "cannot resume from this state: it needs {}, but at most {allowed} are allowed",
         rounded_up(needed)
     );
     Err(Error::new(ErrorKind::Limit, reason))
@@ -59,11 +59,11 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
     let limit = match memory_limit {
         Some(limit) => format!("memory_limit is {}", rounded_down(limit)),
         None => format!(
-            "{} are allowed, half of the memory of this machine or container",
+            "at most {} are allowed (half of the memory of this machine or container)",
             rounded_down(most)
         ),
     };
-    let mut reason = format!("{limit}, and to plan batches takes at least {}", rounded_up(needed));
+    let mut reason = format!("{limit}, but planning batches takes at least {}", rounded_up(needed));
     if settings.kind == Kind::Sequential {
         reason.push_str(". A smaller batch_size needs less");
     } else {
@@ -76,8 +76,8 @@ fn check_within(order: &Order, memory_limit: Option<u64>, machine: Option<u64>, 
     Err(Error::new(ErrorKind::Limit, reason))
 }
 
-/// The largest multiple of a batch's rows, up to `most`, that `fits`; 0 if none does. Whatever is below one that fits
-/// must fit.
+/// Returns the largest multiple of `batch_size`, up to `most`, that `fits`, or 0 if none does. Every value below one
+/// that fits must also fit.
 pub(crate) fn largest(most: u64, batch_size: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let (mut found, mut step) = (0, most / batch_size + 1);
     while step > 0 {
@@ -90,7 +90,7 @@ pub(crate) fn largest(most: u64, batch_size: u64, fits: impl Fn(u64) -> bool) ->
     found * batch_size
 }
 
-/// The end of a message: which shuffle buffer would fit.
+/// Returns the end of an error message, which says which shuffle buffer would fit.
 pub(crate) fn would_fit(buffer: u64) -> String {
     match buffer {
         0 => "; no shuffle_buffer fits".into(),
@@ -98,7 +98,7 @@ pub(crate) fn would_fit(buffer: u64) -> String {
     }
 }
 
-/// A planning error as one of ours.
+/// Converts a planning error to an [`Error`].
 pub fn unplanned(error: PlanError) -> Error {
     match error {
         PlanError::OutOfMemory { bytes } => {
@@ -155,7 +155,7 @@ mod tests {
                 let reason = check_within(&wanted, Some(limit), None, seeks).unwrap_err();
                 let reason = reason.reason().to_owned();
                 assert!(
-                    reason.starts_with("memory_limit is 60.0 MB, and to plan batches takes at least "),
+                    reason.starts_with("memory_limit is 60.0 MB, but planning batches takes at least "),
                     "{reason}"
                 );
                 let named = reason
@@ -175,7 +175,7 @@ mod tests {
         }
         assert!(
             check_within(&order(Kind::Window, 1_000_000), Some(1), None, true).is_ok(),
-            "as little as that"
+            "small orders are always allowed"
         );
         let none = check_within(&order(Kind::Block, 5), Some(1000), None, false).unwrap_err();
         assert!(none.reason().ends_with("; no shuffle_buffer fits"), "{none}");
@@ -188,7 +188,7 @@ mod tests {
             buffer.planning_memory(1 << 22, false),
             buffer.planning_memory(1 << 22, true),
         );
-        // Four bytes for every place within reach, to a power of two, and eight for every row.
+        // Four bytes for each position within reach, rounded up to a power of two, and eight bytes for each row.
         assert!(anywhere - from_start >= (4 << 23) + (8 << 22));
         let limit = Some((from_start + anywhere) / 2);
         assert!(check_within(&buffer, limit, None, false).is_ok());

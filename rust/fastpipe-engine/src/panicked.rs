@@ -1,8 +1,8 @@
-//! What a panic of a thread becomes.
+//! Conversion of panics to errors.
 
 use fastpipe_batch::{Error, ErrorKind};
 
-/// The error for a panic: a fault in fastpipe.
+/// Converts a panic, which is a bug in fastpipe, to an error.
 #[cold]
 pub fn panicked(panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic

@@ -1,7 +1,7 @@
-//! The parts of a pass, put together: what its threads and its consumer share.
+//! The components of a pass, which its threads and its consumer share.
 //!
-//! Each part keeps its own rules, and most code asks one or two of them. Here is only what takes several at once: how a
-//! pass fails, and how many of its threads work.
+//! Each component keeps its own invariants, and most code uses only one or two of them. This file contains the
+//! operations that need several: how a pass fails, and how many of its threads work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,10 +26,10 @@ use crate::threads::{Chooser, Measured};
 use crate::workers::Pool;
 use crate::working_memory::WorkingMemory;
 
-/// A part of the work.
+/// A unit of work for a runner.
 pub(crate) type Task = Box<dyn FnOnce(&Arc<PassContext>) -> Result<()> + Send>;
 
-/// What a running pass is made of.
+/// The components of a running pass.
 pub(crate) struct PassContext {
     pub(crate) config: PassConfig,
     pub(crate) files: Files,
@@ -45,7 +45,7 @@ pub(crate) struct PassContext {
 }
 
 impl PassContext {
-    /// The parts of a pass that begins with `cursor`. `limit` are the bytes that its batches and units may take.
+    /// Creates the components of a pass that starts at `cursor`. Its batches and units may take up to `limit` bytes.
     pub(crate) fn new(
         source: Arc<dyn Source>,
         cursor: Cursor,
@@ -74,17 +74,17 @@ impl PassContext {
         }
     }
 
-    /// Whether nobody wants more batches.
+    /// Whether the pass no longer needs to produce batches.
     pub(crate) fn is_closed(&self) -> bool {
         self.delivery.is_closed()
     }
 
-    /// Batches that may be under way in any case.
+    /// Number of batches that may be in flight, if the memory limit allows them.
     pub(crate) fn ahead(&self) -> u64 {
         self.config.options().ahead(self.schedule.allowed())
     }
 
-    /// Into how many tasks a batch is cut that is expected to take this many nanoseconds.
+    /// Returns the number of tasks for a batch that is expected to take `nanos` nanoseconds.
     pub(crate) fn tasks_of(&self, nanos: u64) -> u64 {
         self.config.options().tasks(nanos, self.schedule.allowed())
     }
@@ -94,26 +94,26 @@ impl PassContext {
         self.costs.unit_bytes(&self.config.describe(unit))
     }
 
-    /// Bytes that are fetched for a unit besides, while it is being opened.
+    /// Additional bytes that are fetched for a unit while it is being opened.
     pub(crate) fn fetched_bytes(&self, unit: u64) -> u64 {
         self.costs.fetched_bytes(&self.config.describe(unit))
     }
 
-    /// Ends the pass with an error, at the batch that would have come next.
+    /// Ends the pass with an error, which the consumer gets instead of the next batch.
     pub(crate) fn fail(&self, error: Error) {
         let error = explained(error, &self.working_memory, &self.files);
         self.delivery.fail(&error);
         self.working_memory.release_after(&error);
     }
 
-    /// The next batch, for a consumer that waits so long.
+    /// Returns the next batch for a consumer that waits up to `wait`.
     pub(crate) fn next(&self, wait: Duration) -> Result<Next> {
         let parts = (&*self.telemetry, &self.working_memory, &self.files);
         self.delivery
             .next(wait, parts, |chooser, taken| self.choose_threads(chooser, taken))
     }
 
-    /// Lets another number of threads work, if that is better. Returns how many runners must be started for it.
+    /// Changes the number of active threads if that is better. Returns how many runners must be started as a result.
     fn choose_threads(&self, chooser: &mut Chooser, batches: u64) -> usize {
         let (away, waited) = self.telemetry.consumer();
         let measured = Measured {

@@ -1,4 +1,4 @@
-//! What stays the same for a whole pass: its source, and how it runs.
+//! Constants of a pass: its source, options, threads and seed.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use fastpipe_batch::{Access, Error, Pass, Source, UnitInfo};
 use crate::options::Options;
 use crate::workers::default_threads;
 
-/// What a pass was started with.
+/// The arguments with which a pass was started.
 pub(crate) struct PassConfig {
     source: Arc<dyn Source>,
     options: Options,
@@ -36,27 +36,27 @@ impl PassConfig {
         &self.options
     }
 
-    /// Threads that may be used at most.
+    /// The maximum number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Whether any record of a unit can be read at once.
+    /// Whether the records of a unit can be read in any order.
     pub(crate) fn is_random(&self) -> bool {
         self.random
     }
 
-    /// What is known of a unit before it is read.
+    /// Returns what is known about a unit before it is read.
     pub(crate) fn describe(&self, unit: u64) -> UnitInfo {
         self.source.describe(unit)
     }
 
-    /// Adds to an error where a unit lies.
+    /// Adds the location of a unit to an error.
     pub(crate) fn locate(&self, unit: u64, error: Error) -> Error {
         self.source.locate(unit, error)
     }
 
-    /// Which reading of the data an epoch is, for units that may take this many bytes when they are open.
+    /// Describes a reading of the data in `epoch`, for units that may take up to `most_bytes` bytes when open.
     pub(crate) fn pass(&self, epoch: u64, most_bytes: Option<u64>) -> Pass {
         Pass {
             seed: self.seed,

@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 use crate::batch::Batch;
 use crate::telemetry::{Activity, Telemetry};
 
-/// Waits of less than 2^10 nanoseconds are in the first bucket, and waits of 2^37 (137 seconds) or more in the last.
+/// The first bucket contains waits of less than 2^10 nanoseconds, and the last bucket waits of 2^37 (137 seconds) or
+/// more.
 const SHORTEST: u32 = 10;
 const LONGEST: u32 = 37;
-/// Every power of two between them has four buckets of the same width.
+/// Each power of two in between has four buckets of equal width.
 const BUCKETS: usize = 4 * (LONGEST - SHORTEST) as usize + 2;
 
-/// A batch that the consumer gets.
+/// A batch that the consumer receives.
 pub struct Yielded {
     /// The number of the batch in its pass.
     pub(crate) number: u64,
-    /// Its epoch.
+    /// The epoch of the batch.
     pub(crate) epoch: u64,
     rows: u64,
     bytes: u64,
@@ -27,7 +28,7 @@ pub struct Yielded {
 }
 
 impl Yielded {
-    /// Batch `number` of a pass, which the consumer has waited for since `asked`.
+    /// Describes batch `number` of a pass, for which the consumer has waited since `asked`.
     pub fn new(number: u64, batch: &Batch, asked: Instant) -> Yielded {
         Yielded {
             number,
@@ -42,19 +43,19 @@ impl Yielded {
 /// Totals over passes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Batches that the consumer has got.
+    /// Batches that the consumer has received.
     pub batches: u64,
-    /// Their rows, without rows that only fill a batch up.
+    /// Valid rows of these batches, without padding.
     pub rows: u64,
-    /// Bytes of their arrays.
+    /// Bytes of the arrays of these batches.
     pub bytes: u64,
-    /// The epoch of the last one.
+    /// The epoch of the last batch.
     pub epoch: u64,
     /// Rows of an epoch that are in no batch of any rank.
     pub left_out: u64,
     /// Bytes read from files.
     pub bytes_read: u64,
-    /// Nanoseconds that calls which fetch took.
+    /// Nanoseconds that fetching calls took.
     pub fetching: u64,
     /// Nanoseconds that threads spent on each of [`Activity::ALL`].
     pub work: [u64; Activity::ALL.len()],
@@ -78,28 +79,28 @@ impl Totals {
 /// The totals of a reader in one process. A forked child counts from zero.
 #[derive(Debug, Default)]
 pub struct ReaderTotals {
-    /// Only locked for a moment, and with the GIL, so that no other thread can hold it when a process forks; but for
-    /// TensorFlow's threads, and TensorFlow itself doesn't survive a fork.
+    /// Locked only briefly, and with the GIL held, so no other thread can hold the lock when the process forks.
+    /// TensorFlow's threads are an exception, but TensorFlow itself doesn't survive a fork.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     process: u32,
-    /// Without the work of `running`.
+    /// Does not include the work of `running`.
     totals: Totals,
     /// Passes that may still work.
     running: Vec<Arc<Telemetry>>,
 }
 
 impl ReaderTotals {
-    /// For each bucket but the last, the shortest wait in nanoseconds that is too long for it.
+    /// Returns the exclusive upper bound of each bucket except the last, in nanoseconds.
     pub fn wait_bounds() -> impl Iterator<Item = u64> {
         let bounds = |power| (4..8_u64).map(move |quarters| quarters << (power - 2));
         (SHORTEST..LONGEST).flat_map(bounds).chain([1 << LONGEST])
     }
 
-    /// The totals as of now.
+    /// Returns the current totals.
     pub fn totals(&self) -> Totals {
         let state = self.of_this_process();
         let mut totals = state.totals.clone();
@@ -107,7 +108,7 @@ impl ReaderTotals {
         totals
     }
 
-    /// A pass begins, which leaves out this many rows of each epoch.
+    /// Starts counting a pass that leaves out `left_out` rows of each epoch.
     pub(crate) fn begin_pass(&self, telemetry: Option<Arc<Telemetry>>, left_out: u64) {
         let State { totals, running, .. } = &mut *self.of_this_process();
         for ended in running.extract_if(.., |telemetry| Arc::strong_count(telemetry) == 1) {
@@ -117,7 +118,7 @@ impl ReaderTotals {
         totals.left_out = left_out;
     }
 
-    /// The consumer has got a batch of a pass that has begun.
+    /// Counts a batch that the consumer has received from a started pass.
     pub(crate) fn count(&self, batch: &Yielded) {
         let (totals, waited) = (&mut self.lock().totals, batch.waited.as_nanos() as u64);
         totals.batches += 1;
@@ -146,7 +147,7 @@ impl ReaderTotals {
     }
 }
 
-/// The bucket of a wait.
+/// Returns the bucket of a wait.
 fn bucket(nanos: u64) -> usize {
     match nanos.checked_ilog2() {
         Some(power) if power >= LONGEST => BUCKETS - 1,
@@ -208,7 +209,7 @@ mod tests {
         first.opened(1, 100, 1);
         totals.begin_pass(Some(second.clone()), 5);
         second.opened(1, 10, 1);
-        // A thread of the first pass still works.
+        // A thread of the first pass is still working.
         first.opened(1, 1000, 1);
         first.took(Activity::Decode, 5);
         first.fetched(6);

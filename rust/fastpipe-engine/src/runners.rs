@@ -1,4 +1,4 @@
-//! Runners: threads of a pass that do what the schedule says, until there is nothing left to do.
+//! Runners: threads of a pass that run scheduled tasks until there are none left.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::pass::{PassContext, Task};
 use crate::schedule::{End, Urgency};
 
 impl PassContext {
-    /// Runs a part of the engine so that a panic in it becomes an error.
+    /// Runs `part`, and fails the pass if it returns an error or panics.
     pub(crate) fn guarded(self: &Arc<Self>, part: impl FnOnce(&Arc<Self>) -> Result<()>) {
         let result = catch_unwind(AssertUnwindSafe(|| part(self)));
         if let Err(error) = result.unwrap_or_else(|panic| Err(panicked(&*panic))) {
@@ -18,7 +18,7 @@ impl PassContext {
         }
     }
 
-    /// Puts a part of the engine in the queue.
+    /// Puts `part` into the queue.
     pub(crate) fn spawn(
         self: &Arc<Self>,
         urgency: Urgency,
@@ -27,7 +27,7 @@ impl PassContext {
         self.put(urgency, None, Box::new(part));
     }
 
-    /// Puts a part in the queue that goes on where this thread ends.
+    /// Puts `part` into the queue, preferably for this thread, since it continues where the current task ends.
     pub(crate) fn spawn_next(
         self: &Arc<Self>,
         urgency: Urgency,
@@ -42,32 +42,32 @@ impl PassContext {
         }
     }
 
-    /// Lets a thread that sleeps look for something to do, if there is one.
+    /// Starts a runner on a sleeping thread, if there is one, to look for work outside the queue.
     pub(crate) fn wake_one(self: &Arc<Self>) {
         if self.schedule.start() {
             self.run_on_another();
         }
     }
 
-    /// Starts a runner that the schedule counts already.
+    /// Starts a runner that the schedule has already counted.
     fn run_on_another(self: &Arc<Self>) {
         let context = self.clone();
         let run = move || context.run_all();
         if rayon::current_thread_index().is_some() {
             return rayon::spawn_fifo(run);
         }
-        // A thread that fetches.
+        // The caller is a fetching thread.
         self.pool.spawn(run);
     }
 
-    /// Looks whether more can be begun, or made ready, on a thread of the pass.
+    /// Schedules a check for whether more batches can be started or prepared, on a thread of the pass.
     pub(crate) fn look_again(self: &Arc<Self>) {
         if !self.is_closed() && self.gate.ask() {
             self.spawn(Urgency::FIRST, PassContext::admit);
         }
     }
 
-    /// A runner: does what is in the queue.
+    /// The loop of a runner: runs tasks from the queue.
     pub(crate) fn run_all(self: &Arc<Self>) {
         let thread = rayon::current_thread_index().unwrap_or_default();
         loop {
@@ -88,7 +88,7 @@ impl PassContext {
             self.delivery.wake_idle();
             match self.schedule.end() {
                 End::NotYet => {}
-                // A batch waits for memory that others were to give back, and none are left.
+                // A batch waits for memory that other runners would have released, but none of them is left.
                 End::Last if self.gate.waited_for_memory() && !self.is_closed() => {
                     if !self.schedule.put(Urgency::FIRST, None, Box::new(PassContext::admit)) {
                         return;

@@ -1,4 +1,4 @@
-//! A pass that its consumer draws from, wherever its batches come from.
+//! A pass that yields batches to a consumer, either from this process or from other processes.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,10 +14,10 @@ use crate::order_memory::unplanned;
 use crate::reader_totals::{ReaderTotals, Yielded};
 use crate::stream::{Poll, Stream};
 
-/// How long a wait for a batch may keep Ctrl-C waiting.
+/// The longest time for which waiting for a batch delays the handling of Ctrl-C.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The source of a pass, which observers may keep after the pass, and a lease for the time of the pass.
+/// The source of a pass and the pass's lease. Observers may keep the source after the pass has ended.
 pub struct PassSource {
     /// The source.
     pub source: Arc<dyn Source>,
@@ -25,42 +25,42 @@ pub struct PassSource {
     pub lease: Option<Lease>,
 }
 
-/// An object that a pass keeps until it ends.
+/// An object that a pass keeps alive until it ends.
 pub type Lease = Arc<dyn Any + Send + Sync>;
 
 /// The progress of the consumer.
 pub struct Seen {
-    /// Only locked for a moment, and with the GIL, so that no other thread can hold it when a process forks; but for
-    /// TensorFlow's threads, and TensorFlow itself doesn't survive a fork.
+    /// Locked only briefly, and with the GIL held, so no other thread can hold the lock when the process forks.
+    /// TensorFlow's threads are an exception, but TensorFlow itself doesn't survive a fork.
     state: Mutex<Delivered>,
 }
 
-/// The batches that the consumer has taken.
+/// The batches that the consumer has received.
 pub struct Delivered {
-    /// Batches.
+    /// Number of batches.
     pub batches: u64,
     /// The number of the last batch, counted from 1.
     last: u64,
-    /// The epoch of the last batch, or of the first one before that.
+    /// The epoch of the last batch; before the first batch, the epoch in which the pass starts.
     pub epoch: u64,
-    /// The state after it.
+    /// The state after the last batch.
     pub state: State,
     /// Whether the consumer has reached the end.
     pub ended: bool,
 }
 
 impl Seen {
-    /// The progress up to now.
+    /// Locks and returns the progress up to now.
     pub fn lock(&self) -> MutexGuard<'_, Delivered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A pass under way. Its threads end when it is dropped.
+/// An active pass. Its threads stop when it is dropped.
 pub struct RunningPass {
     batches: Box<dyn BatchSource>,
     source: Arc<dyn Source>,
-    /// Dropped after the batches, which wait for their threads when dropped; or when the last unit was read.
+    /// Dropped after `batches`, which joins its threads when dropped, or earlier, when the last unit has been read.
     lease: Mutex<Option<Lease>>,
     origin: Origin,
     seen: Arc<Seen>,
@@ -70,18 +70,18 @@ pub struct RunningPass {
 
 /// The arguments that a pass was started with.
 pub struct Origin {
-    /// The order of rows.
+    /// The order of the rows.
     pub order: Arc<Order>,
-    /// How it runs.
+    /// Options of the pass.
     pub options: Options,
     /// The memory of its batches.
     pub memory: Arc<Memory>,
-    /// Where its batches and work are counted, if anywhere.
+    /// Totals to which batches and work are added, if there are any.
     pub totals: Option<Arc<ReaderTotals>>,
 }
 
 impl RunningPass {
-    /// A pass of batches that come from here, and that starts with `state`.
+    /// Creates a pass that takes its batches from `batches` and starts at `state`.
     pub fn new(batches: Box<dyn BatchSource>, begun: PassSource, origin: Origin, state: State) -> Arc<Self> {
         if let Some(totals) = &origin.totals {
             totals.begin_pass(batches.telemetry(), origin.order.left_out());
@@ -106,11 +106,12 @@ impl RunningPass {
         })
     }
 
-    /// Another pass like this one, without a unit, over the rows of `rest` after the batches that the consumer has
-    /// taken. If `rest` is a whole epoch, this pass must have only that epoch. Also returns the rest for the new pass.
+    /// Creates a pass like this one that leaves out `unit`. It covers the rows of `rest` after the batches that the
+    /// consumer has received. If `rest` is a whole epoch, this pass must contain only that epoch. Also returns the
+    /// remaining epoch of the new pass.
     ///
     /// # Errors
-    /// If other processes make the batches; if the rows can't be planned; of memory.
+    /// Fails if other processes produce the batches, if the rows can't be planned, or if memory runs out.
     pub fn without(&self, rest: &RemainingEpoch, unit: u64) -> Result<(Arc<RunningPass>, RemainingEpoch), Error> {
         let Origin {
             order,
@@ -119,11 +120,11 @@ impl RunningPass {
             totals,
         } = &self.origin;
         if !self.batches.is_local() {
-            let reason = "batches that others make can't be had without one of their units; let the reader that is \
-                          served leave out what can't be read";
+            let reason = "a unit cannot be left out here, because other processes produce the batches. Configure the \
+                          reader that is served to skip damaged data";
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
-        // All batches before the last one have the same size, and no batch fails after the last.
+        // All batches but the last have the same size, and no batch fails after the last one.
         let rows = self.seen.lock().batches * u64::from(order.settings().batch_size);
         let rest = rest.behind(order, rows, unit).map_err(unplanned)?;
         let cursor = order.remaining_epoch(&rest).map_err(unplanned)?;
@@ -142,17 +143,17 @@ impl RunningPass {
         Ok((RunningPass::new(Box::new(stream), begun, origin, state), rest))
     }
 
-    /// The progress of the consumer, which observers may keep after the pass.
+    /// The progress of the consumer. Observers may keep it after the pass has ended.
     pub fn seen(&self) -> &Arc<Seen> {
         &self.seen
     }
 
-    /// A look at the pass, which may outlast it.
+    /// Returns an observer of the pass, which may outlive it.
     pub fn observe(&self) -> Box<dyn ObservePass> {
         self.batches.observe()
     }
 
-    /// Whether it was closed with a reason.
+    /// Whether the pass was closed with a reason.
     pub fn is_closed(&self) -> bool {
         self.closed_by.get().is_some()
     }
@@ -162,12 +163,13 @@ impl RunningPass {
         self.seen.lock().state.epoch
     }
 
-    /// Looks for the next batch, waiting for a moment. An error ends the pass, and its threads. Without the GIL.
+    /// Returns the next batch if it arrives within a short time. An error ends the pass and its threads. Call it
+    /// without the GIL.
     pub fn poll(&self) -> Result<Poll, Error> {
         self.poll_for(PATIENCE)
     }
 
-    /// Looks for the next batch, waiting at most so long.
+    /// Returns the next batch if it arrives within `wait`.
     pub fn poll_for(&self, wait: Duration) -> Result<Poll, Error> {
         self.batches.poll(wait).map_err(|error| match self.closed_by.get() {
             Some(by) if error.kind() == ErrorKind::Closed => Error::new(ErrorKind::Closed, by.as_str()),
@@ -175,7 +177,7 @@ impl RunningPass {
         })
     }
 
-    /// Ends the pass and waits for its threads. Later draws raise an error with this reason.
+    /// Ends the pass and waits for its threads. Later calls for a batch return an error with this reason.
     pub fn close(&self, by: Option<String>) {
         if let Some(by) = by {
             self.closed_by.get_or_init(|| by);
@@ -184,13 +186,13 @@ impl RunningPass {
         self.release();
     }
 
-    /// Ends the pass with an error and waits for its threads. Without the GIL.
+    /// Ends the pass with an error and waits for its threads. Call it without the GIL.
     pub fn fail(&self, error: Error) {
         self.batches.fail(error);
         self.release();
     }
 
-    /// Nothing more is read.
+    /// Releases the lease, since nothing more will be read.
     pub fn release(&self) {
         drop(self.lease.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -200,23 +202,23 @@ impl RunningPass {
         &self.source.facts().columns
     }
 
-    /// Notes that the consumer has got a batch, and what is left after it.
+    /// Records that the consumer has received a batch, and the state after it.
     pub fn delivered(&self, batch: Yielded, after: State) {
         if let Some(totals) = &self.origin.totals {
             totals.count(&batch);
         }
         let mut seen = self.seen.lock();
         seen.batches += 1;
-        // Several threads may draw, and one overtake another between the two steps.
+        // Several threads may take batches, and a later batch may be recorded first.
         if batch.number >= seen.last {
             (seen.last, seen.epoch, seen.state) = (batch.number + 1, batch.epoch, after);
         }
     }
 
-    /// Notes that the consumer has seen the end.
+    /// Records that the consumer has reached the end.
     pub fn ended(&self) {
         let mut seen = self.seen.lock();
-        // Others may still have batches of this epoch; for this rank it is over.
+        // Other ranks may still have batches of this epoch, but this rank has finished it.
         seen.state = State::start(
             self.origin.options.end_epoch.unwrap_or(0).max(seen.state.epoch),
             seen.state.ranks,

@@ -1,7 +1,7 @@
-//! Units of which records are picked at random, and what batches of picks keep of them.
+//! Units from which records are picked in random order, and the state that batches of picks share.
 //!
-//! A unit is opened, the starts of its records are found once, and from then on any number of batches and threads pick
-//! records at once.
+//! A unit is opened and the starts of its records are found once. After that, any number of batches and threads pick
+//! records from it concurrently.
 
 mod picking;
 
@@ -17,24 +17,24 @@ use crate::budget::Reserved;
 use crate::in_flight::InFlightBatch;
 use crate::unit::OpenUnit;
 
-/// Units of which records are picked.
+/// Units from which records are picked.
 #[derive(Default)]
 pub(crate) struct Scatter {
-    /// By epoch and unit, with the last batch that is known to need it.
+    /// Units by epoch and index, each with the last batch that is known to need it.
     units: HashMap<(u64, u64), (Arc<RandomCell>, u64)>,
-    /// Those that were let go of lately.
+    /// Recently released units.
     released: VecDeque<(u64, u64)>,
 }
 
-/// What memory is for that says which units a batch needs.
+/// The purpose of the memory for a batch's list of units, as named in error messages.
 pub(super) const UNITS: &str = "the list of a batch's units; a smaller batch_size or shuffle_buffer needs less";
 
-/// Units that are remembered after they were let go of: more than the edge of a window cuts, for many ranks.
+/// Number of released units that are remembered. The edge of a window cuts fewer units than this, even with many ranks.
 const REMEMBERED: usize = 64;
 
 impl Scatter {
-    /// Lets go of units of which no more records are picked behind batch `number`, unless a later batch needs them
-    /// again; batches under way still hold theirs.
+    /// Releases `units`, from which no records are picked after batch `number`, unless a later batch needs them again.
+    /// Batches in flight keep their own references.
     pub(crate) fn release(&mut self, epoch: u64, units: &[u64], number: u64) {
         for &unit in units {
             if let Entry::Occupied(entry) = self.units.entry((epoch, unit))
@@ -48,27 +48,27 @@ impl Scatter {
         self.released.drain(..forget);
     }
 
-    /// Lets go of the units of epochs before this one.
+    /// Releases the units of epochs before `epoch`.
     pub(crate) fn keep_from(&mut self, epoch: u64) {
         self.units.retain(|key, _| key.0 >= epoch);
     }
 
-    /// Lets go of all units.
+    /// Releases all units.
     pub(crate) fn clear(&mut self) {
         self.units.clear();
     }
 
-    /// Bytes that are reserved for units of which records will be picked.
+    /// Bytes that are reserved for units from which records will be picked.
     pub(crate) fn reserved(&self) -> u64 {
         self.units.values().map(|(cell, _)| cell.reserved.bytes()).sum()
     }
 
-    /// Whether a unit is open, or being opened.
+    /// Whether a unit is open or being opened.
     pub(crate) fn has(&self, epoch: u64, unit: u64) -> bool {
         self.units.contains_key(&(epoch, unit))
     }
 
-    /// Notes that batch `number` needs units. Returns those that aren't open.
+    /// Records that batch `number` needs `units`. Returns those units that are neither open nor being opened.
     pub(crate) fn want(&mut self, epoch: u64, number: u64, units: &[u64]) -> Result<Vec<u64>> {
         let mut new = Vec::new();
         for &unit in units {
@@ -91,29 +91,29 @@ pub(crate) struct Waiting {
     pub(super) in_flight: Arc<InFlightBatch>,
     pub(super) units: Vec<Arc<RandomCell>>,
     pub(super) rows: Vec<Row>,
-    /// The slots of each task.
+    /// The slots that each task fills.
     pub(super) tasks: Vec<Range<usize>>,
-    /// Nanoseconds that each is expected to take.
+    /// Nanoseconds that each task is expected to take.
     pub(super) cost: u64,
-    /// Units that are not open, and one for whoever still adds to them.
+    /// Number of units that aren't open yet, plus one while units are still being registered.
     pub(super) missing: AtomicUsize,
 }
 
-/// A unit of which batches in flight pick records.
+/// A unit from which batches in flight pick records.
 pub(crate) struct RandomCell {
-    /// The unit, and which reading of it.
+    /// The index of the unit, and the epoch for which it is read.
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
-    /// Its memory, from when it is decided to open it.
+    /// Its reserved memory, from the decision to open it.
     pub(crate) reserved: Reserved,
     state: Mutex<RandomState>,
 }
 
-/// The unit as batches see it: open and indexed, or what went wrong.
+/// The unit as batches see it: open and indexed, or the error that prevented this.
 pub(crate) type Opened = Result<Arc<OpenUnit>, Error>;
 
 enum RandomState {
-    /// Being opened, and who waits for that.
+    /// The unit is being opened; these batches wait for it.
     Opening(Vec<Arc<Waiting>>),
     Open(Opened),
 }
@@ -132,7 +132,7 @@ impl RandomCell {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The unit, if it is open.
+    /// Returns the unit, or the error that occurred, if opening it has finished.
     pub(crate) fn opened(&self) -> Option<Opened> {
         match &*self.lock() {
             RandomState::Open(opened) => Some(opened.clone()),
@@ -140,7 +140,7 @@ impl RandomCell {
         }
     }
 
-    /// Lets a batch wait; false if there is nothing to wait for.
+    /// Makes a batch wait for this unit. Returns false if opening has finished, so that there is nothing to wait for.
     pub(crate) fn wait(&self, batch: &Arc<Waiting>) -> bool {
         match &mut *self.lock() {
             RandomState::Open(_) => false,
@@ -151,7 +151,7 @@ impl RandomCell {
         }
     }
 
-    /// The unit has been opened. Returns who waited.
+    /// Stores the opened unit and returns the batches that waited for it.
     pub(crate) fn open(&self, opened: Opened) -> Vec<Arc<Waiting>> {
         match std::mem::replace(&mut *self.lock(), RandomState::Open(opened)) {
             RandomState::Opening(waiting) => waiting,

@@ -1,11 +1,11 @@
-//! Which thread does what next.
+//! Assignment of tasks to threads.
 //!
-//! Work that is ready stands in a queue: that of the earliest batch first, and of one batch the longest first, as the
-//! cost model expects it, so that the threads end together. A thread goes on where it just ended, though, if it can:
-//! what it reads there is in the cache of its processor. *Runners* take from it, at most as many at once as are allowed
-//! just now. A runner that finds the queue empty looks for work that waits for other work but could be started by
-//! skipping some records (see `sequence/skip_ahead.rs`); if there is none it ends, and its thread sleeps until
-//! something is put in the queue.
+//! Ready tasks wait in a queue. Tasks of the earliest batch come first, and within a batch the tasks that the cost
+//! model expects to take longest, so that all threads finish at about the same time. If possible, a thread continues
+//! where its last task ended, since that data is in its processor's cache. *Runners* take tasks from the queue; the
+//! number of runners is limited. A runner that finds the queue empty looks for a parked task that could start if some
+//! records were skipped (see `sequence/skip_ahead.rs`). If there is none it ends, and its thread sleeps until a task is
+//! put into the queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// How urgent work is.
+/// The urgency of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Urgency {
-    /// The batch that needs it.
+    /// The batch that needs the task.
     pub(crate) batch: u64,
-    /// Nanoseconds that it will take.
+    /// Nanoseconds that the task is expected to take.
     pub(crate) cost: u64,
 }
 
 impl Urgency {
-    /// Before everything else.
+    /// More urgent than every other task.
     pub(crate) const FIRST: Urgency = Urgency {
         batch: 0,
         cost: u64::MAX,
@@ -31,7 +31,7 @@ impl Urgency {
 }
 
 struct Ready<P> {
-    /// Greatest first.
+    /// The greatest rank comes first.
     rank: (Reverse<u64>, u64, Reverse<u64>),
     since: Option<Instant>,
     part: P,
@@ -59,18 +59,18 @@ impl<P> Ord for Ready<P> {
 
 struct Queue<P> {
     ready: BinaryHeap<Ready<P>>,
-    /// Work that goes on where a thread just ended, with the thread's number.
+    /// Tasks that continue where a thread's last task ended, each with the index of that thread.
     next: Vec<(usize, Ready<P>)>,
-    /// How often in a row threads went on with theirs although there was more urgent work.
+    /// How often in a row threads preferred their own task to a more urgent one.
     passed: u32,
     put: u64,
-    /// Runners that were started and haven't ended.
+    /// Runners that have started and not ended.
     running: usize,
-    /// Runners at once.
+    /// The maximum number of runners.
     allowed: usize,
 }
 
-/// How often in a row more urgent work may be passed by.
+/// How often in a row threads may prefer their own task to a more urgent one.
 const MOST_PASSED: u32 = 4;
 
 impl<P> Queue<P> {
@@ -78,7 +78,7 @@ impl<P> Queue<P> {
         self.ready.is_empty() && self.next.is_empty()
     }
 
-    /// Takes what a thread is to do.
+    /// Takes the next task for `thread`.
     fn pop(&mut self, thread: usize) -> Option<Ready<P>> {
         let next = &self.next;
         let first = (0..next.len()).max_by(|&a, &b| next[a].1.cmp(&next[b].1));
@@ -93,21 +93,21 @@ impl<P> Queue<P> {
     }
 }
 
-/// What becomes of a runner that wants to end.
+/// The result of a runner's request to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// It must look again, since work came meanwhile.
+    /// The runner must check again, because new tasks have arrived.
     NotYet,
-    /// It has ended; others run.
+    /// The runner has ended; other runners are active.
     Ended,
-    /// It has ended, and no other runs.
+    /// The runner has ended, and no other runner is active.
     Last,
 }
 
-/// The queue of a pass. It doesn't know what the parts of the work are.
+/// The queue of a pass. It is generic over the type of the tasks.
 pub(crate) struct Schedule<P> {
     queue: Mutex<Queue<P>>,
-    /// Nanoseconds and number of starts on threads that had slept.
+    /// Total nanoseconds and number of starts of threads that had been sleeping.
     delayed: (AtomicU64, AtomicU64),
 }
 
@@ -130,8 +130,8 @@ impl<P> Schedule<P> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts work in the queue; `thread` if it goes on where that one just ended. True if a runner must be started for
-    /// it.
+    /// Puts a task into the queue. Pass `thread` if the task continues where that thread's last task ended. Returns
+    /// true if the caller must start a runner for it.
     #[must_use]
     pub(crate) fn put(&self, urgency: Urgency, thread: Option<usize>, part: P) -> bool {
         let mut queue = self.lock();
@@ -151,7 +151,8 @@ impl<P> Schedule<P> {
         start
     }
 
-    /// Counts a runner more, that looks for work which is in no queue. False if as many run as may.
+    /// Counts another runner, which looks for work outside the queue. Returns false if the maximum number of runners is
+    /// active.
     #[must_use]
     pub(crate) fn start(&self) -> bool {
         let mut queue = self.lock();
@@ -160,7 +161,8 @@ impl<P> Schedule<P> {
         start
     }
 
-    /// The next work for a runner on this thread; `None` if there is none, or too many run.
+    /// Returns the next task for a runner on this thread. Returns `None` if the queue is empty or too many runners are
+    /// active.
     pub(crate) fn take(&self, thread: usize) -> Option<P> {
         let mut queue = self.lock();
         if queue.running > queue.allowed {
@@ -177,7 +179,7 @@ impl<P> Schedule<P> {
         Some(ready.part)
     }
 
-    /// A runner wants to end: whether it may.
+    /// Ends a runner, unless it must check the queue again.
     pub(crate) fn end(&self) -> End {
         let mut queue = self.lock();
         if !queue.is_empty() && queue.running <= queue.allowed {
@@ -190,7 +192,7 @@ impl<P> Schedule<P> {
         }
     }
 
-    /// Lets this many run at once from now on. Returns how many must be started for what is in the queue.
+    /// Sets the maximum number of runners. Returns how many must be started for the tasks in the queue.
     pub(crate) fn allow(&self, threads: usize) -> usize {
         let mut queue = self.lock();
         queue.allowed = threads.max(1);
@@ -202,29 +204,29 @@ impl<P> Schedule<P> {
         start
     }
 
-    /// Whether others run besides the one that asks, or something is in the queue.
+    /// Whether runners other than the caller are active, or tasks are in the queue.
     pub(crate) fn is_busy(&self) -> bool {
         let queue = self.lock();
         queue.running > 1 || !queue.is_empty()
     }
 
-    /// How many may run at once.
+    /// The maximum number of runners.
     pub(crate) fn allowed(&self) -> usize {
         self.lock().allowed
     }
 
-    /// How long it took until threads that slept did something, all together, in nanoseconds.
+    /// Nanoseconds from waking threads until they ran, summed over all starts.
     pub(crate) fn delays(&self) -> u64 {
         self.delayed.0.load(Ordering::Relaxed)
     }
 
-    /// How long it takes until a thread that slept does something, in nanoseconds; 0 before one has.
+    /// Average nanoseconds from waking a thread until it runs; 0 before the first start.
     pub(crate) fn delay(&self) -> u64 {
         let count = self.delayed.1.load(Ordering::Relaxed);
         self.delayed.0.load(Ordering::Relaxed).checked_div(count).unwrap_or(0)
     }
 
-    /// Forgets what is in the queue.
+    /// Drops all tasks in the queue.
     pub(crate) fn clear(&self) {
         let mut queue = self.lock();
         let dropped = (std::mem::take(&mut queue.ready), std::mem::take(&mut queue.next));
@@ -237,7 +239,7 @@ impl<P> Schedule<P> {
 mod tests {
     use super::*;
 
-    /// Any work will do.
+    /// A placeholder for any task.
     fn part() -> char {
         'x'
     }
@@ -266,10 +268,10 @@ mod tests {
         }
         put(2, Some(7));
         put(9, Some(1));
-        assert_eq!(pop(1), Some(9), "its own");
-        assert_eq!(pop(1), Some(1), "the most urgent");
+        assert_eq!(pop(1), Some(9), "the thread's own task");
+        assert_eq!(pop(1), Some(1), "the most urgent task");
         assert_eq!(pop(1), Some(2));
-        assert_eq!(pop(1), Some(2), "somebody else's, who has not come for it");
+        assert_eq!(pop(1), Some(2), "a task of another thread that has not taken it");
         for batch in 10..20 {
             put(batch, Some(1));
         }
@@ -284,27 +286,30 @@ mod tests {
         let urgency = Urgency { batch: 0, cost: 0 };
         let started: Vec<_> = (0..4).map(|_| schedule.put(urgency, None, part())).collect();
         assert_eq!(started, [true, true, false, false]);
-        assert!(!schedule.start(), "as many run as may");
+        assert!(!schedule.start(), "the maximum is running");
         assert_eq!(schedule.allow(3), 1);
         assert_eq!(schedule.allow(1), 0);
         assert!(
             schedule.take(0).is_none() && schedule.end() == End::Ended,
-            "one too many"
+            "one runner too many"
         );
-        assert!(schedule.take(0).is_none() && schedule.end() == End::Ended, "another");
-        assert!(schedule.end() == End::NotYet, "there is work");
+        assert!(
+            schedule.take(0).is_none() && schedule.end() == End::Ended,
+            "another runner too many"
+        );
+        assert!(schedule.end() == End::NotYet, "there are tasks");
         for _ in 0..4 {
             assert!(schedule.take(0).is_some());
         }
         assert!(schedule.take(0).is_none());
         assert!(
             !schedule.put(urgency, None, part()) && schedule.end() == End::NotYet,
-            "what came meanwhile is seen"
+            "tasks that arrived in the meantime are seen"
         );
         assert!(schedule.take(0).is_some() && schedule.end() == End::Last);
         assert!(
             schedule.start() && schedule.end() == End::Last,
-            "one that found nothing"
+            "a runner that found no task"
         );
     }
 }

@@ -1,9 +1,9 @@
-//! Units that are read from front to back, each once, and what batches of runs keep of them.
+//! Units that are read sequentially, each once, and the state that batches of runs share.
 //!
-//! A run starts where the run of the same unit in front of it ends, which is known when that one is decoded, or when
-//! somebody has skipped its records without decoding them. A task whose start isn't known is parked, until somebody
-//! comes there, or a thread that has nothing else to do finds it (`idle.rs`). Of units whose records can be read at
-//! random every start is known.
+//! A run starts where the previous run of the same unit ends. That position is known once the previous run has been
+//! decoded, or once a thread has skipped its records without decoding them. A task whose start isn't known is parked
+//! until another task reaches that position, or an idle thread finds it (`skip_ahead.rs`). If the records of a unit can
+//! be read in any order, all starts are known.
 
 mod reading;
 mod skip_ahead;
@@ -21,41 +21,41 @@ use crate::in_flight::InFlightBatch;
 use crate::schedule::Urgency;
 use crate::unit::OpenUnit;
 
-/// Units of which more pieces are to come, with the number of pieces given out. At most the unit at a batch's end.
+/// Units with more pieces to come. Between two batches, this is at most the unit at the end of the earlier batch.
 #[derive(Default)]
 pub(crate) struct Sequence {
     units: HashMap<u64, InUse>,
-    /// Units that are fetched before a batch is begun that reads them, by epoch.
+    /// Units that are fetched before the batch that reads them starts, by epoch and unit.
     ahead: HashMap<(u64, u64), Ahead>,
-    /// Cells made so far.
+    /// Number of cells created so far.
     cells: u64,
-    /// Bytes of units that the system was asked to read.
+    /// Bytes of units that the system was asked to read in advance.
     hinted: u64,
 }
 
-/// A unit of which more pieces are to come.
+/// A unit with more pieces to come.
 struct InUse {
     cell: Arc<SequenceCell>,
-    /// Pieces given out.
+    /// Number of pieces created so far.
     pieces: u32,
-    /// The record behind them.
+    /// The record after these pieces.
     next: u32,
 }
 
-/// Tasks whose turn hasn't come, by the cell and the piece of it that they wait for. (Cells don't hold them, since
-/// tasks hold cells: what holds each other is never freed when a pass is left early.)
+/// Tasks that can't continue yet, by the cell and the piece that they wait for. Cells don't own these tasks, because
+/// tasks own cells. Such a cycle would never be freed if a pass is left early.
 pub(crate) type Parked = Mutex<HashMap<(u64, u32), Task>>;
 
 impl Sequence {
-    /// Forgets units of which no more pieces come.
+    /// Drops units that have no more pieces.
     pub(crate) fn release(&mut self, units: &[u64]) {
         for unit in units {
             self.units.remove(unit);
         }
     }
 
-    /// A batch begins with this run. Where other ranks have the records in front of it, a unit that can't be read at
-    /// random is begun again.
+    /// Prepares the unit of the first run of a batch. If the preceding records belong to other ranks, a unit that must
+    /// be read sequentially is started again.
     pub(crate) fn begin_at(&mut self, run: &Run) {
         let skips = |open: &InUse| open.next != run.record && !open.cell.lock().random;
         if self.units.get(&run.unit).is_some_and(skips) {
@@ -63,29 +63,29 @@ impl Sequence {
         }
     }
 
-    /// Forgets the units of epochs before this one.
+    /// Drops the units of epochs before `epoch`.
     pub(crate) fn keep_from(&mut self, epoch: u64) {
         self.units.clear();
         self.ahead.retain(|key, _| key.0 >= epoch);
     }
 
-    /// Forgets all units.
+    /// Drops all units.
     pub(crate) fn clear(&mut self) {
         self.units.clear();
         self.ahead.clear();
     }
 
-    /// Units that are fetched ahead.
+    /// Number of units that are fetched in advance.
     pub(crate) fn ahead(&self) -> usize {
         self.ahead.len()
     }
 
-    /// Whether a unit is in use, or fetched ahead.
+    /// Whether a unit is in use, or is fetched in advance.
     pub(crate) fn is_fetched(&self, epoch: u64, unit: u64) -> bool {
         self.units.contains_key(&unit) || self.ahead.contains_key(&(epoch, unit))
     }
 
-    /// Units begun so far.
+    /// Number of units started so far.
     pub(crate) fn cells(&self) -> u64 {
         self.cells
     }
@@ -95,7 +95,7 @@ impl Sequence {
         self.units.contains_key(&unit)
     }
 
-    /// Bytes that are reserved for units of which more pieces are to come.
+    /// Bytes that are reserved for units with more pieces to come.
     pub(crate) fn reserved(&self) -> u64 {
         let cells = self.units.values().map(|open| &open.cell);
         let open = cells.filter_map(|cell| Some(cell.lock().reserved.as_ref()?.bytes()));
@@ -103,12 +103,12 @@ impl Sequence {
             .sum()
     }
 
-    /// Whether any was begun.
+    /// Whether any unit was started.
     pub(crate) fn is_in_use(&self) -> bool {
         self.cells > 0
     }
 
-    /// The next piece of a unit.
+    /// Creates the next piece of a unit. `last` means that the unit has no more pieces.
     fn piece(&mut self, run: Run, epoch: u64, last: bool, expected: u64, random: bool) -> Piece {
         let open = self.units.remove(&run.unit).map(|open| (open.cell, open.pieces));
         let (cell, number) = open.unwrap_or_else(|| {
@@ -138,58 +138,58 @@ impl Sequence {
     }
 }
 
-/// A unit that is being fetched, and the memory for it.
+/// A unit that is being fetched, and its reserved memory.
 pub(crate) struct Ahead {
     pub(crate) fetch: Arc<Fetch>,
     pub(crate) reserved: Reserved,
 }
 
-/// A unit that batches in flight read in sequence.
+/// A unit that batches in flight read sequentially.
 pub(crate) struct SequenceCell {
-    /// The unit, and which reading of it.
+    /// The index of the unit, and the epoch for which it is read.
     pub(crate) unit: u64,
     pub(crate) epoch: u64,
-    /// No other cell of the pass has it.
+    /// The unique id of the cell within the pass.
     pub(crate) id: u64,
-    /// What it is opened from, if a call brings that.
+    /// The fetch that provides the data of the unit, if the source fetches.
     pub(crate) fetch: Option<Arc<Fetch>>,
     state: Mutex<SequenceState>,
 }
 
 pub(crate) struct SequenceState {
-    /// The unit, while it is open.
+    /// The open unit, until its last piece is done.
     pub(crate) open: Option<Arc<OpenUnit>>,
-    /// Its memory, if several batches read it.
+    /// Its reserved memory, if several batches read it.
     pub(crate) reserved: Option<Reserved>,
-    /// Whether somebody is opening it.
+    /// Whether a thread is opening it.
     pub(crate) opening: bool,
-    /// Where pieces start, as far as that is known.
+    /// The starts of pieces that are known so far.
     pub(crate) starts: Vec<Mark>,
-    /// A piece that ends a task, its batch and its rows, until somebody begins it: others wait for it, and whoever has
-    /// nothing else to do may do it for them.
+    /// The last piece of a task, with its batch, its run and its expected time, until a thread begins it. Other tasks
+    /// wait for this piece, and an idle thread may process it in place of its task.
     pub(crate) tail: Option<(u32, Arc<InFlightBatch>, Run, u64)>,
-    /// The piece that was done so, if its task hasn't come to it yet.
+    /// The piece that an idle thread has processed, if its task hasn't reached it yet.
     pub(crate) taken: Option<u32>,
     /// The piece that was begun last, and when.
     pub(crate) begun: Option<(u32, Instant)>,
-    /// Pieces that are done.
+    /// Number of pieces that are done.
     pub(crate) done: u32,
-    /// How many there are, once all are given out.
+    /// Total number of pieces, once all are created.
     pub(crate) pieces: Option<u32>,
-    /// Whether somebody is skipping records.
+    /// Whether a thread is skipping records.
     pub(crate) skipping: bool,
     /// Whether skipping records has failed.
     pub(crate) unskippable: bool,
-    /// What went wrong, in which piece: every later one fails alike.
+    /// The error of the earliest piece that failed. All later pieces fail with the same error.
     pub(crate) error: Option<(u32, Error)>,
-    /// Why it couldn't be opened, if its pieces don't depend on each other: all fail alike.
+    /// The error that prevented opening the unit, if pieces don't depend on each other. All pieces fail with it.
     lost: Option<Error>,
-    /// Whether any piece can be read as soon as the unit is open.
+    /// Whether any piece can be read once the unit is open.
     random: bool,
 }
 
 impl SequenceState {
-    /// Where a piece that begins with a record starts, if that is known.
+    /// Returns where a piece whose first record is `record` starts, or the start of the unit if that isn't known.
     pub(crate) fn start(&self, piece: u32, record: u32) -> Mark {
         match self.random {
             true => Mark { record, byte: 0 },
@@ -197,22 +197,23 @@ impl SequenceState {
         }
     }
 
-    /// Somebody begins a piece.
+    /// Records that a thread begins a piece.
     pub(crate) fn begin(&mut self, piece: u32) {
         self.begun = Some((piece, Instant::now()));
         self.tail.take_if(|tail| tail.0 == piece);
     }
 
-    /// What went wrong in front of a piece. (One behind it may have been read earlier.)
+    /// Returns the error of a piece before this one. An error of a later piece, which may have been read first, doesn't
+    /// count.
     pub(crate) fn error_before(&self, piece: u32) -> Option<&Error> {
         let before = self.error.as_ref().filter(|(at, _)| *at < piece);
         before.map(|(_, error)| error).or(self.lost.as_ref())
     }
 
-    /// Something went wrong in a piece.
+    /// Records an error in a piece.
     pub(crate) fn fail(&mut self, piece: u32, error: Error) {
         if self.random {
-            // Only of a unit that isn't open others fail as well.
+            // Other pieces fail as well only if the unit couldn't be opened.
             if self.open.is_none() {
                 self.lost.get_or_insert(error);
             }
@@ -226,12 +227,12 @@ impl SequenceState {
         self.error_before(piece).is_none() && (self.opening || !self.is_known(piece))
     }
 
-    /// Whether it is known where a piece starts.
+    /// Whether the start of a piece is known.
     pub(crate) fn is_known(&self, piece: u32) -> bool {
         self.random || (piece as usize) < self.starts.len()
     }
 
-    /// Whether records can be skipped to find where a piece starts.
+    /// Whether the start of a piece can be found by skipping records.
     pub(crate) fn can_be_skipped(&self, piece: u32) -> bool {
         piece > 0
             && !self.random
@@ -269,7 +270,7 @@ impl SequenceCell {
         }
     }
 
-    /// Whether there is what it is opened from.
+    /// Whether the data from which the unit is opened is available.
     pub(crate) fn is_there(&self) -> bool {
         self.fetch.as_ref().is_none_or(|fetch| fetch.is_done())
     }
@@ -279,24 +280,24 @@ impl SequenceCell {
     }
 }
 
-/// A run with the unit that it reads.
+/// A run and the unit that it reads.
 #[derive(Clone)]
 pub(crate) struct Piece {
     pub(crate) run: Run,
     pub(crate) cell: Arc<SequenceCell>,
-    /// Which piece of the unit it is.
+    /// The index of the piece within its unit.
     pub(crate) number: u32,
-    /// Nanoseconds that it is expected to take.
+    /// Nanoseconds that the piece is expected to take.
     pub(crate) expected: u64,
 }
 
-/// Some runs of a batch, done one after the other by one thread at a time.
+/// Some runs of a batch, which are processed one after the other, by one thread at a time.
 pub(crate) struct Task {
     pub(crate) in_flight: Arc<InFlightBatch>,
     pub(crate) pieces: Vec<Piece>,
-    /// Pieces that are done.
+    /// Number of pieces that are done.
     pub(crate) done: usize,
-    /// Nanoseconds that it is expected to take.
+    /// Nanoseconds that the task is expected to take.
     pub(crate) cost: u64,
 }
 

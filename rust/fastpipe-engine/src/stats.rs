@@ -1,4 +1,4 @@
-//! What a pass says of itself.
+//! Statistics of a pass.
 
 use fastpipe_batch::Reuse;
 
@@ -6,58 +6,60 @@ use crate::cost::Learned;
 use crate::pass::PassContext;
 use crate::telemetry::Activity;
 
-/// What a pass has done so far, and where its time went. Batches that are done and not handed over count.
+/// The work that a pass has done so far, and the time it took. Finished batches count, even if they are not delivered
+/// yet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
-    /// Batches made.
+    /// Batches finished.
     pub batches: u64,
-    /// Their rows.
+    /// Rows of these batches.
     pub rows: u64,
-    /// Their bytes.
+    /// Bytes of these batches.
     pub bytes_delivered: u64,
     /// Bytes read from files.
     pub bytes_read: u64,
-    /// Bytes of units once they were open.
+    /// Bytes of units after they were opened.
     pub bytes_opened: u64,
     /// Units opened.
     pub units_opened: u64,
-    /// Their rows.
+    /// Rows of these units.
     pub rows_opened: u64,
-    /// Rows of units that were opened again soon after they had been closed: the edges of windows cut them.
+    /// Rows of units that were opened again soon after they had been closed. This happens to units at the edge of a
+    /// window.
     pub rows_reopened: u64,
-    /// Rows that were skipped to let several threads work on one unit.
+    /// Rows that were skipped so that several threads could work on one unit.
     pub rows_skipped: u64,
     /// Batches that wait for the consumer.
     pub ready: usize,
     /// Seconds since the pass began.
     pub elapsed: f64,
-    /// Seconds that all threads together spent on each activity.
+    /// Seconds spent on each activity, summed over all threads.
     pub seconds: Vec<(&'static str, f64)>,
-    /// Seconds that calls which fetch took, all together: no thread of the pass waits for them.
+    /// Seconds that calls which fetch took, summed over all calls. No thread of the pass waits for them.
     pub fetching: f64,
-    /// Seconds in which the consumer waited for a batch.
+    /// Seconds that the consumer waited for batches.
     pub consumer_waited: f64,
-    /// Seconds in which the consumer was away with one.
+    /// Seconds that the consumer spent between calls, using its batches.
     pub consumer_away: f64,
-    /// Threads that may work at once, at present.
+    /// Threads that may currently work at once.
     pub threads: usize,
-    /// Threads that there are.
+    /// Threads of the pass.
     pub most_threads: usize,
-    /// Seconds until a thread that slept does something.
+    /// Average seconds until a sleeping thread starts to work.
     pub start_delay: f64,
     /// Memory of batches.
     pub slabs: Reuse,
     /// Memory of units.
     pub buffers: Reuse,
-    /// Bytes of slabs and buffers that nobody uses.
+    /// Bytes of free slabs and buffers.
     pub free_bytes: u64,
-    /// Bytes of slabs of batches that the consumer hasn't got.
+    /// Bytes of slabs in use that were not delivered to the consumer.
     pub slab_bytes: u64,
-    /// Bytes reserved for batches and units that are under way.
+    /// Bytes reserved for batches and units in flight.
     pub reserved: u64,
-    /// The most of them at once.
+    /// The maximum of `reserved` so far.
     pub most_reserved: u64,
-    /// What was learned of costs, by class of units.
+    /// Learned costs of each class of units.
     pub learned: Vec<Learned>,
 }
 

@@ -1,4 +1,4 @@
-//! A pass over a source: batches in order, decoded ahead of the consumer.
+//! A pass over a source. It yields batches in order and prepares them in advance.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::pass::PassContext;
 use crate::schedule::Urgency;
 use crate::workers::Workers;
 
-/// What [`Stream::poll`] found.
+/// The result of [`Stream::poll`].
 pub enum Poll {
-    /// The next batch, and its number.
+    /// The next batch and its index.
     Ready(u64, Box<Batch>),
-    /// There are no more.
+    /// There are no more batches.
     End,
-    /// Not yet.
+    /// No batch is ready yet.
     Pending,
 }
 
@@ -36,7 +36,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts a pass over `source` where `cursor` stands, in memory that may have served passes before.
+    /// Starts a pass over `source` at the position of `cursor`. It reuses the free memory of earlier passes in
+    /// `memory`.
     pub fn start(source: Arc<dyn Source>, cursor: Cursor, options: Options, memory: Arc<Memory>) -> Result<Stream> {
         let order = cursor.order().clone();
         let settings = *order.settings();
@@ -44,11 +45,11 @@ impl Stream {
         if options.memory_limit.is_none() {
             check_order(&order, None, seeks)?;
         }
-        // The order takes what it takes all the while.
+        // The order takes its memory for the whole pass.
         let left = |limit: u64| limit.saturating_sub(order.memory(settings.shuffle_buffer));
         let limit = options.memory_limit.map(left);
         let context = Arc::new(PassContext::new(source, cursor, options, memory, limit));
-        // For whoever tells of it when memory runs out.
+        // Reserved for the code that reports an error after memory has run out.
         reserve_address_space();
         context.working_memory.memory().keep_batches(context.ahead());
         context.working_memory.begin(options.memory_limit);
@@ -56,7 +57,7 @@ impl Stream {
             release_all();
             minimum_memory::check(&context, &order, limit)?;
             if seeks {
-                // Before anything else is held, which is when the first batch is sought.
+                // Check this before any other memory is held, since the first batch is sought before that.
                 check_order(&order, Some(limit), seeks)?;
             }
         }
@@ -78,16 +79,15 @@ impl Stream {
         Ok(stream)
     }
 
-    /// The next batch, if it is there within `wait`. Several threads may ask: each batch goes to one of them. An error
-    /// ends the pass, which lets go of its threads and memory. It is returned again and again, so that nobody takes the
-    /// end of the data for it.
+    /// Returns the next batch if it arrives within `wait`. Several threads may call this; each batch goes to one of
+    /// them. An error ends the pass and releases its threads and memory. Later calls return the same error, so that it
+    /// can't be mistaken for the end of the data.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if self.process != std::process::id() {
-            let reason =
-                "the pass was started by another process, which has its threads; start one here with iter(reader)";
+            let reason = "the pass was started by another process and cannot be used in this one; call iter(reader) to start one";
             return Err(Error::new(ErrorKind::Closed, reason));
         }
-        // Whoever keeps the pass by its error, in a traceback say, keeps nothing else.
+        // A caller may keep the pass alive through its error, for example in a traceback. Only the error is kept then.
         match self.context.next(wait).inspect_err(|_| self.end())? {
             Next::Pending => Ok(Poll::Pending),
             Next::End => Ok(Poll::End),
@@ -101,8 +101,8 @@ impl Stream {
         }
     }
 
-    /// Ends the pass with an error and waits for its threads: a batch that was handed over is lost, and those behind it
-    /// are no substitute.
+    /// Ends the pass with an error and waits for its threads. Call this if a delivered batch was lost, since later
+    /// batches can't replace it.
     pub fn fail(&self, error: Error) {
         if self.process == std::process::id() {
             self.context.fail(error);
@@ -110,7 +110,7 @@ impl Stream {
         }
     }
 
-    /// A look at the pass, which may outlast it.
+    /// Returns an observer of the pass, which may outlive it.
     pub fn observer(&self) -> PassObserver {
         PassObserver {
             context: self.context.clone(),
@@ -118,7 +118,7 @@ impl Stream {
         }
     }
 
-    /// Ends the pass and waits for its threads. Batches that were handed over stay as they are.
+    /// Ends the pass and waits for its threads. Delivered batches remain valid.
     pub fn close(&self) {
         if self.process == std::process::id() {
             self.context.delivery.close();
@@ -126,15 +126,15 @@ impl Stream {
         }
     }
 
-    /// Waits for the threads and lets go of all that batches under way hold; the error stays, if there is one.
+    /// Waits for the threads and releases everything that batches in flight hold. An error of the pass is kept.
     fn end(&self) {
         self.context.telemetry.end();
         self.context.delivery.end();
         self.context.fetches.close();
-        // What is in the queue is taken from it all the same, and lets go of what it holds.
+        // Threads still take the queued tasks. These see that the pass is closed and release what they hold.
         let workers = lock(&self.workers).take();
         drop(workers);
-        // Nobody goes on with what was begun.
+        // No thread continues the remaining work.
         self.context.schedule.clear();
         lock(&self.context.parked).clear();
         self.context.gate.clear();
@@ -148,7 +148,7 @@ impl Stream {
         }
     }
 
-    /// Starts a runner that the schedule counts already.
+    /// Starts a runner that the schedule has already counted.
     fn start_runner(&self) {
         if let Some(workers) = &*lock(&self.workers) {
             let context = self.context.clone();
@@ -159,7 +159,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // In a forked child the locks may be held for ever by threads that don't exist there; `get_mut` takes none.
+        // In a forked child, threads that don't exist there may hold the locks forever. `get_mut` needs no lock.
         if self.process == std::process::id() {
             self.close();
         } else if let Some(workers) = self.workers.get_mut().unwrap_or_else(PoisonError::into_inner).take() {

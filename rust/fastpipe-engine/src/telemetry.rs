@@ -1,5 +1,5 @@
-//! What a pass has done, and where its time went. Always on: a few clock readings and additions for each task, none for
-//! a record.
+//! Counters of a pass: work done and time spent. They are always on: each task costs a few clock readings and
+//! additions, each record none.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 
 use fastpipe_batch::Work;
 
-/// What threads spend their time on.
+/// The activities on which threads spend their time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// Fetching the bytes of units.
     Read,
-    /// Making units ready: decompressing, say.
+    /// Preparing units, for example decompressing them.
     Open,
-    /// Finding where records start, so that any of them can be picked.
+    /// Finding the starts of records, so that any record can be picked.
     Index,
-    /// Skipping records, so that another thread can go on behind them.
+    /// Skipping records, so that another thread can continue after them.
     Advance,
-    /// Bringing records to where they belong: decoding, say.
+    /// Placing records in a batch, for example by decoding them.
     Decode,
-    /// Joining what has no fixed size.
+    /// Joining variable-size values.
     Assemble,
-    /// Asking the order what comes next, and preparing batches.
+    /// Taking batches from the order, and preparing them.
     Plan,
 }
 
 impl Activity {
-    /// All of them.
+    /// All activities.
     pub const ALL: [Activity; 7] = [
         Activity::Read,
         Activity::Open,
@@ -38,7 +38,7 @@ impl Activity {
         Activity::Plan,
     ];
 
-    /// A name for each; what a source does has the name that the source gives it.
+    /// Returns the name of the activity. The source names its own activities.
     pub fn name(self, work: Work) -> &'static str {
         match self {
             Activity::Read => "reading",
@@ -52,7 +52,7 @@ impl Activity {
     }
 }
 
-/// What was counted.
+/// A snapshot of the counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) units_opened: u64,
@@ -64,11 +64,11 @@ pub(crate) struct Counts {
     pub(crate) batches: u64,
     pub(crate) rows_skipped: u64,
     pub(crate) rows_reopened: u64,
-    /// Nanoseconds that calls which fetch took.
+    /// Nanoseconds that fetching calls took.
     pub(crate) fetching: u64,
-    /// Nanoseconds in which the consumer waited for a batch.
+    /// Nanoseconds that the consumer waited for batches.
     pub(crate) consumer_waited: u64,
-    /// Nanoseconds in which it was away with one.
+    /// Nanoseconds that the consumer spent between calls, using its batches.
     pub(crate) consumer_away: u64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub struct Telemetry {
     began: Instant,
-    /// Nanoseconds that the pass took, once it has ended.
+    /// Nanoseconds that the pass took, set when it ends.
     ended: OnceLock<u64>,
     nanos: [AtomicU64; Activity::ALL.len()],
     units_opened: AtomicU64,
@@ -123,17 +123,17 @@ impl Telemetry {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// The pass has ended.
+    /// Records the end of the pass.
     pub(crate) fn end(&self) {
         self.ended.get_or_init(|| self.now());
     }
 
-    /// Nanoseconds since the pass began, until it ended.
+    /// Nanoseconds from the start of the pass until now, or until it ended.
     pub(crate) fn elapsed(&self) -> u64 {
         self.ended.get().copied().unwrap_or_else(|| self.now())
     }
 
-    /// Does something and says how many nanoseconds it took.
+    /// Runs `part`, counts its time, and returns its result and the nanoseconds it took.
     pub(crate) fn time<T>(&self, activity: Activity, part: impl FnOnce() -> T) -> (T, u64) {
         let start = Instant::now();
         let result = part();
@@ -150,12 +150,12 @@ impl Telemetry {
         self.nanos[activity as usize].load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds of work of all threads.
+    /// Nanoseconds of work, summed over all threads.
     pub(crate) fn busy(&self) -> u64 {
         Activity::ALL.iter().map(|&activity| self.nanos(activity)).sum()
     }
 
-    /// A unit was opened: this many rows, bytes as stored, and bytes as it is open.
+    /// Counts an opened unit: its rows, its stored bytes, and its bytes when open.
     pub(crate) fn opened(&self, rows: u64, stored: u64, held: u64) {
         add(&self.units_opened, 1);
         add(&self.rows_opened, rows);
@@ -163,50 +163,50 @@ impl Telemetry {
         add(&self.bytes_opened, held);
     }
 
-    /// A unit of this many rows is opened for another time.
+    /// Counts `rows` rows of a unit that is opened again.
     pub(crate) fn reopens(&self, rows: u64) {
         add(&self.rows_reopened, rows);
     }
 
-    /// So many rows were skipped.
+    /// Counts skipped rows.
     pub(crate) fn skipped(&self, rows: u64) {
         add(&self.rows_skipped, rows);
     }
 
-    /// A call that fetches took so long. It isn't work: no thread of the pass waits for it.
+    /// Counts the time of a fetching call. It isn't work, because no thread of the pass waits for the call.
     pub(crate) fn fetched(&self, nanos: u64) {
         add(&self.fetching, nanos);
     }
 
-    /// A batch was made.
+    /// Counts a finished batch.
     pub(crate) fn made(&self, rows: u64, bytes: u64) {
         add(&self.bytes_delivered, bytes);
         add(&self.rows_delivered, rows);
         add(&self.batches, 1);
     }
 
-    /// The consumer has waited for a batch.
+    /// Counts the time that the consumer waited for a batch.
     pub(crate) fn waited(&self, time: Duration) {
         add(&self.consumer_waited, time.as_nanos() as u64);
     }
 
-    /// The consumer was away with a batch.
+    /// Counts the time that the consumer spent using a batch.
     pub(crate) fn was_away(&self, time: Duration) {
         add(&self.consumer_away, time.as_nanos() as u64);
     }
 
-    /// Bytes that were read so far.
+    /// Bytes read so far.
     pub(crate) fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
 
-    /// Nanoseconds in which the consumer was away with batches, and in which it waited for them.
+    /// Nanoseconds that the consumer spent using batches, and nanoseconds that it waited for them.
     pub(crate) fn consumer(&self) -> (u64, u64) {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         (load(&self.consumer_away), load(&self.consumer_waited))
     }
 
-    /// All that was counted so far.
+    /// Returns all counters.
     pub(crate) fn counts(&self) -> Counts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {

@@ -1,46 +1,47 @@
-//! How many threads a pass uses.
+//! Choosing the number of active threads of a pass.
 //!
-//! A batch takes `work / threads + overhead`, where the overhead is how long each thread slept in its turn although it
-//! was to start: next to nothing where there is always something in the queue, and more than the work where batches are
-//! small and come one by one. As few threads are chosen as make batches as fast as any number does; and when the
-//! consumer takes its time, as few as keep up with it. The idea is AvroTensorDataset's, which knows no consumer.
+//! A batch takes `work / threads + overhead`. The overhead is the time from waking each thread until it runs. It is
+//! close to zero if the queue is never empty, and exceeds the work if batches are small and arrive one at a time. The
+//! smallest number of threads is chosen that produces batches as fast as any larger number. If the consumer is slower,
+//! the smallest number is chosen that keeps up with it. The idea comes from AvroTensorDataset, which doesn't consider
+//! the consumer.
 
-/// Batches between two decisions.
+/// Number of batches between two decisions.
 const BATCHES: u64 = 8;
 
-/// The threads keep up if they need at most this fraction of the consumer's time.
+/// Threads keep up with the consumer if they need at most this fraction of its time.
 const HEADROOM: f64 = 0.8;
 
-/// More threads must make batches faster by this much.
+/// The minimum relative speedup that justifies more threads.
 const WORTH: f64 = 0.02;
 
-/// Weight of what was measured last.
+/// The weight of the latest measurement.
 const NEW: f64 = 0.3;
 
-/// What was measured since a pass began.
+/// Measurements since the start of a pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Measured {
     pub(crate) batches: u64,
-    /// Nanoseconds of work of all threads.
+    /// Nanoseconds of work, summed over all threads.
     pub(crate) work: u64,
-    /// Nanoseconds in which the consumer was away with a batch.
+    /// Nanoseconds that the consumer spent between calls, using its batches.
     pub(crate) away: u64,
-    /// Nanoseconds in which the consumer waited.
+    /// Nanoseconds that the consumer waited for batches.
     pub(crate) waited: u64,
-    /// Nanoseconds from when threads that slept were to start until they did, all together.
+    /// Nanoseconds from waking threads until they ran, summed over all threads.
     pub(crate) delays: u64,
 }
 
-/// Chooses a number of threads.
+/// Chooses the number of active threads.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     most: usize,
     chosen: usize,
     last: Measured,
-    /// Nanoseconds a batch.
+    /// Nanoseconds of work per batch.
     work: Option<f64>,
     away: f64,
-    /// Nanoseconds a batch and thread, when there were several.
+    /// Nanoseconds of delay per batch and thread, measured when several threads worked.
     delay: f64,
 }
 
@@ -56,7 +57,7 @@ impl Chooser {
         }
     }
 
-    /// Another number of threads, if there is reason to.
+    /// Returns a new number of threads, if it should change.
     pub(crate) fn look(&mut self, now: Measured) -> Option<usize> {
         let batches = now.batches - self.last.batches;
         if batches < BATCHES || self.most == 1 {
@@ -78,11 +79,12 @@ impl Chooser {
             }
         }
         let mut chosen = self.best();
-        // The consumer waits although it should not have to: the model is wrong here, so one more.
+        // The consumer waits although the model says that it shouldn't have to. The model is wrong here, so add a
+        // thread.
         if waited > 0.05 * (waited + away) && chosen <= self.chosen && away > waited {
             chosen = (self.chosen + 1).min(self.most);
         }
-        // One step at a time downwards: a consumer that pauses once is no reason.
+        // Decrease by one thread at a time: a single pause of the consumer is not a trend.
         chosen = chosen.max(self.chosen.saturating_sub(1));
         (chosen != self.chosen).then(|| {
             self.chosen = chosen;
@@ -109,8 +111,8 @@ impl Chooser {
 mod tests {
     use super::*;
 
-    /// Lets a chooser see a steady load, in which each thread starts late with each batch by the delay; returns what it
-    /// settles on.
+    /// Simulates a steady load in which each thread starts `delay` late with each batch. Returns the number of threads
+    /// that the chooser settles on.
     fn settle(most: usize, work: u64, away: u64, delay: u64) -> usize {
         let mut chooser = Chooser::new(most);
         let mut now = Measured::default();
@@ -141,6 +143,10 @@ mod tests {
     #[test]
     fn work_below_the_delay_stays_on_one_thread() {
         assert_eq!(settle(8, 20_000, 1_000, 50_000), 1);
-        assert_eq!(settle(8, 20_000, 1_000, 100), 8, "threads that hardly sleep");
+        assert_eq!(
+            settle(8, 20_000, 1_000, 100),
+            8,
+            "with a short delay, all threads are used"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Units that are open.
+//! Open units.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use fastpipe_batch::Unit;
 
 use crate::memory::Memory;
 
-/// An open unit, whose memory goes back where it came from.
+/// An open unit. Its memory returns to the pool when it is dropped.
 pub(crate) struct OpenUnit {
     unit: Box<dyn Unit>,
     memory: Arc<Memory>,

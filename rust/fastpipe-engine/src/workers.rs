@@ -1,7 +1,8 @@
 //! The threads of a pass.
 //!
-//! A pass has threads of its own and waits for them when it ends, so that leaving early leaves nothing behind. After
-//! `fork` a child has none of its parent's threads: it must neither use nor wait for them, and starts its own.
+//! Each pass has its own threads and waits for them when it ends, so a pass that is left early leaves no thread
+//! running. A forked child has none of its parent's threads. It must neither use them nor wait for them, and starts its
+//! own.
 
 use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
@@ -13,15 +14,15 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 /// Bytes of a thread's stack.
 const STACK: usize = 4 << 20;
 
-/// Bytes that a thread takes besides, before it does anything: where the system has none for them it ends the process.
+/// Additional bytes of a thread before it runs any code. If the system can't allocate them, it terminates the process.
 const BESIDES: usize = 256 << 10;
 
-/// As many threads as the process may use processors: affinity and control groups are respected.
+/// Returns the number of processors that the process may use. It respects affinity and control groups.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
 }
 
-/// Threads, joined when dropped.
+/// Threads that are joined when dropped.
 pub(crate) struct Workers {
     pool: Option<Arc<ThreadPool>>,
     handles: Vec<JoinHandle<()>>,
@@ -41,7 +42,7 @@ impl Workers {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|i| format!("fastpipe-{i}"))
-            // Tasks catch their panics; what escapes all the same must not abort the process.
+            // Tasks catch their panics. Any other panic must not abort the process.
             .panic_handler(|_| ())
             .spawn_handler(|thread| {
                 let builder = std::thread::Builder::new().name(thread.name().unwrap_or("fastpipe").to_owned());
@@ -59,24 +60,24 @@ impl Workers {
                 process: std::process::id(),
             }),
             Err(error) => {
-                // Those that were started end.
+                // The threads that did start stop when the failed pool is dropped.
                 handles.into_iter().for_each(|handle| drop(handle.join()));
                 let kind = match failed {
                     Some(io::ErrorKind::OutOfMemory | io::ErrorKind::WouldBlock) => ErrorKind::OutOfMemory,
                     _ => ErrorKind::Storage,
                 };
-                let reason = format!("can't start {threads} threads: {error}; a smaller num_threads needs fewer");
+                let reason = format!("cannot start {threads} threads: {error}. Set a smaller num_threads");
                 Err(Error::new(kind, reason))
             }
         }
     }
 
-    /// Whether these are threads of this process.
+    /// Whether this process started the threads.
     pub(crate) fn are_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Starts something on a thread.
+    /// Runs a task on one of the threads.
     pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
         if let Some(pool) = &self.pool {
             pool.spawn_fifo(task);
@@ -84,18 +85,18 @@ impl Workers {
     }
 }
 
-/// The threads of a pass, for whoever is none of them and mustn't keep them.
+/// A weak reference to the threads of a pass, for other threads, which must not keep the pool alive.
 #[derive(Default)]
 pub(crate) struct Pool(OnceLock<Weak<ThreadPool>>);
 
 impl Pool {
-    /// There are the threads.
+    /// Stores a reference to the threads once they have been started.
     pub(crate) fn set(&self, workers: &Workers) {
         let pool = workers.pool.as_ref().map_or_else(Weak::new, Arc::downgrade);
         let _ = self.0.set(pool);
     }
 
-    /// Starts something on a thread, unless the pass is closed.
+    /// Runs a task on one of the threads, unless the pass is closed.
     pub(crate) fn spawn(&self, task: impl FnOnce() + Send + 'static) {
         if let Some(pool) = self.0.get().and_then(Weak::upgrade) {
             pool.spawn_fifo(task);
@@ -112,7 +113,7 @@ impl Drop for Workers {
                 let _ = handle.join();
             }
         } else {
-            // Copies of a parent's threads: there is nothing behind them.
+            // These are copies of the parent's handles; no threads belong to them.
             std::mem::forget(self.pool.take());
             std::mem::forget(handles);
         }
@@ -128,7 +129,7 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn threads_that_there_is_no_memory_for_are_an_error() {
-        // More than 2^47 bytes, which is all that a process has.
+        // The stacks take more than 2^47 bytes, the whole address space of a process.
         let error = Workers::new(1 << 26).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
         assert!(error.reason().contains("67108864 threads"), "{error}");

@@ -1,4 +1,4 @@
-//! The memory of a pass: where it comes from, and how much of it may be used.
+//! The memory of a pass: its pools, and the limit on its use.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::memory::Memory;
 pub(crate) struct WorkingMemory {
     memory: Arc<Memory>,
     budget: Arc<Budget>,
-    /// What each batch is made of.
+    /// The parts that each batch consists of.
     parts: Arc<[Part]>,
 }
 
 impl WorkingMemory {
-    /// Memory for batches of these parts, of which this many bytes may be used for what the budget counts.
+    /// Memory for batches of `parts`. The budget allows `limit` bytes, or any number if `limit` is `None`.
     pub(crate) fn new(memory: Arc<Memory>, parts: Arc<[Part]>, limit: Option<u64>) -> WorkingMemory {
         WorkingMemory {
             memory,
@@ -42,42 +42,43 @@ impl WorkingMemory {
         &self.parts
     }
 
-    /// Reserves bytes, whether they are within the limit or not.
+    /// Reserves bytes, even if they exceed the limit.
     pub(crate) fn reserve(&self, bytes: u64) -> Reserved {
         self.budget.reserve(bytes)
     }
 
-    /// Whether this many more bytes may be used for what isn't needed yet; `next` must stay for what is needed next.
+    /// Whether `bytes` more may be used for work that isn't needed yet, if `next` bytes must stay free for the next
+    /// batch.
     pub(crate) fn fits_ahead(&self, bytes: u64, next: u64) -> bool {
         self.budget.fits_ahead(bytes, next)
     }
 
-    /// Bytes of this many rows, which leave this many in arenas.
+    /// Bytes that `rows` rows take if their variable-size parts take `arenas` bytes.
     pub(crate) fn rows_bytes(&self, rows: u64, arenas: u64) -> u64 {
         let placed = Rows::placed_bytes(&self.parts, rows as usize).unwrap_or(usize::MAX / 4);
-        // Slabs are a little larger than what is in them.
+        // Slabs are slightly larger than their contents.
         SlabPool::size(placed) as u64 + arenas + arenas / 4
     }
 
-    /// Memory for the rows of a batch.
+    /// Allocates memory for the rows of a batch.
     pub(crate) fn rows(&self, count: usize) -> Result<Rows> {
         Rows::new(self.parts.clone(), count, self.memory.slabs())
     }
 
-    /// Where the rows of a batch are written. Its memory is taken only when the first of its tasks begins, by the
-    /// thread that will write most of it: until then it serves others.
+    /// Returns the rows that the tasks of a batch write to. The first task allocates them, so that until then the
+    /// memory serves other batches. The thread that runs this task usually writes most of the batch.
     pub(crate) fn rows_of(&self, in_flight: &InFlightBatch) -> Result<Arc<Rows>> {
         in_flight.rows(|| self.rows(in_flight.size))
     }
 
-    /// What a task writes to.
+    /// Creates the sink that a task writes to.
     pub(crate) fn sink<'a>(&self, rows: &'a Result<Arc<Rows>>) -> Result<Sink<'a>> {
         let rows = rows.as_ref().map_err(Error::clone)?;
         Sink::new(rows, self.memory.take_fragment())
     }
 
-    /// Leaves to a batch what a task has appended. What holds nothing would only keep a single other from being taken
-    /// over.
+    /// Hands the variable-size values of a task to its batch. Empty fragments are kept for other tasks instead: with
+    /// one of them, a batch with a single filled fragment could no longer adopt it without copying.
     pub(crate) fn leave(&self, in_flight: &InFlightBatch, fragment: Fragment) {
         if fragment.slots().is_empty() {
             self.memory.keep_fragment(fragment);
@@ -86,19 +87,20 @@ impl WorkingMemory {
         }
     }
 
-    /// Takes back what tasks have left to a batch that has been joined, where this many threads may come for it.
+    /// Recovers the fragments of a joined batch, to be reused by up to `threads` threads.
     pub(crate) fn take_back(&self, fragments: Vec<Fragment>, threads: usize) {
         let limited = self.budget.limit().is_some();
         self.memory.keep_fragments(fragments, 2 * threads, |fragment| {
             if limited {
-                // Arenas that nobody uses count only where free memory is counted.
+                // The budget doesn't count unused arenas. With a limit, their memory must be in the pools, where it is
+                // counted.
                 (0..self.parts.len()).for_each(|part| drop(fragment.take_arena(part)));
             }
             fragment.clear();
         });
     }
 
-    /// Before the first batch: what earlier passes have left may be kept as far as the user's limit allows.
+    /// Prepares the pools before the first batch: keeps memory of earlier passes up to the user's limit.
     pub(crate) fn begin(&self, limit: Option<u64>) {
         let most = limit.map(|limit| usize::try_from(limit).unwrap_or(usize::MAX));
         self.memory.slabs().keep(most);
@@ -106,8 +108,8 @@ impl WorkingMemory {
         self.memory.buffers().keep(most);
     }
 
-    /// Lets go of free memory beyond the limit: buffers may have what batches leave, and slabs what units leave. The
-    /// memory of one batch more may always be kept, since the consumer had it until now.
+    /// Releases free memory beyond the limit. Buffers may use the memory that batches don't need, and slabs the memory
+    /// that units don't need. One more batch may always be kept, since the consumer held its memory until now.
     pub(crate) fn trim(&self, held: Held) {
         let Some(limit) = self.budget.limit() else { return };
         let bytes = |bytes: u64| Some(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -117,7 +119,8 @@ impl WorkingMemory {
         self.memory.slabs().keep(bytes(left));
     }
 
-    /// Gives all back that nobody uses where memory has run out: others have a use for it, a next pass among them.
+    /// Releases all unused memory after an out-of-memory error, so that other code, including the next pass, can use
+    /// it.
     pub(crate) fn release_after(&self, error: &Error) {
         if error.kind() == ErrorKind::OutOfMemory {
             self.memory.release();
@@ -125,15 +128,15 @@ impl WorkingMemory {
     }
 }
 
-/// What batches and units under way take, in bytes.
+/// Bytes held by batches and units in flight.
 pub(crate) struct Held {
-    /// Rows of batches. What these have reserved for units that end in them is the buffers'.
+    /// Rows of batches. Memory reserved for units that end in these batches counts as buffers.
     pub(crate) batches: u64,
-    /// Units that outlast their batch.
+    /// Units that are used after their batch.
     pub(crate) units: u64,
-    /// What units must be left at least.
+    /// The minimum that must remain available for units.
     pub(crate) least_for_units: u64,
-    /// One batch, with units that end in it.
+    /// One batch, including the units that end in it.
     pub(crate) one_batch: u64,
 }
 
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
     use crate::batch::BatchInfo;
 
-    /// Working memory for batches of a ragged column.
+    /// Working memory for batches of one ragged column.
     fn working_memory(limit: Option<u64>) -> WorkingMemory {
         let form = NestedForm {
             ragged: 1,
@@ -156,7 +159,7 @@ mod tests {
         WorkingMemory::new(Memory::new(&columns), parts, limit)
     }
 
-    /// What a task leaves that has written a row, with its bytes in an arena.
+    /// Returns the fragment of a task that has written one row, with its bytes in an arena.
     fn left(working_memory: &WorkingMemory) -> Fragment {
         let rows = working_memory.rows(1).map(Arc::new);
         let mut sink = working_memory.sink(&rows).unwrap();
@@ -191,7 +194,7 @@ mod tests {
             assert_eq!(
                 working_memory.memory().take_fragment().held_bytes(),
                 0,
-                "no more than two for a thread"
+                "at most two fragments per thread are kept"
             );
         }
     }

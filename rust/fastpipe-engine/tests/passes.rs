@@ -1,4 +1,4 @@
-//! Passes over a source that is made up here: the engine knows sources only through their traits, and so does this.
+//! Passes over a synthetic source. The engine knows sources only through their traits, and so does this test.
 
 use std::any::Any;
 use std::cell::OnceCell;
@@ -15,41 +15,42 @@ use fastpipe_engine::{Memory, Options, Poll, Stream};
 use fastpipe_order::{Kind, Order, Settings, Units};
 use proptest::prelude::*;
 
-/// How the source misbehaves.
+/// The faults and delays of the source.
 #[derive(Clone, Default)]
 struct Behaviour {
     /// Decoding this record of this unit fails.
     bad: Option<(u64, u32)>,
-    /// This unit can't be opened.
+    /// Opening this unit fails.
     shut: Option<u64>,
-    /// Passing over records fails.
+    /// Skipping records fails.
     unskippable: bool,
-    /// Passing over records ends one byte too far.
+    /// Skipping records ends one record too far.
     astray: bool,
-    /// Decoding the first record waits until somebody passes over some.
+    /// Decoding the first record waits until another thread skips records.
     waits: bool,
-    /// How long it takes to open a unit.
+    /// The time it takes to open a unit.
     opening: Duration,
-    /// How many units are fetched at once; 0: none are.
+    /// Number of concurrent fetches. If it is 0, units are not fetched.
     fetches: usize,
-    /// How long it takes to fetch a unit.
+    /// The time it takes to fetch a unit.
     fetching: Duration,
-    /// This unit can't be fetched.
+    /// Fetching this unit fails.
     gone: Option<u64>,
-    /// Any record can be read at once.
+    /// The records of a unit can be read in any order.
     random: bool,
 }
 
-/// Units of records; each record takes 4 bytes, and holds its unit and its number in a placed and in a ragged column.
+/// Units of records. Each record takes 4 bytes. It contains its unit and its index, once in a placed column and once in
+/// a ragged column.
 struct Made {
     units: Vec<u32>,
     facts: SourceFacts,
     behaviour: Behaviour,
     passed: Arc<(Mutex<bool>, Condvar)>,
     opened: AtomicU64,
-    /// Its units have it while they are open, and threads that have written rows of them until they end.
+    /// Open units hold a reference until they are closed, and threads that have written rows of them until they exit.
     alive: Arc<()>,
-    /// Units that are being fetched, and the most of them at once.
+    /// Number of units that are being fetched, and the maximum of that number so far.
     fetching: [AtomicU64; 2],
 }
 
@@ -132,7 +133,7 @@ impl Source for Made {
         match fetched {
             Fetched::Other { what, .. } => assert_eq!(*what.downcast::<u64>().unwrap(), unit),
             Fetched::Nothing => assert_eq!(self.behaviour.fetches, 0),
-            Fetched::Bytes(_) => panic!("there are no files"),
+            Fetched::Bytes(_) => panic!("this source has no files"),
         }
         self.opened.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(self.behaviour.opening);
@@ -213,16 +214,16 @@ impl Unit for MadeUnit {
         assert_eq!(
             from.byte,
             if self.behaviour.random { 0 } else { byte },
-            "a mark that was never given out"
+            "the source never returned this mark"
         );
         if self.behaviour.waits && !self.started.swap(true, Ordering::Relaxed) {
             let (passed, changed) = &*self.passed;
             let wait = changed.wait_timeout_while(passed.lock().unwrap(), Duration::from_secs(30), |passed| !*passed);
-            assert!(!wait.unwrap().1.timed_out(), "nobody passed over records");
+            assert!(!wait.unwrap().1.timed_out(), "no thread skipped records");
         }
         let mut record = from.record;
         for &pick in picks {
-            assert!(pick.record >= record, "picks descend");
+            assert!(pick.record >= record, "picks are not in ascending order");
             self.write(pick, out)?;
             record = pick.record + 1;
         }
@@ -240,7 +241,7 @@ impl Unit for MadeUnit {
         *passed.lock().unwrap() = true;
         changed.notify_all();
         if self.behaviour.unskippable {
-            return Err(Error::new(ErrorKind::Malformed, "these can't be passed over"));
+            return Err(Error::new(ErrorKind::Malformed, "records cannot be skipped"));
         }
         let astray = u64::from(self.behaviour.astray);
         Ok(Mark {
@@ -250,7 +251,7 @@ impl Unit for MadeUnit {
     }
 
     fn index(&mut self, known: Option<Starts>) -> Result<Starts> {
-        assert!(!self.behaviour.random, "there is nothing to find");
+        assert!(!self.behaviour.random, "random access needs no index");
         Ok(known.unwrap_or_else(|| Arc::new((0..=self.rows).map(|record| 4 * record).collect())))
     }
 }
@@ -278,7 +279,8 @@ fn options(threads: usize, prefetch: Option<usize>) -> Options {
     }
 }
 
-/// The values of each batch, and the error that ended the pass, if one did. Each batch is checked within itself.
+/// Returns the values of each batch, and the error that ended the pass, if there was one. Also checks the offsets and
+/// ragged values of each batch.
 fn read(source: &Arc<Made>, order: &Arc<Order>, options: Options) -> (Vec<Vec<i64>>, Option<Error>) {
     let memory = Memory::new(&source.facts().columns);
     let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options, memory).unwrap();
@@ -336,7 +338,7 @@ proptest! {
         let order = order(&units, kind, batch_size);
         let source = Made::new(&units, Behaviour { unskippable, fetches, random, ..Behaviour::default() });
         let mut options = options(threads, prefetch);
-        // Enough for anything here, yet little enough to be held against.
+        // Enough memory for every case here, but low enough that the limit is checked.
         options.memory_limit = limited.then_some(1 << 20);
         let (found, error) = read(&source, &order, options);
         prop_assert!(error.is_none(), "{error:?}");
@@ -404,7 +406,7 @@ fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
     let units = [40_000; 3];
     let order = order(&units, Kind::Sequential, 40_000);
     for _ in 0..20 {
-        // The last piece of a batch may be the first to open its unit: those in front of it wait for that.
+        // The last piece of a batch may be the first to open its unit. Then the preceding pieces wait for it.
         let behaviour = Behaviour {
             shut: Some(2),
             opening: Duration::from_millis(5),
@@ -416,7 +418,7 @@ fn who_waits_for_a_unit_that_cannot_be_opened_is_told() {
         std::thread::spawn(move || sent.send(read(&Made::new(&units, behaviour), &order, options(3, Some(1)))));
         let (batches, error) = done
             .recv_timeout(Duration::from_secs(30))
-            .expect("a task was forgotten");
+            .expect("a task was never resumed");
         assert!(error.unwrap().to_string().contains("unit 2 is shut"));
         assert_eq!(batches.len(), 2);
     }
@@ -438,7 +440,10 @@ fn a_failed_pass_keeps_its_error_alone() {
         let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, Some(4)), memory).unwrap();
         let next = || loop {
             match stream.poll(Duration::from_secs(1)) {
-                Ok(Poll::Ready(..)) => assert!(Arc::strong_count(&source.alive) > 1, "a thread has written it"),
+                Ok(Poll::Ready(..)) => assert!(
+                    Arc::strong_count(&source.alive) > 1,
+                    "a thread that wrote the batch still runs"
+                ),
                 Ok(Poll::Pending) => {}
                 Ok(Poll::End) => panic!("the error was lost"),
                 Err(error) => return error,
@@ -446,16 +451,24 @@ fn a_failed_pass_keeps_its_error_alone() {
         };
         let error = next().to_string();
         assert!(error.contains("record 7 of unit 5 is bad"), "{error}");
-        assert_eq!(Arc::strong_count(&source.alive), 1, "threads, or open units");
+        assert_eq!(
+            Arc::strong_count(&source.alive),
+            1,
+            "threads still run, or units are still open"
+        );
         let stats = stream.observer().stats().unwrap();
         assert_eq!((stats.reserved, stats.ready), (0, 0));
         for other in std::thread::scope(|scope| [(); 3].map(|()| scope.spawn(next)).map(|t| t.join().unwrap())) {
             assert_eq!(other.to_string(), error);
         }
-        stream.fail(Error::new(ErrorKind::Closed, "a later one"));
+        stream.fail(Error::new(ErrorKind::Closed, "a later error"));
         assert_eq!(next().to_string(), error);
         stream.close();
-        assert_eq!(next().kind(), ErrorKind::Closed, "who closes it is told so");
+        assert_eq!(
+            next().kind(),
+            ErrorKind::Closed,
+            "the caller that closes the pass gets this error"
+        );
     }
 }
 
@@ -468,7 +481,11 @@ fn a_batch_that_is_lost_ends_the_pass() {
     let stream = Stream::start(source.clone(), order.epoch(0).unwrap(), options(2, None), memory).unwrap();
     assert!(matches!(stream.poll(Duration::from_secs(60)), Ok(Poll::Ready(0, _))));
     stream.fail(Error::new(ErrorKind::OutOfMemory, "no room for it"));
-    assert_eq!(Arc::strong_count(&source.alive), 1, "threads, or open units");
+    assert_eq!(
+        Arc::strong_count(&source.alive),
+        1,
+        "threads still run, or units are still open"
+    );
     let error = stream.poll(Duration::ZERO).err().unwrap();
     assert_eq!(
         (error.kind(), error.reason()),
@@ -480,7 +497,7 @@ fn a_batch_that_is_lost_ends_the_pass() {
 fn a_thread_with_nothing_to_do_passes_over_records() {
     let units = [100_000];
     let order = order(&units, Kind::Sequential, 1000);
-    // It comes before the unit is open, or behind that.
+    // The idle thread arrives before the unit is open in one case, and after that in the other.
     for opening in [Duration::ZERO, Duration::from_millis(50)] {
         let behaviour = Behaviour {
             waits: true,
@@ -502,9 +519,9 @@ fn passing_over_and_decoding_must_agree() {
         astray: true,
         ..Behaviour::default()
     };
-    // What was found by passing over is only used if decoding hasn't come there first, which it rarely has.
+    // The skipped position is used only if decoding hasn't reached it first, which is the usual case.
     let error = (0..100).find_map(|_| read(&Made::new(&units, behaviour.clone()), &order, options(2, None)).1);
-    let error = error.expect("they disagree").to_string();
+    let error = error.expect("skipping and decoding disagree").to_string();
     assert!(error.contains("was expected at byte"), "{error}");
 }
 
@@ -536,7 +553,7 @@ fn units_are_fetched_several_at_once_on_one_thread() {
         assert!(error.is_none(), "{error:?}");
         assert_eq!(found, expected(&units, &order));
         let most = source.fetching[1].load(Ordering::SeqCst);
-        // Windows of four batches: the next one is opened ahead, and no more.
+        // Windows consist of four batches. The next window is opened in advance, and no more than that.
         assert!((8..=10).contains(&most) || kind == Kind::Window && most >= 4, "{most}");
         assert_eq!(source.opened.load(Ordering::Relaxed), 40);
     }
@@ -559,7 +576,7 @@ fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
         drop(stream);
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert_eq!(source.fetching[0].load(Ordering::SeqCst), 0);
-        // Nobody holds it any more.
+        // No thread holds the source any more.
         assert_eq!(Arc::strong_count(&source), 1);
     }
 }

@@ -1,8 +1,8 @@
-//! Which batches are under way: as many as keep the threads busy, as the consumer asked for, and as memory allows.
+//! Admission of batches: enough to keep the threads busy, or as many as the consumer requests, within the memory limit.
 //!
-//! Batches are planned further ahead than they are begun. So the engine knows which units come next, and opens those of
-//! which records will be picked, and lets the system read the others from its disk, before a batch waits for them. This
-//! matters most where a window ends: all units of the next one are needed by its first batch.
+//! Batches are planned earlier than they are started, so the engine knows which units come next. It opens units from
+//! which records will be picked, and asks the system to read other units from disk, before a batch needs them. This
+//! matters most at the end of a window, because the first batch of the next window needs all of that window's units.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::telemetry::Activity;
 use crate::working_memory::Held;
 
 impl PassContext {
-    /// Begins as many batches as may be under way.
+    /// Starts as many batches as may be in flight.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
         let mut admission = self.gate.enter();
         let (result, _) = self.telemetry.time(Activity::Plan, || self.admit_all(&mut admission));
@@ -56,7 +56,7 @@ impl PassContext {
                 if under_way > 0 {
                     break;
                 }
-                // What nobody needs any more is given back by tasks that end just now: the last one looks here again.
+                // Tasks that are about to end will release unused memory. The last of them checks again.
                 if budget.reserved() > admission.reserved() && self.schedule.is_busy() {
                     self.gate.wait_for_memory();
                     break;
@@ -84,7 +84,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Whether one more batch may be under way, as far as their number goes.
+    /// Whether one more batch may be in flight, judged by their number and not by memory.
     fn has_room(&self, admission: &Admission, under_way: u64) -> bool {
         let (options, threads) = (self.config.options(), self.schedule.allowed());
         under_way < options.ahead(threads)
@@ -92,7 +92,7 @@ impl PassContext {
                 && admission.has_use_for_more(under_way, threads as u64, self.gate.batch_bytes())
     }
 
-    /// What a batch will take.
+    /// Returns the memory that a batch will take.
     fn need(&self, admission: &Admission, plan: &BatchPlan) -> Need {
         match &plan.content {
             Content::Runs(runs) => self.needed(&admission.sequence, plan.epoch, runs),
@@ -124,7 +124,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Prepares what batches that aren't begun will need.
+    /// Prepares units for batches that aren't started.
     fn look_ahead(self: &Arc<Self>, admission: &mut Admission) {
         self.trim(admission);
         loop {
@@ -146,7 +146,7 @@ impl PassContext {
         }
     }
 
-    /// Lets go of free memory that the pass may not keep.
+    /// Releases free memory that the pass may not keep.
     fn trim(&self, admission: &Admission) {
         if self.working_memory.budget().limit().is_some() {
             self.working_memory.trim(Held {

@@ -1,4 +1,4 @@
-//! What is planned: a few batches ahead of those that are begun, and always up to the first of the next window.
+//! Planning: a few batches beyond those that are started, and always up to the first batch of the next window.
 
 use fastpipe_order::{BatchPlan, Content, PlanError};
 
@@ -6,17 +6,17 @@ use super::{Admission, Begun};
 use crate::options::Options;
 use crate::order_memory::unplanned;
 
-/// Batches under way at most, if the consumer doesn't ask for a number.
+/// The maximum number of batches in flight if the consumer doesn't set it.
 const MOST_AHEAD: u64 = 256;
 
-/// Bytes of batches under way beyond which it takes a request to have more of them.
+/// Bytes of batches in flight above which more batches are started only if the consumer sets `prefetch`.
 const MOST_BYTES_AHEAD: u64 = 64 << 20;
 
-/// Rows planned ahead at most; 8 bytes each.
+/// The maximum number of rows planned in advance; each takes 8 bytes.
 const MOST_ROWS_PLANNED: u64 = 1 << 20;
 
 impl Admission {
-    /// Plans the next batch, of the next epoch if need be, unless the pass is closed meanwhile.
+    /// Plans the next batch, which may be in the next epoch, unless the pass is closed during planning.
     pub(super) fn plan(&mut self, options: &Options, is_closed: &dyn Fn() -> bool) {
         if let Err(error) = self.plan_next(options, is_closed) {
             self.complete = true;
@@ -38,7 +38,7 @@ impl Admission {
                 self.planned.push_back(plan);
                 return Ok(());
             } else if cursor.order().steps() == 0 {
-                // An endless pass over nothing would never yield.
+                // An endless pass without batches would never return.
                 self.complete = true;
             } else {
                 let next = cursor.order().epoch(cursor.current_epoch() + 1)?;
@@ -48,8 +48,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Whether to plan one more batch than are planned: up to `ahead`, and all of the window that is being read, or
-    /// whatever more could be fetched if it were known.
+    /// Whether to plan one more batch: up to `ahead` batches, the rest of the window that is being read, and anything
+    /// else that could already be fetched.
     pub(super) fn should_plan(&self, ahead: u64, could_fetch: bool) -> bool {
         let planned = self.planned.len() as u64;
         let last = self.planned.back();
@@ -58,7 +58,7 @@ impl Admission {
         !self.complete && (planned < ahead || (within || could_fetch) && self.rows_planned < MOST_ROWS_PLANNED)
     }
 
-    /// Takes out the batch that is begun next.
+    /// Removes and returns the batch that is started next.
     pub(super) fn take_planned(&mut self) -> Option<BatchPlan> {
         let plan = self.planned.pop_front()?;
         self.rows_planned -= u64::from(plan.rows);
@@ -67,14 +67,14 @@ impl Admission {
         Some(plan)
     }
 
-    /// Forgets batches that were handed over.
+    /// Drops batches that were delivered.
     pub(super) fn forget(&mut self, handed_over: u64) {
         while self.begun.front().is_some_and(|begun| begun.number < handed_over) {
             self.begun.pop_front();
         }
     }
 
-    /// Lets go of what neither the next batch, of that number, nor one behind it needs.
+    /// Releases units that neither the next batch, `number`, nor any later batch needs.
     pub(super) fn let_go(&mut self, number: u64) {
         let Some(plan) = self.planned.front() else { return };
         if self.epoch != plan.epoch {
@@ -91,13 +91,13 @@ impl Admission {
         }
     }
 
-    /// Whether this many threads have use for one more batch under way than the `ahead` that are in any case. Batches
-    /// have that many bytes.
+    /// Whether `threads` threads have use for one more batch in flight beyond the `ahead` batches that are always
+    /// allowed. Each batch has `batch_bytes` bytes.
     pub(super) fn has_use_for_more(&self, under_way: u64, threads: u64, batch_bytes: u64) -> bool {
         let units = |begun: Option<&Begun>| begun.map_or(0, |begun| begun.units);
         let units = units(self.begun.back()) - units(self.begun.front()) + 1;
-        // Batches of one unit wait for each other, so several units should be under way; and while one thread is at a
-        // long one, the others need something to do.
+        // Batches of the same unit wait for each other, so several units should be in flight. And while one thread
+        // processes a long unit, the other threads need work.
         let enough = || {
             let cost: u64 = self.begun.iter().map(|begun| begun.cost).sum();
             let longest = self.begun.iter().map(|begun| begun.longest).max();
@@ -110,7 +110,7 @@ impl Admission {
             && !enough()
     }
 
-    /// Bytes that units take of which later batches need more.
+    /// Bytes reserved for units that later batches also need.
     pub(super) fn reserved(&self) -> u64 {
         self.sequence.reserved() + self.scatter.reserved()
     }

@@ -1,5 +1,5 @@
-//! Batches of picked records: the units that they take rows of are opened first, and then every row is decoded where it
-//! belongs, slot by slot, so that what has no fixed size lies in the right order without being moved.
+//! Batches of picked records. The units of a batch are opened first. Then every row is decoded directly into its slot,
+//! in slot order, so that variable-size values end up in the right order without being moved.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use crate::schedule::Urgency;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
-/// So many rows for each unit, or more, are picked in one call, which looks at all units first.
+/// Minimum number of rows per unit that one call picks, since each call inspects all units first.
 const ROWS_A_UNIT: usize = 16;
 
 /// A batch whose units are open.
@@ -34,7 +34,7 @@ struct Ready {
 /// How a task ended.
 enum Ended {
     Done,
-    /// The pass was closed before.
+    /// The pass was closed before the task was done.
     Closed,
 }
 
@@ -44,7 +44,7 @@ impl Ready {
         &self.units[self.batch.rows[slot].unit as usize]
     }
 
-    /// The first of these slots whose unit couldn't be opened.
+    /// The first slot whose unit couldn't be opened.
     fn first_lost(&self, mut slots: Range<usize>) -> Option<usize> {
         if self.units.iter().all(|(_, unit)| unit.is_ok()) {
             return None;
@@ -68,8 +68,7 @@ impl Batches<Picks> for PassContext {
 
     fn prepare(self: &Arc<Self>, kept: &mut Scatter, epoch: u64, number: u64, picks: &Picks) -> bool {
         let working_memory = self.gate.batch_bytes();
-        // Without memory for the list, the batch itself says so when it is begun; so it does where a unit can't be
-        // fetched.
+        // If memory for the list is short, or a unit can't be fetched, the batch reports the error when it is started.
         let wanted = kept.want(epoch, number, &picks.units).unwrap_or_default();
         wanted.into_iter().all(|unit| {
             self.working_memory.fits_ahead(self.unit_bytes(unit), working_memory)
@@ -103,7 +102,10 @@ impl Batches<Picks> for PassContext {
         let batch = Arc::new(Waiting {
             in_flight: Arc::new(InFlightBatch::new(number, info, tasks.len(), class, reserved)),
             units,
-            rows: try_collect(picked, "where a batch's rows are; a smaller batch_size needs less")?,
+            rows: try_collect(
+                picked,
+                "the positions of a batch's rows; a smaller batch_size needs less",
+            )?,
             cost: cost / tasks.len() as u64,
             tasks,
             missing: AtomicUsize::new(1),
@@ -115,7 +117,7 @@ impl Batches<Picks> for PassContext {
             }
         }
         self.arrived(&batch)?;
-        // All units of a window are opened ahead.
+        // All units of a window are opened in advance.
         Ok(Cost::default())
     }
 }
@@ -149,7 +151,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Nanoseconds that it is expected to take to decode a batch.
+    /// Nanoseconds that decoding a batch is expected to take.
     fn picks_cost(&self, picks: &Picks) -> u64 {
         let Some(&unit) = picks.units.first() else {
             return 0;
@@ -164,10 +166,10 @@ impl PassContext {
         self.costs.decode(self.config.describe(unit).class, rows, stored)
     }
 
-    /// Opens a unit and finds its records; then starts the batches that waited for it alone.
+    /// Opens a unit and finds its records. Then starts the batches that waited only for this unit.
     fn open_cell(self: &Arc<Self>, cell: &RandomCell, fetch: Option<&Fetch>) -> Result<()> {
         if self.is_closed() {
-            // The batches that wait hold the cell, and it holds them: without this they would keep each other for ever.
+            // Waiting batches own the cell and the cell owns them. Without this call they would never be freed.
             cell.open(Err(Error::new(ErrorKind::Closed, "the pass was closed")));
             return Ok(());
         }
@@ -188,7 +190,7 @@ impl PassContext {
         result
     }
 
-    /// Finds where the records of a unit start.
+    /// Finds the starts of the records of a unit.
     fn index(&self, number: u64, unit: &mut OpenUnit) -> Result<()> {
         let known = self.working_memory.memory().starts(number);
         let is_new = known.is_none();
@@ -205,7 +207,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// A unit of a batch is open. With the last one its tasks start.
+    /// Records that a unit of a batch is open. The last unit starts the batch's tasks.
     fn arrived(self: &Arc<Self>, batch: &Arc<Waiting>) -> Result<()> {
         if batch.missing.fetch_sub(1, Ordering::AcqRel) != 1 {
             return Ok(());
@@ -255,13 +257,13 @@ impl PassContext {
         self.end_task(in_flight)
     }
 
-    /// Fills slots of units that are open.
+    /// Fills slots whose units are open.
     fn pick_open(&self, ready: &Ready, slots: Range<usize>, sink: &mut Sink<'_>) -> Result<Ended, Unpicked> {
         let open = || ready.units.iter().filter_map(|(_, unit)| unit.as_ref().ok());
         let Some(any) = open().next() else {
             return Ok(Ended::Done);
         };
-        // Another one stands for a unit that couldn't be opened: no row of that is among the slots.
+        // Units that couldn't be opened are replaced by another unit, since none of these slots uses them.
         let units = ready.units.iter().map(|(_, unit)| unit.as_ref().unwrap_or(any).get());
         let at_start = |error| Unpicked {
             slot: slots.start,
@@ -287,7 +289,7 @@ impl PassContext {
         Ok(Ended::Done)
     }
 
-    /// Learns from a task that picked rows.
+    /// Updates the cost model after a task that picked rows.
     fn picked(&self, ready: &Ready, rows: u64, start: u64) {
         let nanos = self.telemetry.now() - start;
         self.telemetry.took(Activity::Decode, nanos);
@@ -295,7 +297,7 @@ impl PassContext {
         let mut class = None;
         let (mut bytes, mut records) = (0, 0);
         for (info, (_, unit)) in infos.zip(&ready.units) {
-            // Classes can't be told apart within a task.
+            // Within a task, the costs of different classes can't be separated.
             if class.is_some_and(|class| class != info.class) {
                 return;
             }

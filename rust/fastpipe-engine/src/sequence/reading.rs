@@ -1,4 +1,4 @@
-//! Batches of runs: their pieces are read one after the other, each from where the one in front of it ends.
+//! Batches of runs. Their pieces are read in sequence, each from where the previous one ends.
 
 use std::cell::OnceCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,13 +19,13 @@ use crate::pass::PassContext;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
-/// Units that are fetched ahead, for each that may be under way at once.
+/// Number of units fetched in advance, per concurrent fetch.
 const FETCHED_AHEAD: usize = 2;
 
 /// Bytes of units that the system is asked to read before they are needed.
 const READ_AHEAD: u64 = 16 << 20;
 
-/// What memory is for that says which stretches of units a batch is made of.
+/// The purpose of the memory for the list of a batch's runs, as named in error messages.
 const RUNS: &str = "the list of a batch's units; a smaller batch_size needs less";
 
 impl Batches<Vec<Run>> for PassContext {
@@ -36,7 +36,7 @@ impl Batches<Vec<Run>> for PassContext {
         let class = first.unwrap_or(0);
         let bytes = |run: &&Run| self.unit_bytes(run.unit);
         if self.fetches.are_needed() {
-            // Each has its own memory, from when it is fetched.
+            // Each unit has a separate reservation, from when it is fetched.
             let new = runs.iter().filter(|run| !kept.is_fetched(epoch, run.unit));
             let (more, units) = (0, new.map(|run| bytes(&run)).sum());
             return Need { class, more, units };
@@ -45,7 +45,7 @@ impl Batches<Vec<Run>> for PassContext {
         let new = runs.iter().filter(|run| !kept.has(run.unit));
         let fetched = runs.iter().map(|run| self.fetched_bytes(run.unit)).max().unwrap_or(0);
         let (ending, outlasting): (Vec<&Run>, Vec<&Run>) = new.partition(|run| ends(run));
-        // One after the other is read and closed.
+        // These units are read and closed one after the other.
         let ending = ending.iter().map(bytes).max().unwrap_or(0);
         Need {
             class,
@@ -80,14 +80,14 @@ impl Batches<Vec<Run>> for PassContext {
 }
 
 impl PassContext {
-    /// Fetches the units of a batch that isn't begun. False if no more may be fetched by now.
+    /// Fetches the units of a batch that isn't started. Returns false if no more may be fetched at present.
     fn fetch_batch(&self, kept: &mut Sequence, epoch: u64, number: u64, runs: &[Run]) -> bool {
         if kept.ahead() >= FETCHED_AHEAD * self.fetches.most() {
             return false;
         }
         let working_memory = self.gate.batch_bytes();
         runs.iter().all(|run| {
-            // Without memory or a thread for it, the batch itself says so when it is begun.
+            // If memory or a thread is missing, the batch reports the error when it is started.
             kept.is_fetched(epoch, run.unit)
                 || self
                     .working_memory
@@ -96,9 +96,10 @@ impl PassContext {
         })
     }
 
-    /// Lets the system read the units of a batch before they are needed; not before the first was read, nor where they
-    /// come from memory, or nearly as fast: then the system's own reading ahead is enough, and keeps them in larger
-    /// pages, which makes all later reads twice as fast. False if enough is read ahead.
+    /// Asks the system to read the units of a batch before they are needed. It doesn't ask before the first unit was
+    /// read, or if reads are served from memory or nearly as fast. In these cases the read-ahead of the system is
+    /// sufficient. It also caches the file in larger pages, which makes all later reads twice as fast. Returns false if
+    /// enough is being read in advance.
     fn hint(&self, kept: &mut Sequence, runs: &[Run]) -> bool {
         let bytes = self.stored_bytes(runs);
         if kept.hinted + bytes > READ_AHEAD && kept.hinted > 0 {
@@ -116,19 +117,19 @@ impl PassContext {
         true
     }
 
-    /// A batch that was prepared is begun.
+    /// Updates the count of hinted bytes when a prepared batch starts.
     pub(crate) fn no_longer_ahead(&self, kept: &mut Sequence, runs: &[Run]) {
         kept.hinted -= self.stored_bytes(runs).min(kept.hinted);
     }
 
-    /// Bytes that units have in their files, of which a batch is the first.
+    /// Stored bytes of the units that start in a batch.
     fn stored_bytes(&self, runs: &[Run]) -> u64 {
         let begun = runs.iter().filter(|run| run.record == 0);
         let ranges = begun.filter_map(|run| self.config.describe(run.unit).range);
         ranges.map(|range| range.len).sum()
     }
 
-    /// Cuts a batch of runs into tasks that are expected to take equally long, and starts them.
+    /// Divides a batch of runs into tasks of about equal expected time, and starts them.
     fn start_runs(
         self: &Arc<Self>,
         units: &mut Sequence,
@@ -155,7 +156,7 @@ impl PassContext {
                     groups.push(Vec::new());
                     filled = 0;
                 }
-                // The end of a run that doesn't fit goes to the next task, unless it is hardly worth it.
+                // The rest of a run that doesn't fit goes to the next task, unless it is too small to be worthwhile.
                 let over = (filled + cost_left).saturating_sub(target);
                 let cut = (groups.len() as u64) < tasks && over > target / 8 && over > SMALLEST_TASK / 2;
                 let mut taken = left;
@@ -164,7 +165,7 @@ impl PassContext {
                     let share = (cost_left - over) as f64 / cost_left as f64;
                     taken.rows = ((f64::from(left.rows) * share) as u32).clamp(1, left.rows);
                     taken_cost = (cost_left as f64 * f64::from(taken.rows) / f64::from(left.rows)) as u64;
-                    // All of it: it ends the task.
+                    // Mark the task as full, since this piece ends it.
                     filled = filled.max(target);
                 }
                 let last = taken.record + taken.rows >= rows;
@@ -179,7 +180,8 @@ impl PassContext {
                 cost_left = cost_left.saturating_sub(taken_cost);
             }
         }
-        // The batch has reserved memory for units that end in it; those of which more is to come outlast it.
+        // The batch has reserved memory for units that end in it. A unit with more pieces to come is used after the
+        // batch, so it needs a separate reservation.
         if let Some(run) = runs.last()
             && let Some(open) = units.units.get(&run.unit)
         {
@@ -191,7 +193,7 @@ impl PassContext {
         let class = runs.first().map_or(0, |run| self.config.describe(run.unit).class);
         let in_flight = Arc::new(InFlightBatch::new(number, info, groups.len(), class, reserved));
         for pieces in groups {
-            // Of a unit of which no more is to come nobody waits for the end.
+            // If no more pieces of a unit follow, no task waits for the end of this one.
             if let [_, .., tail] = &pieces[..]
                 && units.has(tail.run.unit)
             {
@@ -209,7 +211,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Fetches a unit that batch `number` reads, unless it is fetched already.
+    /// Fetches a unit that batch `number` reads, unless it is already fetched.
     fn fetch_ahead(&self, units: &mut Sequence, epoch: u64, number: u64, unit: u64) -> Result<()> {
         if units.is_fetched(epoch, unit) {
             return Ok(());
@@ -222,7 +224,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Starts a task once what its units are opened from is there.
+    /// Starts a task once the data of its units is fetched.
     fn start_task(self: &Arc<Self>, task: Task) {
         let fetches = task.pieces.iter().filter_map(|piece| piece.cell.fetch.clone());
         let missing: Vec<_> = fetches.filter(|fetch| !fetch.is_done()).collect();
@@ -243,7 +245,7 @@ impl PassContext {
         }
     }
 
-    /// Nanoseconds that a run and all behind it in its unit are expected to take.
+    /// Nanoseconds that a run and the rest of its unit are expected to take.
     fn rest_cost(&self, run: &Run) -> u64 {
         let rows = self.config.describe(run.unit).rows.saturating_sub(run.record);
         self.run_cost(&Run { rows, ..*run })
@@ -261,7 +263,7 @@ impl PassContext {
         open + self.costs.decode(info.class, u64::from(run.rows), self.stored(run))
     }
 
-    /// Bytes that a run is expected to have in its file.
+    /// Stored bytes that a run is expected to take in its file.
     pub(super) fn stored(&self, run: &Run) -> u64 {
         let info = self.config.describe(run.unit);
         let stored = info.range.map_or(0, |range| range.len);
@@ -272,12 +274,12 @@ impl PassContext {
         self.spawn(task.urgency(), move |context| context.run(task));
     }
 
-    /// Starts a task that goes on where this thread ends.
+    /// Starts a task that continues where the current task of this thread ends.
     pub(super) fn go_on_with(self: &Arc<Self>, task: Task) {
         self.spawn_next(task.urgency(), move |context| context.run(task));
     }
 
-    /// Goes on with a task until it is done or must wait.
+    /// Runs a task until it is done or must wait.
     fn run(self: &Arc<Self>, mut task: Task) -> Result<()> {
         let in_flight = task.in_flight.clone();
         let (rows, mut sink) = (OnceCell::new(), None::<Result<Sink<'_>>>);
@@ -300,7 +302,8 @@ impl PassContext {
                     self.working_memory.leave(&in_flight, sink.finish());
                 }
                 drop(rows);
-                // Whoever finds the start takes the task from here, so nothing of it may be used below.
+                // The thread that finds the start takes the task from the map, so this task must not be used after the
+                // insertion.
                 lock(&self.parked).insert((cell.id, number), task);
                 return Ok(());
             }
@@ -313,7 +316,8 @@ impl PassContext {
             state.opening = open.is_none() && error.is_none();
             drop(state);
             let start = self.telemetry.now();
-            // Without memory pieces fail one by one, like damaged ones: others wait for them.
+            // If memory is short, pieces fail one at a time like damaged ones, because other tasks wait for each of
+            // them.
             let sink = sink.get_or_insert_with(|| {
                 self.working_memory
                     .sink(rows.get_or_init(|| self.working_memory.rows_of(&in_flight)))
@@ -335,7 +339,7 @@ impl PassContext {
         self.end_task(&in_flight)
     }
 
-    /// A piece is done: the next one of its unit can start.
+    /// Ends a piece, so that the next piece of its unit can start.
     pub(super) fn end_piece(self: &Arc<Self>, in_flight: &InFlightBatch, piece: &Piece, read: Result<Mark>) {
         let mut state = piece.cell.lock();
         let behind = piece.number + 1;
@@ -344,8 +348,8 @@ impl PassContext {
             Some(found) if *found != mark => Err(Error::new(
                 ErrorKind::Malformed,
                 format!(
-                    "record {} was expected at byte {} of the unit, where skipping those in front ends; decoding them \
-                     ends at byte {}",
+                    "record {} was expected at byte {} of the unit, where skipping the preceding records ends, but \
+                     decoding them ends at byte {}",
                     mark.record, found.byte, mark.byte
                 ),
             )),
@@ -359,7 +363,7 @@ impl PassContext {
                 in_flight.fail(piece.run.slot, error.clone());
                 state.fail(piece.number, error);
                 state.opening = false;
-                // Whoever waited for the unit, in front of this piece as well, need not any more.
+                // All tasks that wait for the unit can continue now, including those before this piece.
                 waiting = self.unpark(&piece.cell, &state);
             }
         }
@@ -373,7 +377,7 @@ impl PassContext {
         waiting.into_iter().chain(next).for_each(|task| self.go_on_with(task));
     }
 
-    /// Reads a piece of a unit, which is opened if it isn't. Returns where it ends.
+    /// Reads a piece of a unit, which is opened if necessary. Returns where the piece ends.
     pub(super) fn read(
         self: &Arc<Self>,
         piece: &Piece,
@@ -390,7 +394,8 @@ impl PassContext {
                 .telemetry
                 .time(Activity::Decode, || self.place(&unit, start, piece, sink));
             let end = end?;
-            // A pass that begins within a unit has skipped what lies in front, too.
+            // A pass that begins within a unit has also skipped the preceding records, so its time would distort the
+            // costs.
             if start.record == piece.run.record {
                 let class = self.config.describe(piece.cell.unit).class;
                 let bytes = end.byte.saturating_sub(start.byte);
@@ -401,7 +406,7 @@ impl PassContext {
         read.unwrap_or_else(|panic| Err(panicked(&*panic)))
     }
 
-    /// Opens the unit of a cell, for all who read it. The caller has said that it does.
+    /// Opens the unit of a cell for all of its readers. The caller must have set `opening`.
     pub(super) fn open_in_sequence(self: &Arc<Self>, cell: &SequenceCell) -> Result<Arc<OpenUnit>> {
         let unit = Arc::new(self.open(cell.unit, cell.epoch, cell.fetch.as_deref())?);
         let mut state = cell.lock();
@@ -412,19 +417,19 @@ impl PassContext {
         if state.pieces != Some(state.done) {
             state.open = Some(unit.clone());
         }
-        // Who came meanwhile, and knows where to start.
+        // Tasks that arrived during opening and whose starts are known.
         let waiting = self.unpark(cell, &state);
         let behind = !state.skipping && lock(&self.parked).contains_key(&(cell.id, state.starts.len() as u32));
         drop(state);
         waiting.into_iter().for_each(|task| self.spawn_task(task));
-        // Who came meanwhile, and could have skipped records.
+        // Idle threads that arrived during opening and could skip records.
         if behind {
             self.wake_one();
         }
         Ok(unit)
     }
 
-    /// Tasks that are parked although it is known where they start.
+    /// Removes and returns the parked tasks of a cell whose starts are known.
     pub(super) fn unpark(&self, cell: &SequenceCell, state: &SequenceState) -> Vec<Task> {
         let mut parked = lock(&self.parked);
         let known = parked.extract_if(|&(id, number), _| id == cell.id && state.is_known(number));

@@ -1,7 +1,7 @@
-//! What a thread does that finds nothing in the queue: it finds out where tasks start that are parked.
+//! Work for idle threads: a thread that finds the queue empty determines where parked tasks start.
 //!
-//! It does the end of the task in front, if nobody has begun it, which must be done anyway; or it skips the
-//! records in front of the earliest parked task without decoding them, which takes a fraction of that.
+//! It processes the last piece of the preceding task if no thread has begun it, which must be done anyway. Otherwise it
+//! skips the records before the earliest parked task without decoding them, which takes a fraction of the time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::pass::PassContext;
 use crate::telemetry::Activity;
 use crate::unit::OpenUnit;
 
-/// How fast rows of several tasks are joined.
+/// The speed at which rows of several tasks are joined, in bytes per nanosecond.
 const JOINED_BYTES_A_NANO: u64 = 4;
 
-/// Nobody skips records while this many batches are ready, nor looks for anything while a consumer that is busy
-/// lets them wait.
+/// Threads don't skip records while this many batches are ready. If the consumer is also busy, they don't look for
+/// parked tasks at all.
 const ENOUGH_READY: usize = 2;
 
-/// What a parked task waits for.
+/// The position for which a parked task waits.
 struct Awaited {
     batch: u64,
     cell: Arc<SequenceCell>,
@@ -32,7 +32,7 @@ struct Awaited {
     record: u32,
 }
 
-/// Records to be skipped.
+/// Records to skip.
 struct Skip {
     /// `None` if the unit isn't open.
     unit: Option<Arc<OpenUnit>>,
@@ -42,7 +42,8 @@ struct Skip {
 }
 
 impl PassContext {
-    /// For a thread that has nothing else to do: finds where a parked task starts. False if there is none.
+    /// Finds the start of a parked task, on a thread that has nothing else to do. Returns false if there is none to
+    /// find.
     pub(crate) fn find_start(self: &Arc<Self>) -> bool {
         let (lags, enough) = self.delivery.has_enough(ENOUGH_READY);
         if self.is_closed() || lags {
@@ -64,7 +65,7 @@ impl PassContext {
         true
     }
 
-    /// What parked tasks wait for, the earliest first.
+    /// Returns the positions for which parked tasks wait, the earliest first.
     fn awaited(&self) -> Vec<Awaited> {
         let parked = lock(&self.parked);
         let awaited = parked.values().filter_map(|task| {
@@ -82,8 +83,8 @@ impl PassContext {
         awaited
     }
 
-    /// Takes the piece in front, if it ends a task that somebody is still at the beginning of, and if doing it costs
-    /// less than skipping it.
+    /// Takes over the preceding piece, if it is the last piece of a task that another thread has not reached yet, and
+    /// if processing it costs less than skipping it.
     fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<InFlightBatch>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
@@ -92,7 +93,7 @@ impl PassContext {
         }
         let number = awaited.number - 1;
         let (_, in_flight, run, expected) = state.tail.take_if(|tail| tail.0 == number)?;
-        // Its rows must be joined with those of the rest of the task.
+        // Its rows must be joined with the rows of the rest of its task.
         let info = self.config.describe(cell.unit);
         let join = self.costs.arena_bytes(info.class, in_flight.size as u64) / JOINED_BYTES_A_NANO;
         if join >= self.costs.pass(info.class, self.stored(&run)) {
@@ -112,7 +113,7 @@ impl PassContext {
         Some((in_flight, piece))
     }
 
-    /// Does the end of a task, as a task of its own.
+    /// Processes the last piece of a task as a separate task.
     fn do_tail(self: &Arc<Self>, in_flight: &Arc<InFlightBatch>, piece: &Piece) {
         self.guarded(|context| {
             let rows = context.working_memory.rows_of(in_flight);
@@ -136,7 +137,8 @@ impl PassContext {
         });
     }
 
-    /// Takes the records in front of a piece, if nobody skips them and it pays. The caller must do it.
+    /// Claims the records before a piece, if no thread is skipping them and skipping pays off. The caller must then
+    /// skip them.
     fn take_skip(&self, awaited: &Awaited) -> Option<Skip> {
         let cell = &awaited.cell;
         let class = self.config.describe(cell.unit).class;
@@ -152,8 +154,8 @@ impl PassContext {
             slot: 0,
         };
         let stored = self.stored(&run);
-        // Whoever reads what is in front gets there by decoding: soon, if it has begun; else it does something else
-        // first.
+        // The thread that reads the preceding records reaches this piece by decoding. That is soon if it has begun
+        // them; otherwise it has other work to do first.
         let decode = self.costs.decode(class, u64::from(run.rows), stored);
         let wait = match state.begun {
             Some((begun, since)) if begun + 1 == awaited.number => {
@@ -175,7 +177,7 @@ impl PassContext {
         })
     }
 
-    /// Skips records, and starts the task behind them.
+    /// Skips records, and starts the task after them.
     fn skip(self: &Arc<Self>, skip: Skip, awaited: &Awaited) {
         let Skip {
             unit,
@@ -200,10 +202,10 @@ impl PassContext {
         match found {
             Ok(Ok(mark)) if state.starts.len() == *number as usize => state.starts.push(mark),
             Ok(Ok(_)) => {}
-            // Whoever decodes these records meets the fault where it lies, and says what it is.
+            // The thread that decodes these records will find the fault and report it with its exact location.
             Ok(Err(_)) | Err(_) => (state.unskippable, state.opening) = (true, false),
         }
-        // Whoever can start now: the one that was parked, or those who waited while the unit was being opened.
+        // Tasks that can start now: the parked task, and tasks that waited while the unit was being opened.
         let ready = self.unpark(cell, &state);
         drop(state);
         ready.into_iter().for_each(|task| self.go_on_with(task));
