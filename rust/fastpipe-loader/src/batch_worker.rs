@@ -1,4 +1,4 @@
-//! What batch workers do: claim batches whose items are made, and say what they made of them.
+//! Operations of batch workers: claim batches whose rows are finished, and store the results.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::item_worker::Claim;
 use crate::record::{Activity, NO_INDEX};
 
 impl ControlBlock {
-    /// A batch to be joined, the earliest one; `None` if there is none just now. `batch_worker` counts from 0.
+    /// Claims the earliest batch to join, or returns `None` if there is none at present. `batch_worker` counts from 0.
     pub fn claim_join(&self, batch_worker: usize) -> Option<Claim> {
         let made = |slot: &&Slot| slot.stage.load(Ordering::Acquire) == stage::MADE;
         loop {
@@ -33,7 +33,7 @@ impl ControlBlock {
         }
     }
 
-    /// The batch of a slot whose rows are made, as a claim of all its rows.
+    /// Returns a claim of all rows of a slot's batch, whose rows are finished.
     pub fn batch_of(&self, slot: usize) -> Claim {
         let at = &self.slots()[slot];
         let rows = at.rows.load(Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl ControlBlock {
         }
     }
 
-    /// Waits until there may be a batch to be joined, or workers are to end; at most so long.
+    /// Waits until there may be a batch to join, or workers must stop, but no longer than `most`.
     pub fn wait_for_joins(&self, batch_worker: usize, most: Duration) {
         let joins = &self.header().joins;
         self.wait_for(
@@ -65,7 +65,8 @@ impl ControlBlock {
         );
     }
 
-    /// Lets all of a batch's slab be written again: nobody looks at its rows any more. For whoever joins it.
+    /// Makes the whole slab of a batch writable again, because its rows are no longer needed. The worker that joins the
+    /// batch calls this.
     pub fn clear(&self, slot: usize) {
         let at = &self.slots()[slot];
         if at.placed.load(Ordering::Acquire) == 1 {
@@ -73,8 +74,9 @@ impl ControlBlock {
         }
     }
 
-    /// Takes all its memory from a batch: somebody in this process still looks at its rows. What is made of it goes
-    /// elsewhere. For whoever joins it, who [forgets](fastpipe_memory::Arena::forget) the memory when that is over.
+    /// Takes all memory away from a batch, because code in this process still references its rows. The result is stored
+    /// elsewhere. The worker that joins the batch calls this. It must [forget](fastpipe_memory::Arena::forget) the
+    /// memory once the rows are no longer referenced.
     pub fn detach(&self, slot: usize) -> Vec<Extent> {
         let at = &self.slots()[slot];
         let mut pieces = self.spilled(at);
@@ -89,26 +91,27 @@ impl ControlBlock {
         pieces
     }
 
-    /// The layout that a batch has can't be its batch: it is to be joined.
+    /// Records that the rows alone can't form the batch, so it must be joined.
     pub fn set_odd(&self, slot: usize) {
         self.slots()[slot].odd.fetch_max(1, Ordering::Relaxed);
     }
 
-    /// Notes where what was made of a batch lies.
+    /// Records where the result of joining a batch is stored.
     pub fn set_result(&self, slot: usize, (offset, len): (usize, usize)) {
         let at = &self.slots()[slot];
         at.result.store(offset as u64, Ordering::Relaxed);
         at.result_len.store(len as u64, Ordering::Relaxed);
     }
 
-    /// A worker has joined a batch: it has noted where what it made of it lies, or that it failed, as if its first row
-    /// had.
+    /// Records that a worker has joined a batch. It has stored the result before, or has marked the first row as
+    /// failed.
     pub fn joined(&self, worker: usize, slot: usize, timer: &JoinTimer) {
         self.note_joining(worker, timer);
         self.set_ready(&self.slots()[slot]);
     }
 
-    /// A worker has finished all rows of a batch at once, and noted where what it made of them lies, or that it failed.
+    /// Records that a worker has finished a batch as a whole. It has stored the result before, or has recorded a
+    /// failure.
     pub fn finish_whole(&self, slot: usize) {
         let at = &self.slots()[slot];
         at.left.store(0, Ordering::Release);

@@ -1,6 +1,6 @@
-//! The time, as all processes of a machine have it.
+//! Clocks. On Unix, all processes of a machine share the same time.
 
-/// Nanoseconds of the system's monotonic clock.
+/// Returns nanoseconds of the system's monotonic clock.
 #[cfg(unix)]
 pub fn nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
@@ -9,7 +9,7 @@ pub fn nanos() -> u64 {
         .wrapping_add(now.tv_nsec as u64)
 }
 
-/// Nanoseconds since this process first asked: without processes in common there is no other.
+/// Returns nanoseconds since the first call in this process. Without shared memory, no other process compares them.
 #[cfg(not(unix))]
 pub fn nanos() -> u64 {
     use std::sync::OnceLock;
@@ -19,7 +19,7 @@ pub fn nanos() -> u64 {
     BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
-/// Nanoseconds of a processor that this thread has used; those of the clock where there is no such number.
+/// Returns the processor time of this thread in nanoseconds, or the clock's time if the system doesn't report it.
 #[cfg(unix)]
 pub(crate) fn busy_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
@@ -28,7 +28,7 @@ pub(crate) fn busy_nanos() -> u64 {
         .wrapping_add(now.tv_nsec as u64)
 }
 
-/// Nanoseconds of a processor that this thread has used; those of the clock where there is no such number.
+/// Returns the processor time of this thread in nanoseconds, or the clock's time if the system doesn't report it.
 #[cfg(not(unix))]
 pub(crate) fn busy_nanos() -> u64 {
     nanos()

@@ -1,4 +1,4 @@
-//! What the consumer does: begin batches, wait for them, take them, and have their memory used again.
+//! Operations of the consumer: start batches, wait for them, take them, and have their memory reused.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::control_block::{ControlBlock, Options};
 use crate::index_page::{IndexPage, Indices, RowKind};
 use crate::slab_supply::{Begun, Counted, Pending, Slab, SlabSupply};
 
-/// The one that begins batches and takes them. Its process owns the memory.
+/// The consumer starts batches and takes them. Its process owns the memory.
 #[derive(Debug)]
 pub struct Consumer {
     block: ControlBlock,
@@ -20,10 +20,10 @@ pub struct Consumer {
     process: u32,
 }
 
-/// How far a batch is.
+/// The progress of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its rows are being made, or joined.
+    /// Its rows are being produced or joined.
     OnTheWay,
     /// It can be taken.
     Ready,
@@ -32,19 +32,19 @@ pub enum State {
 /// A batch that was taken.
 #[derive(Debug)]
 pub struct Taken {
-    /// Rows of it.
+    /// Number of rows.
     pub rows: usize,
-    /// Its layout; 0 if there is none, since no row has been made.
+    /// Its layout; 0 if there is none, because no row was produced.
     pub layout: u32,
-    /// Where its slab lies; `None` if it has none.
+    /// Offset and length of its slab; `None` if it has none.
     pub slab: Option<(usize, usize)>,
-    /// Where what was made of it lies; `None` if its rows are the batch.
+    /// Offset and length of the joined result; `None` if the batch consists of its rows.
     pub result: Option<(usize, usize)>,
-    /// Its memory.
+    /// The memory of the batch.
     pub lent: Lent,
 }
 
-/// Memory of a batch. It is used again once this is dropped.
+/// Memory of a batch, which is reused after this is dropped.
 #[derive(Debug)]
 pub struct Lent {
     consumer: Arc<Consumer>,
@@ -53,12 +53,12 @@ pub struct Lent {
 }
 
 impl Lent {
-    /// The pieces.
+    /// The extents of the memory.
     pub fn pieces(&self) -> &[Extent] {
         &self.pieces
     }
 
-    /// Whose memory it is.
+    /// The consumer that owns the memory.
     pub fn consumer(&self) -> &Arc<Consumer> {
         &self.consumer
     }
@@ -66,7 +66,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // A forked child has a copy of this, and nothing to do with the memory.
+        // A forked child has only a copy of this, so it must not release the memory.
         if self.consumer.process != std::process::id() {
             return;
         }
@@ -76,18 +76,18 @@ impl Drop for Lent {
         for &piece in &self.pieces {
             self.consumer.slabs.recycler.put(piece);
         }
-        // Where there is no memory, the consumer finds out when it asks for the batch.
+        // If memory can't be allocated, the consumer gets the error when it requests the batch.
         let _ = self.consumer.slabs.place(&mut state, None);
     }
 }
 
 impl Consumer {
-    /// New memory for batches, of which `ahead` are usually on their way at once. `slack` is how many bytes there may
-    /// be beyond these and one that the consumer has.
+    /// Creates memory for batches, of which `ahead` are usually in flight at once. `slack` is the number of bytes that
+    /// may be allocated beyond these batches and one that the consumer holds.
     ///
     /// # Errors
     ///
-    /// Those of the system.
+    /// Returns the system's error if the memory can't be allocated.
     pub fn new(memory: SharedMemory, options: &Options, ahead: usize, slack: usize) -> io::Result<Arc<Self>> {
         let block = ControlBlock::create(memory, options)?;
         Ok(Arc::new(Consumer {
@@ -97,39 +97,39 @@ impl Consumer {
         }))
     }
 
-    /// The memory.
+    /// The control block.
     pub fn block(&self) -> &ControlBlock {
         &self.block
     }
 
-    /// Whether this is the process that made it.
+    /// Whether this process created the consumer.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// Which batches get their slabs, and when.
+    /// The allocation of slabs to batches.
     pub fn slabs(&self) -> &SlabSupply {
         &self.slabs
     }
 
-    /// Whether another batch can be begun: there is a free slot for it.
+    /// Whether another batch can be started, because a slot is free.
     pub fn can_begin(&self) -> bool {
         self.free(&self.slabs.lock()).is_some()
     }
 
-    /// The next number of a batch whose slot is free. Those whose slots are taken, by batches that take long, are left
-    /// out: no claim carries their turns.
+    /// Returns the next sequence number whose slot is free. Numbers whose slots are still used by slow batches are
+    /// skipped: no claim contains their turns.
     fn free(&self, state: &Pending) -> Option<Begun> {
         let numbers = state.next..state.next + self.block.slots().len() as u64;
         let is_empty = |number: u64| self.block.slot_of(number).1.stage.load(Ordering::Acquire) == stage::EMPTY;
         numbers.into_iter().find(|&number| is_empty(number))
     }
 
-    /// Begins a batch: `number` is its own number in its pass, whose `seed` its items know.
+    /// Starts a batch. `number` is its number in its pass, and `seed` is the seed of the pass.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if there is no memory for the indices. There must be a free slot.
+    /// [`Refused`] if memory for the indices can't be allocated. A slot must be free.
     pub fn begin(&self, number: u64, seed: u64, indices: &Indices<'_>, slab: Slab) -> Result<Begun, Refused> {
         let mut state = self.slabs.lock();
         let whole = |bytes| Slab::Of {
@@ -169,7 +169,7 @@ impl Consumer {
             (&slot.seed, seed),
             (&slot.page, page.offset as u64),
             (&slot.desk_len, page.len as u64),
-            // Item workers get none where the consumer will.
+            // Item workers don't allocate a slab if the consumer will.
             (&slot.slab, u64::from(slab != Slab::ByMaker)),
             (&slot.slab_len, 0),
             (&slot.slab_rows, 0),
@@ -186,7 +186,7 @@ impl Consumer {
             Slab::ByMaker => state.count(number_of_slot, 0),
             Slab::Later => state.unplanned.push(sequence),
         }
-        // A refusal is noted in the slot.
+        // A failed allocation is recorded in the slot.
         let _ = self.slabs.place(&mut state, None);
         slot.claim.store((sequence + 1) << 32, Ordering::Release);
         let work = &self.block.header().work;
@@ -195,13 +195,13 @@ impl Consumer {
         self.block.wake_makers(rows);
         drop(state);
         if rows == 0 {
-            // Nobody will finish its last row.
+            // There is no last row, so no worker would finish the batch.
             self.block.all_made(None, number_of_slot);
         }
         Ok(sequence)
     }
 
-    /// How far a batch is.
+    /// Returns the progress of a batch.
     pub fn state(&self, batch: Begun) -> State {
         match self.block.slot_of(batch).1.stage.load(Ordering::Acquire) {
             stage::READY => State::Ready,
@@ -209,7 +209,7 @@ impl Consumer {
         }
     }
 
-    /// Waits until a batch is ready, or any if there is none to wait for, or workers end; at most so long.
+    /// Waits until a batch is ready (any batch, if `batch` is `None`) or workers stop, but no longer than `most`.
     pub fn wait(&self, batch: Option<Begun>, most: Duration) {
         let news = &self.block.header().news;
         let seen = news.changed.load(Ordering::SeqCst);
@@ -230,7 +230,7 @@ impl Consumer {
         news.awaited.store(0, Ordering::SeqCst);
     }
 
-    /// Item workers that have nothing to do, while there are no rows to be claimed.
+    /// Number of item workers that wait for work; 0 if there are unclaimed rows.
     pub fn idle(&self) -> usize {
         let work = &self.block.header().work;
         if work.first.load(Ordering::Acquire) < work.begun.load(Ordering::Acquire) {
@@ -243,21 +243,22 @@ impl Consumer {
         (work.waiting.load(Ordering::SeqCst) as usize).min(self.block.item_workers())
     }
 
-    /// Rows of a batch.
+    /// Number of rows of a batch.
     pub fn rows(&self, batch: Begun) -> usize {
         self.block.slot_of(batch).1.rows.load(Ordering::Relaxed) as usize
     }
 
-    /// Rows of a batch that aren't finished.
+    /// Number of unfinished rows of a batch.
     pub fn left(&self, batch: Begun) -> u32 {
         self.block.slot_of(batch).1.left.load(Ordering::Acquire)
     }
 
-    /// Takes a batch that is ready, and frees its slot.
+    /// Takes a ready batch and frees its slot.
     ///
     /// # Errors
     ///
-    /// Why it has failed, with the memory in which what is said of it lies. Its slot is free, too.
+    /// Returns the reason why the batch has failed, with the memory that contains the worker's message. Its slot is
+    /// freed as well.
     pub fn take(self: &Arc<Self>, batch: Begun) -> Result<Taken, (Failure, Lent)> {
         let slot = self.block.slot_of(batch).1;
         let failure = self.failure(slot);
@@ -306,10 +307,10 @@ impl Consumer {
         })
     }
 
-    /// Frees a slot, and its index page. What else its batch has is lent; returns where its slab lies, too.
+    /// Frees a slot and its index page. Returns the rest of the batch's memory, and the location of its slab.
     fn retire(self: &Arc<Self>, slot: &Slot, batch: Begun) -> (Lent, Option<(usize, usize)>) {
         let mut state = self.slabs.lock();
-        // From here on nobody gets a slab for it.
+        // From here on, no slab is allocated for this batch.
         state.forget(batch);
         let slab = self.block.slab_of(slot);
         let page = Extent {
@@ -324,7 +325,7 @@ impl Consumer {
         self.block.learn_size(slot, slab, spilled_bytes);
         let mut counted = std::mem::take(&mut state.counted[self.block.slot_of(batch).0]);
         if let Some((_, len)) = slab.filter(|_| counted.slab && counted.bytes == 0) {
-            // An item worker has got it.
+            // An item worker allocated the slab.
             counted.bytes = len;
             state.bytes += len;
         }
@@ -337,13 +338,13 @@ impl Consumer {
         (lent, slab)
     }
 
-    /// Gives batches up that were begun: nobody claims rows of them any more. They are ready once the workers that have
-    /// rows of them are done with these.
+    /// Cancels batches that were started: their unclaimed rows can no longer be claimed. The batches are ready once the
+    /// workers with claimed rows have finished them.
     pub fn cancel(&self, batches: impl IntoIterator<Item = Begun>) {
         for batch in batches {
             let slot = self.block.slot_of(batch).1;
             let rows = slot.rows.load(Ordering::Relaxed);
-            // Rows that are claimed needn't be made either, and nobody joins them.
+            // Claimed rows don't need to be produced either, and no worker joins them.
             slot.failed.fetch_max(u32::MAX, Ordering::Relaxed);
             let mut claim = slot.claim.load(Ordering::Acquire);
             let unclaimed = loop {
@@ -363,7 +364,7 @@ impl Consumer {
             let mut state = self.slabs.lock();
             let waits = slot.layout.load(Ordering::Relaxed) != 0 || state.unplanned.contains(&batch);
             if slot.placed.load(Ordering::Acquire) == 0 && waits {
-                // Whoever waits for the slab needn't any more.
+                // Workers that wait for the slab can stop waiting.
                 state.forget(batch);
                 let _ = slot.placed.compare_exchange(0, 2, Ordering::AcqRel, Ordering::Relaxed);
                 futex::wake_all(&slot.placed);
@@ -375,15 +376,15 @@ impl Consumer {
         }
     }
 
-    /// Bytes of memory that are in use or kept.
+    /// Bytes of memory in use or kept for reuse.
     pub fn held(&self) -> u64 {
         self.block.arena().held()
     }
 }
 
-/// Writes an index page to a piece of its size.
+/// Writes an index page to an extent of its size.
 #[allow(unsafe_code)]
 fn write_desk(start: std::ptr::NonNull<u8>, indices: &Indices<'_>) {
-    // SAFETY: the piece was taken for it, and nobody else has it; pieces begin with pages.
+    // SAFETY: the extent was allocated for this page, and no other code uses it. Extents start at page boundaries.
     unsafe { IndexPage::write(start, indices) };
 }

@@ -1,4 +1,4 @@
-//! The memory in which consumer and workers meet.
+//! The shared memory through which consumer and workers communicate.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -13,27 +13,27 @@ use crate::control::{Control, Header, Joining, Slot, stage};
 use crate::index_page::IndexPage;
 use crate::record::{Record, WorkerView};
 
-/// What a control block is made for.
+/// The parameters of a control block.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Item workers.
+    /// Number of item workers.
     pub item_workers: usize,
-    /// Batch workers.
+    /// Number of batch workers.
     pub batch_workers: usize,
-    /// Batches that may be on their way at once.
+    /// Maximum number of batches in flight.
     pub slots: usize,
-    /// Who makes batches.
+    /// Which workers join batches.
     pub joining: Joining,
-    /// Whether one worker makes all items of a batch.
+    /// Whether one worker writes all items of a batch as a whole.
     pub whole: bool,
-    /// Whether item workers take turns, as threads do that share an interpreter: several are no faster than one then,
-    /// where items don't wait.
+    /// Whether item workers run one at a time, like threads that share an interpreter. Several workers are then faster
+    /// than one only if items wait for something.
     pub turns: bool,
-    /// Bytes of batches at most.
+    /// Maximum bytes of batches.
     pub most: u64,
 }
 
-/// The memory, mapped in this process.
+/// A control block, mapped into this process.
 #[derive(Clone, Debug)]
 pub struct ControlBlock {
     arena: Arc<Arena>,
@@ -41,11 +41,11 @@ pub struct ControlBlock {
 }
 
 impl ControlBlock {
-    /// A new one.
+    /// Creates a control block.
     ///
     /// # Errors
     ///
-    /// Those of the system.
+    /// Returns the system's error if the memory can't be allocated.
     pub fn create(memory: SharedMemory, options: &Options) -> io::Result<Self> {
         let Options {
             item_workers,
@@ -55,7 +55,7 @@ impl ControlBlock {
         } = *options;
         let size = Control::size(slots, item_workers + batch_workers);
         let arena = Arc::new(Arena::create(memory, size, options.most)?);
-        // SAFETY: `create` has committed the bytes, which are zero.
+        // SAFETY: `create` has committed the bytes, and they are zero.
         let control = unsafe { Control::new(arena.reserved(), slots, item_workers, batch_workers) };
         let block = ControlBlock { arena, control };
         let header = block.header();
@@ -70,18 +70,18 @@ impl ControlBlock {
         Ok(block)
     }
 
-    /// That of another process.
+    /// Opens the control block of another process.
     ///
     /// # Errors
     ///
-    /// `InvalidData` for memory in which there is no control block.
+    /// Returns `InvalidData` if the memory contains no control block.
     pub fn open(memory: SharedMemory) -> io::Result<Self> {
         let arena = Arc::new(Arena::open(memory)?);
         let fits = |slots, workers| HEAD + Control::size(slots, workers) <= arena.memory().len();
         if !fits(0, 0) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: `create` has committed this many bytes at least.
+        // SAFETY: `create` has committed at least this many bytes.
         let control = unsafe { Control::new(arena.reserved(), 0, 0, 0) };
         let header = control.header();
         let [item_workers, batch_workers, slots] = [&header.item_workers, &header.batch_workers, &header.slots]
@@ -89,12 +89,12 @@ impl ControlBlock {
         if slots == 0 || item_workers == 0 || !fits(slots, item_workers + batch_workers) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        // SAFETY: as many as `create` was told of.
+        // SAFETY: the header contains the numbers that were passed to `create`.
         let control = unsafe { Control::new(arena.reserved(), slots, item_workers, batch_workers) };
         Ok(ControlBlock { arena, control })
     }
 
-    /// The memory.
+    /// The arena that contains the control block.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -107,34 +107,35 @@ impl ControlBlock {
         self.control.slots()
     }
 
-    /// The slot of the batch with this number in the order in which they were begun.
+    /// Returns the slot of the batch with this sequence number, which counts batches in the order in which they were
+    /// started.
     pub(crate) fn slot_of(&self, sequence: u64) -> (usize, &Slot) {
         let slots = self.slots();
         let number = (sequence % slots.len() as u64) as usize;
         (number, &slots[number])
     }
 
-    /// The record of a worker: item workers come first.
+    /// Returns the record of a worker. Item workers come first, then batch workers.
     pub(crate) fn record(&self, worker: usize) -> &Record {
         &self.control.records()[worker]
     }
 
-    /// Item workers.
+    /// Number of item workers.
     pub fn item_workers(&self) -> usize {
         self.control.item_workers()
     }
 
-    /// Batch workers.
+    /// Number of batch workers.
     pub fn batch_workers(&self) -> usize {
         self.control.batch_workers()
     }
 
-    /// What workers say of themselves: item workers first, then batch workers.
+    /// Returns the status of all workers: item workers first, then batch workers.
     pub fn views(&self) -> Vec<WorkerView> {
         self.control.records().iter().map(Record::view).collect()
     }
 
-    /// Who makes batches.
+    /// Returns which workers join batches.
     pub fn joining(&self) -> Joining {
         match self.header().joining.load(Ordering::Relaxed) {
             0 => Joining::InPlace,
@@ -143,23 +144,24 @@ impl ControlBlock {
         }
     }
 
-    /// The index page of a slot that is in use.
+    /// Returns the index page of a slot that is in use.
     pub(crate) fn page(&self, slot: &Slot) -> Option<IndexPage<'_>> {
         let (offset, len) = (
             slot.page.load(Ordering::Relaxed) as usize,
             slot.desk_len.load(Ordering::Relaxed) as usize,
         );
         let start = self.at(offset, len)?;
-        // SAFETY: the consumer has written it, and keeps it for as long as the slot is in use; pieces begin with pages.
+        // SAFETY: the consumer has written the index page and keeps it while the slot is in use. Extents start at page
+        // boundaries.
         unsafe { IndexPage::new(start, len, slot.rows.load(Ordering::Relaxed) as usize) }
     }
 
-    /// Where bytes of pieces begin in this process. `None` if they aren't within the memory.
+    /// Returns the address of an extent in this process, or `None` if it isn't within the memory.
     pub fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         self.arena.at(offset, len)
     }
 
-    /// A worker can't begin: what it says of that lies here.
+    /// Records that a worker couldn't start. Its message is stored at `offset`.
     pub fn note_refusal(&self, offset: usize, len: usize) {
         let header = self.header();
         if header.refusals.fetch_add(1, Ordering::AcqRel) == 0 {
@@ -168,14 +170,14 @@ impl ControlBlock {
         }
     }
 
-    /// Where that lies, of the first one; `None` while there is none.
+    /// Returns where the first such message is stored, or `None` if all workers could start so far.
     pub fn refusal(&self) -> Option<(usize, usize)> {
         let refusal = &self.header().refusal;
         let offset = Some(refusal.offset.load(Ordering::Acquire) as usize).filter(|&offset| offset != 0)?;
         Some((offset, refusal.len.load(Ordering::Relaxed) as usize))
     }
 
-    /// Whether another worker makes an item just now.
+    /// Whether another item worker is producing an item.
     pub fn others_make(&self, item_worker: usize) -> bool {
         let records = self.control.records().iter().enumerate();
         records
@@ -183,12 +185,12 @@ impl ControlBlock {
             .any(|(number, record)| number != item_worker && record.makes())
     }
 
-    /// Whether all workers have begun.
+    /// Whether all workers have started.
     pub fn has_begun(&self) -> bool {
         self.control.records().iter().all(Record::has_begun)
     }
 
-    /// Lets all workers end.
+    /// Tells all workers to stop.
     pub fn stop(&self) {
         let header = self.header();
         header.stop.store(1, Ordering::SeqCst);
@@ -201,12 +203,12 @@ impl ControlBlock {
         }
     }
 
-    /// Whether workers are to end.
+    /// Whether workers must stop.
     pub fn stopped(&self) -> bool {
         self.header().stop.load(Ordering::Relaxed) != 0
     }
 
-    /// The batch of a slot can be taken, or has failed.
+    /// Marks the batch of a slot as ready, which means finished or failed, and wakes the consumer if it waits for it.
     pub(crate) fn set_ready(&self, slot: &Slot) {
         slot.stage.store(stage::READY, Ordering::Release);
         let news = &self.header().news;

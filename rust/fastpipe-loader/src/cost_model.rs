@@ -1,8 +1,8 @@
-//! How long items and batches take, and what follows: whether one item worker makes and joins a whole batch, or item
-//! workers write rows that batch workers read.
+//! The costs of items and batches, and the decision that follows from them: either one item worker produces and joins a
+//! whole batch, or item workers write rows for batch workers to join.
 //!
-//! Writing rows for somebody else costs a copy of each. So cheap batches are made and joined by one item worker. But
-//! where joining takes long, item workers alone would do it while batch workers idle; then the batch is split.
+//! Writing rows for another worker costs a copy of each row, so one item worker produces and joins each cheap batch.
+//! But if joining takes long, item workers would do all of it while batch workers idle. Then the batch is split.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,21 +11,22 @@ use crate::control::Joining;
 use crate::control_block::ControlBlock;
 use crate::record::Activity;
 
-/// Nanoseconds that rows claimed at once may take together. A claim costs less than a thousandth of it.
+/// The maximum time in nanoseconds for rows that are claimed at once. A claim costs less than a thousandth of this.
 const CLAIM_NANOS: u64 = 200_000;
 
-/// Nanoseconds in which one worker makes all rows of a batch that is to be joined, and joins it: that takes less than
-/// to write them for somebody else. And in which one that others wait for makes them: that takes less than to wait.
+/// Batches that take less than this, in nanoseconds, aren't divided. If one worker produces all rows and joins them,
+/// that takes less than writing the rows for another worker. If item workers run one at a time, it takes less than
+/// waiting for a turn.
 const WHOLE_NANOS: u64 = 2_000_000;
 
-/// Nanoseconds that an item takes before others make those that its item worker has claimed behind it. Threads may be
-/// without Python's lock for half as long, whatever their item takes.
+/// Nanoseconds that an item takes before other workers steal the rows that its worker has claimed after it. However
+/// short its item is, a thread may wait for half of this time until it gets Python's lock.
 pub(crate) const LONG_NANOS: u64 = 10_000_000;
 
-/// How many times as fast batches must be when they are split, in quarters: estimates are rough.
+/// The speedup that a split must give, in quarters. It is above 1 because estimates are rough.
 const GAIN: u64 = 5;
 
-/// What a decision depends on: nanoseconds, and numbers of workers.
+/// The inputs of the decision: times in nanoseconds and numbers of workers.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
     rows: u64,
@@ -39,10 +40,10 @@ struct Costs {
 }
 
 impl Costs {
-    /// Whether batches are made faster if item workers write rows, and batch workers join them, than if item workers do
-    /// both.
+    /// Whether batches are faster if item workers write rows and batch workers join them, compared with item workers
+    /// doing both.
     ///
-    /// Either way the processors must do all the work, and each group of workers its part.
+    /// In both cases the processors must do all the work, and each group of workers its own part.
     fn split_is_faster(&self) -> bool {
         let items = self.rows.saturating_mul(self.item);
         let copies = self.rows.saturating_mul(self.placing);
@@ -64,7 +65,7 @@ impl Costs {
     }
 }
 
-/// Since when a worker joins a batch.
+/// The start of joining a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct JoinTimer {
     begun: u64,
@@ -72,7 +73,7 @@ pub struct JoinTimer {
 }
 
 impl JoinTimer {
-    /// Starts now.
+    /// Starts the timer now.
     pub fn start() -> Self {
         JoinTimer {
             begun: nanos(),
@@ -82,8 +83,8 @@ impl JoinTimer {
 }
 
 impl ControlBlock {
-    /// How many of so many rows a worker claims at once: fewer towards the end of a batch, and only one where items
-    /// take long. Whether it makes the batch of them, too, if they are all.
+    /// Returns how many of `rows` rows a worker claims at once: fewer towards the end of a batch, and only one if items
+    /// take long. The flag says whether the worker also joins the batch if the claim contains all of its rows.
     pub(crate) fn at_once(&self, rows: u32) -> (u32, bool) {
         if self.header().whole.load(Ordering::Relaxed) != 0 {
             return (rows, true);
@@ -111,12 +112,12 @@ impl ControlBlock {
         )
     }
 
-    /// Whether item workers take turns.
+    /// Whether item workers run one at a time.
     pub(crate) fn take_turns(&self) -> bool {
         self.header().turns.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether batch workers shall join batches of so many cheap items.
+    /// Whether batch workers should join batches of `rows` items that take `item` nanoseconds each.
     fn splits(&self, item: u64, rows: u64) -> bool {
         let costs = &self.header().work.costs;
         let joining = costs.joining.load(Ordering::Relaxed);
@@ -136,12 +137,12 @@ impl ControlBlock {
         costs.split_is_faster()
     }
 
-    /// Notes how long the items of a claim took each, which says how many are claimed at once.
+    /// Records the average time of a claim's items, which determines how many rows are claimed at once.
     pub fn note_pace(&self, nanos: u64) {
         average(&self.header().work.costs.item, nanos);
     }
 
-    /// A worker has written so many rows, in this time.
+    /// Records that a worker has written `rows` rows in `nanos` nanoseconds.
     pub fn note_placing(&self, item_worker: usize, nanos: u64, rows: u64) {
         self.record(item_worker).placed(nanos);
         if let Some(each) = nanos.checked_div(rows) {
@@ -149,14 +150,14 @@ impl ControlBlock {
         }
     }
 
-    /// A worker that has made all items of a batch begins to join them.
+    /// Records that a worker begins to join a batch whose items it has all produced.
     pub fn begin_joining(&self, worker: usize) -> JoinTimer {
         let timer = JoinTimer::start();
         self.record(worker).turn_to(Activity::Joining, timer.begun);
         timer
     }
 
-    /// A worker has joined a batch.
+    /// Records that a worker has joined a batch.
     pub fn note_joining(&self, worker: usize, timer: &JoinTimer) {
         let taken = nanos().saturating_sub(timer.begun);
         self.record(worker).joined(taken);
@@ -166,7 +167,7 @@ impl ControlBlock {
     }
 }
 
-/// Several may write at once: then one of them counts.
+/// Updates a running average. If several workers write at once, only one of the values counts.
 fn average(number: &AtomicU64, nanos: u64) {
     let before = number.load(Ordering::Relaxed);
     let now = if before == 0 {
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn joiners_join_what_makers_would_be_slower_at() {
-        // As many item workers as batch workers: nothing is gained.
+        // There are as many item workers as batch workers, so a split gains nothing.
         assert!(!CHEAP.split_is_faster());
         let many = Costs {
             batch_workers: 6,
@@ -219,7 +220,7 @@ mod tests {
             ..CHEAP
         };
         assert!(!many.split_is_faster());
-        // While joining waits for something else, they aren't.
+        // If joining mostly waits, the processors are not busy.
         let waits = Costs {
             joining_busy: MILLI,
             ..many

@@ -1,7 +1,8 @@
-//! The index page of a batch: the indices of its items, and what is known of each row.
+//! The index page of a batch: the indices of its items, and the state of each row.
 //!
-//! A number of 8 bytes, which is 0 if the indices are numbers, else how many bytes of a blob they are; then these; then
-//! a byte for each row, its kind; then a cell for each row, which says where what has no place in the slab lies.
+//! It starts with a number of 8 bytes: 0 if the indices are numbers, and otherwise the length of the blob that contains
+//! them. The indices or the blob follow. Then come one byte for each row (its kind) and one cell for each row, which
+//! locates data that is stored outside the slab.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -12,14 +13,14 @@ use crate::plan::CELL;
 /// The indices of a batch's items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Indices<'a> {
-    /// Numbers, one for each row.
+    /// Integers, one for each row.
     Numbers(&'a [i64]),
-    /// Anything, as bytes that the item workers understand, for so many rows.
+    /// Opaque bytes that the item workers understand, and the number of rows.
     Blob(&'a [u8], usize),
 }
 
 impl Indices<'_> {
-    /// How many there are.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         match self {
             Indices::Numbers(numbers) => numbers.len(),
@@ -35,17 +36,17 @@ impl Indices<'_> {
     }
 }
 
-/// How a row lies in memory.
+/// How a row is stored in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RowKind {
-    /// Nobody has written it.
+    /// The row hasn't been written.
     Missing = 0,
-    /// In the slab, as the layout says.
+    /// In the slab, according to the layout.
     Placed = 1,
-    /// Elsewhere, where its cell says.
+    /// Elsewhere; its cell contains the location.
     Odd = 2,
-    /// Its item failed; its cell says where what the worker says of it lies.
+    /// The item failed; the cell contains the location of the worker's message.
     Failed = 3,
 }
 
@@ -60,7 +61,7 @@ impl RowKind {
     }
 }
 
-/// An index page in memory. Rows are written by whoever has claimed them.
+/// An index page in memory. The worker that has claimed a row writes the row's kind and cell.
 #[derive(Clone, Copy)]
 pub(crate) struct IndexPage<'a> {
     indices: Indices<'a>,
@@ -68,7 +69,7 @@ pub(crate) struct IndexPage<'a> {
     cells: &'a [[AtomicU64; 2]],
 }
 
-/// Where the parts begin: kinds, cells, and the end of all.
+/// Returns the offsets of the kinds and of the cells, and the end of the page.
 fn parts(indices: usize, rows: usize) -> Option<(usize, usize, usize)> {
     let kinds = indices.checked_next_multiple_of(8)?.checked_add(8)?;
     let cells = kinds.checked_add(rows)?.checked_next_multiple_of(8)?;
@@ -76,16 +77,16 @@ fn parts(indices: usize, rows: usize) -> Option<(usize, usize, usize)> {
 }
 
 impl<'a> IndexPage<'a> {
-    /// Bytes that it takes. `None` if there can't be as many.
+    /// Returns the size of the page in bytes, or `None` if it overflows.
     pub(crate) fn size(indices: &Indices<'_>) -> Option<usize> {
         parts(indices.bytes(), indices.rows()).map(|(_, _, end)| end)
     }
 
-    /// Writes a new one.
+    /// Writes a new index page.
     ///
     /// # Safety
     ///
-    /// There are [`IndexPage::size`] bytes at a multiple of 8, and nobody else uses them.
+    /// There are [`IndexPage::size`] bytes at an 8-byte aligned address, and no other code uses them.
     pub(crate) unsafe fn write(start: NonNull<u8>, indices: &Indices<'_>) {
         let (bytes, kind) = match indices {
             Indices::Numbers(numbers) => (numbers.as_ptr().cast::<u8>(), 0),
@@ -94,7 +95,7 @@ impl<'a> IndexPage<'a> {
         let Some((kinds, cells, _)) = parts(indices.bytes(), indices.rows()) else {
             return;
         };
-        // SAFETY: the caller's promise, and `parts` lie within the size.
+        // SAFETY: guaranteed by the caller; all `parts` are within the size.
         unsafe {
             start.cast::<u64>().write(kind);
             start.add(8).as_ptr().copy_from_nonoverlapping(bytes, indices.bytes());
@@ -102,25 +103,25 @@ impl<'a> IndexPage<'a> {
         }
     }
 
-    /// The one that was written here; `None` if so many bytes are too few for it.
+    /// Returns the index page that was written here, or `None` if `len` is too small for it.
     ///
     /// # Safety
     ///
-    /// There are `len` bytes at a multiple of 8, which an index page of `rows` rows was written to, and which stay for
-    /// as long as this is used.
+    /// There are `len` bytes at an 8-byte aligned address. An index page of `rows` rows was written there, and the
+    /// bytes remain valid while it is used.
     pub(crate) unsafe fn new(start: NonNull<u8>, len: usize, rows: usize) -> Option<IndexPage<'a>> {
         if len < 8 {
             return None;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let kind = usize::try_from(unsafe { start.cast::<u64>().read() }).ok()?;
         let indices = if kind == 0 { rows.checked_mul(8)? } else { kind };
         let (kinds, cells, end) = parts(indices, rows)?;
         if end > len {
             return None;
         }
-        // SAFETY: the parts lie within the index page, each at a multiple of its alignment. Nobody writes the indices
-        // once the index page is written; kinds and cells are atomic.
+        // SAFETY: the parts are within the index page, each at a multiple of its alignment. No process writes the
+        // indices after the page was created; kinds and cells are atomic.
         unsafe {
             let first = start.add(8);
             Some(IndexPage {
@@ -144,7 +145,7 @@ impl<'a> IndexPage<'a> {
             .map_or(RowKind::Missing, |kind| RowKind::of(kind.load(Ordering::Relaxed)))
     }
 
-    /// Notes where a row lies. Others see it once the row is finished.
+    /// Records how a row is stored. Other processes see it once the row is finished.
     pub(crate) fn set(&self, row: usize, kind: RowKind, cell: (usize, usize)) {
         if let (Some(to), Some(at)) = (self.kinds.get(row), self.cells.get(row)) {
             at[0].store(cell.0 as u64, Ordering::Relaxed);
@@ -153,7 +154,7 @@ impl<'a> IndexPage<'a> {
         }
     }
 
-    /// Offset and length of what a row's cell says.
+    /// Returns the offset and length in a row's cell.
     pub(crate) fn cell(&self, row: usize) -> (usize, usize) {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed) as usize;
         self.cells.get(row).map_or((0, 0), |at| (get(&at[0]), get(&at[1])))
@@ -176,7 +177,7 @@ mod tests {
             let mut memory = vec![u64::MAX; size.div_ceil(8) + 1];
             let start = NonNull::new(memory.as_mut_ptr()).unwrap().cast();
             let rows = indices.rows();
-            // SAFETY: the memory has as many bytes, and only this test uses it.
+            // SAFETY: the memory has this many bytes, and only this test uses it.
             unsafe {
                 IndexPage::write(start, &indices);
                 let page = IndexPage::new(start, size, rows).unwrap();
@@ -195,7 +196,7 @@ mod tests {
                 assert!(IndexPage::new(start, size, rows + 8).is_none());
                 assert!(IndexPage::new(start, size, usize::MAX).is_none());
             }
-            assert_eq!(memory.last(), Some(&u64::MAX), "nothing is written behind it");
+            assert_eq!(memory.last(), Some(&u64::MAX), "nothing is written after the page");
         }
         assert_eq!(IndexPage::size(&Indices::Blob(&[], usize::MAX)), None);
     }

@@ -1,4 +1,4 @@
-//! What item workers do: claim rows, find their slab, and finish.
+//! Operations of item workers: claim rows, find their slab, and finish them.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,37 +13,38 @@ use crate::index_page::{Indices, RowKind};
 use crate::plan::aligned;
 use crate::record::{Activity, NO_INDEX};
 
-/// Rows that a worker has to make.
+/// Rows that a worker must produce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The slot of the batch.
     pub slot: usize,
-    /// Its turn: another batch in the slot has another one.
+    /// The turn of the slot, which differs for each batch in the slot.
     pub turn: u32,
     /// The batch's number.
     pub number: u64,
-    /// Of the pass.
+    /// The seed of the pass.
     pub seed: u64,
     /// The first row.
     pub first: u32,
-    /// Behind the last one.
+    /// One past the last row.
     pub end: u32,
-    /// Rows of the batch.
+    /// Number of rows of the batch.
     pub rows: u32,
-    /// Whether the worker makes the batch of its rows, too.
+    /// Whether the worker also joins the batch.
     pub whole: bool,
 }
 
-/// What is to be done behind the last row of a claim.
+/// The next step after the last row of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// Nothing: others still make rows, or the batch goes its way.
+    /// Nothing: other workers still produce rows, or the batch needs no more work from this worker.
     Nothing,
-    /// Join the batch of this slot, and say so by [`ControlBlock::joined`].
+    /// Join the batch of this slot, and report that by [`ControlBlock::joined`].
     Join(usize),
 }
 
-/// Where a worker writes what has no place in slabs: it goes on in the piece that it has, for the same batch.
+/// The position at which a worker writes values that don't fit into slabs. It continues in its current extent while it
+/// works on the same batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Written {
     turn: u32,
@@ -51,17 +52,17 @@ pub struct Written {
     end: u64,
 }
 
-/// How long a worker waits before it looks whether it is to end.
+/// How often a waiting worker checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Bytes of a piece for what has no place in slabs, at least.
+/// Minimum bytes of an extent for values that don't fit into slabs.
 const SPILL: usize = 64 << 10;
 
-/// Bytes in front of what a piece holds: the offset of the one before it, and its own length.
+/// Bytes at the start of such an extent: the offset of the previous one, and its own length.
 pub(crate) const SPILL_HEAD: u64 = 64;
 
 impl ControlBlock {
-    /// Rows to be made, of the earliest batch that has some; `None` if there are none just now.
+    /// Claims rows of the earliest batch with unclaimed rows, or returns `None` if there are none at present.
     pub fn claim(&self) -> Option<Claim> {
         let work = &self.header().work;
         let begun = work.begun.load(Ordering::Acquire);
@@ -71,7 +72,7 @@ impl ControlBlock {
             if let Some(claim) = self.claim_in(number, slot, (sequence as u32).wrapping_add(1)) {
                 return Some(claim);
             }
-            // Whoever is first moves it; who fails looks at the next one all the same.
+            // The first worker to get here advances the number. If this fails, another worker has already done so.
             let _ = work
                 .first
                 .compare_exchange(sequence, sequence + 1, Ordering::AcqRel, Ordering::Relaxed);
@@ -91,8 +92,8 @@ impl ControlBlock {
             let (at_once, whole) = self.at_once(rows - first);
             let end = first + at_once;
             let next = u64::from(turn) << 32 | u64::from(end);
-            // Nobody begins another batch in the slot while this one has rows to be claimed: so what was read of the
-            // slot is of this batch, if its number is still the same.
+            // No other batch can start in this slot while this one has unclaimed rows. So the values read from the slot
+            // belong to this batch if the number is unchanged.
             match slot
                 .claim
                 .compare_exchange_weak(claim, next, Ordering::AcqRel, Ordering::Acquire)
@@ -124,8 +125,9 @@ impl ControlBlock {
 
     /// Wakes as many waiting item workers as can claim some of these rows.
     ///
-    /// One item worker makes a whole batch of small items, and waking fifteen others would cost more than the batch. An
-    /// item worker that leaves rows unclaimed wakes the next one, since items may have become slow in between.
+    /// One item worker produces a whole batch of small items, and waking fifteen others would cost more than the batch.
+    /// An item worker that leaves rows unclaimed wakes the next one, because items may have become slow in the
+    /// meantime.
     pub(crate) fn wake_makers(&self, rows: u32) {
         let work = &self.header().work;
         if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
@@ -138,10 +140,10 @@ impl ControlBlock {
         }
     }
 
-    /// Waits until there may be rows to be made, or workers are to end; at most so long.
+    /// Waits until there may be rows to claim, or workers must stop, but no longer than `most`.
     ///
-    /// While others have rows that they haven't begun, one item worker waits no longer than an item may take before
-    /// those behind it are [stolen](ControlBlock::steal).
+    /// While other workers have rows that they haven't begun, one waiting item worker sleeps for a shorter time: until
+    /// an item counts as long, so that it can [steal](ControlBlock::steal) the rows after it.
     pub fn wait_for_work(&self, item_worker: usize, most: Duration) {
         let work = &self.header().work;
         let watches = self.some_are_held() && work.watched.swap(1, Ordering::Relaxed) == 0;
@@ -173,7 +175,7 @@ impl ControlBlock {
     ) {
         let seen = changed.load(Ordering::SeqCst);
         waiting.fetch_add(1, Ordering::SeqCst);
-        // Whoever makes something to do changes the number, and then looks for who waits.
+        // A process that adds work changes the number first and then checks for waiting workers.
         if !self.stopped() && !there() {
             let begin = nanos();
             self.record(worker).turn_to(Activity::Waiting, begin);
@@ -183,30 +185,30 @@ impl ControlBlock {
         waiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The indices of a batch. They stay while the claim isn't finished.
+    /// Returns the indices of a batch. They remain valid until the claim is finished.
     pub fn indices(&self, slot: usize) -> Option<Indices<'_>> {
         Some(self.page(&self.slots()[slot])?.indices())
     }
 
-    /// A worker begins to make an item.
+    /// Records that a worker begins to produce an item.
     #[inline]
     pub fn begin_item(&self, item_worker: usize, number: u64, row: u32, index: Option<i64>, now: u64) {
         self.record(item_worker)
             .make(number, row, index.unwrap_or(NO_INDEX), now);
     }
 
-    /// It has made it, in this time.
+    /// Records that a worker has produced an item in `taken` nanoseconds.
     #[inline]
     pub fn end_item(&self, item_worker: usize, taken: u64) {
         self.record(item_worker).made(taken);
     }
 
-    /// A worker has ended.
+    /// Records that a worker has stopped.
     pub fn note_end(&self, worker: usize) {
         self.record(worker).turn_to(Activity::Ended, nanos());
     }
 
-    /// The layout of a batch: that of the batch if it has one, else the one that is told.
+    /// Returns the layout of a batch. If it has none, it is set to `or_else`.
     pub fn layout_of(&self, slot: usize, or_else: u32) -> u32 {
         let layout = &self.slots()[slot].layout;
         match layout.compare_exchange(0, or_else, Ordering::AcqRel, Ordering::Acquire) {
@@ -215,13 +217,13 @@ impl ControlBlock {
         }
     }
 
-    /// The layout of a batch, if it has one.
+    /// Returns the layout of a batch, if it has one.
     pub fn known_layout(&self, slot: usize) -> Option<u32> {
         Some(self.slots()[slot].layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
     }
 
-    /// Where the slab of a batch lies, as soon as there is one: `size` bytes for rows, and a rest for so many. `None`
-    /// if there is no memory for it, or workers are to end.
+    /// Returns the offset of a batch's slab as soon as it is allocated. The slab has `size` bytes for rows, and free
+    /// space for `rows` rows. Returns `None` if there is no memory for it, or workers must stop.
     pub fn slab(&self, number: usize, rows: u32, size: usize) -> Option<usize> {
         let slot = &self.slots()[number];
         if slot.placed.load(Ordering::Acquire) == 0
@@ -230,7 +232,7 @@ impl ControlBlock {
                 .compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire)
                 .is_ok()
         {
-            // Nobody has got one, and no layout was known when the batch was begun.
+            // No layout was known when the batch was started, and this worker is the first to allocate its slab.
             let all = size.saturating_add((rows as usize).saturating_mul(self.tail()));
             match self.arena().take(all) {
                 Ok(piece) => set_slab(slot, piece.offset as u64, piece.len as u64, size),
@@ -248,7 +250,7 @@ impl ControlBlock {
         self.slab_if_there(number, size)
     }
 
-    /// The same, without waiting: `None` if there is no slab yet, or it is too small.
+    /// Like `slab`, without waiting: returns `None` if the slab isn't allocated yet or is too small.
     #[inline]
     pub fn slab_if_there(&self, slot: usize, size: usize) -> Option<usize> {
         let slot = &self.slots()[slot];
@@ -262,7 +264,7 @@ impl ControlBlock {
         (size <= len && self.at(offset, len).is_some()).then_some(offset)
     }
 
-    /// There is no memory for a batch.
+    /// Records that memory for a batch couldn't be allocated.
     pub(crate) fn refuse(&self, slot: &Slot, refused: &Refused) {
         let errno = refused
             .error
@@ -275,11 +277,11 @@ impl ControlBlock {
         slot.placed.store(2, Ordering::Release);
     }
 
-    /// Room for `len` bytes of a batch that have no place in its slab; the offset is a multiple of 64.
+    /// Allocates `len` bytes for data of a batch that is stored outside its rows. The offset is a multiple of 64.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if there is no memory.
+    /// [`Refused`] if memory can't be allocated.
     pub fn room(&self, slot: usize, turn: u32, written: &mut Written, len: usize) -> Result<usize, Refused> {
         let slot = &self.slots()[slot];
         let size = aligned(len as u64).unwrap_or(u64::MAX);
@@ -304,7 +306,7 @@ impl ControlBlock {
         Ok(offset as usize)
     }
 
-    /// Puts a piece in front of those that a batch has beside its slab.
+    /// Prepends an extent to the list of a batch's extents outside its slab.
     fn link(&self, slot: &Slot, offset: u64, len: u64) {
         let Some([before, its_len]) = self.spill_head(offset) else {
             return;
@@ -323,12 +325,13 @@ impl ControlBlock {
         }
     }
 
-    /// What a piece beside a slab begins with: the offset of the one before it, and its own length.
+    /// Returns the numbers at the start of an extent outside a slab: the offset of the previous extent, and its own
+    /// length.
     pub(crate) fn spill_head(&self, offset: u64) -> Option<[&AtomicU64; 2]> {
         Some([self.number_at(offset)?, self.number_at(offset + 8)?])
     }
 
-    /// Notes how a row was written.
+    /// Records how a row is stored.
     pub fn set_row(&self, slot: usize, row: u32, kind: RowKind, cell: (usize, usize)) {
         let slot = &self.slots()[slot];
         if let Some(page) = self.page(slot) {
@@ -341,7 +344,7 @@ impl ControlBlock {
         }
     }
 
-    /// How a row was written, and what its cell says.
+    /// Returns how a row is stored, and the content of its cell.
     pub fn row(&self, slot: usize, row: u32) -> (RowKind, (usize, usize)) {
         let page = self.page(&self.slots()[slot]);
         page.map_or((RowKind::Missing, (0, 0)), |page| {
@@ -349,14 +352,14 @@ impl ControlBlock {
         })
     }
 
-    /// Whether a row needn't be made, since one in front of it has failed, or there is no memory for the batch.
+    /// Whether a row needn't be produced, because an earlier row has failed or the batch has no memory.
     pub fn is_needless(&self, slot: usize, row: u32) -> bool {
         let slot = &self.slots()[slot];
         let failed = slot.failed.load(Ordering::Relaxed);
         (failed != 0 && (row > u32::MAX - failed || failed == u32::MAX)) || slot.placed.load(Ordering::Relaxed) == 2
     }
 
-    /// A worker has finished so many rows of a claim.
+    /// Records that a worker has finished `rows` rows of a claim.
     pub fn finish(&self, item_worker: usize, slot: usize, rows: u32) -> Done {
         let at = &self.slots()[slot];
         if rows == 0 || at.left.fetch_sub(rows, Ordering::AcqRel) != rows {
@@ -365,7 +368,7 @@ impl ControlBlock {
         self.all_made(Some(item_worker), slot)
     }
 
-    /// All rows of a batch are finished.
+    /// Handles a batch whose rows are all finished.
     pub(crate) fn all_made(&self, item_worker: Option<usize>, slot: usize) -> Done {
         let at = &self.slots()[slot];
         let failed = at.failed.load(Ordering::Relaxed) != 0 || at.placed.load(Ordering::Relaxed) == 2;
@@ -389,11 +392,12 @@ impl ControlBlock {
         Done::Nothing
     }
 
-    /// The pieces that a batch has beside its slab.
+    /// Returns the extents that a batch has outside its slab.
     pub(crate) fn spilled(&self, slot: &Slot) -> Vec<Extent> {
         let mut pieces = Vec::new();
         let mut next = slot.spill.load(Ordering::Acquire);
-        // Whatever the memory says, there are no more than each row, and who joins them, can have taken.
+        // Whatever the shared memory contains, this is the most that the rows and the worker that joins them can have
+        // allocated.
         let most = slot.rows.load(Ordering::Relaxed) as usize * 8 + 64;
         while next != 0 && pieces.len() < most {
             let Some([before, len]) = self.spill_head(next) else {
@@ -414,7 +418,7 @@ impl ControlBlock {
     }
 }
 
-/// Notes where a slab lies, of which the first `size` bytes are for rows.
+/// Stores the location of a slab, whose first `size` bytes are for rows.
 pub(crate) fn set_slab(slot: &Slot, offset: u64, len: u64, size: usize) {
     slot.slab_len.store(len, Ordering::Relaxed);
     slot.slab_rows.store(size as u64, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Layouts: descriptions of where the parts of items lie. What a description says is the workers' matter; here it is
-//! told to all of them, once for each layout.
+//! Layouts: descriptions of where the parts of items are stored. The workers define the content of a description. This
+//! module publishes each layout once, to all workers.
 //!
-//! Whoever tells of one holds the turn meanwhile. A worker that is killed then keeps others waiting for their turn; but
-//! without the killed one's rows no batch comes, so whoever waits for a batch finds out.
+//! A worker holds a lock, its *turn*, while it publishes a layout. If it is killed before it is done, other workers wait for
+//! their turn forever. But the batch with the killed worker's rows is never ready either, so the consumer notices.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,25 +12,25 @@ use fastpipe_memory::{Refused, futex};
 use crate::control::LAYOUTS;
 use crate::control_block::ControlBlock;
 
-/// The number of the last layout, after one was told of.
+/// The number of the last layout, returned after a worker has tried to publish one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastLayout {
-    /// It is the one that was told of.
+    /// The layout that this worker published.
     Own(u32),
-    /// Another was quicker.
+    /// A layout that another worker published first.
     Others(u32),
 }
 
-/// How long a worker waits before it looks whether it is to end.
+/// How often a waiting worker checks whether it must stop.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 impl ControlBlock {
-    /// The number of the layout that batches begin with; `None` while there is none.
+    /// Returns the number of the layout for new batches, or `None` if there is no layout yet.
     pub fn layout(&self) -> Option<u32> {
         Some(self.header().layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
     }
 
-    /// Where the description of a layout lies. `None` if there is no such layout.
+    /// Returns the offset and length of a layout's description, or `None` if there is no such layout.
     pub fn description(&self, layout: u32) -> Option<(usize, usize)> {
         let header = self.header();
         if layout == 0 || layout > header.layouts.load(Ordering::Acquire) {
@@ -43,13 +43,13 @@ impl ControlBlock {
         ))
     }
 
-    /// The number of the last layout that was told of; 0 if there is none. The first one is no more than proposed until
-    /// it is settled: it is that of one item, and others may be much smaller.
+    /// Returns the number of the last published layout, or 0 if there is none. The first layout is only a proposal
+    /// until it is settled: it was derived from one item, and other items may be much smaller.
     pub fn last_layout(&self) -> u32 {
         self.header().layouts.load(Ordering::Acquire)
     }
 
-    /// Lets batches begin with the first layout, unless there is another one meanwhile.
+    /// Makes the first layout the one for new batches, unless another layout has been published since.
     pub fn settle_first_layout(&self) {
         if self.last_layout() > 0 {
             let layout = &self.header().layout;
@@ -57,9 +57,9 @@ impl ControlBlock {
         }
     }
 
-    /// Tells of a layout with which batches are to begin from now on, once it is settled if it is the first one; unless
-    /// another has been told of since `known` was the last one. Returns which one is the last now; `None` if there may
-    /// be no more layouts, or workers are to end.
+    /// Publishes a layout for new batches. If it is the first layout, it isn't used until it is settled. Nothing is
+    /// published if `known` is no longer the last layout. Returns the last layout, or `None` if the maximum number of
+    /// layouts is reached or workers must stop.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl ControlBlock {
         let len = description.len();
         let piece = self.arena().take(len)?;
         if let Some(start) = self.at(piece.offset, len) {
-            // SAFETY: the piece was just taken, with at least as many bytes.
+            // SAFETY: the extent was just allocated, with at least this many bytes.
             unsafe { start.as_ptr().copy_from_nonoverlapping(description.as_ptr(), len) };
         }
         told.offset.store(piece.offset as u64, Ordering::Relaxed);
@@ -107,7 +107,7 @@ impl ControlBlock {
         Ok(Some(LastLayout::Own(last + 1)))
     }
 
-    /// Tells of a layout that was known before, unless there is one already. It is settled.
+    /// Publishes a layout that is already known, unless there is one, and settles it.
     ///
     /// # Errors
     ///

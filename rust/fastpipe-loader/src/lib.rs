@@ -1,28 +1,29 @@
-//! Items that several workers make, each written once, by the worker that made it, into its row of a batch.
+//! Batches whose items are produced by several workers. Each item is written once, by the worker that produced it, into
+//! its row of the batch.
 //!
-//! # Who does what
+//! # Roles
 //!
-//! The *consumer* begins batches: it puts the indices of a batch's items onto an *index page*, and opens a *slot* for
-//! it. *Item workers* claim rows of the earliest batch that has some left, make the items, and write each into the
-//! batch's *slab*, where the consumer's arrays will be. Who finishes the last row of a batch finishes the batch: it is
-//! ready, or goes to a *batch worker* if making a batch of the items takes more than having them side by side. The
-//! consumer takes batches in their order, and retires their slots.
+//! The *consumer* starts batches: it writes the indices of a batch's items to an *index page* and assigns a *slot* to
+//! the batch. *Item workers* claim rows of the earliest batch with unclaimed rows. They produce the items and write
+//! each one into the batch's *slab*, where the consumer's arrays will be. The worker that finishes the last row
+//! finishes the batch. The batch is then ready, unless its items must still be joined. In that case it goes to a *batch
+//! worker*. The consumer takes batches in order and frees their slots.
 //!
-//! All of this lies in memory in common (`fastpipe_memory::Arena`): item workers are processes, or threads of one.
-//! There are no queues and no locks. A slot has one number, of which item workers claim rows by compare-and-swap, so
-//! the least busy one takes the next item, whatever the items cost; and one number that counts rows to be finished. An
-//! item worker has a number for the rows that it has claimed and not begun: while its item takes long, idle item
-//! workers take some of them. Whoever has nothing to do waits for a number to change (a futex), and nobody is woken who
-//! doesn't wait.
+//! All of this is in shared memory (`fastpipe_memory::Arena`): item workers are processes, or threads of one process.
+//! There are no queues and no locks. Each slot has one number from which item workers claim rows by compare-and-swap,
+//! so the least busy worker takes the next item, whatever the items cost. A second number counts the unfinished rows.
+//! Each item worker publishes the rows that it has claimed and not begun. If its current item takes long, idle item
+//! workers steal some of these rows. A process that has nothing to do waits for a number to change (a futex), and only
+//! waiting processes are woken.
 //!
-//! # What may happen
+//! # Failures
 //!
-//! - An item worker that is killed or stopped leaves rows claimed and unfinished: the batch is never ready. It holds
-//!   nothing else that others need. Whoever waits for the batch looks at the item workers' [records](WorkerView) for
-//!   who has them.
-//! - Numbers in the memory may be anything, if a process writes where it shouldn't: they are held against the bounds of
-//!   the memory before they are used, so whatever they are nobody reads beyond it.
-//! - A batch whose slot is used again meanwhile can't be claimed by mistake: claims carry the slot's turn.
+//! - If an item worker is killed or stopped, the rows that it has claimed stay unfinished and the batch is never ready.
+//!   The worker holds nothing else that other processes need. The consumer, which waits for the batch, can tell from
+//!   the item workers' [records](WorkerView) which worker has claimed the rows.
+//! - The numbers in shared memory are not trusted, since a faulty process may overwrite them. They are checked against
+//!   the bounds of the memory before use, so no process reads beyond it.
+//! - A worker can't claim rows of a batch whose slot has been reused, because claims contain the turn of the slot.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod batch_worker;

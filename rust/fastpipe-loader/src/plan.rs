@@ -1,22 +1,23 @@
-//! Where the rows of a batch lie in its slab.
+//! The layout of a batch's rows in its slab.
 
-/// Where arrays begin in a slab: at multiples of a cache line.
+/// The alignment of arrays in a slab: one cache line.
 const ALIGNED: usize = 64;
 
-/// Bytes of a cell, which says where a value lies that has no place of its own: its offset and its length.
+/// Bytes of a cell: the offset and length of a value that is stored outside its row.
 pub const CELL: usize = 16;
 
-/// A slab of so many rows: an array for each part of an item, one behind the other, and a free rest.
+/// The plan of a slab: one array for each part of an item, one after the other, and free space after them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlabPlan {
-    /// Where the array of each part begins.
+    /// The offset of each array.
     pub starts: Vec<usize>,
-    /// Bytes up to the end of the last one.
+    /// The end of the last array.
     pub end: usize,
 }
 
 impl SlabPlan {
-    /// For `rows` rows, of each of whose parts a row takes so many bytes. `None` for more bytes than there can be.
+    /// Plans a slab for `rows` rows. `parts` contains the bytes per row of each part. Returns `None` if the size
+    /// overflows.
     pub fn new(parts: &[usize], rows: usize) -> Option<Self> {
         let mut end = 0usize;
         let mut starts = Vec::with_capacity(parts.len());
@@ -29,7 +30,7 @@ impl SlabPlan {
     }
 }
 
-/// Offsets of values are rounded up to this.
+/// Rounds the offset of a value up to the alignment.
 pub(crate) fn aligned(offset: u64) -> Option<u64> {
     offset.checked_next_multiple_of(ALIGNED as u64)
 }

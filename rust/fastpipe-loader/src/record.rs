@@ -1,23 +1,23 @@
-//! What each worker says of itself: what it does just now, and how it has spent its time.
+//! The status of each worker: its current activity and how it has spent its time.
 
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use crate::clock::nanos;
 
-/// Items that a worker remembers as its slowest.
+/// Number of slowest items that are recorded for each worker.
 const SLOWEST: usize = 4;
 
-/// What a worker does.
+/// The activity of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Activity {
-    /// It hasn't begun.
+    /// It hasn't started.
     Starting = 0,
-    /// It waits for something to do.
+    /// It waits for work.
     Waiting = 1,
-    /// It makes an item.
+    /// It produces an item.
     Making = 2,
-    /// It makes a batch of items.
+    /// It joins the items of a batch.
     Joining = 3,
     /// It has ended.
     Ended = 4,
@@ -35,12 +35,12 @@ impl Activity {
     }
 }
 
-/// A worker's record. It alone writes it, but for `held`.
+/// A worker's record. Only this worker writes it, except for `stealable`.
 #[repr(C, align(128))]
 pub(crate) struct Record {
-    /// The rows that it has claimed and not begun, see `held.rs`; idle ones take some of them.
+    /// The rows that it has claimed and not begun, see `work_stealing.rs`. Idle workers steal some of them.
     pub(crate) stealable: AtomicU64,
-    /// The slot of their batch.
+    /// The slot of the batch that contains these rows.
     pub(crate) held_slot: AtomicU64,
     activity: AtomicU32,
     row: AtomicU32,
@@ -63,47 +63,47 @@ struct Slow {
     row: AtomicU32,
 }
 
-/// An item, and how long it took.
+/// An item and the time it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowItem {
     /// Nanoseconds.
     pub nanos: u64,
-    /// The number of its batch.
+    /// The number of the batch that contains it.
     pub batch: u64,
-    /// Its row there.
+    /// Its row in the batch.
     pub row: u32,
-    /// Its index in the data set, if that is a number.
+    /// Its index in the dataset, if it is an integer.
     pub index: i64,
 }
 
-/// What a worker says of itself.
+/// A snapshot of a worker's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerView {
-    /// What it does.
+    /// The current activity.
     pub activity: Activity,
-    /// The batch that it is at.
+    /// The batch that it is working on.
     pub batch: u64,
-    /// The row that it makes.
+    /// The row that it produces.
     pub row: u32,
-    /// The index of the item that it makes, if that is a number.
+    /// The index of the item that it produces, if it is an integer.
     pub index: i64,
-    /// For how many nanoseconds it has done that.
+    /// Nanoseconds since the current activity began.
     pub for_nanos: u64,
-    /// Items that it has made.
+    /// Number of items produced.
     pub items: u64,
-    /// Nanoseconds that it made items.
+    /// Nanoseconds spent producing items.
     pub making: u64,
-    /// Nanoseconds that it wrote them.
+    /// Nanoseconds spent writing items to their rows.
     pub placing: u64,
-    /// Nanoseconds that it made batches of items.
+    /// Nanoseconds spent joining batches.
     pub joining: u64,
-    /// Nanoseconds that it waited.
+    /// Nanoseconds spent waiting.
     pub waiting: u64,
     /// Its slowest items.
     pub slowest: Vec<SlowItem>,
 }
 
-/// Stands for an index that is no number.
+/// The value that represents an index that isn't an integer.
 pub(crate) const NO_INDEX: i64 = i64::MIN;
 
 impl Record {
@@ -115,7 +115,7 @@ impl Record {
         self.activity.load(Ordering::Relaxed) == Activity::Making as u32
     }
 
-    /// For how many nanoseconds it has made its item; 0 if it makes none.
+    /// Nanoseconds for which it has been producing the current item; 0 if it isn't producing one.
     pub(crate) fn makes_for(&self) -> u64 {
         match self.makes() {
             true => nanos().saturating_sub(self.since.load(Ordering::Relaxed)),
@@ -123,18 +123,18 @@ impl Record {
         }
     }
 
-    /// The batch that it is at.
+    /// The batch that it is working on.
     pub(crate) fn batch(&self) -> u64 {
         self.batch.load(Ordering::Relaxed)
     }
 
-    /// It begins to do something else.
+    /// Records that another activity begins.
     pub(crate) fn turn_to(&self, activity: Activity, now: u64) {
         self.since.store(now, Ordering::Relaxed);
         self.activity.store(activity as u32, Ordering::Relaxed);
     }
 
-    /// It begins to make an item.
+    /// Records that the worker begins to produce an item.
     #[inline]
     pub(crate) fn make(&self, batch: u64, row: u32, index: i64, now: u64) {
         self.batch.store(batch, Ordering::Relaxed);
@@ -143,7 +143,7 @@ impl Record {
         self.turn_to(Activity::Making, now);
     }
 
-    /// It has made an item, in this time.
+    /// Records that an item was produced in `taken` nanoseconds.
     #[inline]
     pub(crate) fn made(&self, taken: u64) {
         add(&self.items, 1);
@@ -183,7 +183,7 @@ impl Record {
         add(&self.waiting, taken);
     }
 
-    /// What it says.
+    /// Returns a snapshot of the record.
     pub(crate) fn view(&self) -> WorkerView {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         let slow = |slow: &Slow| SlowItem {
@@ -208,7 +208,7 @@ impl Record {
     }
 }
 
-/// Nobody else writes it.
+/// Adds to a number that only this worker writes.
 #[inline]
 fn add(number: &AtomicU64, more: u64) {
     number.store(number.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! How large batches are: what is learned of those that were made.
+//! The sizes of batches, learned from finished batches.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use crate::control::Slot;
 use crate::control_block::ControlBlock;
 
 impl ControlBlock {
-    /// Where the slab of a batch lies, and its bytes.
+    /// Returns the offset and length of a batch's slab, if it has one.
     pub(crate) fn slab_of(&self, slot: &Slot) -> Option<(usize, usize)> {
         let placed = slot.placed.load(Ordering::Acquire) == 1;
         placed.then(|| {
@@ -17,7 +17,7 @@ impl ControlBlock {
         })
     }
 
-    /// Bytes behind the rows of a slab that a row takes, on average.
+    /// Average bytes per row that are stored after the rows of a slab.
     pub fn tail(&self) -> usize {
         self.header().tail.load(Ordering::Relaxed) as usize
     }
@@ -26,13 +26,14 @@ impl ControlBlock {
         self.header().whole.load(Ordering::Relaxed) != 0
     }
 
-    /// Bytes that a batch takes which a worker makes in one piece; `None` if none was made yet, or that isn't how
-    /// batches are made.
+    /// Returns the bytes of a batch that a worker writes as a whole. `None` if no batch was finished yet, or if batches
+    /// aren't made this way.
     pub(crate) fn whole_size(&self) -> Option<usize> {
         Some(self.tail()).filter(|&bytes| bytes > 0 && self.is_whole())
     }
 
-    /// Notes how large a batch is that a worker has made in one piece, so that there is room for others like it.
+    /// Records the size of a batch that a worker has written as a whole, so that slabs for later batches are large
+    /// enough.
     pub(crate) fn note_whole_size(&self, slot: &Slot) {
         if self.is_whole() {
             let spilled = self.spilled(slot).iter().map(|piece| piece.len).sum::<usize>();
@@ -41,7 +42,8 @@ impl ControlBlock {
         }
     }
 
-    /// Learns how much a row takes behind the rows of its slab, or a batch that was made in one piece.
+    /// Learns how many bytes per row are stored after the rows of the slab, or the size of a batch that was written as
+    /// a whole.
     pub(crate) fn learn_size(&self, slot: &Slot, slab: Option<(usize, usize)>, spilled: usize) {
         let before = self.tail();
         let used = if self.is_whole() {
@@ -51,12 +53,12 @@ impl ControlBlock {
             if slab.is_none() || rows == 0 {
                 return;
             }
-            // Whatever rest its slab was given when it was begun: others may have been learned of meanwhile.
+            // The space for rows is that of this slab: the estimate may have changed since the batch was started.
             let for_rows = slot.slab_rows.load(Ordering::Relaxed) as usize;
             let beyond = used_of_slab(slot, slab).saturating_sub(for_rows);
             beyond.saturating_add(spilled).div_ceil(rows)
         };
-        // It grows at once, and shrinks slowly.
+        // The estimate grows immediately and shrinks slowly.
         let now = if used > before {
             used
         } else {
@@ -66,7 +68,7 @@ impl ControlBlock {
     }
 }
 
-/// Bytes of a slab in front of its free rest.
+/// Bytes of a slab before its free space.
 fn used_of_slab(slot: &Slot, slab: Option<(usize, usize)>) -> usize {
     let free = slot.free.load(Ordering::Relaxed) as usize;
     slab.map_or(0, |(offset, len)| free.saturating_sub(offset).min(len))

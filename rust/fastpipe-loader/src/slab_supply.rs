@@ -1,4 +1,4 @@
-//! Which batches get their slabs, and when: as many as may be on their way, the earliest first.
+//! The allocation of slabs to batches: up to the allowed number of batches in flight, the earliest first.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -10,39 +10,39 @@ use crate::control::{Slot, stage};
 use crate::control_block::ControlBlock;
 use crate::item_worker::set_slab;
 
-/// A batch that was begun: its number in the order in which they were.
+/// The sequence number of a batch, which counts batches in the order in which they were started.
 pub type Begun = u64;
 
-/// What is known of the slab of a batch that begins.
+/// The slab of a new batch, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slab {
-    /// It is of so many bytes, of which so many are for rows, in this layout.
+    /// The size and layout of the slab are known.
     Of {
-        /// The number of the layout; 0 for none.
+        /// The number of the layout; 0 if there is none.
         layout: u32,
         /// Bytes of the slab.
         bytes: usize,
-        /// Bytes for rows.
+        /// Bytes of the slab that are for rows.
         for_rows: usize,
     },
-    /// There is no layout yet: an item worker gets one.
+    /// There is no layout yet. An item worker will allocate the slab.
     ByMaker,
-    /// There is no layout yet. The consumer gets one later: see [`SlabSupply::plan`].
+    /// There is no layout yet. The consumer will allocate the slab later; see [`SlabSupply::plan`].
     Later,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
-    /// The number of the next batch in the order in which they are begun.
+    /// The sequence number of the next batch.
     pub(crate) next: u64,
-    /// Batches that wait for a slab of so many bytes, of which so many are for rows; the earliest first.
+    /// Batches that wait for a slab, the earliest first: the sequence number, the bytes, and the bytes for rows.
     pub(crate) waiting: VecDeque<(u64, usize, usize)>,
-    /// Batches that will wait for a slab, once it is known of how many bytes.
+    /// Batches that will wait for a slab once its size is known.
     pub(crate) unplanned: Vec<u64>,
-    /// Slabs that batches on their way have, or that were lent.
+    /// Number of slabs that batches in flight use or that are lent to the consumer.
     pub(crate) slabs: usize,
     pub(crate) bytes: usize,
-    /// What of that each slot's batch counts for.
+    /// The share of each slot's batch in `slabs` and `bytes`.
     pub(crate) counted: Vec<Counted>,
 }
 
@@ -53,29 +53,29 @@ pub(crate) struct Counted {
 }
 
 impl Pending {
-    /// The batch of a slot has a slab of so many bytes.
+    /// Counts the slab of a slot's batch.
     pub(crate) fn count(&mut self, slot: usize, bytes: usize) {
         self.slabs += 1;
         self.bytes += bytes;
         self.counted[slot] = Counted { slab: true, bytes };
     }
 
-    /// A batch needs no slab any more.
+    /// Removes a batch that no longer needs a slab.
     pub(crate) fn forget(&mut self, batch: Begun) {
         self.waiting.retain(|&(sequence, ..)| sequence != batch);
         self.unplanned.retain(|&sequence| sequence != batch);
     }
 }
 
-/// Gives batches their slabs.
+/// Allocates slabs for batches.
 #[derive(Debug)]
 pub struct SlabSupply {
     block: ControlBlock,
     pub(crate) recycler: Recycler,
     state: Mutex<Pending>,
-    /// Batches on their way whose memory there may be at any time, beside one that the consumer has.
+    /// Number of batches in flight whose memory is always allowed, in addition to one that the consumer holds.
     ahead: usize,
-    /// Bytes that may be taken beyond that.
+    /// Bytes that may be allocated beyond that.
     slack: usize,
 }
 
@@ -97,8 +97,8 @@ impl SlabSupply {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the memory of one more batch than are usually on their way is within the slack. It is of so many bytes;
-    /// `None` if no layout says how many.
+    /// Whether one more batch than usual may be in flight within the slack. Its slab takes `bytes` bytes; `None` if no
+    /// layout determines the size.
     pub fn has_slack(&self, bytes: Option<usize>) -> bool {
         let state = self.lock();
         let Some(bytes) = bytes.or_else(|| self.block.whole_size()) else {
@@ -106,62 +106,62 @@ impl SlabSupply {
         };
         let on_the_way = |slot: &&Slot| slot.stage.load(Ordering::Acquire) != stage::EMPTY;
         let begun = self.block.slots().iter().filter(on_the_way).count();
-        // Those that were begun before there was a layout aren't counted yet.
+        // Batches that were started before there was a layout aren't counted in bytes yet.
         let beyond = (begun + 1).saturating_sub(self.ahead).saturating_mul(bytes);
-        // Those that wait for their slabs will have them first; and rows may take more than batches before them.
+        // Batches that wait for their slabs get them first, and rows may be larger than in earlier batches.
         let waiting = state.waiting.iter().map(|&(_, bytes, _)| bytes).sum::<usize>();
         let fits = self.fits(waiting.saturating_add(bytes.saturating_mul(2)));
         beyond <= self.slack && fits && self.allows(&state, bytes, true)
     }
 
-    /// Whether there is so much memory, as far as the limit says.
+    /// Whether the limit allows `bytes` more bytes.
     fn fits(&self, bytes: usize) -> bool {
         let arena = self.block.arena();
         let in_use = arena.held().saturating_sub(self.recycler.free_bytes() as u64);
         in_use.saturating_add(bytes as u64) <= arena.most()
     }
 
-    /// Whether a slab of so many bytes may be taken: there are no more than the batches ahead and one that the consumer
-    /// has, or all beyond that is within the slack.
+    /// Whether a slab of `bytes` bytes may be allocated. It may if there are slabs for no more than `ahead` batches and
+    /// one that the consumer holds, or if all further memory is within the slack.
     fn allows(&self, state: &Pending, bytes: usize, beyond: bool) -> bool {
         let usual = (self.ahead + 1).saturating_mul(bytes);
-        // Slabs that item workers have got, before a layout was known, are taken to be as large.
+        // Slabs that item workers allocated before a layout was known are assumed to have the same size.
         let unknown = state.counted.iter().filter(|each| each.slab && each.bytes == 0).count();
         let taken = state.bytes.saturating_add(unknown.saturating_mul(bytes));
         let within = taken.saturating_add(bytes) <= usual.saturating_add(self.slack);
         within || (!beyond && state.slabs < self.ahead + 1)
     }
 
-    /// The earliest batch whose slab is [`Slab::Later`], if there is one.
+    /// Returns the earliest batch whose slab is [`Slab::Later`], if there is one.
     pub fn unplanned(&self) -> Option<Begun> {
         self.lock().unplanned.first().copied()
     }
 
-    /// The layout of that batch: the one that an item worker has given it, else this one.
+    /// Returns the layout of this batch: the one that an item worker has set, or otherwise `or_else`.
     pub fn layout_of(&self, batch: Begun, or_else: u32) -> u32 {
         self.block.layout_of(self.block.slot_of(batch).0, or_else)
     }
 
-    /// Says of how many bytes the slab of such a batch is, and how many of them are for rows.
+    /// Sets the size of such a batch's slab, and how many of its bytes are for rows.
     pub fn plan(&self, batch: Begun, bytes: usize, for_rows: usize) {
         let mut state = self.lock();
         let Some(at) = state.unplanned.iter().position(|&unplanned| unplanned == batch) else {
             return;
         };
         state.unplanned.remove(at);
-        // In front of those that were begun since.
+        // Insert it before batches that were started later.
         let at = state.waiting.partition_point(|&(sequence, ..)| sequence < batch);
         state.waiting.insert(at, (batch, bytes, for_rows));
-        // A refusal is noted in the slot.
+        // A failed allocation is recorded in the slot.
         let _ = self.place(&mut state, None);
     }
 
-    /// Gets slabs for batches that wait for theirs: as many as may be on their way, and as there is memory for; up to
-    /// and with `needed` in any case.
+    /// Allocates slabs for waiting batches, as far as the number of batches in flight and the memory allow. Batches up
+    /// to and including `needed` always get theirs.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if there is no memory for one. Its slot says so too.
+    /// [`Refused`] if memory for a slab can't be allocated. The failure is also recorded in the batch's slot.
     pub(crate) fn place(&self, state: &mut Pending, needed: Option<Begun>) -> Result<(), Refused> {
         while let Some(&(sequence, bytes, for_rows)) = state.waiting.front() {
             let may_have_it = self.allows(state, bytes, false) && self.fits(bytes);
@@ -188,10 +188,10 @@ impl SlabSupply {
         Ok(())
     }
 
-    /// Sees to it that a batch has its slab, whatever the consumer has: it asks for the batch.
+    /// Ensures that a batch has its slab, whatever the consumer holds. The consumer calls this when it needs the batch.
     pub fn need(&self, batch: Begun) {
         let mut state = self.lock();
-        // A refusal is noted in the slot.
+        // A failed allocation is recorded in the slot.
         let _ = self.place(&mut state, Some(batch));
     }
 }

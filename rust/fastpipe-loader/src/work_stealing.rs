@@ -1,8 +1,9 @@
-//! The rows that an item worker has claimed and not begun: whoever has nothing to do takes some of them, if the item
-//! worker's item takes long.
+//! Work stealing: the rows that an item worker has claimed and not begun. Idle workers steal some of them if the
+//! worker's current item takes long.
 //!
-//! Cheap items are claimed many at once. Some of them take long all the same, or wait for items of other item workers,
-//! as by a barrier. Without this, the rows behind them would wait too, and with them whoever they wait for.
+//! Many cheap items are claimed at once. Some of them may take long after all, or wait for the items of other workers,
+//! for example at a barrier. Without stealing, the rows after them would wait as well, and so would every worker that
+//! depends on these rows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,13 +11,13 @@ use crate::control_block::ControlBlock;
 use crate::cost_model::LONG_NANOS;
 use crate::item_worker::Claim;
 
-/// Bits of a row's number, of which there are two, and of the turn: together a number in memory.
+/// Bits of a row index. Two row indices and the turn are packed into one 64-bit number.
 const ROW: u32 = 22;
 const TURN: u32 = 64 - 2 * ROW;
 
-/// A turn, the next row to be made, and behind the last one, as one number.
+/// Packs a turn, the next row, and the end of the rows into one number.
 ///
-/// The turn keeps a number that was read from being taken for that of a later claim.
+/// The turn ensures that a number from an earlier claim isn't mistaken for the current one.
 fn packed(turn: u32, next: u32, end: u32) -> u64 {
     u64::from(turn) << (2 * ROW) | u64::from(next) << ROW | u64::from(end)
 }
@@ -29,16 +30,17 @@ fn unpacked(number: u64) -> (u32, u32, u32) {
 /// The rows of a claim that its item worker hasn't begun.
 #[derive(Debug)]
 pub struct StealableRows<'a> {
-    /// What others look at; `None` if the batch has too many rows for that.
+    /// The number from which other workers steal; `None` if the batch has too many rows to be packed.
     shared: Option<&'a AtomicU64>,
-    /// The next row, where nobody else looks; else the first one.
+    /// The next row if `shared` is `None`; otherwise the first row.
     next: u32,
-    /// Of the claim. Others may have taken rows in front of it.
+    /// The end of the claim. Other workers may have stolen rows before it.
     end: u32,
 }
 
 impl StealableRows<'_> {
-    /// Lets nobody take any more. Returns the end of the rows that are the item worker's; those behind it are others'.
+    /// Ends stealing. Returns the end of the rows that remain with the item worker; other workers have stolen the rows
+    /// after it.
     pub fn close(&mut self) -> u32 {
         if let Some(shared) = self.shared.take() {
             let (_, _, end) = unpacked(shared.swap(0, Ordering::AcqRel));
@@ -49,7 +51,7 @@ impl StealableRows<'_> {
     }
 }
 
-/// The next row to be made.
+/// Yields the next row to produce.
 impl Iterator for StealableRows<'_> {
     type Item = u32;
 
@@ -64,7 +66,7 @@ impl Iterator for StealableRows<'_> {
             (next < end).then(|| packed(turn, next + 1, end))
         };
         let before = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
-        // Whatever the memory says, no other rows are made.
+        // Return only rows of the claim, whatever the shared memory contains.
         before
             .ok()
             .map(|number| unpacked(number).1)
@@ -73,11 +75,11 @@ impl Iterator for StealableRows<'_> {
 }
 
 impl ControlBlock {
-    /// Lets others take rows of a claim, those that its item worker takes last.
+    /// Lets other workers steal rows of a claim. They take the rows that its item worker would reach last.
     pub fn hold(&self, item_worker: usize, claim: &Claim) -> StealableRows<'_> {
         let shared = (claim.rows < 1 << ROW).then(|| {
             let record = self.record(item_worker);
-            // Whoever sees the rows sees their slot.
+            // A worker that sees the rows also sees their slot.
             record.held_slot.store(claim.slot as u64, Ordering::Release);
             let turn = claim.turn & ((1 << TURN) - 1);
             record
@@ -92,8 +94,8 @@ impl ControlBlock {
         }
     }
 
-    /// Half of the rows that another item worker has claimed and not begun, if its item takes long; of the earliest
-    /// batch that has such.
+    /// Steals half of the rows that another item worker has claimed and not begun, if its current item takes long. Rows
+    /// of the earliest batch are stolen first.
     pub fn steal(&self, item_worker: usize) -> Option<Claim> {
         let mut stalled: Vec<_> = (0..self.item_workers())
             .filter(|&other| other != item_worker && self.record(other).makes_for() > LONG_NANOS)
@@ -102,7 +104,7 @@ impl ControlBlock {
         stalled.into_iter().find_map(|other| self.half_of(other))
     }
 
-    /// Half of the rows that an item worker has claimed and not begun.
+    /// Steals half of the rows that an item worker has claimed and not begun.
     fn half_of(&self, other: usize) -> Option<Claim> {
         let record = self.record(other);
         let stealable = record.stealable.load(Ordering::Acquire);
@@ -127,8 +129,8 @@ impl ControlBlock {
             rows,
             whole: false,
         };
-        // If it is as it was, so is the item worker's claim: the slot is still its batch's, since these rows aren't
-        // made.
+        // If the number is unchanged, so is the item worker's claim. Its rows are unfinished, so the slot still belongs
+        // to the same batch.
         let taken = record.stealable.compare_exchange(
             stealable,
             packed(turn, next, first),
@@ -138,7 +140,7 @@ impl ControlBlock {
         taken.is_ok().then_some(claim)
     }
 
-    /// Whether some item worker has rows that it hasn't begun.
+    /// Whether any item worker has rows that it hasn't begun.
     pub(crate) fn some_are_held(&self) -> bool {
         (0..self.item_workers()).any(|item_worker| {
             let (_, next, end) = unpacked(self.record(item_worker).stealable.load(Ordering::Relaxed));
@@ -162,7 +164,7 @@ mod tests {
     #[cfg(all(target_os = "linux", not(miri)))]
     const MAKERS: usize = 4;
 
-    /// Two batches of so many cheap items.
+    /// Starts two batches of `rows` cheap items.
     #[cfg(all(target_os = "linux", not(miri)))]
     fn consumer(rows: usize) -> std::sync::Arc<crate::Consumer> {
         use fastpipe_memory::SharedMemory;
@@ -208,7 +210,7 @@ mod tests {
             assert!(stealable.by_ref().all(|row| (4..20).contains(&row)), "{next} to {end}");
             assert!((4..=20).contains(&stealable.close()), "{next} to {end}");
         }
-        // The same rows of another batch are another number.
+        // The same rows of another batch are packed into a different number.
         let number = |claim: &Claim| {
             block.hold(0, claim);
             block.record(0).stealable.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! How many of the waiting item workers are woken for a batch.
+//! The number of waiting item workers that are woken for a batch.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,20 +9,20 @@ use fastpipe_memory::SharedMemory;
 
 const MAKERS: usize = 3;
 const ROWS: [i64; 32] = [7; 32];
-/// Nobody wakes by itself within this time.
+/// A timeout that no waiting worker reaches in these tests.
 const LONG: Duration = Duration::from_secs(60);
-/// Within which an item worker would have woken that must not.
+/// A worker that is woken by mistake would run within this time.
 const QUIET: Duration = Duration::from_millis(200);
 
 fn until(what: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !what() {
-        assert!(Instant::now() < deadline, "it doesn't happen");
+        assert!(Instant::now() < deadline, "timed out");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Lets item workers wait, and calls `play` with a count of those that have been woken.
+/// Starts item workers that wait, and calls `play` with a function that checks how many have been woken.
 fn waiting(
     joining: Joining,
     (whole, turns): (bool, bool),
@@ -49,7 +49,7 @@ fn waiting(
             });
         }
         until(|| consumer.idle() == MAKERS);
-        // Counted as waiting, they may not sleep yet.
+        // Workers that count as waiting may not be asleep yet.
         std::thread::sleep(QUIET);
         play(&consumer, block, &|expected| {
             until(|| woken.load(Ordering::SeqCst) >= expected);
@@ -93,7 +93,7 @@ fn a_maker_that_leaves_rows_wakes_the_next() {
             block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
-            // Items have become slow.
+            // Items have become slow in the meantime.
             block.note_pace(1 << 40);
             for expected in [2, 3] {
                 let claim = block.claim().unwrap();
@@ -106,7 +106,7 @@ fn a_maker_that_leaves_rows_wakes_the_next() {
 
 #[test]
 fn a_batch_that_all_makers_share_wakes_all() {
-    // Where one may make a batch alone, nobody knows yet how long an item takes.
+    // Even if one worker may produce a whole batch, the time of an item isn't known yet.
     for (joining, ways) in [
         (Joining::InPlace, (false, false)),
         (Joining::InPlace, (false, true)),

@@ -1,4 +1,4 @@
-//! Rows behind an item that takes long: whoever has nothing to do takes them over.
+//! Idle workers steal the rows after an item that takes long.
 #![cfg(all(target_os = "linux", not(miri)))]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use fastpipe_loader::{Claim, Consumer, ControlBlock, Done, Indices, Joining, Opt
 use fastpipe_memory::SharedMemory;
 
 const MAKERS: usize = 4;
-/// An item takes long by then.
+/// After this time, an item counts as long.
 const LONG: Duration = Duration::from_millis(15);
 
 fn consumer(rows: usize) -> Arc<Consumer> {
@@ -25,7 +25,7 @@ fn consumer(rows: usize) -> Arc<Consumer> {
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 32).unwrap(), &options, 4, 1 << 20).unwrap();
     let indices: Vec<i64> = (0..rows as i64).collect();
-    // Cheap items: one item worker claims them all.
+    // Items are cheap, so one item worker claims all of them.
     consumer.block().note_pace(1);
     let begun = consumer.begin(7, 5, &Indices::Numbers(&indices), Slab::ByMaker);
     begun.unwrap();
@@ -49,9 +49,9 @@ fn idle_makers_take_over_half_of_what_is_behind_it() {
     let mut stealable = block.hold(0, &first);
     assert_eq!(stealable.next(), Some(0));
     begin(block, 0, &first, 0);
-    assert_eq!(block.steal(1), None, "it has just begun");
+    assert_eq!(block.steal(1), None, "the item has just begun");
     sleep(LONG);
-    assert_eq!(block.steal(0), None, "the rows are its own");
+    assert_eq!(block.steal(0), None, "a worker doesn't steal its own rows");
     let second = block.steal(1).unwrap();
     assert_eq!(span(&second), (16, 32));
     assert_eq!(
@@ -61,7 +61,7 @@ fn idle_makers_take_over_half_of_what_is_behind_it() {
     let third = block.steal(2).unwrap();
     assert_eq!(span(&third), (8, 16));
 
-    // And of what was taken over.
+    // Stolen rows can be stolen again.
     let mut others = block.hold(1, &second);
     assert_eq!(others.next(), Some(16));
     begin(block, 1, &second, 16);
@@ -77,7 +77,7 @@ fn idle_makers_take_over_half_of_what_is_behind_it() {
     assert_eq!(others.close(), 24);
     assert_eq!(others.next(), None);
     sleep(LONG);
-    assert_eq!(block.steal(2), None, "none are left");
+    assert_eq!(block.steal(2), None, "no rows are left to steal");
     for (item_worker, rows) in [(0, 8), (1, 8), (2, 8), (3, 8)] {
         assert_eq!(consumer.state(0), State::OnTheWay);
         assert_eq!(block.finish(item_worker, first.slot, rows), Done::Nothing);
@@ -121,12 +121,12 @@ fn one_idle_maker_looks_whether_an_item_takes_long() {
         }
         let deadline = Instant::now() + Duration::from_secs(30);
         while woken.load(Ordering::SeqCst) == 0 {
-            assert!(Instant::now() < deadline, "nobody looks");
+            assert!(Instant::now() < deadline, "no idle worker checks for long items");
             sleep(Duration::from_millis(1));
         }
         sleep(10 * LONG);
         assert_eq!(woken.load(Ordering::SeqCst), 1);
-        // Once none are held, nobody has to look.
+        // Once no rows can be stolen, no worker checks for long items.
         assert_eq!(stealable.close(), 32);
         scope.spawn(|| block.wait_for_work(1, Duration::from_secs(60)));
         sleep(10 * LONG);

@@ -1,5 +1,5 @@
-//! Threads as item workers and batch workers: every row is made once, lies where it belongs, and batches come whatever
-//! fails.
+//! Threads act as item workers and batch workers. Every row is produced once and stored in its place, and batches
+//! arrive whatever fails.
 #![allow(unsafe_code)]
 #![cfg(all(target_os = "linux", not(miri)))]
 
@@ -14,21 +14,21 @@ use fastpipe_loader::{
 use fastpipe_memory::SharedMemory;
 use proptest::prelude::*;
 
-/// Bytes of a row in the slab; an odd row has as many as its index says, elsewhere.
+/// Bytes of a row in the slab. An odd row is stored elsewhere and has as many bytes as its index determines.
 const ROW: usize = 24;
 const TICK: Duration = Duration::from_millis(20);
 
-/// What workers do.
+/// The behavior of the workers.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     joining: Joining,
-    /// Every how-many-th index fails, is odd, or takes a millisecond; 0 for none.
+    /// Every n-th index fails, is odd, or takes a millisecond; 0 for never.
     fails: i64,
     odd: i64,
     slow: i64,
 }
 
-/// Makes rows that all lie where they belong, at once.
+/// All rows are stored in the slab, without delay.
 const PLAIN: Work = Work {
     joining: Joining::InPlace,
     fails: 0,
@@ -42,11 +42,11 @@ fn is(every: i64, index: i64) -> bool {
 
 /// # Safety
 ///
-/// Nobody else uses the bytes meanwhile.
-#[allow(clippy::mut_from_ref, reason = "the memory is not the block's own")]
+/// No other code uses the bytes while the reference exists.
+#[allow(clippy::mut_from_ref, reason = "the block does not own the bytes")]
 unsafe fn bytes(block: &ControlBlock, offset: usize, len: usize) -> &mut [u8] {
-    let at = block.at(offset, len).expect("within the memory");
-    // SAFETY: the caller's promise.
+    let at = block.at(offset, len).expect("the range is within the memory");
+    // SAFETY: guaranteed by the caller.
     unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), len) }
 }
 
@@ -76,7 +76,7 @@ fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mu
             continue;
         }
         let Some(Indices::Numbers(indices)) = block.indices(claim.slot) else {
-            panic!("the page is there")
+            panic!("the index page is missing")
         };
         let index = indices[row as usize];
         block.begin_item(me, claim.number, row, Some(index), nanos());
@@ -87,7 +87,7 @@ fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mu
         block.end_item(me, 1);
         if is(work.fails, index) {
             let at = block.room(claim.slot, claim.turn, written, 8).unwrap();
-            // SAFETY: the room is this row's.
+            // SAFETY: the allocated bytes belong to this row.
             unsafe { bytes(block, at, 8) }.copy_from_slice(&index.to_le_bytes());
             block.set_row(claim.slot, row, RowKind::Failed, (at, 8));
         } else if is(work.odd, index) {
@@ -107,7 +107,7 @@ fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mu
             let Some(slab) = block.slab(claim.slot, claim.rows, plan.end) else {
                 continue;
             };
-            // SAFETY: the row is claimed.
+            // SAFETY: this worker has claimed the row.
             unsafe { bytes(block, slab + ROW * row as usize, ROW) }.copy_from_slice(&content(index, ROW));
             block.set_row(claim.slot, row, RowKind::Placed, (0, 0));
         }
@@ -118,7 +118,7 @@ fn make(block: &ControlBlock, me: usize, work: Work, claim: &Claim, written: &mu
     }
 }
 
-/// The sum of the indices, from wherever the rows lie.
+/// Stores the sum of the indices, reading each row where it is stored.
 fn join(block: &ControlBlock, worker: usize, claim: &Claim, written: &mut Written) {
     let mut sum = 0;
     for row in 0..claim.rows {
@@ -131,11 +131,11 @@ fn join(block: &ControlBlock, worker: usize, claim: &Claim, written: &mut Writte
             (RowKind::Odd, _) => continue,
             kind => panic!("row {row} of {claim:?} is {kind:?}"),
         };
-        // SAFETY: all rows are finished, and one worker joins them.
+        // SAFETY: all rows are finished, and only one worker joins them.
         sum += i64::from_le_bytes(unsafe { bytes(block, first, 8) }.try_into().unwrap());
     }
     let at = block.room(claim.slot, claim.turn, written, 8).unwrap();
-    // SAFETY: the room is the batch worker's.
+    // SAFETY: the allocated bytes belong to the batch worker.
     unsafe { bytes(block, at, 8) }.copy_from_slice(&sum.to_le_bytes());
     block.set_result(claim.slot, (at, 8));
     block.joined(worker, claim.slot, &JoinTimer::start());
@@ -151,18 +151,18 @@ fn batch_worker(block: &ControlBlock, me: usize) {
     }
 }
 
-/// Holds a batch against what it should be.
+/// Compares a batch with its expected content.
 fn check(block: &ControlBlock, work: Work, indices: &[i64], found: Result<Taken, (Failure, fastpipe_loader::Lent)>) {
     let failing = indices.iter().position(|&index| is(work.fails, index));
     let taken = match (found, failing) {
         (Err((Failure::Row { row, offset, len }, _lent)), Some(expected)) => {
             assert_eq!((row as usize, len), (expected, 8));
-            // SAFETY: the batch is taken.
+            // SAFETY: the batch has been taken.
             assert_eq!(unsafe { bytes(block, offset, len) }, indices[expected].to_le_bytes());
             return;
         }
         (Ok(taken), None) => taken,
-        (found, failing) => panic!("{found:?}, and {failing:?} fails"),
+        (found, failing) => panic!("found {found:?}, but row {failing:?} fails"),
     };
     assert_eq!(taken.rows, indices.len());
     let odd = indices.iter().any(|&index| is(work.odd, index));
@@ -206,7 +206,7 @@ fn run(
     let made = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let block = consumer.block();
-        // Boards of their own, as processes have.
+        // Each thread opens the control block separately, as a process does.
         let open = || {
             let file = block.arena().memory().file().unwrap().try_clone_to_owned().unwrap();
             ControlBlock::open(SharedMemory::open(file).unwrap()).unwrap()
@@ -263,7 +263,7 @@ fn run(
         assert_eq!(
             items,
             batches.iter().map(|batch| batch.len() as u64).sum::<u64>(),
-            "each row once"
+            "each row is produced once"
         );
     }
     consumer
@@ -289,7 +289,7 @@ proptest! {
         };
         let batches: Vec<Vec<i64>> = sizes.into_iter().map(&mut batch).collect();
         let consumer = run(item_workers, batch_workers, ahead, Work { joining, fails, odd, slow }, &batches, 0);
-        // All memory is free, but for descriptions.
+        // All memory is free, except for layout descriptions.
         prop_assert!(consumer.idle() <= item_workers);
     }
 }
@@ -361,7 +361,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     begin(0);
     begin(1);
     for number in 0..20u64 {
-        // The consumer has the batch before until it has the next one.
+        // The consumer holds the previous batch until it has the next one.
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
             let claim = block.claim().unwrap();
@@ -378,7 +378,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
         );
         taken.drain(..taken.len() - 1);
     }
-    // Who keeps batches gets others all the same.
+    // A consumer that keeps batches still gets further ones.
     for number in 20..26u64 {
         consumer.slabs().need(number);
         while consumer.state(number) != State::Ready {
@@ -393,7 +393,7 @@ fn memory_is_that_of_the_batches_ahead_and_one() {
     assert_eq!(starts.len(), 7);
 }
 
-/// A slab of so many bytes in the first layout.
+/// A slab of `bytes` bytes in the first layout.
 fn in_layout(bytes: usize, for_rows: usize) -> Slab {
     Slab::Of {
         layout: 1,
@@ -415,7 +415,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         turns: false,
         most: 1 << 30,
     };
-    // One batch on its way, and one that the consumer has.
+    // One batch in flight, and one that the consumer holds.
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 1, 0).unwrap();
     let block = consumer.block();
     for number in 0..4 {
@@ -425,7 +425,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
     let claims: Vec<_> = (0..4).map(|_| block.claim().unwrap()).collect();
     assert_eq!(consumer.slabs().unplanned(), Some(1));
     block.tell(0, 0, b"layout").unwrap();
-    assert_eq!(block.layout(), None, "a first layout is proposed");
+    assert_eq!(block.layout(), None, "the first layout is only proposed");
     block.settle_first_layout();
     assert_eq!(block.layout(), Some(1));
     let made = |claim: &Claim, size| {
@@ -437,7 +437,7 @@ fn batches_that_were_begun_before_a_layout_get_their_memory_in_their_order() {
         slab.is_some()
     };
     assert!(made(&claims[0], plan.end));
-    // The last one waits for its memory until the others have had theirs; the one before it is given up.
+    // The last batch waits for memory until the other batches have theirs. The batch before it is canceled.
     std::thread::scope(|scope| {
         let last = scope.spawn(|| made(&claims[3], plan.end));
         let given_up = scope.spawn(|| made(&claims[2], plan.end));
@@ -472,7 +472,7 @@ fn batches_ahead_wait_for_memory_that_others_have() {
         joining: Joining::InPlace,
         whole: false,
         turns: false,
-        // Three slabs, and what is small.
+        // Room for three slabs and small allocations.
         most: 7 * slab / 2,
     };
     let consumer = Consumer::new(SharedMemory::create(1 << 40).unwrap(), &options, 6, 1 << 30).unwrap();
