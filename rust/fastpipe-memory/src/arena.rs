@@ -1,9 +1,9 @@
-//! Pieces of memory that several processes have in common.
+//! Extents of memory that several processes share.
 //!
-//! Any process takes fresh pieces, without a lock: they lie one behind the other, and how far they reach is a number in
-//! the memory itself. Who owns the memory takes used ones again, by a [`Recycler`]; so the numbers grow only as far as
-//! what is in use at once. A process that is killed leaves no lock behind, and nothing half done: at most a piece that
-//! nobody has.
+//! Any process can allocate new extents without a lock: they are placed one after the other, and the end of the last
+//! one is an atomic number in the memory itself. The process that owns the memory reuses released extents through a
+//! [`Recycler`], so the end grows only with the memory that is in use at once. A killed process leaves no lock and no
+//! inconsistent state behind. At most, one extent remains allocated that no process uses.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -15,43 +15,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::page_size;
 use crate::shared::SharedMemory;
 
-/// What the memory says of itself, at its start.
+/// The header at the start of the memory.
 #[repr(C)]
 struct Head {
-    /// That it is such memory, and of which version.
+    /// Identifies an arena and its version.
     magic: AtomicU64,
-    /// Behind the last piece that was ever taken.
+    /// The end of the last extent that was ever allocated.
     end: AtomicU64,
     /// Bytes that are committed.
     held: AtomicU64,
-    /// Bytes that may be.
+    /// Maximum of `held`.
     most: AtomicU64,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fastpip1");
 
-/// Bytes of the head; those behind it, up to the first piece, are for whoever made the arena.
+/// Bytes of the header. The creator of the arena may use the bytes between the header and the first extent.
 pub const HEAD: usize = 64;
 
-/// A piece of an arena: whole pages.
+/// An extent of an arena: a range of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Of the first byte; a multiple of a page.
+    /// Offset of the first byte, a multiple of the page size.
     pub offset: usize,
-    /// Bytes; a multiple of a page.
+    /// Length in bytes, a multiple of the page size.
     pub len: usize,
 }
 
-/// Why there is no piece.
+/// The reason why an extent couldn't be allocated.
 #[derive(Debug)]
 pub struct Refused {
-    /// Bytes that were wanted.
+    /// Bytes that were requested.
     pub wanted: usize,
-    /// Bytes that are in use or kept.
+    /// Bytes that are in use or kept for reuse.
     pub held: u64,
-    /// Bytes that there may be.
+    /// Maximum number of such bytes.
     pub most: u64,
-    /// What the system says; `None` if it is the limit.
+    /// The error of the system; `None` if the limit was reached.
     pub error: Option<io::Error>,
 }
 
@@ -66,28 +66,31 @@ impl fmt::Display for Refused {
         match error {
             None => write!(
                 f,
-                "{wanted} bytes more than the {held} in use are above the limit of {most}"
+                "{wanted} bytes in addition to the {held} in use exceed the limit of {most}"
             ),
-            Some(error) => write!(f, "the system refuses {wanted} bytes beside the {held} in use: {error}"),
+            Some(error) => write!(
+                f,
+                "the system refuses {wanted} bytes in addition to the {held} in use: {error}"
+            ),
         }
     }
 }
 
 impl std::error::Error for Refused {}
 
-/// Memory in common, of which pieces are taken.
+/// Shared memory from which extents are allocated.
 #[derive(Debug)]
 pub struct Arena {
     memory: SharedMemory,
 }
 
 impl Arena {
-    /// Memory for pieces of at most `most` bytes together, behind `reserved` bytes for whoever makes it, which are
-    /// committed and zero.
+    /// Creates an arena whose extents may take up to `most` bytes in total. `reserved` bytes before the first extent
+    /// are for the creator; they are committed and zero.
     ///
     /// # Errors
     ///
-    /// Those of the system.
+    /// Returns the system's error if the memory can't be committed.
     pub fn create(memory: SharedMemory, reserved: usize, most: u64) -> io::Result<Self> {
         let first = HEAD.saturating_add(reserved).checked_next_multiple_of(page_size());
         let first = first.filter(|&first| first <= memory.len());
@@ -101,11 +104,11 @@ impl Arena {
         Ok(arena)
     }
 
-    /// That of another process, mapped here.
+    /// Opens the arena of another process, which is mapped into this process.
     ///
     /// # Errors
     ///
-    /// `InvalidData` for memory in which there is no arena.
+    /// Returns `InvalidData` if the memory contains no arena.
     pub fn open(memory: SharedMemory) -> io::Result<Self> {
         let arena = Arena { memory };
         if arena.memory.len() < page_size() || arena.head().magic.load(Ordering::Acquire) != MAGIC {
@@ -114,50 +117,51 @@ impl Arena {
         Ok(arena)
     }
 
-    /// The memory.
+    /// The shared memory.
     pub fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
     fn head(&self) -> &Head {
-        // SAFETY: `create` has committed this many bytes, and `open` looks whether there are. They are atomic numbers,
-        // for which any bits are valid, at a multiple of a page.
+        // SAFETY: `create` has committed these bytes, and `open` checks that they exist. They are page-aligned atomic
+        // numbers, for which any bits are valid.
         unsafe { self.memory.start().cast::<Head>().as_ref() }
     }
 
-    /// The bytes of a range, as long as the arena lives. `None` if it isn't within the arena.
+    /// Returns the address of a range, which is valid as long as the arena exists. `None` if the range isn't within the
+    /// arena.
     pub fn at(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len)?;
-        // SAFETY: within what is mapped.
+        // SAFETY: the range is within the mapping.
         (end <= self.memory.len()).then(|| unsafe { self.memory.start().add(offset) })
     }
 
-    /// The bytes for whoever made the arena, and how many there are at least.
+    /// Returns the address of the bytes that are reserved for the creator of the arena.
     pub fn reserved(&self) -> NonNull<u8> {
-        // SAFETY: the memory has at least a page.
+        // SAFETY: the memory has at least one page.
         unsafe { self.memory.start().add(HEAD) }
     }
 
-    /// Bytes of pieces that are in use or kept.
+    /// Bytes of extents that are in use or kept for reuse.
     pub fn held(&self) -> u64 {
         self.head().held.load(Ordering::Relaxed)
     }
 
-    /// Bytes that there may be.
+    /// Maximum bytes that extents may take.
     pub fn most(&self) -> u64 {
         self.head().most.load(Ordering::Relaxed)
     }
 
-    /// Lets there be this many bytes at most from now on.
+    /// Sets the maximum number of bytes that extents may take.
     pub fn set_most(&self, most: u64) {
         self.head().most.store(most, Ordering::Relaxed);
     }
 
-    /// A fresh piece of at least `len` bytes, all zero.
+    /// Allocates a new extent of at least `len` bytes, all zero.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the limit or the system says no.
+    /// [`Refused`] if the limit or the system doesn't allow it.
     pub fn take(&self, len: usize) -> Result<Extent, Refused> {
         let refused = |error| Refused {
             wanted: len,
@@ -186,7 +190,7 @@ impl Arena {
         }
     }
 
-    /// Counts bytes as held, unless they would be too many.
+    /// Counts bytes as held, unless that would exceed the limit.
     fn hold(&self, size: u64) -> Result<(), ()> {
         let most = self.most();
         let more = |held: u64| held.checked_add(size).filter(|&held| held <= most);
@@ -201,15 +205,15 @@ impl Arena {
         self.head().held.fetch_sub(size, Ordering::Relaxed);
     }
 
-    /// Gives the memory of a piece that nobody uses back to the system. Its place stays, and is nobody's but a
-    /// [`Recycler`]'s whose piece it is.
+    /// Returns the memory of an unused extent to the system. The address range of the extent is not reused, except by
+    /// the [`Recycler`] that owns the extent.
     pub fn forget(&self, extent: Extent) {
-        // What the system keeps all the same is in nobody's way.
+        // If the system keeps the memory despite this, it does no harm.
         let _ = self.memory.forget(extent.offset, extent.len);
         self.let_go(extent.len as u64);
     }
 
-    /// Takes memory for the place of a piece that was forgotten.
+    /// Commits memory again for the address range of a released extent.
     fn commit(&self, extent: Extent) -> Result<(), Refused> {
         let refused = |error| Refused {
             wanted: extent.len,
@@ -225,7 +229,7 @@ impl Arena {
     }
 }
 
-/// Takes pieces of an arena, used ones where they fit. For one process, which owns the arena.
+/// Allocates extents of an arena and reuses released ones that fit. Only the process that owns the arena may use it.
 #[derive(Debug)]
 pub struct Recycler {
     arena: Arc<Arena>,
@@ -234,18 +238,18 @@ pub struct Recycler {
 
 #[derive(Debug, Default)]
 struct Pieces {
-    /// Those that came last, last: they may still be in the processor's caches.
+    /// Free extents in the order of their release. The last ones may still be in the processor's caches.
     free: Vec<Extent>,
     free_bytes: usize,
-    /// Bytes of free pieces that are kept.
+    /// Bytes of free extents to keep.
     keep: usize,
-    /// Places of pieces whose memory went back to the system.
+    /// Address ranges of extents whose memory was returned to the system.
     places: Vec<Extent>,
 }
 
 impl Pieces {
-    /// Takes free pieces out that are too small for so many bytes, the largest first, until they have as many: else
-    /// they would be kept beside the new one, in vain if what is taken has grown.
+    /// Removes free extents that are too small for `len` bytes, the largest first, until they have `len` bytes in
+    /// total. If requests have grown, these extents would otherwise be kept without being used again.
     fn take_outgrown(&mut self, len: usize) -> Vec<Extent> {
         let (mut gone, mut bytes) = (Vec::new(), 0);
         while bytes < len {
@@ -262,11 +266,11 @@ impl Pieces {
     }
 }
 
-/// A free piece is not used for less than this fraction of its size.
+/// A free extent isn't used for less than `1 / LARGEST_WASTE` of its size.
 const LARGEST_WASTE: usize = 4;
 
 impl Recycler {
-    /// Takes pieces of this arena.
+    /// Creates a recycler for the extents of an arena.
     pub fn new(arena: Arc<Arena>) -> Self {
         Recycler {
             arena,
@@ -283,17 +287,17 @@ impl Recycler {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps at least this many bytes of free pieces from now on, if there are that many.
+    /// Raises the number of bytes of free extents to keep to at least `bytes`.
     pub fn keep_at_least(&self, bytes: usize) {
         let mut state = self.lock();
         state.keep = state.keep.max(bytes);
     }
 
-    /// A piece of at least `len` bytes, with arbitrary contents.
+    /// Allocates or reuses an extent of at least `len` bytes, with arbitrary contents.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the limit or the system says no.
+    /// [`Refused`] if the limit or the system doesn't allow it.
     pub fn take(&self, len: usize) -> Result<Extent, Refused> {
         let fits = |piece: &Extent| piece.len >= len && piece.len / LARGEST_WASTE <= len.max(page_size());
         let mut state = self.lock();
@@ -322,7 +326,7 @@ impl Recycler {
                     .or_else(|error| again(error).and_then(|()| self.arena.commit(place)))?;
                 Ok(place)
             }
-            // What is free doesn't fit: this needs its memory more.
+            // No free extent fits, and this request needs their memory more urgently.
             None => self
                 .arena
                 .take(len)
@@ -330,7 +334,7 @@ impl Recycler {
         }
     }
 
-    /// Takes a piece back that nobody uses any more.
+    /// Takes back an extent that is no longer used.
     pub fn put(&self, extent: Extent) {
         let mut state = self.lock();
         state.free_bytes += extent.len;
@@ -345,7 +349,7 @@ impl Recycler {
         self.forget(gone);
     }
 
-    /// Gives the memory of all free pieces back to the system. Returns how many bytes they had.
+    /// Returns the memory of all free extents to the system, and reports how many bytes they had.
     pub fn release(&self) -> usize {
         let mut state = self.lock();
         let (gone, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
@@ -361,7 +365,7 @@ impl Recycler {
         self.lock().places.extend(gone);
     }
 
-    /// Bytes of free pieces.
+    /// Bytes of free extents.
     pub fn free_bytes(&self) -> usize {
         self.lock().free_bytes
     }
@@ -422,16 +426,20 @@ mod tests {
         let small = recycler.take(page).unwrap();
         recycler.put(large);
         recycler.put(small);
-        assert_eq!(recycler.free_bytes(), page, "the large one was of no use for longest");
+        assert_eq!(
+            recycler.free_bytes(),
+            page,
+            "the large extent had been free the longest"
+        );
         assert_eq!(recycler.arena().held(), page as u64);
         assert_eq!(recycler.take(10).unwrap(), small);
-        assert_eq!(recycler.take(7 * page).unwrap(), large, "its place is used again");
+        assert_eq!(recycler.take(7 * page).unwrap(), large, "its address range is reused");
         assert_eq!(recycler.arena().held(), 9 * page as u64);
         recycler.put(large);
         assert_ne!(
             recycler.take(page).unwrap(),
             large,
-            "a small batch doesn't pin a large piece"
+            "a small batch doesn't occupy a large extent"
         );
     }
 
@@ -449,7 +457,7 @@ mod tests {
         large.iter().for_each(|&piece| recycler.put(piece));
         assert!(
             large.contains(&recycler.take(8 * page).unwrap()),
-            "they serve for the smaller ones"
+            "large extents are reused for smaller requests"
         );
         assert_eq!(recycler.arena().held(), 27 * page as u64);
     }

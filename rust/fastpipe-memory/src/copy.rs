@@ -1,4 +1,4 @@
-//! Copying rows that lie anywhere, while the next ones are on their way.
+//! Copying scattered rows while the next rows are being prefetched.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -6,28 +6,28 @@ use std::slice;
 
 use crate::prefetch::{LINE, hint};
 
-/// A byte that may be uninitialised: padding, or memory that nobody wrote.
+/// A byte that may be uninitialized: padding, or memory that was never written.
 type Byte = MaybeUninit<u8>;
 
-/// Of rows of this many bytes only the ends are asked for: what lies between the processor foresees as soon as the row
-/// is read, and lines that are asked for too early take the place of those that are needed now.
+/// For rows of at least this many bytes, only the ends are prefetched. The processor prefetches the rest by itself once
+/// it starts to read the row. Lines that are prefetched too early would evict lines that are needed now.
 const LONG: usize = 2048;
 
-/// Copies a row, and asks for a later one, of the same length or none, meanwhile: line by line, since the processor
-/// takes only so many requests at once.
+/// Copies a row and prefetches a later one at the same time. The later row must have the same length or be empty. It is
+/// prefetched line by line, because the processor accepts a limited number of requests at once.
 ///
-/// With AVX where there is: half as many stores wait for the lines that they go to, so twice as many lines are under
-/// way.
+/// AVX is used if available. It halves the number of stores that wait for their lines, so twice as many lines can be in
+/// flight.
 ///
 /// # Panics
 ///
-/// If the target isn't as long as the row.
+/// Panics if the target's length differs from the row's.
 #[inline]
 pub fn copy_and_prefetch<T: Copy>(row: &[T], target: &mut [T], later: &[T]) {
-    assert_eq!(row.len(), target.len(), "rows are copied whole");
+    assert_eq!(row.len(), target.len(), "the target must be as long as the row");
     let (row, later) = (bytes(row), bytes(later));
-    // SAFETY: the bytes of the target are ours alone. All that are written are those of as many elements, in their
-    // order.
+    // SAFETY: the bytes of the target are borrowed exclusively. Only bytes of the same number of elements are written,
+    // in their order.
     let target = unsafe { slice::from_raw_parts_mut(target.as_mut_ptr().cast::<Byte>(), size_of_val(target)) };
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_x86_feature_detected!("avx") {
@@ -38,7 +38,7 @@ pub fn copy_and_prefetch<T: Copy>(row: &[T], target: &mut [T], later: &[T]) {
 }
 
 fn bytes<T>(elements: &[T]) -> &[Byte] {
-    // SAFETY: they are the bytes of the elements, which may be uninitialised where these have padding.
+    // SAFETY: these are the bytes of the elements. Padding bytes may be uninitialized.
     unsafe { slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
 
@@ -67,8 +67,8 @@ fn by_line(row: &[Byte], target: &mut [Byte], later: &[Byte]) {
     to_rest.copy_from_slice(from_rest);
 }
 
-/// By halves, lest the compiler make a call of `memcpy` of many: for long rows that is `rep movsb`, which is slower
-/// where every row begins somewhere else.
+/// Copies in halves, so that the compiler doesn't merge many copies into a call of `memcpy`. For long rows that call
+/// uses `rep movsb`, which is slower if rows have different alignments.
 #[inline(always)]
 fn copy_line(from: &[Byte; LINE], to: &mut [Byte; LINE]) {
     const HALF: usize = LINE / 2;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "whole")]
+    #[should_panic(expected = "as long as the row")]
     fn a_target_of_another_length_is_refused() {
         copy_and_prefetch(&[1; 64], &mut [0; 128], &[]);
     }

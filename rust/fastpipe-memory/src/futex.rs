@@ -1,24 +1,25 @@
-//! Waiting for a number in memory to change, and waking those who wait, in whatever process they are.
+//! Waiting until a number in memory changes, and waking threads of any process that wait for it.
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-/// Waits while the number is `expected`, at most so long. It may return earlier: whoever waits looks again.
+/// Waits while the number is `expected`, but no longer than `most`. It may return earlier, so the caller must check
+/// again.
 pub fn wait(number: &AtomicU32, expected: u32, most: Duration) {
     system::wait(number, expected, most);
 }
 
-/// Wakes whoever waits for the number, which was changed before.
+/// Wakes all threads that wait for the number. The caller must have changed it before.
 pub fn wake_all(number: &AtomicU32) {
     system::wake(number, i32::MAX.unsigned_abs());
 }
 
-/// Wakes at most so many of those who wait for the number, which was changed before.
+/// Wakes up to `most` threads that wait for the number. The caller must have changed it before.
 pub fn wake(number: &AtomicU32, most: u32) {
     system::wake(number, most);
 }
 
-/// Wakes one of those who wait for the number, which was changed before.
+/// Wakes one thread that waits for the number. The caller must have changed it before.
 pub fn wake_one(number: &AtomicU32) {
     system::wake(number, 1);
 }
@@ -34,17 +35,17 @@ mod system {
             tv_sec: i64::MAX,
             tv_nsec: 0,
         });
-        // Whether it has changed already, a signal came, or the time is over: the caller looks.
+        // The number had already changed, a signal arrived, or the time is over. The caller checks which.
         let _ = futex::wait(number, Flags::empty(), expected, Some(&most));
     }
 
     pub(super) fn wake(number: &AtomicU32, most: u32) {
-        // It fails for addresses that aren't mapped, which a reference's is.
+        // This fails only for addresses that aren't mapped, and a reference is always mapped.
         let _ = futex::wake(number, Flags::empty(), most);
     }
 }
 
-/// Within a process, where the system has no futex for us.
+/// A replacement within one process, for systems without a supported futex.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod system {
     use std::sync::atomic::Ordering;
@@ -64,7 +65,7 @@ mod system {
         let queue = queue(number);
         let lock = LOCKS[queue].lock().unwrap_or_else(PoisonError::into_inner);
         if number.load(Ordering::SeqCst) == expected {
-            // A wake-up for another number of the queue is one that comes early.
+            // A wake-up for another number in the same queue is a spurious wake-up.
             drop(CHANGED[queue].wait_timeout(lock, most));
         }
     }

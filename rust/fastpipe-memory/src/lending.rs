@@ -1,8 +1,9 @@
-//! Pieces that one process fills and others read: lent, and given back without a word.
+//! Blocks that one process fills and others read. They are lent and returned without messages.
 //!
-//! A piece begins with a label, which counts those that it is lent to. Whoever borrows it counts himself off, in
-//! whatever process he is; its owner looks there before it takes memory. Nothing is sent, so nothing is lost: of a
-//! process that is killed what it has borrowed stays away, and what it has lent stays with those who have it.
+//! A block begins with a label that counts its borrowers. A borrower in any process decrements the count when it is
+//! done, and the owner checks the counts before it allocates memory. No messages are sent, so none can be lost. If a
+//! process is killed, the blocks that it has borrowed are never reused, and the blocks that it has lent remain valid
+//! for their borrowers.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -11,39 +12,40 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arena::{Arena, Extent, Recycler, Refused};
 
-/// Bytes of the label, in front of what a piece holds.
+/// Bytes of the label, which precedes the contents of a block.
 pub const LABEL: usize = 64;
 
-/// A piece's label.
+/// The label of a block.
 #[repr(C)]
 struct Label {
-    /// That it is a piece that may be lent.
+    /// Marks a lendable block.
     mark: AtomicU32,
-    /// Those that it is lent to.
+    /// Number of borrowers.
     borrowers: AtomicU32,
 }
 
 const MARK: u32 = u32::from_le_bytes(*b"lent");
 
-/// The label of a piece that begins here. `None` if it isn't within the arena.
+/// Returns the label of the block at `offset`, or `None` if it isn't within the arena.
 fn label(arena: &Arena, offset: usize) -> Option<&Label> {
     let at = arena.at(offset, LABEL).filter(|_| offset.is_multiple_of(64))?;
-    // SAFETY: the bytes are mapped, at a multiple of the alignment; they are atomic numbers. They stay as long as the
-    // arena. Whoever was told of the offset was told of a piece that was taken; of another one the pages read as zeros.
+    // SAFETY: the bytes are mapped and aligned, they are atomic numbers, and they remain valid as long as the arena. An
+    // offset that was received from the lender refers to an allocated block. At any other offset the pages read as
+    // zeros.
     Some(unsafe { at.cast::<Label>().as_ref() })
 }
 
-/// Takes pieces of an arena that may be lent.
+/// Allocates lendable blocks of an arena.
 #[derive(Debug)]
 pub struct Lender {
     recycler: Recycler,
-    /// Pieces that this process has let go of, and others haven't.
+    /// Blocks that this process has dropped, but that still have borrowers.
     away: Mutex<Vec<Extent>>,
     process: u32,
 }
 
 impl Lender {
-    /// Takes pieces of this arena, which the process owns.
+    /// Creates a lender for an arena that this process owns.
     pub fn new(arena: Arc<Arena>) -> Arc<Self> {
         Arc::new(Lender {
             recycler: Recycler::new(arena),
@@ -57,16 +59,16 @@ impl Lender {
         self.recycler.arena()
     }
 
-    /// Keeps at least this many bytes of free pieces from now on, if there are that many.
+    /// Raises the number of bytes of free blocks to keep to at least `bytes`.
     pub fn keep_at_least(&self, bytes: usize) {
         self.recycler.keep_at_least(bytes);
     }
 
-    /// A piece of at least `len` bytes behind its label, with arbitrary contents.
+    /// Allocates a block with at least `len` bytes of arbitrary contents after its label.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if the limit or the system says no.
+    /// [`Refused`] if the limit or the system doesn't allow it.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Lendable, Refused> {
         self.collect();
         let extent = self.recycler.take(len.saturating_add(LABEL))?;
@@ -80,7 +82,7 @@ impl Lender {
         })
     }
 
-    /// Takes back what was given back.
+    /// Recovers blocks that have been returned.
     fn collect(&self) {
         let mut back = Vec::new();
         self.away
@@ -100,9 +102,10 @@ impl Lender {
         label(self.arena(), extent.offset).map_or(0, |label| label.borrowers.load(Ordering::Acquire))
     }
 
-    /// Lends the piece whose contents begin here. Returns their offset. `None` if none begins here.
+    /// Lends the block whose contents begin at `start`, and returns their offset. `None` if no block begins there.
     ///
-    /// Somebody has to [borrow](Borrowed::new) it: until then, and until he is done, its memory isn't used again.
+    /// A process must then [borrow](Borrowed::new) the block. Until it has done so and has returned the block, the
+    /// memory isn't reused.
     pub fn lend(&self, start: NonNull<u8>) -> Option<usize> {
         let first = self.arena().memory().start().addr().get();
         let offset = start.addr().get().checked_sub(first)?;
@@ -114,14 +117,14 @@ impl Lender {
         Some(offset)
     }
 
-    /// Pieces that others have, and this process has let go of.
+    /// Number of blocks that this process has dropped, but that still have borrowers.
     pub fn away(&self) -> usize {
         self.collect();
         self.away.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
-/// A piece that may be lent. It is used again when this is dropped, and nobody has borrowed it.
+/// A lendable block. Its memory is reused after this is dropped and all borrowers have returned it.
 #[derive(Debug)]
 pub struct Lendable {
     lender: Arc<Lender>,
@@ -129,17 +132,17 @@ pub struct Lendable {
 }
 
 impl Lendable {
-    /// What it holds, behind the label.
+    /// Address of the contents, after the label.
     pub fn start(&self) -> Option<NonNull<u8>> {
         self.lender.arena().at(self.extent.offset + LABEL, self.len())
     }
 
-    /// Bytes of that.
+    /// Bytes of the contents.
     pub fn len(&self) -> usize {
         self.extent.len - LABEL
     }
 
-    /// Whether there are none.
+    /// Whether the contents are empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -147,7 +150,7 @@ impl Lendable {
 
 impl Drop for Lendable {
     fn drop(&mut self) {
-        // A forked child has a copy of this, and nothing to do with the memory.
+        // A forked child has only a copy of this, so it must not release the memory.
         if self.lender.process != std::process::id() {
             return;
         }
@@ -163,7 +166,7 @@ impl Drop for Lendable {
     }
 }
 
-/// A piece of another process, which has lent it.
+/// A block that another process has lent.
 #[derive(Debug)]
 pub struct Borrowed {
     arena: Arc<Arena>,
@@ -173,7 +176,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// The piece whose contents begin at an offset, and have so many bytes. `None` if it isn't lent.
+    /// Borrows the block whose contents begin at `offset` and have `len` bytes. `None` if it isn't lent.
     pub fn new(arena: &Arc<Arena>, offset: usize, len: usize) -> Option<Self> {
         arena.at(offset, len)?;
         let label = label(arena, offset.checked_sub(LABEL)?)?;
@@ -188,17 +191,17 @@ impl Borrowed {
         })
     }
 
-    /// What it holds.
+    /// Address of the contents.
     pub fn start(&self) -> Option<NonNull<u8>> {
         self.arena.at(self.offset, self.len)
     }
 
-    /// Bytes of that.
+    /// Bytes of the contents.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the contents are empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -209,7 +212,7 @@ impl Drop for Borrowed {
         if self.process == std::process::id()
             && let Some(label) = label(&self.arena, self.offset - LABEL)
         {
-            // Never below zero, whatever others have written there.
+            // The count never becomes negative, whatever other processes have written there.
             let less = |borrowers: u32| borrowers.checked_sub(1);
             let _ = label.borrowers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
         }
@@ -241,11 +244,11 @@ mod tests {
             let piece = lender.take(1000).unwrap();
             let start = piece.start().unwrap();
             assert!(start.addr().get().is_multiple_of(64) && piece.len() >= 1000);
-            // SAFETY: the piece is this test's alone.
+            // SAFETY: only this test uses the block.
             unsafe { start.as_ptr().write_bytes(7, 1000) };
             let offset = lender.lend(start).unwrap();
             let borrowed = Borrowed::new(&there, offset, 1000).unwrap();
-            // SAFETY: nobody writes to it any more.
+            // SAFETY: no code writes to the block any more.
             let bytes = unsafe { std::slice::from_raw_parts(borrowed.start().unwrap().as_ptr(), 1000) };
             assert!(bytes.iter().all(|&byte| byte == 7));
             if lender_first {
@@ -276,7 +279,10 @@ mod tests {
         assert_eq!(lender.away(), 1);
         drop(other);
         assert_eq!(lender.away(), 0);
-        assert!(Borrowed::new(lender.arena(), offsets[0], 10).is_none(), "it isn't lent");
+        assert!(
+            Borrowed::new(lender.arena(), offsets[0], 10).is_none(),
+            "the block isn't lent"
+        );
     }
 
     #[test]
@@ -284,7 +290,7 @@ mod tests {
         let lender = lender();
         let piece = lender.take(5000).unwrap();
         let start = piece.start().unwrap();
-        // SAFETY: within the piece.
+        // SAFETY: the address is within the block.
         assert_eq!(lender.lend(unsafe { start.add(64) }), None);
         assert_eq!(lender.lend(NonNull::from(&0u8)), None);
         let there = elsewhere(&lender);

@@ -1,6 +1,9 @@
-//! Memory: what programs may tell the processor and the system about it, without any change in what they compute (that
-//! a table is large, and what of it is read next, while rows of it are copied or otherwise); how much there is; memory
-//! that is got from the system and given back to it; and memory that several processes have in common.
+//! Low-level memory management:
+//!
+//! - hints that don't change results: large pages for large tables, and prefetching, for example while rows are copied
+//! - the amount of memory that the machine has, and how much of it is available
+//! - memory that is mapped from the system and returned to it
+//! - memory that several processes share
 
 mod arena;
 mod copy;

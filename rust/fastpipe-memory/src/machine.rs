@@ -1,21 +1,21 @@
-//! How much memory the process may have: the machine's, or less where a control group limits it (containers).
+//! The memory that is available to the process: the machine's, or less if a control group (container) limits it.
 
 use std::sync::OnceLock;
 
-/// Bytes, or `None` where the system doesn't say. Looked up once.
+/// Returns the total number of bytes, or `None` if the system doesn't report it. It is looked up only once.
 pub fn machine_memory() -> Option<u64> {
     static MEMORY: OnceLock<Option<u64>> = OnceLock::new();
     *MEMORY.get_or_init(|| least_of(|path| std::fs::read_to_string(path).ok()))
 }
 
-/// Bytes that may be taken at present without another process or what lies in memory already being pushed out, or
-/// `None` where the system doesn't say. It changes with every moment.
+/// Returns the bytes that can be used at present without evicting other processes or cached data. `None` if the system
+/// doesn't report it. The value changes constantly.
 pub fn available_memory() -> Option<u64> {
     left_of(|path| std::fs::read_to_string(path).ok())
 }
 
-/// The least of what the system's files say: physical memory, and the limits of the process's control group and those
-/// around it, of version 1 or 2. `read` yields the text of a file.
+/// Returns the minimum of the physical memory and the limits of the process's control group and its ancestors, of
+/// version 1 or 2. `read` returns the text of a file.
 fn least_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
     let physical = read("/proc/meminfo")
         .as_deref()
@@ -26,7 +26,7 @@ fn least_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
     limits.chain(physical).min()
 }
 
-/// The same of what is left. What a control group keeps of files that nobody uses is as good as free.
+/// Like `least_of`, for memory that is still available. Inactive file caches of a control group count as free.
 fn left_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
     let physical = read("/proc/meminfo")
         .as_deref()
@@ -45,13 +45,12 @@ fn left_of(read: impl Fn(&str) -> Option<String>) -> Option<u64> {
     left.chain(physical).min()
 }
 
-/// A number that is all that a file says. Of limits version 1 says "none" with a number near 2^63, version 2 with a
-/// word.
+/// Parses a file that contains a single number. For "no limit", version 1 uses a number near 2^63 and version 2 a word.
 fn number(text: Option<String>) -> Option<u64> {
     text?.trim().parse().ok()
 }
 
-/// A line of `/proc/meminfo`, which counts in KiB.
+/// Parses a line of `/proc/meminfo`, whose unit is KiB.
 fn field(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim()
@@ -62,7 +61,7 @@ fn field(meminfo: &str, name: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// A control group, of version 1 or 2.
+/// A control group of version 1 or 2.
 struct Group {
     directory: String,
     first: bool,
@@ -86,8 +85,8 @@ impl Group {
     }
 }
 
-/// The process's control group, and those around it. Lines are `number:controllers:path`, without controllers in
-/// version 2.
+/// Returns the process's control group and its ancestors. Lines have the form `number:controllers:path`. In version 2,
+/// there are no controllers.
 fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
     let lines = read("/proc/self/cgroup").unwrap_or_default();
     let of_line = |line: &str| {
@@ -107,8 +106,8 @@ fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
     lines.lines().filter_map(of_line).flatten().collect()
 }
 
-/// A path and all above it; that of the root, which is empty, too. (In a container its own group is mounted as the
-/// root.)
+/// Yields a path and its ancestors, including the root, which is an empty path. In a container, the container's group
+/// is mounted as the root.
 fn around(path: &str) -> impl Iterator<Item = &str> {
     let path = path.trim_end_matches('/');
     std::iter::successors(Some(path), |path| path.rfind('/').map(|end| &path[..end]))

@@ -1,13 +1,13 @@
-//! Memory for when there is none.
+//! Reserves for situations in which memory has run out.
 //!
-//! Large allocations are fallible, and whoever asks for one passes on that it was refused. Small ones aren't: Rust ends
-//! the process where it gets none, and Python and the C library fail in places that nobody expects. To tell of an
-//! error, to let go of batches and to end threads takes some of them. So two things are put by:
+//! Large allocations are fallible, and their callers report the failure. Small allocations are not: Rust aborts the
+//! process if one fails, and Python and the C library fail in unexpected places. Reporting an error, releasing batches
+//! and stopping threads require some small allocations. So two things are reserved:
 //!
-//! - [`ReserveAllocator`] serves small allocations from memory of its own when the system refuses them. What is taken
-//!   is given back with the last of them.
-//! - A spare ([`reserve_address_space`]) is address space that is given up when memory has run out, so that others can
-//!   have it: Python, which makes an exception.
+//! - [`ReserveAllocator`] serves small allocations from a static reserve when the system refuses them. The reserve is
+//!   free again once the last of these allocations is freed.
+//! - The spare ([`reserve_address_space`]) is address space that is released when memory has run out, so that other
+//!   code can use it, for example Python to create an exception.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -15,10 +15,10 @@ use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes of the reserve. They take no memory before they are used.
+/// Bytes of the reserve. They take no memory until they are used.
 const RESERVE: usize = 4 << 20;
 
-/// Allocations of more than this are not served from the reserve.
+/// Larger allocations than this are not served from the reserve.
 const SMALL: usize = 16 << 10;
 
 /// The system's allocator, with a reserve for small allocations that it refuses.
@@ -28,18 +28,18 @@ pub struct ReserveAllocator;
 #[repr(align(4096))]
 struct Bytes(UnsafeCell<[u8; RESERVE]>);
 
-// SAFETY: `Taken` gives each byte to one allocation at a time; nobody else looks at them.
+// SAFETY: `Taken` assigns each byte to one allocation at a time, and no other code accesses the bytes.
 unsafe impl Sync for Bytes {}
 
 static BYTES: Bytes = Bytes(UnsafeCell::new([0; RESERVE]));
 static TAKEN: Taken = Taken(AtomicU64::new(0));
 
-/// What of a reserve is taken: how far in the lower half, by how many allocations in the upper one. Never locked, since
-/// it may be asked while a process forks.
+/// The allocated part of a reserve: the end of the last allocation in the lower half, and the number of allocations in
+/// the upper half. It uses no lock, because it may be used while the process forks.
 struct Taken(AtomicU64);
 
 impl Taken {
-    /// Where in the reserve the allocation goes.
+    /// Returns the offset of a new allocation in the reserve.
     fn take(&self, layout: Layout) -> Option<usize> {
         let mut found = None;
         let taken = self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, |state| {
@@ -52,7 +52,7 @@ impl Taken {
         taken.ok().and(found)
     }
 
-    /// An allocation is over. With the last one all of the reserve is free.
+    /// Ends an allocation. After the last one has ended, the whole reserve is free.
     fn give_back(&self) {
         let less = |state: u64| match state >> 32 {
             0 | 1 => Some(0),
@@ -68,7 +68,7 @@ fn from_reserve(layout: Layout) -> *mut u8 {
         return null_mut();
     }
     let start = BYTES.0.get().cast::<u8>();
-    // The start is within the reserve, and a multiple of the alignment, as that of the reserve is.
+    // The offset is within the reserve and a multiple of the alignment. The reserve itself is aligned as well.
     TAKEN.take(layout).map_or(null_mut(), |at| start.wrapping_add(at))
 }
 
@@ -77,26 +77,27 @@ fn is_reserve(pointer: *mut u8) -> bool {
     pointer.addr().wrapping_sub(BYTES.0.get().addr()) < RESERVE
 }
 
-// SAFETY: what `System` returns is given back to `System`. What comes from the reserve has the size and the alignment
-// of its layout, and is nobody else's until it is given back (`Taken`). Nothing here panics: sizes are at most `SMALL`.
+// SAFETY: memory from `System` is returned to `System`. Memory from the reserve has the size and alignment of its
+// layout, and no other allocation uses it until it is freed (`Taken`). Nothing here panics, since sizes are at most
+// `SMALL`.
 unsafe impl GlobalAlloc for ReserveAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let found = unsafe { System.alloc(layout) };
         if found.is_null() { from_reserve(layout) } else { found }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let found = unsafe { System.alloc_zeroed(layout) };
         if !found.is_null() {
             return found;
         }
         let found = from_reserve(layout);
         if !found.is_null() {
-            // SAFETY: it was just taken, and has this many bytes.
+            // SAFETY: it was just allocated and has this many bytes.
             unsafe { found.write_bytes(0, layout.size()) };
         }
         found
@@ -107,7 +108,7 @@ unsafe impl GlobalAlloc for ReserveAllocator {
         if is_reserve(pointer) {
             TAKEN.give_back();
         } else {
-            // SAFETY: the caller's promise; it is the system's.
+            // SAFETY: guaranteed by the caller; the memory is from `System`.
             unsafe { System.dealloc(pointer, layout) };
         }
     }
@@ -115,18 +116,19 @@ unsafe impl GlobalAlloc for ReserveAllocator {
     #[inline]
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         if !is_reserve(pointer) {
-            // SAFETY: the caller's promise; it is the system's.
+            // SAFETY: guaranteed by the caller; the memory is from `System`.
             let found = unsafe { System.realloc(pointer, layout, new_size) };
             if !found.is_null() || new_size > SMALL {
                 return found;
             }
         }
-        // SAFETY: the caller promises that the size, rounded up to the alignment, is no more than `isize::MAX`.
+        // SAFETY: the caller guarantees that the size, rounded up to the alignment, is at most `isize::MAX`.
         let new = unsafe { Layout::from_size_align_unchecked(new_size, layout.align()) };
-        // SAFETY: the size isn't zero, as the caller promises.
+        // SAFETY: the caller guarantees that the size isn't zero.
         let found = unsafe { self.alloc(new) };
         if !found.is_null() {
-            // SAFETY: both have this many bytes, and the new ones are nobody else's. The old ones are given back once.
+            // SAFETY: both have this many bytes, and only this allocation uses the new ones. The old ones are freed
+            // once.
             unsafe {
                 found.copy_from_nonoverlapping(pointer, layout.size().min(new_size));
                 self.dealloc(pointer, layout);
@@ -145,26 +147,27 @@ mod spare {
 
     use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-    /// Bytes of address space that are put by: several of Python's arenas.
+    /// Bytes of reserved address space: several of Python's arenas.
     const SPARE: usize = 4 << 20;
 
-    /// Null while nothing is put by.
+    /// Null if nothing is reserved.
     static KEPT: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-    /// Address space, which takes no memory.
+    /// Maps address space, which takes no memory.
     fn map(bytes: usize) -> Option<*mut u8> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
+        // SAFETY: these are new pages at an address that the system chooses, so no existing memory is replaced.
         let found = unsafe { mmap_anonymous(null_mut(), bytes, ProtFlags::empty(), flags) };
         found.ok().map(|found| found.cast())
     }
 
     fn unmap(start: *mut u8, bytes: usize) {
-        // SAFETY: `map` returned it for this many bytes, and nobody has it any more.
+        // SAFETY: `map` returned the address for this many bytes, and no code uses them any more.
         let _ = unsafe { munmap(start.cast(), bytes) };
     }
 
-    /// Puts address space by for when there is no more, unless some is put by. False where there is none left.
+    /// Reserves address space for when memory has run out, unless some is reserved. Returns false if there is none
+    /// left.
     pub fn reserve_address_space() -> bool {
         if !KEPT.load(Ordering::Relaxed).is_null() {
             return true;
@@ -177,7 +180,7 @@ mod spare {
         true
     }
 
-    /// Lets others have the address space that was put by.
+    /// Releases the reserved address space, so that other code can use it.
     pub fn release_address_space() {
         let kept = KEPT.swap(null_mut(), Ordering::AcqRel);
         if !kept.is_null() {
@@ -185,7 +188,7 @@ mod spare {
         }
     }
 
-    /// Whether there is address space for this many bytes just now.
+    /// Whether there is currently address space for `bytes` bytes.
     pub fn room_for(bytes: usize) -> bool {
         map(bytes).inspect(|&start| unmap(start, bytes)).is_some()
     }
@@ -193,15 +196,15 @@ mod spare {
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod spare {
-    /// Nothing is put by: other systems don't limit address space.
+    /// Reserves nothing, since other systems don't limit address space.
     pub fn reserve_address_space() -> bool {
         true
     }
 
-    /// Nothing was put by.
+    /// Does nothing, since nothing was reserved.
     pub fn release_address_space() {}
 
-    /// Not known here: there may be.
+    /// Returns true, since the available address space isn't known here.
     pub fn room_for(_bytes: usize) -> bool {
         true
     }
@@ -245,7 +248,7 @@ mod tests {
         let layout = Layout::array::<u8>(100).unwrap();
         let start = from_reserve(layout);
         assert!(is_reserve(start) && !is_reserve(&raw mut *Box::new(0u8)));
-        // SAFETY: it has a hundred bytes; it is grown, and given back, with its layout.
+        // SAFETY: it has 100 bytes, and is reallocated and freed with its layout.
         unsafe {
             start.write_bytes(7, 100);
             let grown = ReserveAllocator.realloc(start, layout, 5000);

@@ -1,8 +1,8 @@
-//! Memory that is got from the system and given back to it.
+//! Memory that is obtained from the system and returned to it.
 //!
-//! Large pieces are mapped, not allocated: an allocator keeps what is freed, in pieces that may fit nothing that is
-//! asked for later, so a limit of what the engine holds could not be kept. On other systems than Linux the allocator
-//! must do. What has no limit leaves its pieces to [those who come next](crate::retained_pages).
+//! Large blocks are mapped instead of allocated. An allocator keeps freed memory in blocks that may not fit later
+//! requests, so a limit on the engine's memory could not be enforced. On systems other than Linux, the allocator is
+//! used. Memory without a limit is [retained](crate::retained_pages) for the next reader.
 #![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,13 +13,13 @@ use crate::pages::LARGE_PAGE;
 use crate::region::Region;
 use crate::retained_pages;
 
-/// Alignment of slabs and of every array in them: a cache line, and the widest vector registers.
+/// The alignment of slabs and of every array in them: the size of a cache line and of the widest vector registers.
 pub const ALIGNMENT: usize = 64;
 
-/// Pieces from this size on are mapped.
+/// Blocks of at least this size are mapped.
 const MAPPED: usize = 64 << 10;
 
-/// Memory of its own, aligned to [`ALIGNMENT`] and initialised. Freed when dropped.
+/// A block of initialized memory, aligned to [`ALIGNMENT`], that is freed when dropped.
 #[derive(Debug)]
 pub struct OwnedMemory {
     start: NonNull<u8>,
@@ -27,30 +27,29 @@ pub struct OwnedMemory {
     origin: Origin,
 }
 
-/// Where memory is from, and so what frees it.
+/// The origin of memory, which determines how it is freed.
 #[derive(Debug)]
 enum Origin {
     Allocated,
-    /// `None` only while it is dropped.
+    /// `None` only while it is being dropped.
     Mapped {
         run: Option<PageRun>,
         limited: bool,
     },
-    /// An allocator that isn't ours. Dropping the region gives it back.
+    /// Memory of an external allocator. Dropping the region frees it.
     Elsewhere(#[allow(dead_code)] Region),
 }
 
-// SAFETY: `OwnedMemory` owns its bytes, and gives access to them to whoever has it. A region may be dropped by any
-// thread.
+// SAFETY: `OwnedMemory` owns its bytes and provides access only to its own owner. Any thread may drop a region.
 unsafe impl Send for OwnedMemory {}
-// SAFETY: as above; `&OwnedMemory` only tells the address and the size.
+// SAFETY: as above; `&OwnedMemory` only exposes the address and the size.
 unsafe impl Sync for OwnedMemory {}
 
 impl OwnedMemory {
-    /// At least this many bytes; `None` where the system has no such memory. `limited` if what isn't in use any more
-    /// must go back to the system at once.
+    /// Allocates at least `capacity` bytes. `None` if the system has no such memory. `limited` means that unused memory
+    /// must be returned to the system immediately.
     pub fn new(capacity: usize, limited: bool) -> Option<Self> {
-        // What no process could have says nothing of what is left.
+        // A request that no process could satisfy doesn't mean that memory is short.
         OwnedMemory::layout(capacity)?;
         OwnedMemory::of_system(capacity, limited).or_else(|| {
             retained_pages::on_allocation_failure();
@@ -65,7 +64,7 @@ impl OwnedMemory {
             return Some(OwnedMemory::mapped(run, limited));
         }
         let layout = OwnedMemory::layout(capacity)?;
-        // By itself, since a program's allocator may have a reserve, which isn't for batches.
+        // Bypass the program's allocator: it may have a reserve, which isn't intended for batches.
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
         Some(OwnedMemory {
@@ -86,7 +85,7 @@ impl OwnedMemory {
         }
     }
 
-    /// Memory that an allocator has handed out. What was in it may be gone. `None` if it isn't aligned to
+    /// Wraps memory from an external allocator. Its contents may be overwritten. `None` if it isn't aligned to
     /// [`ALIGNMENT`].
     pub fn of(region: Region) -> Option<Self> {
         let (start, capacity) = (region.start(), region.len());
@@ -94,7 +93,7 @@ impl OwnedMemory {
             return None;
         }
         if !region.is_initialised() {
-            // SAFETY: the region has this many bytes, writable and nobody else's for as long as it lives; it is kept
+            // SAFETY: the region has this many writable bytes, which no other code uses while it exists. It is kept
             // below.
             unsafe { start.write_bytes(0, capacity) };
         }
@@ -109,25 +108,25 @@ impl OwnedMemory {
         Layout::from_size_align(capacity.max(1), ALIGNMENT).ok()
     }
 
-    /// The first of [`OwnedMemory::capacity`] initialised bytes.
+    /// Address of the first of [`OwnedMemory::capacity`] initialized bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// How many there are.
+    /// Number of bytes.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Whether it is part of large pages.
+    /// Whether it was carved from large pages.
     pub fn is_carved(&self) -> bool {
         matches!(&self.origin, Origin::Mapped { run: Some(run), .. } if run.is_carved())
     }
 
     /// All its bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `capacity` initialised bytes that are ours, and borrowed with `self`. (Slabs, which give their
-        // address away, don't call this.)
+        // SAFETY: this block owns `capacity` initialized bytes, and they are borrowed with `self`. Slabs, which expose
+        // their address, don't call this method.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity) }
     }
 
@@ -145,8 +144,8 @@ impl Drop for OwnedMemory {
             Origin::Mapped { limited: true, .. } => {}
             Origin::Allocated => {
                 if let Some(layout) = OwnedMemory::layout(self.capacity) {
-                    // SAFETY: `new` made this layout, of the same capacity, and allocated with it. The allocation is
-                    // ours.
+                    // SAFETY: `new` computed this layout from the same capacity and allocated with it, and this block
+                    // owns the allocation.
                     unsafe { System.dealloc(self.start.as_ptr(), layout) };
                 }
             }
@@ -156,10 +155,12 @@ impl Drop for OwnedMemory {
 }
 
 impl HugePageArena {
-    /// A run of at least this many bytes, which are whole pages, new or left by another reader, for a pool that holds
-    /// so many bytes. `None` if it is too large to be carved, if it isn't whole pages, of which the rest would be
-    /// nobody's, or if the system has no such memory; and for pools that hold little, or whose memory is limited: of a
-    /// large page there is all as soon as a part is used, and what is given back of it the system may fill up again.
+    /// Returns a run of at least `size` bytes, new or retained from another reader, for a pool that holds `held` bytes.
+    ///
+    /// Returns `None` if `size` is too large to be carved or isn't a multiple of the page size, which would waste the
+    /// rest of the last page. Also returns `None` if the system has no memory, if the pool holds little memory, or if
+    /// its memory is limited. The system allocates a whole large page once a part of it is used, and it may refill
+    /// parts that were returned.
     pub fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<OwnedMemory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(self.page) {
             return None;
@@ -212,7 +213,7 @@ mod tests {
             assert!(run.bytes().iter().all(|&byte| byte == 0));
             run.bytes_mut().fill(number);
         }
-        // Pieces that go leave their neighbours alone.
+        // Dropping a block must not change its neighbors.
         let left: Vec<_> = (1u8..).zip(pieces).filter(|(number, _)| number % 3 == 0).collect();
         drop(huge_pages);
         for (number, run) in &left {
@@ -229,7 +230,8 @@ mod tests {
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
     fn a_pool_gets_what_was_carved_for_another() {
-        // A size of its own, since other tests leave memory as well. They may be at it just now; then it goes back.
+        // This size is used only here, since other tests retain memory as well. If one of them holds the lock at this
+        // moment, the memory isn't retained.
         let size = 3 * LARGE_PAGE / 4 + page_size();
         let carve = || HugePageArena::default().carve(size, LARGE_PAGE, false).unwrap();
         let found = (0..1000).any(|_| {
@@ -253,7 +255,7 @@ mod tests {
     #[cfg(all(target_os = "linux", not(miri)))]
     fn what_is_given_back_leaves_its_neighbours_alone_whatever_pages_the_system_has() {
         for page in [4096, 16 << 10, 64 << 10] {
-            // Each begins and ends within a page of the larger ones.
+            // Each run begins and ends within one of the larger pages.
             for size in [4096, 20 << 10, 68 << 10, 100 << 10] {
                 let mut huge_pages = HugePageArena::with_pages(page);
                 let cut = |number| {

@@ -1,6 +1,6 @@
-//! Pages that are got from the system and given back to it, and runs of them.
+//! Pages that are mapped from the system, and runs of these pages.
 //!
-//! On other systems than Linux nothing is mapped.
+//! Nothing is mapped on systems other than Linux.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::pages::{LARGE_PAGE, page_size};
 
-/// A part of pages, or all of them, that is nobody else's. Given back to the system when dropped.
+/// A run of pages, or a part of them, with a single owner. It is returned to the system when dropped.
 #[derive(Debug)]
 pub(crate) struct PageRun {
     pub(crate) start: NonNull<u8>,
@@ -16,22 +16,22 @@ pub(crate) struct PageRun {
     pages: PageOwner,
 }
 
-/// What a run is of.
+/// The pages that contain a run.
 #[derive(Debug)]
 enum PageOwner {
-    /// All of them.
+    /// The run consists of all of them.
     Run(#[allow(dead_code)] Pages),
-    /// Some of them, from anywhere to anywhere.
+    /// The run is any part of them.
     Shared(#[allow(dead_code)] Arc<Pages>),
 }
 
-// SAFETY: it owns its bytes, and gives access to none of them by itself.
+// SAFETY: it owns its bytes, and doesn't provide access to them.
 unsafe impl Send for PageRun {}
 // SAFETY: as above.
 unsafe impl Sync for PageRun {}
 
 impl PageRun {
-    /// `None` where the system has no such memory, or doesn't map any.
+    /// Maps new pages. `None` if the system has no memory, or doesn't support this.
     pub(crate) fn map(size: usize) -> Option<Self> {
         let pages = Pages::map(size, page_size())?;
         Some(PageRun {
@@ -45,7 +45,7 @@ impl PageRun {
         self.size
     }
 
-    /// Whether it is part of large pages, with others.
+    /// Whether it is a part of large pages, which it shares with other runs.
     pub(crate) fn is_carved(&self) -> bool {
         matches!(self.pages, PageOwner::Shared(_))
     }
@@ -54,22 +54,23 @@ impl PageRun {
 impl Drop for PageRun {
     fn drop(&mut self) {
         if let PageOwner::Shared(pages) = &self.pages {
-            // SAFETY: a part of what is shared, which is kept alive until behind this, and which nobody else uses.
+            // SAFETY: it is a part of shared pages, which are kept alive until after this call. No other code uses this
+            // part.
             unsafe { mapping::forget(self.start, self.size, pages.page) };
         }
     }
 }
 
-/// What was mapped at once.
+/// Pages from a single mapping.
 #[derive(Debug)]
 struct Pages {
     start: NonNull<u8>,
     size: usize,
-    /// Bytes of a page.
+    /// Page size in bytes.
     page: usize,
 }
 
-// SAFETY: it gives access to no byte.
+// SAFETY: it provides access to no byte.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -83,18 +84,19 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: `map` returned this address for this size, and whoever had references to it kept this as well.
+        // SAFETY: `map` returned this address for this size. All owners of references to it also kept these pages
+        // alive, and they are gone.
         unsafe { mapping::unmap(self.start, self.size, self.page) };
     }
 }
 
-/// Large pages that runs are carved from, one behind the other. What is read in random order from many runs of less
-/// than a large page would lie on more pages than the processor remembers the places of.
+/// Large pages from which runs are carved, one after the other. Random reads from many separate runs, each smaller than
+/// a large page, would touch more pages than the processor can cache the addresses of.
 #[derive(Debug)]
 pub struct HugePageArena {
-    /// A chunk, and how much of it is given out.
+    /// The current chunk, and the number of its bytes that are in use.
     current: Option<(Arc<Pages>, usize)>,
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub(crate) page: usize,
 }
 
@@ -104,16 +106,16 @@ impl Default for HugePageArena {
     }
 }
 
-/// Bytes of a chunk, of which pages are taken as they are written.
+/// Bytes of a chunk. The system allocates its pages when they are first written.
 const CHUNK: usize = 8 * LARGE_PAGE;
 
 impl HugePageArena {
-    /// Carves from pages of this many bytes.
+    /// Creates an arena with pages of `page` bytes.
     pub(crate) fn with_pages(page: usize) -> Self {
         HugePageArena { current: None, page }
     }
 
-    /// A new run of this many bytes, zero until it is written.
+    /// Carves a new run of `size` bytes, which are zero until they are written.
     pub(crate) fn cut(&mut self, size: usize) -> Option<PageRun> {
         let (chunk, used) = match self.current.take() {
             Some((chunk, used)) if used + size <= CHUNK => (chunk, used),
@@ -137,12 +139,12 @@ mod mapping {
 
     use crate::pages::{LARGE_PAGE, advise, whole_pages};
 
-    /// Fresh pages, of `page` bytes each, for `size` bytes; those of large ones begin where a large page does.
+    /// Maps new pages of `page` bytes for `size` bytes. Large mappings begin at a large-page boundary.
     pub(super) fn map(size: usize, page: usize) -> Option<NonNull<u8>> {
         let size = size.checked_next_multiple_of(page)?;
         let extra = if size >= LARGE_PAGE { LARGE_PAGE } else { 0 };
         let all = size.checked_add(extra)?;
-        // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
+        // SAFETY: these are new pages at an address that the system chooses, so no existing memory is replaced.
         let found = unsafe { mmap_anonymous(null_mut(), all, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
         let found = found.ok()?.cast::<u8>();
         let skipped = match extra {
@@ -153,7 +155,7 @@ mod mapping {
         if extra > 0 {
             for (from, len) in [(found, skipped), (start.wrapping_add(size), extra - skipped)] {
                 if len > 0 {
-                    // SAFETY: whole pages of what was just mapped, in front of and behind what is used of it.
+                    // SAFETY: these are whole pages of the new mapping, before and after the part that is used.
                     let _ = unsafe { munmap(from.cast(), len) };
                 }
             }
@@ -162,37 +164,39 @@ mod mapping {
         NonNull::new(start)
     }
 
-    /// Gives pages back.
+    /// Returns pages to the system.
     ///
     /// # Safety
     ///
-    /// `start` is what [`map`] returned for `size` and `page`, and nobody uses the memory any more.
+    /// `map` returned `start` for `size` and `page`, and no code uses the memory any more.
     pub(super) unsafe fn unmap(start: NonNull<u8>, size: usize, page: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(page)) };
     }
 
-    /// Gives the memory of the whole pages within `size` bytes back, but not the pages. The kernel would take all of
-    /// the last page, whoever else has a part of it.
+    /// Returns the memory of the whole pages within `size` bytes to the system, but keeps the pages mapped. Partial
+    /// pages are excluded, because the kernel would release all of the last page, even if another run uses a part of
+    /// it.
     ///
     /// # Safety
     ///
-    /// The bytes are part of what [`map`] returned for `page`, and nobody uses what they hold any more.
+    /// The bytes are part of a mapping that [`map`] returned for `page`, and no code uses their contents any more.
     pub(super) unsafe fn forget(start: NonNull<u8>, size: usize, page: usize) {
         let pages = whole_pages(start.addr().get(), size, page);
         if !pages.is_empty() {
-            // SAFETY: within the bytes of the caller's.
+            // SAFETY: the pages are within the bytes of the caller.
             unsafe { dont_need(start.add(pages.start), pages.len(), page) };
         }
     }
 
     /// # Safety
     ///
-    /// `len` bytes rounded up to pages are part of what [`map`] returned, and nobody uses what they hold any more.
+    /// The `len` bytes, rounded up to pages, are part of a mapping that [`map`] returned, and no code uses their
+    /// contents any more.
     unsafe fn dont_need(start: NonNull<u8>, len: usize, page: usize) {
-        // A kernel with such pages does this by itself. Tests run on kernels with smaller ones, too.
+        // A kernel with such pages rounds up by itself. Tests also run on kernels with smaller pages.
         let len = if cfg!(test) { len.next_multiple_of(page) } else { len };
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let _ = unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontNeed) };
     }
 }

@@ -1,40 +1,41 @@
-//! Pages: how large the system's are, and large ones for large tables.
+//! Pages: the page size of the system, and large pages for large tables.
 //!
-//! Rows that are read in random order are each on another page, and the processor remembers where only a few thousand
-//! pages are. On Linux a program may ask for pages of 2 MB instead of 4 KB, as NumPy does for its arrays. (Some systems
-//! have pages of 16 or 64 KB, and larger large ones.)
+//! When rows are read in random order, each one is on a different page, and the processor caches the addresses of only
+//! a few thousand pages. On Linux, a program may request pages of 2 MB instead of 4 KB, as NumPy does for its arrays.
+//! Some systems have pages of 16 or 64 KB, and their large pages are larger as well.
 #![allow(unsafe_code)]
 
 use std::collections::TryReserveError;
 use std::ops::Range;
 
-/// Bytes of a large page, on most machines.
+/// Size of a large page in bytes, on most machines.
 pub const LARGE_PAGE: usize = 2 << 20;
-/// Below this size pages of 2 MB aren't worth it.
+/// Below this size, large pages aren't worthwhile.
 const LARGE: usize = 4 << 20;
 
-/// Bytes of the system's pages: 4 KB on most machines, 16 or 64 KB on some.
+/// Returns the page size of the system in bytes: 4 KB on most machines, 16 or 64 KB on some.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub fn page_size() -> usize {
-    // What the kernel told the process when it started: nothing is asked.
+    // The kernel passes this value to the process at its start, so no system call is needed.
     rustix::param::page_size()
 }
 
-/// Bytes of the system's pages. Nothing is mapped where they aren't known.
+/// Returns an assumed page size. On systems where the page size isn't known, no memory is mapped.
 #[cfg(not(all(target_os = "linux", not(miri))))]
 pub fn page_size() -> usize {
     4096
 }
 
-/// Where the whole pages of `page` bytes within `bytes` bytes from the address `start` are, as offsets from it. Pages
-/// that hold bytes of others, too, aren't among them. Empty if there are none.
+/// Returns the range of whole pages of `page` bytes within `bytes` bytes at address `start`, as offsets from `start`.
+/// Pages that also contain other bytes are excluded. The range is empty if there are no whole pages.
 pub fn whole_pages(start: usize, bytes: usize, page: usize) -> Range<usize> {
     let first = start.next_multiple_of(page) - start;
     let end = (start.saturating_add(bytes) / page * page).saturating_sub(start);
     first.min(end)..end
 }
 
-/// Takes memory for at least `capacity` elements in all, in large pages if it is much and the system has such.
+/// Reserves memory for at least `capacity` elements in total. Large amounts use large pages if the system supports
+/// them.
 pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
     if capacity > data.capacity() {
         data.reserve_exact(capacity - data.len());
@@ -42,7 +43,7 @@ pub fn reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) {
     }
 }
 
-/// Like [`reserve_large`], but an error where there is no such memory.
+/// Like [`reserve_large`], but returns an error if the memory can't be allocated.
 pub fn try_reserve_large<T: Copy>(data: &mut Vec<T>, capacity: usize) -> Result<(), TryReserveError> {
     if capacity > data.capacity() {
         data.try_reserve_exact(capacity - data.len())?;
@@ -58,14 +59,15 @@ fn advise_all<T: Copy>(data: &mut Vec<T>) {
     }
 }
 
-/// Asks for large pages for the caller's memory, before it is written for the first time.
+/// Requests large pages for memory of the caller, before it is written for the first time.
 #[cfg(all(target_os = "linux", not(miri)))]
 pub fn advise(start: *mut u8, bytes: usize) {
     use rustix::mm::{Advice, madvise};
 
     let pages = whole_pages(start.addr(), bytes, page_size());
-    // SAFETY: the pages lie within memory of the caller's. The advice changes neither what they hold nor what may be
-    // done with them, only how they are mapped; where it isn't taken, nothing happens, so the result doesn't matter.
+    // SAFETY: the pages are within memory of the caller. The advice changes neither their contents nor their
+    // permissions, only how they are mapped. If the system doesn't follow it nothing happens, so the result doesn't
+    // matter.
     let _ = unsafe {
         madvise(
             start.wrapping_add(pages.start).cast(),

@@ -1,29 +1,30 @@
-//! Memory that an allocator hands out.
+//! Memory that comes from an external allocator.
 #![allow(unsafe_code)]
 
 use std::fmt;
 use std::ptr::NonNull;
 
-/// Bytes of an allocator. They are given back by dropping their owner.
+/// Bytes of an external allocator. Dropping the region drops their owner, which frees them.
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Whether its bytes are initialised.
+    /// Whether its bytes are initialized.
     initialised: bool,
     _owner: Box<dyn Send + Sync>,
 }
 
-// SAFETY: the bytes are whoever's has the region; the owner may be dropped by any thread.
+// SAFETY: only the owner of the region accesses the bytes, and any thread may drop `_owner`.
 unsafe impl Send for Region {}
-// SAFETY: as above; `&Region` only tells the address and the size.
+// SAFETY: as above; `&Region` only exposes the address and the size.
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// The `len` bytes from `start` on.
+    /// Creates a region of `len` bytes that begin at `start`.
     ///
     /// # Safety
     ///
-    /// Until `owner` is dropped they can be read and written, and nobody else does. Their contents are arbitrary.
+    /// Until `owner` is dropped, the bytes can be read and written, and no other code accesses them. Their contents are
+    /// arbitrary.
     pub unsafe fn new(start: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         Region {
             start,
@@ -33,20 +34,20 @@ impl Region {
         }
     }
 
-    /// Bytes that are initialised, though nobody knows by what.
+    /// Creates a region whose bytes are initialized with arbitrary contents.
     ///
     /// # Safety
     ///
-    /// As [`Region::new`], and they are.
+    /// As for [`Region::new`], and the bytes are initialized.
     pub unsafe fn initialised(start: NonNull<u8>, len: usize, owner: impl Send + Sync + 'static) -> Self {
         Region {
             initialised: true,
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             ..unsafe { Region::new(start, len, owner) }
         }
     }
 
-    /// Whether the bytes are initialised.
+    /// Whether the bytes are initialized.
     pub(crate) fn is_initialised(&self) -> bool {
         self.initialised
     }
@@ -61,7 +62,7 @@ impl Region {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the region is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

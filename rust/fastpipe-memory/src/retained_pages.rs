@@ -1,14 +1,14 @@
-//! What one reader leaves to the next: pages that the process keeps.
+//! Retained pages: pages that the process keeps when a reader has released them, for the next reader.
 //!
-//! A page that the system hands out must be cleared and mapped first, which takes several times as long as decoding
-//! into it, and to give pages back interrupts all processors that run a thread of the process. A pool spares that from
-//! batch to batch and from epoch to epoch. Programs that open a reader for each epoch, or one to train and one to
-//! evaluate, would pay for it each time.
+//! The system must clear and map each page that it provides, which takes several times as long as decoding into it.
+//! Returning pages interrupts all processors that run a thread of the process. A pool avoids both costs between batches
+//! and epochs. But programs that create a reader for each epoch, or one for training and one for evaluation, would pay
+//! these costs each time.
 //!
-//! So pages of pools without a memory limit aren't given back at once. At most [`MOST`] bytes of them are kept, those
-//! that came last. A reader with a limit uses them, too, but leaves none, and before it begins they are all given back,
-//! since its user wants to know what the process takes. When the system has refused memory, they are given back as
-//! well, and the next [`NEXT`] that come aren't kept: others need them more.
+//! So pages of pools without a memory limit are retained, up to [`MOST`] bytes of the most recent ones. A reader with a
+//! limit uses retained pages but doesn't add any. Before it starts, all of them are released, because its user wants to
+//! know how much memory the process takes. When the system has refused memory, all retained pages are released as well,
+//! and the next [`NEXT`] runs aren't retained, because the memory is needed elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -16,23 +16,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::page_runs::PageRun;
 
-/// Bytes that are kept at most.
+/// Maximum number of bytes that are retained.
 const MOST: usize = 128 << 20;
 
-/// Pages aren't used for less than they are by more than this fraction.
+/// A run is reused only if it exceeds the request by at most `1 / WASTE` of the request.
 const WASTE: usize = 4;
 
 static RETAINED: Mutex<RetainedPages> = Mutex::new(RetainedPages::new());
 
-/// Runs that aren't kept after the system has refused memory: those of some dozen batches.
+/// Number of runs that aren't retained after the system has refused memory. They belong to a few dozen batches.
 const NEXT: usize = 256;
 
-/// How many of these are still to come.
+/// Number of further runs that won't be retained.
 static REFUSED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
 struct RetainedPages {
-    /// Those that came last, last.
+    /// Runs in the order of their release.
     runs: VecDeque<PageRun>,
     bytes: usize,
 }
@@ -45,8 +45,8 @@ impl RetainedPages {
         }
     }
 
-    /// The smallest that has room for this many bytes; of equal ones the one that was used last, which may still be
-    /// cached.
+    /// Returns the smallest run that has room for `size` bytes. Among runs of equal size, the most recent one is
+    /// preferred, since it may still be cached.
     fn take(&mut self, size: usize, carved: bool) -> Option<PageRun> {
         let fits = |run: &PageRun| run.is_carved() == carved && run.size() >= size && run.size() - size <= size / WASTE;
         let found = self.runs.iter().enumerate().rev().filter(|(_, run)| fits(run));
@@ -56,7 +56,7 @@ impl RetainedPages {
         Some(run)
     }
 
-    /// Keeps a run. Returns those that are too much.
+    /// Retains a run. Returns the runs that exceed the limit.
     #[must_use]
     fn put(&mut self, run: PageRun) -> Vec<PageRun> {
         self.bytes += run.size();
@@ -72,15 +72,15 @@ impl RetainedPages {
     }
 }
 
-// Nobody waits for the lock: in a forked child it may be held for ever by a thread that doesn't exist there.
+// Never wait for this lock: in a forked child, a thread that doesn't exist there may hold it forever.
 
-/// Pages that somebody left, for at least this many bytes; `carved` from large ones or not. What is in them is
-/// arbitrary.
+/// Returns retained pages for at least `size` bytes, with arbitrary contents. `carved` selects runs that were carved
+/// from large pages.
 pub(crate) fn take(size: usize, carved: bool) -> Option<PageRun> {
     RETAINED.try_lock().ok()?.take(size, carved)
 }
 
-/// Leaves pages to others.
+/// Retains pages for the next reader.
 pub(crate) fn put(run: PageRun) {
     let less = |retained: usize| retained.checked_sub(1);
     if REFUSED.load(Ordering::Relaxed) > 0 && REFUSED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
@@ -92,13 +92,13 @@ pub(crate) fn put(run: PageRun) {
     drop(dropped);
 }
 
-/// The system has refused memory: gives back what was left, and doesn't keep what comes next.
+/// Call this when the system has refused memory. Releases all retained pages and doesn't retain the next ones.
 pub fn on_allocation_failure() {
     REFUSED.store(NEXT, Ordering::Relaxed);
     release_all();
 }
 
-/// Gives back to the system what was left.
+/// Returns all retained pages to the system.
 pub fn release_all() {
     let Ok(mut retained) = RETAINED.try_lock() else { return };
     let dropped = std::mem::replace(&mut *retained, RetainedPages::new());
@@ -121,13 +121,13 @@ mod tests {
         for size in [1 << 20, 5 << 18, 3 << 20, 1 << 20] {
             assert!(retained.put(PageRun::map(size).unwrap()).is_empty());
         }
-        assert!(retained.take(1 << 19, false).is_none(), "they are too large");
-        assert!(retained.take(4 << 20, false).is_none(), "they are too small");
+        assert!(retained.take(1 << 19, false).is_none(), "the runs are too large");
+        assert!(retained.take(4 << 20, false).is_none(), "the runs are too small");
         assert_eq!(retained.take(900 << 10, false).map(|run| run.size()), Some(1 << 20));
         assert_eq!(
             sizes(&retained),
             [1 << 20, 5 << 18, 3 << 20],
-            "the last of equal ones was taken"
+            "the most recent of equal runs was taken"
         );
         assert_eq!(retained.take((1 << 20) + 1, false).map(|run| run.size()), Some(5 << 18));
         assert_eq!(retained.bytes, 4 << 20);
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(
             retained.put(PageRun::map(2 * MOST).unwrap()).len(),
             3,
-            "what is too large by itself isn't kept"
+            "a run above the limit isn't kept"
         );
         assert_eq!(retained.bytes, 0);
     }

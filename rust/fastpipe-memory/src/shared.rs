@@ -1,14 +1,14 @@
-//! Memory that several processes have in common.
+//! Memory that several processes share.
 //!
-//! It is a file without a name (`memfd_create`), so nothing of it is left in any file system, whoever is killed. Each
-//! process maps all of it once, at an address of its own: what processes tell each other are offsets. The file is as
-//! large as the most that may ever be needed, and takes memory only where it was [committed](SharedMemory::commit).
+//! It is an anonymous file (`memfd_create`), so a killed process leaves nothing in any file system. Each process maps
+//! the whole file once, at a different address, so processes exchange offsets instead of addresses. The file has the
+//! maximum size that may ever be needed, but takes memory only for [committed](SharedMemory::commit) ranges.
 //!
-//! A mapped file that is cut short, or that finds no memory for a page, kills whoever touches it (SIGBUS). So the file
-//! is sealed against other sizes, and pages are committed before anyone is told of them: then a lack of memory is an
-//! error that the one who asked sees.
+//! If a mapped file is truncated, or the system has no memory for a page, accessing it kills the process (SIGBUS). So
+//! the file is sealed against changes of its size. Pages are committed before any other process learns about them. A
+//! lack of memory is then an error that the process which requested it can handle.
 //!
-//! Threads of one process need no file: [`SharedMemory::private`] is the same without one.
+//! Threads of one process need no file: [`SharedMemory::private`] provides the same without one.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 
 use crate::page_size;
 
-/// Memory that is mapped in several processes, or in this one alone.
+/// Memory that is mapped into several processes, or only into this one.
 #[derive(Debug)]
 pub struct SharedMemory {
     start: NonNull<u8>,
@@ -25,29 +25,29 @@ pub struct SharedMemory {
     file: Option<std::os::fd::OwnedFd>,
 }
 
-// SAFETY: it is an address range that stays mapped until it is dropped. Whoever uses the bytes sees to it that no two
-// write to them at once.
+// SAFETY: it is an address range that stays mapped until it is dropped. Code that uses the bytes must prevent
+// concurrent writes.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// The first byte, at a multiple of a page.
+    /// Address of the first byte, which is page-aligned.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes that are mapped; only those that were committed may be touched.
+    /// Mapped bytes. Only committed bytes may be accessed.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether no bytes are mapped.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The whole pages of a range, if all of it is mapped.
+    /// Returns the offset and length of the whole pages of a range, if all of it is mapped.
     fn pages(&self, offset: usize, len: usize) -> io::Result<(u64, u64)> {
         let end = offset
             .checked_add(len)
@@ -77,14 +77,15 @@ mod system {
     const ACCESS: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
     impl SharedMemory {
-        /// New memory of `len` bytes, rounded up to pages, of which none is committed.
+        /// Creates memory of `len` bytes, rounded up to pages. No page is committed.
         ///
         /// # Errors
         ///
-        /// Those of the system: no memory, no address space, no more files, or files may not be as large.
+        /// Returns the system's error: no memory, no address space, too many open files, or the file would be too
+        /// large.
         pub fn create(len: usize) -> io::Result<Self> {
             let len = rounded(len)?;
-            // The system would send a signal that ends the process.
+            // Otherwise, the system would send a signal that terminates the process.
             if getrlimit(Resource::Fsize)
                 .current
                 .is_some_and(|most| (len as u64) > most)
@@ -97,11 +98,11 @@ mod system {
             SharedMemory::map(file, len)
         }
 
-        /// The memory of another process, whose file this is.
+        /// Maps the memory of another process from its file.
         ///
         /// # Errors
         ///
-        /// Those of the system, and `InvalidInput` for a file whose size may change.
+        /// Returns the system's error, and `InvalidInput` if the size of the file may change.
         pub fn open(file: OwnedFd) -> io::Result<Self> {
             let sealed =
                 rustix::fs::fcntl_get_seals(&file).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
@@ -114,7 +115,7 @@ mod system {
         }
 
         fn map(file: OwnedFd, len: usize) -> io::Result<Self> {
-            // SAFETY: fresh pages at an address of the system's choice: nobody's memory is replaced.
+            // SAFETY: these are new pages at an address that the system chooses, so no existing memory is replaced.
             let found = unsafe {
                 mmap(
                     null_mut(),
@@ -128,11 +129,11 @@ mod system {
             SharedMemory::of(found.cast(), len, Some(file))
         }
 
-        /// New memory of this process alone.
+        /// Creates memory that only this process uses.
         ///
         /// # Errors
         ///
-        /// Those of the system: no address space.
+        /// Returns the system's error if there is not enough address space.
         pub fn private(len: usize) -> io::Result<Self> {
             let len = rounded(len)?;
             // SAFETY: as in `map`.
@@ -145,16 +146,16 @@ mod system {
             Ok(SharedMemory { start, len, file })
         }
 
-        /// The file, for other processes; `None` if the memory is private.
+        /// The file, to be passed to other processes; `None` if the memory is private.
         pub fn file(&self) -> Option<BorrowedFd<'_>> {
             self.file.as_ref().map(AsFd::as_fd)
         }
 
-        /// Takes memory for a range that begins with a page. What was committed before stays as it is.
+        /// Commits memory for a range that begins at a page boundary. Pages that are already committed are unchanged.
         ///
         /// # Errors
         ///
-        /// Those of the system: there is not as much memory; `InvalidInput` for what isn't mapped.
+        /// Returns the system's error if there is not enough memory, and `InvalidInput` if the range isn't mapped.
         pub fn commit(&self, offset: usize, len: usize) -> io::Result<()> {
             let (offset, len) = self.pages(offset, len)?;
             match &self.file {
@@ -165,11 +166,12 @@ mod system {
             }
         }
 
-        /// Gives the memory of a range that begins with a page back. It has to be committed again before it is used.
+        /// Returns the memory of a range that begins at a page boundary to the system. It must be committed again
+        /// before use.
         ///
         /// # Errors
         ///
-        /// `InvalidInput` for what isn't mapped.
+        /// Returns `InvalidInput` if the range isn't mapped.
         pub fn forget(&self, offset: usize, len: usize) -> io::Result<()> {
             let (at, size) = self.pages(offset, len)?;
             match &self.file {
@@ -180,7 +182,7 @@ mod system {
                     size,
                 )?),
                 None if size > 0 => {
-                    // SAFETY: within what is mapped. Whoever forgets memory has promised that nobody uses it.
+                    // SAFETY: the range is within the mapping, and the caller guarantees that no code uses the memory.
                     Ok(unsafe {
                         madvise(
                             self.start.as_ptr().add(offset).cast(),
@@ -204,7 +206,7 @@ mod system {
 
     impl Drop for SharedMemory {
         fn drop(&mut self) {
-            // SAFETY: `of` got this range, and nobody uses it any more.
+            // SAFETY: `of` received this range, and no code uses it any more.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }
@@ -219,47 +221,47 @@ mod system {
 mod system {
     use super::*;
 
-    const WHY: &str = "memory in common needs Linux";
+    const WHY: &str = "shared memory requires Linux";
 
     impl SharedMemory {
-        /// Not on this system.
+        /// Not supported on this system.
         ///
         /// # Errors
         ///
-        /// `Unsupported`.
+        /// Always `Unsupported`.
         pub fn create(_len: usize) -> io::Result<Self> {
             Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
         }
 
-        /// Not on this system.
+        /// Not supported on this system.
         ///
         /// # Errors
         ///
-        /// `Unsupported`.
+        /// Always `Unsupported`.
         pub fn private(_len: usize) -> io::Result<Self> {
             Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
         }
 
-        /// Not on this system.
+        /// Not supported on this system.
         ///
         /// # Errors
         ///
-        /// `Unsupported`.
+        /// Always `Unsupported`.
         pub fn commit(&self, offset: usize, len: usize) -> io::Result<()> {
             self.pages(offset, len)?;
             Err(io::Error::new(io::ErrorKind::Unsupported, WHY))
         }
 
-        /// Not on this system.
+        /// Not supported on this system.
         ///
         /// # Errors
         ///
-        /// `Unsupported`.
+        /// Always `Unsupported`.
         pub fn forget(&self, offset: usize, len: usize) -> io::Result<()> {
             self.commit(offset, len)
         }
 
-        /// None, on this system.
+        /// Always 0 on this system.
         pub fn committed(&self) -> u64 {
             0
         }
@@ -274,11 +276,11 @@ mod tests {
 
     /// # Safety
     ///
-    /// The range is committed, and nobody uses it meanwhile.
-    #[allow(clippy::mut_from_ref, reason = "the bytes are the file's")]
+    /// The range is committed, and no other code uses it while the reference exists.
+    #[allow(clippy::mut_from_ref, reason = "the file owns the bytes")]
     unsafe fn bytes(memory: &SharedMemory, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset + len <= memory.len());
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(memory.start().as_ptr().add(offset), len) }
     }
 
@@ -291,7 +293,7 @@ mod tests {
         assert_ne!(here.start(), there.start());
         here.commit(7 * page, 3 * page - 5).unwrap();
         assert_eq!(here.committed(), 3 * page as u64);
-        // SAFETY: committed, and this is the only thread that uses it.
+        // SAFETY: the range is committed, and this is the only thread that uses it.
         unsafe {
             assert!(bytes(&there, 7 * page, 3 * page).iter().all(|&byte| byte == 0));
             bytes(&here, 8 * page, 10).fill(7);
@@ -344,7 +346,7 @@ mod tests {
     fn private_memory_is_forgotten_too() {
         let memory = SharedMemory::private(1 << 40).unwrap();
         memory.commit(0, 1 << 20).unwrap();
-        // SAFETY: private memory needs no committing, and this is the only thread that uses it.
+        // SAFETY: private memory needs no commit, and this is the only thread that uses it.
         unsafe {
             bytes(&memory, 0, 1 << 20).fill(3);
             memory.forget(0, 1 << 20).unwrap();
