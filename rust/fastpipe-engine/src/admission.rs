@@ -26,7 +26,8 @@ pub(crate) struct Admission {
     unplanned: Option<Error>,
     /// Number of planned batches that were prepared: their units are being opened, or read by the system.
     prepared: usize,
-    /// Expected bytes of the last batch: its rows, and its rows plus the units that end in it.
+    /// Expected bytes of the last batch: `rows_need` for its rows, and `need` for its rows and the units that end in
+    /// it.
     rows_need: u64,
     need: u64,
     /// Epoch and window of the last batch that was started.

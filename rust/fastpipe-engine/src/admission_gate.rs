@@ -13,7 +13,7 @@ pub(crate) struct AdmissionGate {
     asked: AtomicBool,
     /// Whether a batch couldn't be started because memory was short.
     short_of_memory: AtomicBool,
-    /// Bytes of the first batch.
+    /// Bytes of the first finished batch, as an estimate for all batches.
     batch_bytes: OnceLock<u64>,
 }
 
@@ -45,13 +45,14 @@ impl AdmissionGate {
         self.short_of_memory.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a batch waits for memory. If so, the caller must check whether there is enough now.
+    /// Returns true, once, if a batch has been waiting for memory. The caller must then check whether there is enough
+    /// now.
     #[must_use]
     pub(crate) fn waited_for_memory(&self) -> bool {
         self.short_of_memory.swap(false, Ordering::SeqCst)
     }
 
-    /// Bytes of the first batch, or 0 if none is finished.
+    /// Bytes of the first finished batch, or 0 before there is one.
     pub(crate) fn batch_bytes(&self) -> u64 {
         self.batch_bytes.get().copied().unwrap_or(0)
     }

@@ -34,8 +34,8 @@ pub(crate) trait Batches<C> {
     /// Returns the memory that a batch will take.
     fn needed(&self, kept: &Self::Kept, epoch: u64, content: &C) -> Need;
 
-    /// Prepares the units of batch `number` before the batch is started. Returns false if there is no room for more of
-    /// them.
+    /// Prepares the units of batch `number` before the batch is started. Returns false if memory for its units is
+    /// short.
     fn prepare(self: &Arc<Self>, kept: &mut Self::Kept, epoch: u64, number: u64, content: &C) -> bool;
 
     /// Starts batch `number`.

@@ -33,7 +33,7 @@ pub(crate) type Done = Result<(Box<Batch>, Option<Reserved>)>;
 pub(crate) enum Next {
     /// The next batch, its index, and how many runners must be started now that it is taken.
     Batch(u64, Box<Batch>, usize),
-    /// There are no more batches.
+    /// All batches were delivered.
     End,
     /// No batch is ready yet.
     Pending,
@@ -101,7 +101,7 @@ impl DeliveryQueue {
         }
     }
 
-    /// Wakes a sleeping consumer for a single batch, since there is no other work that could finish more batches.
+    /// Wakes a sleeping consumer for a single batch, because no remaining work could finish more batches.
     pub(crate) fn wake_idle(&self) {
         if self.lock().must_wake(true) {
             self.changed.notify_all();

@@ -22,7 +22,7 @@ pub(crate) struct InFlightBatch {
     pub(crate) size: usize,
     /// The class of its first unit.
     pub(crate) class: u32,
-    /// Tasks that are not done.
+    /// Number of tasks that are not done.
     pending: AtomicUsize,
     outputs: Mutex<TaskOutputs>,
 }
@@ -87,7 +87,8 @@ impl InFlightBatch {
         self.outputs().fragments.push(fragment);
     }
 
-    /// Records an error of the row at `slot`. The error of the earliest row is reported, whichever thread fails first.
+    /// Records an error of the row at `slot`. The error of the earliest row is reported, even if another row fails
+    /// first.
     pub(crate) fn fail(&self, slot: u32, error: Error) {
         self.outputs().fail(slot, error);
     }

@@ -5,10 +5,10 @@
 //!
 //! [`Stream::start`] takes a source and a position in an order. Batches are planned in order, and earlier than they are
 //! *admitted* (`admission.rs`). So the engine knows which units come next and opens them, or asks the system to read
-//! them, before a batch needs them. Enough batches are in flight to keep the threads busy, or as many as the consumer
-//! requests, within the memory limit (`budget.rs`, `minimum_memory.rs`). Admitting a batch reserves its memory and
-//! divides its rows into tasks:
-//! - Batches of *runs* (`sequence.rs`): a task goes through its runs, fetches and opens the unit of each unless another
+//! them, before a batch needs them. Enough batches are in flight to keep the threads busy, or the number that the
+//! consumer requests, within the memory limit (`budget.rs`, `minimum_memory.rs`). Admitting a batch reserves its memory
+//! and divides its rows into tasks:
+//!
 //! - Batches of *runs* (`sequence.rs`): a task processes its runs one after the other. It fetches and opens the unit of
 //!   each run, unless another task already has, and places the records. A task starts where the previous run ends. That
 //!   position is known once the previous run has been decoded, or once an idle thread has skipped its records.
@@ -27,7 +27,7 @@
 //! the speed of the consumer (`threads.rs`).
 //!
 //! A pass ends when its consumer closes it or has received its error. Its threads then stop and its memory is released.
-//! Only the error is kept, for later calls of `poll`.
+//! Only the error is kept, for later calls of [`Stream::poll`].
 //!
 //! # Modules
 //!

@@ -41,7 +41,7 @@ impl Memory {
     /// Creates memory for passes over batches of these columns. The consumer holds `held` batches at once. If there is
     /// an allocator, all memory of batches comes from it, but not the memory of open units.
     ///
-    /// The allocator also provides arenas, since the arenas of a batch that one task filled become part of the batch
+    /// The allocator also provides arenas, because a batch that one task has filled uses the arenas of this task
     /// without a copy. Arenas from elsewhere would always have to be copied.
     pub fn with_allocator(columns: &[ColumnSpec], allocator: Option<Arc<dyn SlabAllocator>>, held: usize) -> Arc<Self> {
         let arenas = columns
@@ -113,7 +113,7 @@ impl Memory {
         // Each start takes 4 bytes, so starts take up to 1/32 of the limit.
         let most = limit.map_or(MOST_STARTS, |limit| MOST_STARTS.min((limit / 128) as usize));
         let mut known = lock(&self.starts);
-        // If there is no memory to keep the starts, the next epoch finds them again.
+        // If memory is short, the starts aren't kept, and the next epoch finds them again.
         if known.units.try_reserve(1).is_err() {
             return;
         }

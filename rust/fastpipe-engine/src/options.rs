@@ -5,13 +5,13 @@ use crate::in_flight::SMALLEST_TASK;
 /// Options of a pass. They never change which batches it yields.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Number of decoding threads. `None` uses as many as improve throughput, up to the processors that the process may
-    /// use.
+    /// Number of decoding threads. `None` uses the number that gives the best throughput, up to the number of
+    /// processors that the process may use.
     pub num_threads: Option<usize>,
     /// Number of passes like this one that share these processors, at least one. The pass uses only its share of the
     /// threads, unless `num_threads` is set.
     pub sharers: usize,
-    /// Number of batches to prepare in advance, at least one. `None` prepares as many as keep the threads busy.
+    /// Number of batches to prepare in advance, at least one. `None` prepares enough to keep the threads busy.
     pub prefetch: Option<usize>,
     /// Bytes that the pass may hold, not counting batches that the consumer has received. `None` for no limit.
     pub memory_limit: Option<u64>,

@@ -1,8 +1,8 @@
 //! Checks of the memory that an order needs, before any of it is allocated.
 //!
-//! The rows of a window, pool or buffer are kept in a list. Files may declare as many rows as their bytes could hold:
-//! for a gigabyte of compressed rows, up to 10^12. So the size of the list is checked against the user's limit, or
-//! against a share of the machine's memory.
+//! The rows of a window, pool or buffer are kept in a list. A file may declare any number of rows that its bytes could
+//! hold: for a gigabyte of compressed rows, up to 10^12. So the size of the list is checked against the user's limit,
+//! or against a share of the machine's memory.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_order::{Kind, Order, PlanError, State};

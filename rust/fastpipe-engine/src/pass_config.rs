@@ -56,7 +56,7 @@ impl PassConfig {
         self.source.locate(unit, error)
     }
 
-    /// Describes a reading of the data in `epoch`, for units that may take up to `most_bytes` bytes when open.
+    /// Returns the parameters for reading units in `epoch`. An open unit may take up to `most_bytes` bytes.
     pub(crate) fn pass(&self, epoch: u64, most_bytes: Option<u64>) -> Pass {
         Pass {
             seed: self.seed,

@@ -1,7 +1,7 @@
 //! Totals over all passes of a reader, for monitoring.
 //!
 //! Batches are counted when the consumer gets them. Each pass counts its work (`telemetry.rs`). The counts are added to
-//! the totals when no thread can change them any more, so that totals never decrease.
+//! the totals once no thread can change them, so that totals never decrease.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};

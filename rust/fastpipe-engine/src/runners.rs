@@ -1,4 +1,4 @@
-//! Runners: threads of a pass that run scheduled tasks until there are none left.
+//! Runners: threads of a pass that run scheduled tasks until the queue is empty.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

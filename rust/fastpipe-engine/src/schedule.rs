@@ -4,8 +4,8 @@
 //! model expects to take longest, so that all threads finish at about the same time. If possible, a thread continues
 //! where its last task ended, since that data is in its processor's cache. *Runners* take tasks from the queue; the
 //! number of runners is limited. A runner that finds the queue empty looks for a parked task that could start if some
-//! records were skipped (see `sequence/skip_ahead.rs`). If there is none it ends, and its thread sleeps until a task is
-//! put into the queue.
+//! records were skipped (see `sequence/skip_ahead.rs`). If it finds none, it ends, and its thread sleeps until a task
+//! is put into the queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,9 +1,12 @@
 //! Units that are read sequentially, each once, and the state that batches of runs share.
 //!
-//! A run starts where the previous run of the same unit ends. That position is known once the previous run has been
-//! decoded, or once a thread has skipped its records without decoding them. A task whose start isn't known is parked
-//! until another task reaches that position, or an idle thread finds it (`skip_ahead.rs`). If the records of a unit can
-//! be read in any order, all starts are known.
+//! Each run reads one *piece* of a unit. A *cell* is the state of a unit that several tasks share while they read its
+//! pieces.
+//!
+//! A piece starts where the previous piece of the same unit ends. That position is known once the previous piece has
+//! been decoded, or once a thread has skipped its records without decoding them. A task whose start isn't known is
+//! parked until another task reaches that position, or an idle thread finds it (`skip_ahead.rs`). If the records of a
+//! unit can be read in any order, all starts are known.
 
 mod reading;
 mod skip_ahead;

@@ -35,7 +35,7 @@ pub struct Stats {
     pub elapsed: f64,
     /// Seconds spent on each activity, summed over all threads.
     pub seconds: Vec<(&'static str, f64)>,
-    /// Seconds that calls which fetch took, summed over all calls. No thread of the pass waits for them.
+    /// Seconds that fetching calls took in total. No thread of the pass waits for them.
     pub fetching: f64,
     /// Seconds that the consumer waited for batches.
     pub consumer_waited: f64,
@@ -45,7 +45,7 @@ pub struct Stats {
     pub threads: usize,
     /// Threads of the pass.
     pub most_threads: usize,
-    /// Average seconds until a sleeping thread starts to work.
+    /// Average seconds from waking a sleeping thread until it works.
     pub start_delay: f64,
     /// Memory of batches.
     pub slabs: Reuse,

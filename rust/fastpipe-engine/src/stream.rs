@@ -22,7 +22,7 @@ use crate::workers::Workers;
 pub enum Poll {
     /// The next batch and its index.
     Ready(u64, Box<Batch>),
-    /// There are no more batches.
+    /// All batches were delivered.
     End,
     /// No batch is ready yet.
     Pending,

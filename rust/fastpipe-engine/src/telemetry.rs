@@ -1,5 +1,5 @@
-//! Counters of a pass: work done and time spent. They are always on: each task costs a few clock readings and
-//! additions, each record none.
+//! Counters of a pass: work done and time spent. They are always on. Each task costs a few clock readings and
+//! additions, and single records cost nothing.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -2,9 +2,9 @@
 //!
 //! A batch takes `work / threads + overhead`. The overhead is the time from waking each thread until it runs. It is
 //! close to zero if the queue is never empty, and exceeds the work if batches are small and arrive one at a time. The
-//! smallest number of threads is chosen that produces batches as fast as any larger number. If the consumer is slower,
-//! the smallest number is chosen that keeps up with it. The idea comes from AvroTensorDataset, which doesn't consider
-//! the consumer.
+//! chooser selects the smallest number of threads that produces batches as fast as any larger number. If the consumer
+//! is slower, it selects the smallest number that keeps up with the consumer. The idea comes from AvroTensorDataset,
+//! which doesn't consider the consumer.
 
 /// Number of batches between two decisions.
 const BATCHES: u64 = 8;

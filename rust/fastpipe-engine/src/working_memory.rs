@@ -77,8 +77,8 @@ impl WorkingMemory {
         Sink::new(rows, self.memory.take_fragment())
     }
 
-    /// Hands the variable-size values of a task to its batch. Empty fragments are kept for other tasks instead: with
-    /// one of them, a batch with a single filled fragment could no longer adopt it without copying.
+    /// Hands the variable-size values of a task to its batch. Empty fragments are kept for other tasks instead, because
+    /// a batch uses its memory without a copy only if it has a single fragment.
     pub(crate) fn leave(&self, in_flight: &InFlightBatch, fragment: Fragment) {
         if fragment.slots().is_empty() {
             self.memory.keep_fragment(fragment);

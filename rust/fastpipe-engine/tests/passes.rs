@@ -576,7 +576,7 @@ fn a_pass_that_is_left_does_not_wait_for_what_it_fetches() {
         drop(stream);
         assert!(begun.elapsed() < Duration::from_secs(30));
         assert_eq!(source.fetching[0].load(Ordering::SeqCst), 0);
-        // No thread holds the source any more.
+        // No thread holds the source anymore.
         assert_eq!(Arc::strong_count(&source), 1);
     }
 }

@@ -13,7 +13,8 @@ use crate::item_worker::Claim;
 use crate::record::{Activity, NO_INDEX};
 
 impl ControlBlock {
-    /// Claims the earliest batch to join, or returns `None` if there is none at present. `batch_worker` counts from 0.
+    /// Claims the earliest batch to join, or returns `None` if no batch is waiting for that. `batch_worker` counts from
+    /// 0.
     pub fn claim_join(&self, batch_worker: usize) -> Option<Claim> {
         let made = |slot: &&Slot| slot.stage.load(Ordering::Acquire) == stage::MADE;
         loop {
@@ -65,8 +66,8 @@ impl ControlBlock {
         );
     }
 
-    /// Makes the whole slab of a batch writable again, because its rows are no longer needed. The worker that joins the
-    /// batch calls this.
+    /// Makes the whole slab of a batch writable again after the last use of its rows. The worker that joins the batch
+    /// calls this.
     pub fn clear(&self, slot: usize) {
         let at = &self.slots()[slot];
         if at.placed.load(Ordering::Acquire) == 1 {
@@ -76,7 +77,7 @@ impl ControlBlock {
 
     /// Takes all memory away from a batch, because code in this process still references its rows. The result is stored
     /// elsewhere. The worker that joins the batch calls this. It must [forget](fastpipe_memory::Arena::forget) the
-    /// memory once the rows are no longer referenced.
+    /// memory after the last reference to the rows is gone.
     pub fn detach(&self, slot: usize) -> Vec<Extent> {
         let at = &self.slots()[slot];
         let mut pieces = self.spilled(at);
@@ -91,7 +92,7 @@ impl ControlBlock {
         pieces
     }
 
-    /// Records that the rows alone can't form the batch, so it must be joined.
+    /// Records that the rows as stored don't form a batch, so it must be joined.
     pub fn set_odd(&self, slot: usize) {
         self.slots()[slot].odd.fetch_max(1, Ordering::Relaxed);
     }

@@ -34,7 +34,7 @@ pub enum State {
 pub struct Taken {
     /// Number of rows.
     pub rows: usize,
-    /// Its layout; 0 if there is none, because no row was produced.
+    /// Its layout; 0 if no row was produced.
     pub layout: u32,
     /// Offset and length of its slab; `None` if it has none.
     pub slab: Option<(usize, usize)>,
@@ -82,7 +82,7 @@ impl Drop for Lent {
 }
 
 impl Consumer {
-    /// Creates memory for batches, of which `ahead` are usually in flight at once. `slack` is the number of bytes that
+    /// Creates memory for batches. Usually, `ahead` batches are in flight at once. `slack` is the number of bytes that
     /// may be allocated beyond these batches and one that the consumer holds.
     ///
     /// # Errors
@@ -195,7 +195,7 @@ impl Consumer {
         self.block.wake_makers(rows);
         drop(state);
         if rows == 0 {
-            // There is no last row, so no worker would finish the batch.
+            // An empty batch has no last row, so no worker would finish it.
             self.block.all_made(None, number_of_slot);
         }
         Ok(sequence)

@@ -28,7 +28,7 @@ pub(crate) struct Header {
     pub(crate) processors: AtomicU32,
     /// 1 if workers must stop.
     pub(crate) stop: AtomicU32,
-    /// The number of the layout for new batches; 0 if there is none.
+    /// The number of the layout for new batches; 0 until it is known.
     pub(crate) layout: AtomicU32,
     /// Number of published layouts.
     pub(crate) layouts: AtomicU32,
@@ -123,7 +123,7 @@ pub(crate) struct Slot {
     pub(crate) left: AtomicU32,
     /// One of the constants of `stage`.
     pub(crate) stage: AtomicU32,
-    /// 1 if the slab is allocated, 2 if there is no memory for it, 3 if a worker has kept it.
+    /// 1 if the slab is allocated, 2 if its allocation failed, 3 if a worker has kept it.
     pub(crate) placed: AtomicU32,
     pub(crate) layout: AtomicU32,
     /// Number of rows that aren't stored in the slab according to the layout.
@@ -136,7 +136,7 @@ pub(crate) struct Slot {
     pub(crate) seed: AtomicU64,
     pub(crate) page: AtomicU64,
     pub(crate) desk_len: AtomicU64,
-    /// 0 if there is none, 1 while an item worker allocates one.
+    /// The offset of the slab; 0 before its allocation, 1 while an item worker allocates it.
     pub(crate) slab: AtomicU64,
     pub(crate) slab_len: AtomicU64,
     /// Bytes of the slab for rows. The rest is for values that are stored outside their rows.
@@ -253,7 +253,7 @@ impl Control {
         }
     }
 
-    /// The records of item workers, followed by those of batch workers.
+    /// The records of item workers, followed by the records of batch workers.
     pub(crate) fn records(&self) -> &[Record] {
         // SAFETY: as above; records are stored after the slots.
         unsafe {

@@ -190,7 +190,7 @@ impl ControlBlock {
         self.control.records().iter().all(Record::has_begun)
     }
 
-    /// Tells all workers to stop.
+    /// Makes all workers stop.
     pub fn stop(&self) {
         let header = self.header();
         header.stop.store(1, Ordering::SeqCst);

@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn joiners_join_what_makers_would_be_slower_at() {
-        // There are as many item workers as batch workers, so a split gains nothing.
+        // The numbers of item workers and batch workers are equal, so a split gains nothing.
         assert!(!CHEAP.split_is_faster());
         let many = Costs {
             batch_workers: 6,

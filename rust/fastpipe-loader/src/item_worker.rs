@@ -43,8 +43,8 @@ pub enum Done {
     Join(usize),
 }
 
-/// The position at which a worker writes values that don't fit into slabs. It continues in its current extent while it
-/// works on the same batch.
+/// The position at which a worker writes values that don't fit into slabs. The worker keeps using the same extent while
+/// it works on the same batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Written {
     turn: u32,
@@ -62,7 +62,7 @@ const SPILL: usize = 64 << 10;
 pub(crate) const SPILL_HEAD: u64 = 64;
 
 impl ControlBlock {
-    /// Claims rows of the earliest batch with unclaimed rows, or returns `None` if there are none at present.
+    /// Claims rows of the earliest batch with unclaimed rows, or returns `None` if all rows are claimed.
     pub fn claim(&self) -> Option<Claim> {
         let work = &self.header().work;
         let begun = work.begun.load(Ordering::Acquire);
@@ -123,11 +123,10 @@ impl ControlBlock {
         self.joining() != Joining::InPlace || self.header().whole.load(Ordering::Relaxed) != 0 || self.take_turns()
     }
 
-    /// Wakes as many waiting item workers as can claim some of these rows.
+    /// Wakes enough waiting item workers to claim `rows` rows.
     ///
     /// One item worker produces a whole batch of small items, and waking fifteen others would cost more than the batch.
-    /// An item worker that leaves rows unclaimed wakes the next one, because items may have become slow in the
-    /// meantime.
+    /// An item worker that leaves rows unclaimed wakes the next one, because items may be slower by then.
     pub(crate) fn wake_makers(&self, rows: u32) {
         let work = &self.header().work;
         if rows == 0 || work.waiting.load(Ordering::SeqCst) == 0 {
@@ -223,7 +222,7 @@ impl ControlBlock {
     }
 
     /// Returns the offset of a batch's slab as soon as it is allocated. The slab has `size` bytes for rows, and free
-    /// space for `rows` rows. Returns `None` if there is no memory for it, or workers must stop.
+    /// space for `rows` rows. Returns `None` if the allocation fails or workers must stop.
     pub fn slab(&self, number: usize, rows: u32, size: usize) -> Option<usize> {
         let slot = &self.slots()[number];
         if slot.placed.load(Ordering::Acquire) == 0
@@ -352,7 +351,7 @@ impl ControlBlock {
         })
     }
 
-    /// Whether a row needn't be produced, because an earlier row has failed or the batch has no memory.
+    /// Whether a row doesn't have to be produced, because an earlier row has failed or the batch has no memory.
     pub fn is_needless(&self, slot: usize, row: u32) -> bool {
         let slot = &self.slots()[slot];
         let failed = slot.failed.load(Ordering::Relaxed);
@@ -396,8 +395,8 @@ impl ControlBlock {
     pub(crate) fn spilled(&self, slot: &Slot) -> Vec<Extent> {
         let mut pieces = Vec::new();
         let mut next = slot.spill.load(Ordering::Acquire);
-        // Whatever the shared memory contains, this is the most that the rows and the worker that joins them can have
-        // allocated.
+        // Even if the shared memory is corrupt, the rows and the worker that joins them can't have allocated more
+        // extents than this.
         let most = slot.rows.load(Ordering::Relaxed) as usize * 8 + 64;
         while next != 0 && pieces.len() < most {
             let Some([before, len]) = self.spill_head(next) else {

@@ -1,8 +1,9 @@
 //! Layouts: descriptions of where the parts of items are stored. The workers define the content of a description. This
 //! module publishes each layout once, to all workers.
 //!
-//! A worker holds a lock, its *turn*, while it publishes a layout. If it is killed before it is done, other workers wait for
-//! their turn forever. But the batch with the killed worker's rows is never ready either, so the consumer notices.
+//! A worker holds a lock, its *turn*, while it publishes a layout. If it is killed before it is done, other workers
+//! wait for their turn forever. But the batch with the killed worker's rows is never ready either, so the consumer
+//! notices.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,12 +26,12 @@ pub enum LastLayout {
 const PATIENCE: Duration = Duration::from_millis(100);
 
 impl ControlBlock {
-    /// Returns the number of the layout for new batches, or `None` if there is no layout yet.
+    /// Returns the number of the layout for new batches, or `None` until it is known.
     pub fn layout(&self) -> Option<u32> {
         Some(self.header().layout.load(Ordering::Acquire)).filter(|&layout| layout != 0)
     }
 
-    /// Returns the offset and length of a layout's description, or `None` if there is no such layout.
+    /// Returns the offset and length of a layout's description, or `None` if the layout doesn't exist.
     pub fn description(&self, layout: u32) -> Option<(usize, usize)> {
         let header = self.header();
         if layout == 0 || layout > header.layouts.load(Ordering::Acquire) {
@@ -43,7 +44,7 @@ impl ControlBlock {
         ))
     }
 
-    /// Returns the number of the last published layout, or 0 if there is none. The first layout is only a proposal
+    /// Returns the number of the last published layout, or 0 before the first one. The first layout is only a proposal
     /// until it is settled: it was derived from one item, and other items may be much smaller.
     pub fn last_layout(&self) -> u32 {
         self.header().layouts.load(Ordering::Acquire)
@@ -58,12 +59,12 @@ impl ControlBlock {
     }
 
     /// Publishes a layout for new batches. If it is the first layout, it isn't used until it is settled. Nothing is
-    /// published if `known` is no longer the last layout. Returns the last layout, or `None` if the maximum number of
-    /// layouts is reached or workers must stop.
+    /// published if another layout was published after `known`. Returns the last layout, or `None` if the maximum
+    /// number of layouts is reached or workers must stop.
     ///
     /// # Errors
     ///
-    /// [`Refused`] if there is no memory for the description.
+    /// [`Refused`] if memory for the description can't be allocated.
     pub fn tell(&self, item_worker: usize, known: u32, description: &[u8]) -> Result<Option<LastLayout>, Refused> {
         let header = self.header();
         let turn = item_worker as u32 + 1;
@@ -111,7 +112,7 @@ impl ControlBlock {
     ///
     /// # Errors
     ///
-    /// [`Refused`] if there is no memory for the description.
+    /// [`Refused`] if memory for the description can't be allocated.
     pub fn tell_of(&self, description: &[u8]) -> Result<(), Refused> {
         self.tell(self.item_workers(), 0, description)?;
         self.settle_first_layout();

@@ -10,16 +10,16 @@
 //! worker*. The consumer takes batches in order and frees their slots.
 //!
 //! All of this is in shared memory (`fastpipe_memory::Arena`): item workers are processes, or threads of one process.
-//! There are no queues and no locks. Each slot has one number from which item workers claim rows by compare-and-swap,
-//! so the least busy worker takes the next item, whatever the items cost. A second number counts the unfinished rows.
-//! Each item worker publishes the rows that it has claimed and not begun. If its current item takes long, idle item
-//! workers steal some of these rows. A process that has nothing to do waits for a number to change (a futex), and only
-//! waiting processes are woken.
+//! It uses neither queues nor locks. Each slot has one number from which item workers claim rows by compare-and-swap,
+//! so the least busy worker takes the next item, even if items differ in cost. A second number counts the unfinished
+//! rows. Each item worker publishes the rows that it has claimed and not begun. If its current item takes long, idle
+//! item workers steal some of these rows. A process that has nothing to do waits for a number to change (a futex), and
+//! only waiting processes are woken.
 //!
 //! # Failures
 //!
 //! - If an item worker is killed or stopped, the rows that it has claimed stay unfinished and the batch is never ready.
-//!   The worker holds nothing else that other processes need. The consumer, which waits for the batch, can tell from
+//!   The worker holds nothing else that other processes need. The consumer waits for the batch. It can find out from
 //!   the item workers' [records](WorkerView) which worker has claimed the rows.
 //! - The numbers in shared memory are not trusted, since a faulty process may overwrite them. They are checked against
 //!   the bounds of the memory before use, so no process reads beyond it.

@@ -18,16 +18,16 @@ pub type Begun = u64;
 pub enum Slab {
     /// The size and layout of the slab are known.
     Of {
-        /// The number of the layout; 0 if there is none.
+        /// The number of the layout; 0 if the batch has none.
         layout: u32,
         /// Bytes of the slab.
         bytes: usize,
         /// Bytes of the slab that are for rows.
         for_rows: usize,
     },
-    /// There is no layout yet. An item worker will allocate the slab.
+    /// The layout isn't known yet. An item worker will allocate the slab.
     ByMaker,
-    /// There is no layout yet. The consumer will allocate the slab later; see [`SlabSupply::plan`].
+    /// The layout isn't known yet. The consumer will allocate the slab later; see [`SlabSupply::plan`].
     Later,
 }
 
@@ -188,7 +188,8 @@ impl SlabSupply {
         Ok(())
     }
 
-    /// Ensures that a batch has its slab, whatever the consumer holds. The consumer calls this when it needs the batch.
+    /// Ensures that a batch has its slab, even if the consumer holds many batches. The consumer calls this when it
+    /// needs the batch.
     pub fn need(&self, batch: Begun) {
         let mut state = self.lock();
         // A failed allocation is recorded in the slot.

@@ -66,7 +66,7 @@ impl Iterator for StealableRows<'_> {
             (next < end).then(|| packed(turn, next + 1, end))
         };
         let before = shared.fetch_update(Ordering::AcqRel, Ordering::Acquire, begin);
-        // Return only rows of the claim, whatever the shared memory contains.
+        // Return only rows of the claim, even if the shared memory is corrupt.
         before
             .ok()
             .map(|number| unpacked(number).1)

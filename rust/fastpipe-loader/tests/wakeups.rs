@@ -93,7 +93,7 @@ fn a_maker_that_leaves_rows_wakes_the_next() {
             block.note_pace(1000);
             begin(consumer, 0);
             woken(1);
-            // Items have become slow in the meantime.
+            // Items take longer from now on.
             block.note_pace(1 << 40);
             for expected in [2, 3] {
                 let claim = block.claim().unwrap();

@@ -1,5 +1,5 @@
 //! Threads act as item workers and batch workers. Every row is produced once and stored in its place, and batches
-//! arrive whatever fails.
+//! arrive even if items fail.
 #![allow(unsafe_code)]
 #![cfg(all(target_os = "linux", not(miri)))]
 
@@ -14,7 +14,7 @@ use fastpipe_loader::{
 use fastpipe_memory::SharedMemory;
 use proptest::prelude::*;
 
-/// Bytes of a row in the slab. An odd row is stored elsewhere and has as many bytes as its index determines.
+/// Bytes of a row in the slab. An odd row is stored elsewhere, and its index determines its size.
 const ROW: usize = 24;
 const TICK: Duration = Duration::from_millis(20);
 

@@ -2,8 +2,8 @@
 //!
 //! Any process can allocate new extents without a lock: they are placed one after the other, and the end of the last
 //! one is an atomic number in the memory itself. The process that owns the memory reuses released extents through a
-//! [`Recycler`], so the end grows only with the memory that is in use at once. A killed process leaves no lock and no
-//! inconsistent state behind. At most, one extent remains allocated that no process uses.
+//! [`Recycler`], so the end grows only with the memory that is in use at once. A killed process can't leave a held lock
+//! or an inconsistent state. At most, one extent remains allocated that no process uses.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -205,7 +205,7 @@ impl Arena {
         self.head().held.fetch_sub(size, Ordering::Relaxed);
     }
 
-    /// Returns the memory of an unused extent to the system. The address range of the extent is not reused, except by
+    /// Releases the memory of an unused extent to the system. The address range of the extent is not reused, except by
     /// the [`Recycler`] that owns the extent.
     pub fn forget(&self, extent: Extent) {
         // If the system keeps the memory despite this, it does no harm.
@@ -334,7 +334,7 @@ impl Recycler {
         }
     }
 
-    /// Takes back an extent that is no longer used.
+    /// Takes back an unused extent.
     pub fn put(&self, extent: Extent) {
         let mut state = self.lock();
         state.free_bytes += extent.len;
@@ -349,7 +349,7 @@ impl Recycler {
         self.forget(gone);
     }
 
-    /// Returns the memory of all free extents to the system, and reports how many bytes they had.
+    /// Releases the memory of all free extents to the system. Returns the number of bytes that were released.
     pub fn release(&self) -> usize {
         let mut state = self.lock();
         let (gone, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));

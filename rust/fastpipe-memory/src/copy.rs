@@ -16,8 +16,8 @@ const LONG: usize = 2048;
 /// Copies a row and prefetches a later one at the same time. The later row must have the same length or be empty. It is
 /// prefetched line by line, because the processor accepts a limited number of requests at once.
 ///
-/// AVX is used if available. It halves the number of stores that wait for their lines, so twice as many lines can be in
-/// flight.
+/// AVX is used if available. It halves the number of stores that wait for their lines, which doubles the number of
+/// lines in flight.
 ///
 /// # Panics
 ///

@@ -212,7 +212,7 @@ impl Drop for Borrowed {
         if self.process == std::process::id()
             && let Some(label) = label(&self.arena, self.offset - LABEL)
         {
-            // The count never becomes negative, whatever other processes have written there.
+            // The count never drops below zero, even if other processes have overwritten it.
             let less = |borrowers: u32| borrowers.checked_sub(1);
             let _ = label.borrowers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, less);
         }
@@ -248,7 +248,7 @@ mod tests {
             unsafe { start.as_ptr().write_bytes(7, 1000) };
             let offset = lender.lend(start).unwrap();
             let borrowed = Borrowed::new(&there, offset, 1000).unwrap();
-            // SAFETY: no code writes to the block any more.
+            // SAFETY: no code writes to the block anymore.
             let bytes = unsafe { std::slice::from_raw_parts(borrowed.start().unwrap().as_ptr(), 1000) };
             assert!(bytes.iter().all(|&byte| byte == 7));
             if lender_first {

@@ -86,7 +86,7 @@ impl Group {
 }
 
 /// Returns the process's control group and its ancestors. Lines have the form `number:controllers:path`. In version 2,
-/// there are no controllers.
+/// the controllers are empty.
 fn groups(read: &impl Fn(&str) -> Option<String>) -> Vec<Group> {
     let lines = read("/proc/self/cgroup").unwrap_or_default();
     let of_line = |line: &str| {

@@ -162,12 +162,11 @@ mod spare {
     }
 
     fn unmap(start: *mut u8, bytes: usize) {
-        // SAFETY: `map` returned the address for this many bytes, and no code uses them any more.
+        // SAFETY: `map` returned the address for this many bytes, and no code uses them anymore.
         let _ = unsafe { munmap(start.cast(), bytes) };
     }
 
-    /// Reserves address space for when memory has run out, unless some is reserved. Returns false if there is none
-    /// left.
+    /// Reserves address space for when memory has run out, unless some is reserved. Returns false if none is left.
     pub fn reserve_address_space() -> bool {
         if !KEPT.load(Ordering::Relaxed).is_null() {
             return true;

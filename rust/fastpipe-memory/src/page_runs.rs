@@ -164,23 +164,23 @@ mod mapping {
         NonNull::new(start)
     }
 
-    /// Returns pages to the system.
+    /// Unmaps pages.
     ///
     /// # Safety
     ///
-    /// `map` returned `start` for `size` and `page`, and no code uses the memory any more.
+    /// `map` returned `start` for `size` and `page`, and no code uses the memory anymore.
     pub(super) unsafe fn unmap(start: NonNull<u8>, size: usize, page: usize) {
         // SAFETY: guaranteed by the caller.
         let _ = unsafe { munmap(start.as_ptr().cast(), size.next_multiple_of(page)) };
     }
 
-    /// Returns the memory of the whole pages within `size` bytes to the system, but keeps the pages mapped. Partial
+    /// Releases the memory of the whole pages within `size` bytes to the system, but keeps the pages mapped. Partial
     /// pages are excluded, because the kernel would release all of the last page, even if another run uses a part of
     /// it.
     ///
     /// # Safety
     ///
-    /// The bytes are part of a mapping that [`map`] returned for `page`, and no code uses their contents any more.
+    /// The bytes are part of a mapping that [`map`] returned for `page`, and no code uses their contents anymore.
     pub(super) unsafe fn forget(start: NonNull<u8>, size: usize, page: usize) {
         let pages = whole_pages(start.addr().get(), size, page);
         if !pages.is_empty() {
@@ -192,7 +192,7 @@ mod mapping {
     /// # Safety
     ///
     /// The `len` bytes, rounded up to pages, are part of a mapping that [`map`] returned, and no code uses their
-    /// contents any more.
+    /// contents anymore.
     unsafe fn dont_need(start: NonNull<u8>, len: usize, page: usize) {
         // A kernel with such pages rounds up by itself. Tests also run on kernels with smaller pages.
         let len = if cfg!(test) { len.next_multiple_of(page) } else { len };

@@ -27,7 +27,7 @@ pub fn page_size() -> usize {
 }
 
 /// Returns the range of whole pages of `page` bytes within `bytes` bytes at address `start`, as offsets from `start`.
-/// Pages that also contain other bytes are excluded. The range is empty if there are no whole pages.
+/// Pages that also contain other bytes are excluded. The range is empty if no whole page fits.
 pub fn whole_pages(start: usize, bytes: usize, page: usize) -> Range<usize> {
     let first = start.next_multiple_of(page) - start;
     let end = (start.saturating_add(bytes) / page * page).saturating_sub(start);

@@ -52,7 +52,7 @@ impl Region {
         self.initialised
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }

@@ -98,7 +98,7 @@ pub fn on_allocation_failure() {
     release_all();
 }
 
-/// Returns all retained pages to the system.
+/// Releases all retained pages to the system.
 pub fn release_all() {
     let Ok(mut retained) = RETAINED.try_lock() else { return };
     let dropped = std::mem::replace(&mut *retained, RetainedPages::new());

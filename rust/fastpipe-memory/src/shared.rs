@@ -166,7 +166,7 @@ mod system {
             }
         }
 
-        /// Returns the memory of a range that begins at a page boundary to the system. It must be committed again
+        /// Releases the memory of a range that begins at a page boundary to the system. It must be committed again
         /// before use.
         ///
         /// # Errors
@@ -206,7 +206,7 @@ mod system {
 
     impl Drop for SharedMemory {
         fn drop(&mut self) {
-            // SAFETY: `of` received this range, and no code uses it any more.
+            // SAFETY: `of` received this range, and no code uses it anymore.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         }
     }

@@ -1,4 +1,5 @@
-//! Admission of batches: enough to keep the threads busy, or as many as the consumer requests, within the memory limit.
+//! Admission of batches: enough to keep the threads busy, or the number that the consumer requests, within the memory
+//! limit.
 //!
 //! Batches are planned earlier than they are started, so the engine knows which units come next. It opens units from
 //! which records will be picked, and asks the system to read other units from disk, before a batch needs them. This
@@ -17,7 +18,7 @@ use crate::telemetry::Activity;
 use crate::working_memory::Held;
 
 impl PassContext {
-    /// Starts as many batches as may be in flight.
+    /// Starts batches until no more may be in flight.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<()> {
         let mut admission = self.gate.enter();
         let (result, _) = self.telemetry.time(Activity::Plan, || self.admit_all(&mut admission));

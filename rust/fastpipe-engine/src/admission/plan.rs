@@ -1,4 +1,4 @@
-//! Planning: a few batches beyond those that are started, and always up to the first batch of the next window.
+//! Planning: a few batches after the started ones, and always up to the first batch of the next window.
 
 use fastpipe_order::{BatchPlan, Content, PlanError};
 

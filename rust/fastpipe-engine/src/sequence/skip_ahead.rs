@@ -42,8 +42,7 @@ struct Skip {
 }
 
 impl PassContext {
-    /// Finds the start of a parked task, on a thread that has nothing else to do. Returns false if there is none to
-    /// find.
+    /// Finds the start of a parked task, on a thread that has nothing else to do. Returns false if it finds none.
     pub(crate) fn find_start(self: &Arc<Self>) -> bool {
         let (lags, enough) = self.delivery.has_enough(ENOUGH_READY);
         if self.is_closed() || lags {
