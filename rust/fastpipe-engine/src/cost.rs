@@ -1,4 +1,4 @@
-//! A cost model of the work, learned while the work is done.
+//! The cost model, which learns the cost of work while a pass runs.
 //!
 //! All units of a class have similar costs (see [`SourceFacts::classes`](fastpipe_batch::SourceFacts::classes)). For
 //! each class, the model learns three times: to open a stored byte (mostly decompression), to decode a row and a byte,
@@ -7,8 +7,7 @@
 //! accurate the model is.
 //!
 //! Decoding is a weighted least-squares fit of `time = rows * a + bytes * b`, in which the weight of older observations
-//! decays. If all rows have the same size, `a` and `b` can't be determined separately, and this isn't necessary. The
-//! fit then uses bytes only.
+//! decays. If all rows have the same size, `a` and `b` can't be determined separately, and the fit uses only bytes.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,9 +1,8 @@
 //! Delivery of batches: tasks finish them in any order, and consumers receive them in order.
 //!
 //! A consumer that finds no batch sleeps. Waking it interrupts another processor, which takes as long as decoding a
-//! small batch. So if batches arrive quickly, the consumer is woken for several at once. This happens when half of the
-//! batches in flight are ready, when the consumer has slept for [`GATHERING`], or when the threads have nothing else to
-//! do.
+//! small batch. So if batches arrive quickly, the consumer is woken for several at once. It is woken when half of the
+//! batches in flight are ready, when it has slept for [`GATHERING`], or when all threads are idle.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};

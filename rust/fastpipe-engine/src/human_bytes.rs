@@ -1,6 +1,6 @@
 //! Formatting of sizes in messages, in the units that `memory_limit` accepts.
 
-/// Powers of a thousand.
+/// Names of the units, in powers of a thousand.
 const UNITS: [&str; 5] = ["B", "KB", "MB", "GB", "TB"];
 
 /// Formats a size to a tenth of the largest unit that fits, or in bytes. `round(bytes, tenth)` returns the number of

@@ -1,4 +1,4 @@
-//! Locks a mutex even if a thread panicked while it held the lock.
+//! Locking of a mutex even if a thread panicked while it held the lock.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

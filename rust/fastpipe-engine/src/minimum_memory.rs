@@ -121,7 +121,7 @@ struct UnitStatistics {
 }
 
 impl UnitStatistics {
-    /// Collects the statistics of all units from what is known about them.
+    /// Collects the statistics of all units from their descriptions and the learned costs.
     fn of(config: &PassConfig, costs: &CostModel, units: u64) -> UnitStatistics {
         let mut statistics = UnitStatistics::default();
         for unit in 0..units {

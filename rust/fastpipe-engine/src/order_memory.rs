@@ -17,9 +17,9 @@ const SHARE: u64 = 2;
 /// Looking up a single batch takes no more than this.
 const ALLOWED: u64 = 16 << 20;
 
-/// Rejects an order that takes more than `memory_limit`. Without a limit, it rejects an order that takes more than half
-/// of the machine's memory, or of the control group's memory if that is less. `seeks` means that the pass doesn't start
-/// at the beginning of an epoch.
+/// Rejects an order that takes more than `memory_limit`. Without a limit, it may take half of the machine's memory, or
+/// of the control group's memory if that is less. `seeks` means that the pass doesn't start at the beginning of an
+/// epoch.
 ///
 /// # Errors
 /// Returns a limit error that says how much memory is needed and which shuffle buffer would fit.

@@ -40,7 +40,7 @@ impl Yielded {
     }
 }
 
-/// Totals over passes.
+/// Totals over the passes of a reader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Batches that the consumer has received.
@@ -89,7 +89,7 @@ struct State {
     process: u32,
     /// Does not include the work of `running`.
     totals: Totals,
-    /// Passes that may still work.
+    /// Counters of passes whose threads may still be working.
     running: Vec<Arc<Telemetry>>,
 }
 

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The source of a pass and the pass's lease. Observers may keep the source after the pass has ended.
 pub struct PassSource {
-    /// The source.
+    /// The source of the rows.
     pub source: Arc<dyn Source>,
     /// Dropped when the pass ends.
     pub lease: Option<Lease>,

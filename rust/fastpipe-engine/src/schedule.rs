@@ -1,11 +1,12 @@
 //! Assignment of tasks to threads.
 //!
-//! Ready tasks wait in a queue. Tasks of the earliest batch come first, and within a batch the tasks that the cost
-//! model expects to take longest, so that all threads finish at about the same time. If possible, a thread continues
-//! where its last task ended, since that data is in its processor's cache. *Runners* take tasks from the queue; the
-//! number of runners is limited. A runner that finds the queue empty looks for a parked task that could start if some
-//! records were skipped (see `sequence/skip_ahead.rs`). If it finds none, it ends, and its thread sleeps until a task
-//! is put into the queue.
+//! Ready tasks wait in a queue. Tasks of the earliest batch come first. Within a batch, the tasks that are expected to
+//! take longest come first, so that all threads finish at about the same time. If possible, a thread continues where
+//! its last task ended, since that data is in its processor's cache.
+//!
+//! *Runners* take tasks from the queue; the number of runners is limited. A runner that finds the queue empty looks for
+//! a parked task that could start if some records were skipped (see `sequence/skip_ahead.rs`). If it finds none, it
+//! ends. Its thread then sleeps until a task is put into the queue.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

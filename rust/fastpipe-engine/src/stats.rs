@@ -47,9 +47,9 @@ pub struct Stats {
     pub most_threads: usize,
     /// Average seconds from waking a sleeping thread until it works.
     pub start_delay: f64,
-    /// Memory of batches.
+    /// Reuse of the memory of batches.
     pub slabs: Reuse,
-    /// Memory of units.
+    /// Reuse of the memory of units.
     pub buffers: Reuse,
     /// Bytes of free slabs and buffers.
     pub free_bytes: u64,

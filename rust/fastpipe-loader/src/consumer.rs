@@ -25,7 +25,7 @@ pub struct Consumer {
 pub enum State {
     /// Its rows are being produced or joined.
     OnTheWay,
-    /// It can be taken.
+    /// The batch can be taken.
     Ready,
 }
 

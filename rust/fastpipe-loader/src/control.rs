@@ -18,11 +18,11 @@ pub(crate) struct Header {
     pub(crate) item_workers: AtomicU32,
     pub(crate) batch_workers: AtomicU32,
     pub(crate) slots: AtomicU32,
-    /// A [`Joining`].
+    /// The way in which batches are joined, as a [`Joining`].
     pub(crate) joining: AtomicU32,
     /// 1 if all rows of a batch are claimed at once.
     pub(crate) whole: AtomicU32,
-    /// 1 if item workers take turns.
+    /// 1 if item workers run one at a time.
     pub(crate) turns: AtomicU32,
     /// Number of processors that the program may use.
     pub(crate) processors: AtomicU32,
@@ -50,8 +50,8 @@ pub(crate) struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Joining {
-    /// None: the batch consists of its items side by side. A batch with odd rows is joined by the item worker of the
-    /// last row.
+    /// No worker joins them: the batch consists of its items side by side. But if some rows don't match the layout, the
+    /// item worker that finishes the last row joins the batch.
     InPlace = 0,
     /// The item worker that finishes the last row.
     ByMakers = 1,

@@ -10,8 +10,8 @@
 //! worker*. The consumer takes batches in order and frees their slots.
 //!
 //! All of this is in shared memory (`fastpipe_memory::Arena`): item workers are processes, or threads of one process.
-//! It uses neither queues nor locks. Each slot has one number from which item workers claim rows by compare-and-swap,
-//! so the least busy worker takes the next item, even if items differ in cost. A second number counts the unfinished
+//! It uses neither queues nor locks. Each slot has one number from which item workers claim rows by compare-and-swap.
+//! The least busy worker thus takes the next item, even if items differ in cost. A second number counts the unfinished
 //! rows. Each item worker publishes the rows that it has claimed and not begun. If its current item takes long, idle
 //! item workers steal some of these rows. A process that has nothing to do waits for a number to change (a futex), and
 //! only waiting processes are woken.

@@ -11,15 +11,15 @@ const SLOWEST: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Activity {
-    /// It hasn't started.
+    /// The worker hasn't started.
     Starting = 0,
-    /// It waits for work.
+    /// The worker waits for work.
     Waiting = 1,
-    /// It produces an item.
+    /// The worker produces an item.
     Making = 2,
-    /// It joins the items of a batch.
+    /// The worker joins the items of a batch.
     Joining = 3,
-    /// It has ended.
+    /// The worker has ended.
     Ended = 4,
 }
 
@@ -66,7 +66,7 @@ struct Slow {
 /// An item and the time it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlowItem {
-    /// Nanoseconds.
+    /// Nanoseconds that the item took.
     pub nanos: u64,
     /// The number of the batch that contains it.
     pub batch: u64,

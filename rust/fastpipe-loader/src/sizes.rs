@@ -42,8 +42,8 @@ impl ControlBlock {
         }
     }
 
-    /// Learns how many bytes per row are stored after the rows of the slab, or the size of a batch that was written as
-    /// a whole.
+    /// Learns from a finished batch: the bytes per row that are stored after the rows of its slab, or the total size if
+    /// it was written as a whole.
     pub(crate) fn learn_size(&self, slot: &Slot, slab: Option<(usize, usize)>, spilled: usize) {
         let before = self.tail();
         let used = if self.is_whole() {

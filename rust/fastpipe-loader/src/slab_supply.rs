@@ -121,8 +121,8 @@ impl SlabSupply {
         in_use.saturating_add(bytes as u64) <= arena.most()
     }
 
-    /// Whether a slab of `bytes` bytes may be allocated. It may if there are slabs for no more than `ahead` batches and
-    /// one that the consumer holds, or if all further memory is within the slack.
+    /// Whether a slab of `bytes` bytes may be allocated. Slabs for `ahead` batches and one that the consumer holds are
+    /// always allowed. Further memory must be within the slack.
     fn allows(&self, state: &Pending, bytes: usize, beyond: bool) -> bool {
         let usual = (self.ahead + 1).saturating_mul(bytes);
         // Slabs that item workers allocated before a layout was known are assumed to have the same size.

@@ -1,9 +1,9 @@
 //! Extents of memory that several processes share.
 //!
-//! Any process can allocate new extents without a lock: they are placed one after the other, and the end of the last
+//! Any process can allocate new extents without a lock. They are placed one after the other, and the end of the last
 //! one is an atomic number in the memory itself. The process that owns the memory reuses released extents through a
-//! [`Recycler`], so the end grows only with the memory that is in use at once. A killed process can't leave a held lock
-//! or an inconsistent state. At most, one extent remains allocated that no process uses.
+//! [`Recycler`]. So the memory only grows with the number of bytes in use at once. A killed process can't leave a held
+//! lock or an inconsistent state. At most, one extent remains allocated that no process uses.
 #![allow(unsafe_code)]
 
 use std::fmt;

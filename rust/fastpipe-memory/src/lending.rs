@@ -2,8 +2,8 @@
 //!
 //! A block begins with a label that counts its borrowers. A borrower in any process decrements the count when it is
 //! done, and the owner checks the counts before it allocates memory. No messages are sent, so none can be lost. If a
-//! process is killed, the blocks that it has borrowed are never reused, and the blocks that it has lent remain valid
-//! for their borrowers.
+//! process is killed, the blocks that it has borrowed are never reused. The blocks that it has lent remain valid for
+//! their borrowers.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

@@ -123,14 +123,14 @@ impl OwnedMemory {
         matches!(&self.origin, Origin::Mapped { run: Some(run), .. } if run.is_carved())
     }
 
-    /// All its bytes.
+    /// All bytes of the block.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: this block owns `capacity` initialized bytes, and they are borrowed with `self`. Slabs, which expose
         // their address, don't call this method.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.capacity) }
     }
 
-    /// All its bytes.
+    /// All bytes of the block.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.capacity) }
@@ -157,10 +157,10 @@ impl Drop for OwnedMemory {
 impl HugePageArena {
     /// Returns a run of at least `size` bytes, new or retained from another reader, for a pool that holds `held` bytes.
     ///
-    /// Returns `None` if `size` is too large to be carved or isn't a multiple of the page size, which would waste the
-    /// rest of the last page. Also returns `None` if the system has no memory, if the pool holds little memory, or if
-    /// its memory is limited. The system allocates a whole large page once a part of it is used, and it may refill
-    /// parts that were returned.
+    /// Returns `None` if `size` is too large to be carved, or isn't a multiple of the page size, since the rest of the
+    /// last page would be wasted. Also returns `None` if the system has no memory, if the pool holds little memory, or
+    /// if its memory is limited. The system allocates a whole large page once a part of it is used, and it may allocate
+    /// released parts again.
     pub fn carve(&mut self, size: usize, held: usize, limited: bool) -> Option<OwnedMemory> {
         if size == 0 || size > LARGE_PAGE || !size.is_multiple_of(self.page) {
             return None;

@@ -7,8 +7,8 @@
 //!
 //! So pages of pools without a memory limit are retained, up to [`MOST`] bytes of the most recent ones. A reader with a
 //! limit uses retained pages but doesn't add any. Before it starts, all of them are released, because its user wants to
-//! know how much memory the process takes. When the system has refused memory, all retained pages are released as well,
-//! and the next [`NEXT`] runs aren't retained, because the memory is needed elsewhere.
+//! know how much memory the process takes. When the system has refused memory, all retained pages are released as well.
+//! The next [`NEXT`] runs aren't retained then, because the memory is needed elsewhere.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

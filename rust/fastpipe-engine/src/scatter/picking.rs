@@ -233,7 +233,7 @@ impl PassContext {
         Ok(())
     }
 
-    /// Fills slots of a batch.
+    /// Runs a task, which fills some slots of a batch.
     fn pick(self: &Arc<Self>, ready: &Ready, slots: Range<usize>) -> Result<()> {
         let in_flight = &ready.in_flight;
         let start = self.telemetry.now();

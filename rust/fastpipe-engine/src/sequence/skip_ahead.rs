@@ -82,8 +82,8 @@ impl PassContext {
         awaited
     }
 
-    /// Takes over the preceding piece, if it is the last piece of a task that another thread has not reached yet, and
-    /// if processing it costs less than skipping it.
+    /// Takes over the preceding piece if processing it costs less than skipping it. The piece must be the last one of a
+    /// task that another thread has begun, but not yet reached.
     fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<InFlightBatch>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
