@@ -153,7 +153,7 @@ impl Fetches {
         self.inner.most > 0
     }
 
-    /// Whether more fetches could run at once.
+    /// Whether more fetches could be in progress than at present.
     pub(crate) fn have_room(&self) -> bool {
         self.inner.pending.load(Ordering::Relaxed) < self.inner.most
     }

@@ -93,7 +93,7 @@ impl InFlightBatch {
         self.outputs().fail(slot, error);
     }
 
-    /// Adds a task, since another thread takes over part of a task that hasn't ended.
+    /// Counts one more task, because another thread takes over a part of a task that hasn't ended.
     pub(crate) fn split_task(&self) {
         self.pending.fetch_add(1, Ordering::AcqRel);
     }

@@ -367,7 +367,7 @@ impl ControlBlock {
         self.all_made(Some(item_worker), slot)
     }
 
-    /// Handles a batch whose rows are all finished.
+    /// Marks a batch as ready once all of its rows are finished, or passes it on to be joined.
     pub(crate) fn all_made(&self, item_worker: Option<usize>, slot: usize) -> Done {
         let at = &self.slots()[slot];
         let failed = at.failed.load(Ordering::Relaxed) != 0 || at.placed.load(Ordering::Relaxed) == 2;

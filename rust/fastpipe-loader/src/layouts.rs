@@ -108,7 +108,7 @@ impl ControlBlock {
         Ok(Some(LastLayout::Own(last + 1)))
     }
 
-    /// Publishes a layout that is already known, unless there is one, and settles it.
+    /// Publishes and settles a layout that was known in advance, unless a layout has already been published.
     ///
     /// # Errors
     ///

@@ -19,9 +19,9 @@ pub(crate) struct PageRun {
 /// The pages that contain a run.
 #[derive(Debug)]
 enum PageOwner {
-    /// The run consists of all of them.
+    /// Pages that belong only to this run.
     Run(#[allow(dead_code)] Pages),
-    /// The run is any part of them.
+    /// Pages that several runs share. Each run can be any part of them.
     Shared(#[allow(dead_code)] Arc<Pages>),
 }
 

@@ -82,8 +82,8 @@ impl PassContext {
         awaited
     }
 
-    /// Takes over the preceding piece if processing it costs less than skipping it. The piece must be the last one of a
-    /// task that another thread has begun, but not yet reached.
+    /// Takes over the preceding piece if processing it costs less than skipping it. The piece must be the last one of
+    /// its task, and no thread may have begun it.
     fn take_tail(&self, awaited: &Awaited) -> Option<(Arc<InFlightBatch>, Piece)> {
         let cell = &awaited.cell;
         let mut state = cell.lock();
