@@ -425,9 +425,9 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
-        ({"select": 3}, TypeError, "select is the name of a feature, .* not 3"),
-        ({"select": (["id", ["items"]], "id")}, TypeError, "select is .* not "),
-        ({"select": {"id": "id"}}, TypeError, "select is .* not "),
+        ({"select": 3}, TypeError, "select must be the name of a feature, .*; got 3"),
+        ({"select": (["id", ["items"]], "id")}, TypeError, "select must be .*; got "),
+        ({"select": {"id": "id"}}, TypeError, "select must be .*; got "),
         ({"select": "vektor"}, ValueError, r"select names 'vektor' \(did you mean 'vector'\?\)"),
         ({"map": 3}, TypeError, "map is a function of what select picks, not int"),
         ({"sparse": "COO"}, ValueError, 'sparse is "coo", "csr" or "bag", not \'COO\''),

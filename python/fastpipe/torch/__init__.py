@@ -1,8 +1,8 @@
-"""Batches as Torch tensors: `IterableDataset`, alone, in a `DataLoader`, and in `torch.distributed`.
+"""Batches as Torch tensors: `IterableDataset`, usable by itself, in a `DataLoader`, and in `torch.distributed`.
 
-Tensors share the memory of the batch's arrays; nothing is copied, and the memory is used again when the last tensor
-over it has died. Several arrays that belong together are named tuples of tensors, which `DataLoader` pins and sends
-between processes, and which `.to` is easily mapped over.
+Tensors share the memory of the batch's arrays without a copy. The memory is reused after the last tensor that refers to
+it is released. A feature that consists of several arrays becomes a named tuple of tensors. `DataLoader` can pin named
+tuples and send them between processes, and `.to` is easily mapped over them.
 """
 
 from __future__ import annotations
@@ -71,44 +71,49 @@ Selection: TypeAlias = "str | list[str] | tuple[Any, ...]"
 class IterableDataset(torch.utils.data.IterableDataset[Any]):
     """The batches of a reader as tensors.
 
-    It yields whole batches, so a `DataLoader` around it is told `batch_size=None`:
+    It yields whole batches, so pass `batch_size=None` to a `DataLoader` around it:
 
         DataLoader(fastpipe.torch.IterableDataset(reader), batch_size=None, pin_memory=True)
 
-    With several ranks all have equally many batches, as the reader's `uneven` says; with workers, a rank's workers
-    share its batches, which are as many as without (with `shuffle="block"` and `"buffer"` as many but for short last
-    batches, since units are shared out). Workers take their share of the processors. They decode into memory that the
-    process that trains has mapped, so batches aren't copied, unless the loader has a `collate_fn`. `num_workers=0` is
-    simpler and mostly several times faster: the reader's own threads decode ahead all the same. Workers help only if
-    `map` or `collate_fn` takes long; without either, the first pass with workers warns once.
+    With several ranks, all ranks get the same number of batches, as the reader's `uneven` specifies. The workers of a
+    rank divide its batches among themselves without changing their number. (With `shuffle="block"` and `"buffer"`,
+    workers divide units instead, and each worker may add a short last batch.) The processors are divided among the
+    workers. Workers decode into memory that the training process has mapped, so batches aren't copied unless the loader
+    has a `collate_fn`.
 
-    In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
-    is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
-    reader that has a rank already is left as it is.
+    `num_workers=0` is simpler and usually several times faster, since the reader's own threads decode in advance.
+    Workers help only if `map` or `collate_fn` is slow. Without either, the first pass with workers warns once.
 
-    All workers of a pass read the same epoch: the one that was next when the loader's `iter` was called. (With workers
-    that are kept, that may be as late as when the first of them begins.) A pass that has yielded a batch counts as an
-    epoch, in workers too, whether it was finished or left; `set_epoch` overrides, also while a pass is active, which
-    goes on as it is.
+    In `torch.distributed`, a reader without a rank is divided among the ranks of the default process group. Before the
+    group exists, the environment variables RANK and WORLD_SIZE (set by torchrun) determine the ranks. The division is
+    logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again.
 
-    An error ends a pass: it is raised again by each further `next`. Those of fastpipe arrive from workers with all
-    their attributes. Ctrl-C ends no pass.
+    All workers of a pass read the same epoch: the one that was next when the loader's `iter` was called. (With
+    persistent workers, the epoch may be determined as late as when the first worker begins.) A pass that has yielded a
+    batch counts as an epoch, in workers as well, whether it was finished or left. `set_epoch` overrides that, also
+    during a pass, and doesn't affect the active pass.
+
+    An error ends a pass, and each further `next` raises it again. Errors of fastpipe arrive from workers with all their
+    attributes. Ctrl-C doesn't end a pass.
 
     Args:
-        reader: of any source, as `fastpipe.read_avro` returns it. The data set has it to itself.
-        select: what to yield: a name for that feature, a list of names for a dict of these, a tuple for a tuple of
-            such, as `select=(["age", "terms"], "label")`. None for all, as a dict.
-        map: a function of what was selected, whose result is yielded; it must be picklable for workers that are
-            spawned.
-        distributed: False leaves the reader whole in each rank, as when all of them evaluate the same.
-        ragged: as in `tensors`.
-        sparse: as in `tensors`.
-        strings: as in `tensors`.
+        reader: Reader of any source, for example from `fastpipe.read_avro`. Don't iterate over it elsewhere.
+        select: Features to yield. A name yields that feature, a list of names a dict of features, and a tuple of
+            selections a tuple, as in `select=(["age", "terms"], "label")`. Defaults to None, which yields all features
+            as a dict.
+        map: Function of the selected features whose result is yielded. It must be picklable if workers are spawned.
+            Defaults to None.
+        distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
+            an evaluation on all ranks. Defaults to True.
+        ragged: Type of ragged features, "offsets" or "nested". See `tensors`. Defaults to "offsets".
+        sparse: Type of sparse features, "coo", "csr" or "bag". See `tensors`. Defaults to "coo".
+        strings: Type of string features, "tensors" or "lists". See `tensors`. Defaults to "tensors".
 
     Raises:
-        TypeError: if `reader` is no reader, `map` can't be called, or `select` is not made of names, lists and tuples.
-        ValueError: if `select` names what isn't a feature, or there is no such form; from the first use, if ranks shall
-            share out a shuffled reader whose seed was drawn, or RANK or WORLD_SIZE is no number.
+        TypeError: If `reader` isn't a reader, `map` isn't callable, or `select` contains anything but names, lists and
+            tuples.
+        ValueError: If `select` names an unknown feature, or a type is unknown. The first use raises it if ranks would
+            divide a shuffled reader that has no `seed`, or if RANK or WORLD_SIZE isn't a number.
     """
 
     def __init__(
@@ -131,21 +136,22 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._map = map
         self._distributed = distributed
         self._forms = Forms(ragged, sparse, strings)
-        # How far the active or last pass of this process has come.
+        # The progress of this process's active or last pass, as its consumer has seen it.
         self._seen: Seen | None = None
-        # What this process says to workers, and where they note what becomes of it.
+        # The latest announcement of this process to workers, and the log in which workers record their passes.
         self._version = Version(0, passes.next_epoch, passes.loaded)
         self._ledger = EpochLogFile()
-        # In a worker: the process that a state was loaded in, its share, how many passes it has begun, and the last.
+        # In a worker: the process in which a state was loaded, the worker's shard, how many passes the worker has
+        # begun, and the serial number of the last one.
         self._loaded: int | None = None
         self._share: tuple[tuple[int, int], Passes] | None = None
         self._iterations = 0
         self._last: int | None = None
-        # In a worker: the memory in which it makes batches for the process that trains.
+        # In a worker: the memory in which it creates batches for the training process.
         self._lending: Lending | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Starts a pass; it is the one active pass of this process."""
+        """Starts a pass, which becomes the only active pass of this process."""
         _warn_of_batching(sys._getframe(1))
         worker = worker_info()
         plain = _is_sent_as_it_is(sys._getframe(1))
@@ -158,9 +164,9 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         said = self._version
 
         def follow(asked: int, ended: bool) -> None:
-            """Says what loaders that begin now read: the epoch after the one that is being read here."""
+            """Announces the epoch for loaders that begin now: the one after the epoch being read here."""
             nonlocal said
-            # Unless something else was said meanwhile.
+            # Skip this if something else was announced in the meantime.
             if self._version == said and passes.next_epoch != said.epoch:
                 self._say(Version(0, passes.next_epoch, False))
                 said = self._version
@@ -176,7 +182,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         last, kept = self._last, self._iterations > 0
         key = f"{worker.seed - worker.id}/{self._iterations}"
         self._iterations += 1
-        # Torchdata loads states in workers.
+        # torchdata loads states in workers.
         own = passes.pass_epoch if self._loaded == os.getpid() else None
         self._loaded = None
         joined = self._ledger.join(
@@ -193,7 +199,8 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             else:
                 passes.set_epoch(joined.epoch)
 
-        # How far the consumer is in a pass of several epochs isn't known here: it counts as all of them.
+        # A worker doesn't know how many epochs of a pass the consumer has seen, so the pass counts as all of its
+        # epochs.
         counted = partial(self._ledger.count, joined.serial, joined.epoch + (passes.epochs or 1))
 
         def follow(asked: int, ended: bool) -> None:
@@ -209,12 +216,13 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             make = self._make
             batches = Batches(passes, lambda batch: lending.lent(batch, make(batch)), _carried, follow, lending.memory)
         self._seen = batches.seen
-        # When the loader was left, its workers end, and so does this. (That isn't so of workers that are killed.)
+        # When the consumer leaves the loader, its workers end and drop this iterator. (A worker that is killed never
+        # counts.)
         weakref.finalize(batches, counted)
         return batches
 
     def _make(self, batch: dict[str, Any]) -> Any:
-        """What is yielded for a batch of the reader."""
+        """Returns the value to yield for a batch of the reader."""
         select = self._select
         if select is None:
             out: Any = self._forms.convert(batch, torch.from_numpy)
@@ -224,19 +232,23 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return out if self._map is None else self._map(out)
 
     def __len__(self) -> int:
-        """Batches of this rank, with any number of workers.
+        """Returns the number of batches of this rank, which doesn't depend on the number of workers.
 
-        (With `shuffle="block"` and `"buffer"` workers may have a short last batch each, and so a few batches more.)
+        (With `shuffle="block"` and `"buffer"`, each worker may yield a short last batch, so a pass may have a few more
+        batches.)
 
         Raises:
-            TypeError: if passes have no end.
+            TypeError: If passes are infinite.
         """
         return len(self._of_rank())
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass start with this epoch, from its beginning; in workers too, whether kept or not.
+        """Starts the next pass at the beginning of this epoch, in new and in persistent workers as well.
 
-        The active pass goes on as it is.
+        The active pass is not affected.
+
+        Args:
+            epoch: Epoch of the next pass, 0 to 2^31 - 1.
         """
         number = within("epoch", epoch, 0, 2**31 - 1)
         self._here().set_epoch(number)
@@ -246,16 +258,16 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             self._loaded = os.getpid()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far this process has come, as `Reader.state_dict`: only batches that `next` has returned count as seen.
+        """Returns the state of this process, like `Reader.state_dict`, counting only batches that `next` has returned.
 
-        So `torchdata`'s `StatefulDataLoader` keeps it, with workers too, and so does `torch.distributed.checkpoint`,
-        since this makes it a `Stateful`. Without workers, states of all ranks are equal, and may be loaded on another
-        number of ranks, where the reader's can. (The states of a `StatefulDataLoader` itself are for as many workers as
-        it had: with another `num_workers` it fails in an `assert`.)
+        `torchdata`'s `StatefulDataLoader` saves this state, including with workers. `torch.distributed.checkpoint`
+        saves it as well, since the method makes this class a `Stateful`. Without workers, the states of all ranks are
+        equal. They can be loaded on another number of ranks if the reader's states can. (The state of a
+        `StatefulDataLoader` itself requires the same `num_workers`. With another number, its `assert` fails.)
 
         Raises:
-            StateError: if workers of a plain `DataLoader` are in the midst of a pass: how far they are is not known
-                here.
+            StateError: If workers of a plain `DataLoader` are in the middle of a pass. This process doesn't know how
+                many of their batches were seen.
         """
         if worker_info() is not None:
             passes, ended_stays = self._here(), True
@@ -263,27 +275,27 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             passes, ended_stays = self._of_rank(), False
             if self._go_on():
                 raise StateError(
-                    "batches are read by a DataLoader's workers, and how many of them were seen isn't known here:"
-                    " torchdata's StatefulDataLoader knows, or num_workers=0"
+                    "workers of a DataLoader are reading batches, and this process doesn't know how many were seen:"
+                    " use torchdata's StatefulDataLoader or num_workers=0"
                 )
         if self._seen is None:
             return passes.state(ended_stays=ended_stays)
         return self._seen.state(ended_stays=ended_stays)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next pass go on where a state was saved.
+        """Resumes from a saved state in the next pass.
 
-        Workers that a loader keeps (`persistent_workers`) don't get it once they are started: the next pass raises
-        `StateError` then.
+        The persistent workers of a loader (`persistent_workers=True`) don't receive a state that is loaded after they
+        started. The next pass raises `StateError` then.
 
         Raises:
-            StateError: as `Reader.load_state_dict` does; and if it is one of a `StatefulDataLoader`, which loads these
-                itself.
+            StateError: If the reader can't resume from the state, as described for `Reader.load_state_dict`, or if it
+                is the state of a `StatefulDataLoader`, which must load it itself.
         """
         if isinstance(state_dict, dict) and not {"_snapshot", "fetcher_state"}.isdisjoint(state_dict):
             raise StateError(
-                "this is the state of a StatefulDataLoader, not of its data set: give it to the load_state_dict of one"
-                " with as many workers"
+                "this is the state of a StatefulDataLoader, not of its dataset: pass it to the load_state_dict"
+                " of a loader with the same num_workers"
             )
         passes = self._here()
         passes.load_state_dict(state_dict)
@@ -293,12 +305,15 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             self._say(Version(0, passes.next_epoch, not passes.at_end))
 
     def _say(self, version: Version) -> None:
-        """Says in this process, which is no worker, what the next pass is."""
+        """Announces from the main process what the next pass reads."""
         self._version = version._replace(number=self._version.number + 1)
         self._ledger.announce(self._version)
 
     def _go_on(self) -> bool:
-        """Takes notice of passes that workers have ended; says whether they are in the midst of one."""
+        """Updates the epoch after passes that workers have ended.
+
+        Returns whether workers are in the middle of a pass.
+        """
         epoch, under_way = self._ledger.next(self._version)
         if epoch != self._version.epoch:
             self._of_rank().set_epoch(epoch)
@@ -307,7 +322,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return under_way
 
     def _here(self) -> Passes:
-        """This process's passes: a worker's share, or the rank's."""
+        """Returns the passes of this process: a worker's shard, or all batches of the rank."""
         worker = worker_info()
         if worker is None:
             return self._of_rank()
@@ -319,7 +334,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return self._share[1]
 
     def _of_rank(self) -> Passes:
-        """The reader's passes, divided among ranks as soon as there are several."""
+        """Returns the reader's passes, divided among the ranks as soon as there is more than one rank."""
         passes = self._passes
         if self._distributed and passes.world_size == 1:
             rank, ranks, origin = world()
@@ -330,14 +345,14 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         return passes
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is spawned has no process group to ask.
+        # A spawned process has no process group, so the rank is determined now.
         passes = self._of_rank()
         state = self.__dict__ | {"_share": None, "_loaded": None, "_seen": None, "_iterations": 0, "_lending": None}
         if multiprocessing.context.get_spawning_popen() is None:
-            # Another data set, of which this one's workers know nothing.
+            # A copy is another dataset, whose passes are independent of this dataset's workers.
             epoch = self._ledger.next(self._version)[0]
             return state | {"_ledger": None, "_version": Version(0, epoch, self._version.loaded)}
-        # A worker begins with what the ledger says, whatever is being read here meanwhile.
+        # A worker starts from what the epoch log says, not from what this process is reading.
         return state | {"_passes": passes.rebuilt()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -349,32 +364,32 @@ def _carried(error: Exception) -> Exception:
 
 
 def _warn_of_batching(caller: FrameType) -> None:
-    """Warns if a `DataLoader` is about to make batches of batches, as it does unless it is told not to."""
+    """Warns if a `DataLoader` is about to collate batches into batches, which it does by default."""
     fetcher = caller.f_locals.get("self")
     if isinstance(fetcher, _IterableDatasetFetcher) and fetcher.auto_collation:
         worker = worker_info()
         if worker is None or worker.id == 0:
             warnings.warn(
-                "the DataLoader takes what this data set yields for single samples, and makes batches of them, with a"
-                " dimension more. They are batches already: DataLoader(dataset, batch_size=None)",
+                "the DataLoader treats each batch of this dataset as a single sample and collates them, which adds a"
+                " dimension. The dataset yields whole batches: use DataLoader(dataset, batch_size=None)",
                 UserWarning,
                 stacklevel=2,
             )
 
 
 def _warn_of_workers(workers: int) -> None:
-    """Warns of a loader whose workers only decode, which the reader's threads do faster."""
+    """Warns about a loader whose workers only decode, which the reader's threads do faster."""
     warnings.warn(
-        f"num_workers={workers} makes a DataLoader of this reader slower, mostly several times: the reader decodes on"
-        " threads of its own, and sending batches between processes takes longer. Give num_workers=0. Workers help only"
-        " if map= or collate_fn= takes long",
+        f"num_workers={workers} makes a DataLoader of this reader slower, often several times: the reader decodes on"
+        " its own threads, and sending batches between processes is slower. Set num_workers=0. Workers help only"
+        " if map= or collate_fn= is slow",
         UserWarning,
         stacklevel=3,
     )
 
 
 def _is_sent_as_it_is(caller: FrameType) -> bool:
-    """Whether a `DataLoader` in whose worker this is sends what the data set yields, and nothing looks at it before."""
+    """Whether the `DataLoader` that runs this worker sends the dataset's values unchanged, without a `collate_fn`."""
     fetcher = caller.f_locals.get("self")
     return getattr(fetcher, "auto_collation", True) is False and (
         getattr(fetcher, "collate_fn", None) is torch.utils.data.default_convert
@@ -382,14 +397,14 @@ def _is_sent_as_it_is(caller: FrameType) -> bool:
 
 
 def _checked(select: Any, passes: Passes) -> Any:
-    """A selection, if it is one."""
+    """Returns the selection after validating it."""
     if select is None:
         return None
     for name in _names(select):
         if name not in passes.features and name != "valid":
             close = difflib.get_close_matches(name, passes.features, 1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"select names {name!r}{hint}, and the reader's features are {', '.join(passes.features)}")
+            raise ValueError(f"select names {name!r}{hint}, which isn't one of {', '.join(passes.features)}")
     return select
 
 
@@ -401,8 +416,8 @@ def _names(selection: Any) -> Iterator[str]:
             yield from _names(part)
     else:
         raise TypeError(
-            "select is the name of a feature, a list of names, or a tuple of these, as"
-            f' (["age", "terms"], "label"), not {selection!r}'
+            "select must be the name of a feature, a list of names, or a tuple of selections such as"
+            f' (["age", "terms"], "label"); got {selection!r}'
         )
 
 

@@ -1,10 +1,10 @@
-"""What workers of torch's loaders yield: batches that become something else, and errors.
+"""Iterators over a pass for torch loaders: converted batches, the state that the consumer has seen, and errors.
 
-What counts as seen is what the consumer was given.
+A batch counts as seen when `next` has returned it to the consumer.
 
-`DataLoader` sends the class of an error and its text, and raises `class(text)` in the process that trains: attributes
-are lost. So a worker raises an error of a class that knows them; a class of its own for each error, which is pickled as
-what it was made of.
+`DataLoader` sends the class and the text of a worker's error, and raises `class(text)` in the training process, which
+loses attributes. So a worker raises the error as an instance of a subclass that stores the attributes. Each error gets
+its own subclass, which is pickled by its base class and attributes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from fastpipe.errors import FastpipeError
 
 
 class _Carrier(type):
-    """The type of such classes."""
+    """The metaclass of error classes that store attributes."""
 
     _of: type[FastpipeError]
     _attributes: dict[str, Any]
 
 
 def carrying(error: FastpipeError) -> FastpipeError:
-    """An error of the same class and text, whose attributes outlast `type(error)(another_text)`."""
+    """Returns an error of the same class and text that keeps its attributes in `type(error)(another_text)`."""
     kind = type(error)
     if isinstance(kind, _Carrier):
         return error
-    # What is pickled for it, attributes that aren't in __dict__ among it.
+    # The state that pickle would save, including attributes that aren't in __dict__.
     attributes = error.__reduce__()[2]
     found: FastpipeError = _carrier(kind, attributes)(*error.args)
     return found.with_traceback(error.__traceback__)
@@ -58,44 +58,45 @@ copyreg.pickle(_Carrier, _reduced)
 
 
 class Seen:
-    """How far the consumer of a pass has come. It doesn't keep the pass."""
+    """The state of a pass as its consumer has seen it. It holds no reference to the batches."""
 
     def __init__(self, passes: Passes, started: Started) -> None:
         self._passes = passes
         self.begin(started)
 
     def begin(self, started: Started) -> None:
-        """Takes the pass that has just begun."""
+        """Tracks a pass that has just begun."""
         self.position = started.position
         self.ended = False
-        # Batches, and the progress behind them: in one, since Ctrl-C may come between any two steps.
+        # The batch count and the progress after that many batches. One attribute, because Ctrl-C may interrupt between
+        # any two assignments.
         self.mark = 0, self.position.progress()
 
     @property
     def is_current(self) -> bool:
-        """Whether it still is the last pass."""
+        """Whether this pass is still the reader's last one."""
         return self._passes.is_current(self.position)
 
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        """The state as the consumer has seen it. As `Passes.state`."""
+        """Returns the state as the consumer has seen it. `ended_stays` has the same meaning as in `Passes.state`."""
         if not self.is_current:
             return self._passes.state(ended_stays=ended_stays)
         return self._passes.state_behind(self.mark[1], ended=self.ended and not ended_stays)
 
 
 class Batches(Iterator[Any]):
-    """What a function makes of each batch of a pass. It starts the pass.
+    """The batches of a pass, each converted by a function. Creating the iterator starts the pass.
 
-    An error, of the pass or of the function, ends the pass: it is raised again by each further `next`. Ctrl-C
-    doesn't: the next batch is the one that it came into.
+    An error of the pass or of the function ends the pass, and each further `next` raises it again. Ctrl-C doesn't end
+    the pass: the next call returns the batch that was interrupted.
 
     Args:
-        passes: whose pass it is.
-        make: the function.
-        fail: makes of an error what is raised.
-        follow: called before a batch is returned, and when the end of the pass is seen: with how many batches were
-            asked for, and whether that is the end.
-        memory: of the passes, where batches are to lie; None for memory of their own choice.
+        passes: The passes of the reader. The iterator starts the next one.
+        make: Function that converts a batch.
+        fail: Function that returns the error to raise for an error that occurred.
+        follow: Called before a batch is returned and when the pass ends, with the number of batches requested so far
+            and with whether the pass has ended.
+        memory: Memory in which the pass creates its batches. None lets the pass choose.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class Batches(Iterator[Any]):
                         raise
                     raise failed from error.__cause__
                 finally:
-                    # The error knows this frame.
+                    # Break the reference cycle between the error and this frame.
                     del failed
 
     def _next(self) -> Any:
@@ -153,15 +154,15 @@ class Batches(Iterator[Any]):
         try:
             made = self._make(batch)
         except StopIteration as error:
-            raise RuntimeError("what is made of a batch raised StopIteration") from error
+            raise RuntimeError("the function that converts a batch raised StopIteration") from error
         self._follow(seen.mark[0] + 1, False)
         seen.mark = seen.mark[0] + 1, seen.position.progress()
         return made
 
     def _restart(self) -> None:
-        """Begins again behind the last batch that was seen: Ctrl-C came between the pass and the consumer."""
+        """Restarts the pass after the last batch that was seen. Ctrl-C came between the pass and the consumer."""
         if not self.seen.is_current:
-            raise FastpipeError("Ctrl-C has ended the pass, and the next one was prepared since; iter() starts it")
+            raise FastpipeError("Ctrl-C ended this pass, and the next one is prepared; iter() starts it")
         self._passes.go_back(self.seen.mark[1])
         started = self._passes.start(self._memory)
         self._batches = started.batches
@@ -169,10 +170,13 @@ class Batches(Iterator[Any]):
 
 
 def _twin(error: Exception) -> Exception:
-    """The same error without its traceback, which knows all frames that it went through, and so would keep the pass."""
+    """Returns a copy of the error without its traceback.
+
+    The traceback references all its frames and would keep the pass alive.
+    """
     try:
         twin = copy.copy(error)
     except Exception:
-        # Not every class can be made of its arguments.
+        # Some classes can't be created from their arguments.
         return error
     return twin if type(twin) is type(error) else error

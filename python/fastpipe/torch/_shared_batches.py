@@ -1,10 +1,10 @@
-"""Batches that a loader's worker makes for the process that trains, which reads them where they lie.
+"""Batches that a loader's worker creates in memory which the training process maps, so that no data is copied.
 
-torch copies each tensor that a worker sends to a file in shared memory. Here the reader decodes into memory in common
-from the beginning (`SharedSlabs`), and what is sent of a batch is where its slabs lie; the process that trains maps
-that memory once, and borrows the slabs. When the last tensor over them has died, the worker's reader uses them again.
+torch copies each tensor that a worker sends to a file in shared memory. Here the reader decodes directly into shared
+memory (`SharedSlabs`), and the worker sends only the locations of a batch's slabs. The training process maps that
+memory once and borrows the slabs. After the last tensor over them is released, the worker's reader reuses them.
 
-What is no view of a slab (a tensor that a user's function has made) is sent as torch sends it.
+A tensor that isn't a view of a slab, such as a result of the user's function, is sent the way torch sends it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_LIMIT = 2**63
 
 
 class _Key(NamedTuple):
-    """Names a worker's memory: a file of its process, and a token, since numbers of processes and files come again."""
+    """Identifies a worker's memory by process id, file descriptor and a token, since both numbers are reused."""
 
     process: int
     file: int
@@ -39,7 +39,7 @@ class _Key(NamedTuple):
 
 
 class _Slab(NamedTuple):
-    """A slab: where it lies here, its bytes, and where it lies in the memory."""
+    """A slab: its address in this process, its size in bytes, and its offset in the shared memory."""
 
     address: int
     size: int
@@ -47,10 +47,10 @@ class _Slab(NamedTuple):
 
 
 class Lending:
-    """A worker's memory, in which its passes make batches.
+    """A worker's shared memory, in which its passes create batches.
 
     Args:
-        passes: whose batches are lent.
+        passes: The passes whose batches are lent.
     """
 
     def __init__(self, passes: Passes) -> None:
@@ -58,26 +58,26 @@ class Lending:
         file = self._slabs.file
         assert file is not None
         self._key = _Key(os.getpid(), file, secrets.token_hex(8))
-        # Of passes: None if they don't choose where their batches lie.
+        # None if the passes can't choose where they create batches.
         self.memory = passes.shared_memory(self._slabs, 2)
 
     @staticmethod
     def of(passes: Passes) -> Lending | None:
-        """The memory for passes; None if they can't make their batches there, or the system has no such memory."""
+        """Returns shared memory for passes, or None if they can't create batches there or the system isn't Linux."""
         if sys.platform != "linux":
             return None
         lending = Lending(passes)
         return None if lending.memory is None else lending
 
     def lent(self, batch: Mapping[str, Any], made: Any) -> Any:
-        """What a worker yields for a batch, of which it has made this."""
+        """Returns the value that a worker yields for `batch`, which was converted to `made`."""
         memory = _memory_of(batch)
         slabs = None if memory is None else memory.lend(self._slabs)
         return made if slabs is None else _Lent(self._key, [_Slab(*slab) for slab in slabs], made)
 
 
 def _memory_of(node: Any) -> Memory | None:
-    """The memory that the arrays of a batch lie in."""
+    """Returns the memory in which the arrays of a batch are stored."""
     if isinstance(node, np.ndarray):
         base: Any = node.base
         return base if isinstance(base, Memory) else None
@@ -87,12 +87,12 @@ def _memory_of(node: Any) -> Memory | None:
 
 
 class _Lent:
-    """Becomes what was made of a batch, in the process that it is sent to."""
+    """A converted batch, which unpickles as its value over borrowed memory in the receiving process."""
 
     def __init__(self, key: _Key, slabs: list[_Slab], made: Any) -> None:
         self._key = key
         self._slabs = slabs
-        # Keeps the batch, until this was sent.
+        # Keeps the batch's memory alive until the batch is sent.
         self._made = made
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -105,10 +105,10 @@ class _Lent:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles tensors and arrays that lie in slabs as where they lie, and all else as torch does."""
+    """Pickles tensors and arrays in slabs by their location, and everything else as torch does."""
 
     def __init__(self, file: io.BytesIO, slabs: list[_Slab]) -> None:
-        # Its arguments have no names.
+        # ForkingPickler accepts positional arguments only.
         super().__init__(file, 5, True, self._array)
         self._slabs = slabs
         self.arrays: list[tuple[int, int, int]] = []
@@ -131,7 +131,7 @@ class _Pickler(ForkingPickler):
         if type(item) is not torch.Tensor or not item.is_cpu or item.requires_grad or item.__dict__:
             return None
         if item.layout is torch.sparse_coo:
-            # Its parts may lie in slabs.
+            # Its indices and values may be stored in slabs.
             return "coo", (item._indices(), item._values(), tuple(item.shape), item.is_coalesced())
         if item.layout is torch.sparse_csr:
             return "csr", (item.crow_indices(), item.col_indices(), item.values(), tuple(item.shape))
@@ -164,7 +164,7 @@ class _Unpickler(pickle.Unpickler):
         return flat.as_strided(shape, stride, start)
 
 
-# The memory of workers that this process has mapped, and for which process that was: a forked child maps its own.
+# The worker memory that this process has mapped, and the id of the process that mapped it. A forked child maps its own.
 _mapped: dict[_Key, SharedArena] = {}
 _mapped_by = 0
 _lock = threading.Lock()
@@ -184,8 +184,8 @@ def _arena(key: _Key) -> SharedArena:
                 file = os.open(f"/proc/{key.process}/fd/{key.file}", os.O_RDWR | os.O_CLOEXEC)
             except OSError as error:
                 raise WorkerError(
-                    f"the memory of a DataLoader's worker (pid {key.process}) can't be mapped, in which its batches"
-                    f" lie: {error.strerror}. It has ended, or its files can't be opened by this process"
+                    f"cannot map the memory of a DataLoader's worker (pid {key.process}), which contains its"
+                    f" batches: {error.strerror}. The worker has exited, or this process may not open its files"
                 ) from error
             try:
                 found = _mapped[key] = SharedArena(file)
@@ -197,6 +197,6 @@ def _arena(key: _Key) -> SharedArena:
 def _borrowed(
     key: tuple[int, int, str], pieces: list[tuple[int, int]], arrays: list[tuple[int, int, int]], data: bytes
 ) -> Any:
-    """What was made of a batch, over memory that is borrowed."""
+    """Rebuilds a converted batch over borrowed memory."""
     memory = _arena(_Key(*key)).borrow(pieces)
     return _Unpickler(data, memory, arrays).load()

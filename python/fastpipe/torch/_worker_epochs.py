@@ -1,31 +1,33 @@
-"""Which pass of a data set a loader's worker is in, and which epoch that pass has: the same for all its workers.
+"""Agreement among the workers of a loader on the pass that they are in and on the epoch of that pass.
 
-A `DataLoader` tells its data set nothing. In the process that has the loader, the *main* one, it forks or pickles the
-data set while `iter(loader)` runs, once for each worker; workers that are kept (`persistent_workers`) begin further
-passes with the copy that they have. They begin when they come to it, which may be seconds apart, while the main process
-goes on: it sets the epoch, reads the data set itself, or begins another pass. So:
+A `DataLoader` tells its dataset nothing. The process that owns the loader (the *main* process) forks or pickles the
+dataset once for each worker while `iter(loader)` runs. Persistent workers (`persistent_workers=True`) begin further
+passes with the copy that they already have. Workers may begin a pass seconds apart. Until then, the main process
+continues: it may set the epoch, read the dataset itself, or begin another pass. The protocol is therefore:
 
-1. The main process numbers what it says of the next pass: each `set_epoch`, loaded state, or pass of its own makes a
-   `Version`. That is kept with the data set, and so is copied to a worker as it was when `iter(loader)` ran. It is also
-   noted in the ledger, where kept workers find the newest.
-2. Workers of one pass have their loader's random seed in common, and how many passes they have begun. That is the *key*
-   of a pass. Where the generator is seeded alike before each pass keys repeat; but a worker begins a pass once, so
-   one that has the key and the worker already is an earlier one.
-3. The first worker that begins a pass notes its epoch in the ledger; the others take what is noted. It is the epoch
-   that its version begins with or, if passes of that version count, the one after them.
-4. A pass counts as soon as it is known that the consumer has taken a batch, or that no more are taken: when a worker is
-   asked for more batches than a loader asks for ahead, when a worker drops its iterator (the loader was left, and ends
-   its workers), or when all workers have seen the end of their shares. A pass that was begun doesn't count by itself,
-   although its workers make batches at once: `tqdm.auto.tqdm(loader)` calls `iter` twice. (It is not known how many
-   batches a loader asks for ahead. `prefetch_factor` is 2 by default, so the third one tells.) Workers that are kept
-   wait for each other before they begin the next pass, unless that is settled: one of them may still be asked. Spawned
-   workers take seconds to start. If an iterator is dropped before its workers begin, they may begin the pass after the
-   next one has counted, and an epoch is left out.
-5. A state that was loaded in the main process holds for the first pass of its version.
+1. The main process numbers its announcements about the next pass. Each `set_epoch`, loaded state, or pass of the main
+   process creates a `Version`. The version is stored in the dataset, so a worker receives a copy of the one that was
+   current when `iter(loader)` ran. It is also recorded in the epoch log, where persistent workers find the newest one.
+2. The workers of one pass share their loader's random seed and the count of passes that they have begun. Both make up
+   the *key* of a pass. If a program seeds the generator the same way before each pass, keys repeat. But a worker begins
+   a pass only once, so a recorded pass with the same key that this worker has already joined is an earlier one.
+3. The first worker that begins a pass records its epoch in the log, and the other workers use that epoch. It is the
+   epoch that the worker's version begins with or, if passes of that version already count, the one after them.
+4. A pass counts as soon as it is known that the consumer received a batch or won't request more. There are three cases:
+   a worker is asked for more batches than a loader requests in advance; a worker drops its iterator, because the
+   consumer left the loader and its workers end; all workers have reached the end of their shards. Beginning a pass is
+   not enough, although its workers create batches at once: `tqdm.auto.tqdm(loader)` calls `iter` twice. (A worker
+   doesn't know how many batches its loader requests in advance. `prefetch_factor` is 2 by default, so the third request
+   decides.) Until it is known whether the last pass counts, persistent workers wait for each other before they begin
+   the next pass: another worker may still be asked for a batch. Spawned workers take seconds to start. If an iterator
+   is dropped before its workers begin, they may begin the pass after the next one has counted. An epoch is then left
+   out.
+5. A state that was loaded in the main process applies to the first pass of its version.
 
-The ledger is a file, since locks on files end with the process that has them, however it ends: a worker that is killed
-keeps nobody waiting. It is made when a worker first begins a pass, and removed with the data set. All that it says is
-said of one main process, so that several (ranks that were forked with the data set) don't meddle with each other.
+The log is a file because the system releases a file lock when the process that holds it ends, however it ends. A worker
+that is killed blocks no other worker. The file is created when a worker first begins a pass, and removed with the
+dataset. Every record belongs to one main process, so that several main processes (ranks that were forked with the
+dataset) don't interfere.
 """
 
 from __future__ import annotations
@@ -46,19 +48,19 @@ from typing import Any, NamedTuple
 from fastpipe.errors import StateError
 
 ASKED_AHEAD = 2
-"""Batches that a loader asks each worker for before its consumer takes one, if `prefetch_factor` isn't given."""
+"""Batches that a loader requests from each worker before its consumer receives one, by default."""
 
-# Old ones that the ledger keeps, for workers that are late.
+# Maximum number of old records in the log, kept for late workers.
 _KEPT = 64
 
 
 class Version(NamedTuple):
-    """What a main process last said of the next pass.
+    """The latest announcement of a main process about the next pass.
 
     Attributes:
-        number: how often it has said something.
-        epoch: with which the next pass begins.
-        loaded: whether that pass goes on where a loaded state stands.
+        number: Index of the announcement, counted from 0.
+        epoch: Epoch at which the next pass begins.
+        loaded: Whether that pass resumes from a loaded state.
     """
 
     number: int
@@ -70,14 +72,14 @@ class Joiner(NamedTuple):
     """A worker that begins a pass.
 
     Attributes:
-        main: process id of its main process.
-        version: what that had said when the worker was started.
-        kept: whether it has begun passes before.
-        key: of the pass.
-        worker: its number.
-        workers: how many there are.
-        epoch: where a state that was loaded in the worker itself says so; else None.
-        last: serial number of the last pass that it has begun, if it is kept.
+        main: Process id of its main process.
+        version: Version that was current when the worker was started.
+        kept: Whether the worker has begun passes before.
+        key: Key of the pass.
+        worker: Index of the worker.
+        workers: Number of workers.
+        epoch: Epoch of a state that was loaded in the worker itself; otherwise None.
+        last: Serial number of the worker's previous pass, if the worker is persistent.
     """
 
     main: int
@@ -94,9 +96,9 @@ class Joined(NamedTuple):
     """The pass that a worker begins.
 
     Attributes:
-        serial: its number in the ledger.
-        epoch: with which it begins.
-        loaded: whether it goes on where a loaded state stands.
+        serial: Serial number of the pass in the log.
+        epoch: Epoch at which the pass begins.
+        loaded: Whether the pass resumes from a loaded state.
     """
 
     serial: int
@@ -106,15 +108,15 @@ class Joined(NamedTuple):
 
 @dataclass
 class _Line:
-    """A version, and what became of it.
+    """A version and the passes that were read from it.
 
     Attributes:
-        main: process id of its main process.
-        number: of the version.
-        epoch: of the next pass.
-        loaded: whether the first pass goes on where a loaded state stands.
-        begun: the epoch of the last pass that was begun.
-        ended: the epoch after the last pass whose workers have all seen the end.
+        main: Process id of its main process.
+        number: Number of the version.
+        epoch: Epoch of the next pass.
+        loaded: Whether the first pass resumes from a loaded state.
+        begun: Epoch of the last pass that was begun.
+        ended: Epoch after the last pass that all workers have read to the end.
     """
 
     main: int
@@ -127,7 +129,7 @@ class _Line:
 
 @dataclass
 class _Pass:
-    """A pass that workers have begun, which of them have begun, ended and left it, and whether it counts."""
+    """A pass that workers have begun. It records the workers that joined, ended and left it, and whether it counts."""
 
     serial: int
     main: int
@@ -143,7 +145,7 @@ class _Pass:
 
 
 class EpochLog:
-    """What is noted of versions and passes. Each call is made while nobody else makes one."""
+    """The recorded versions and passes. The caller must hold the lock of the log during each call."""
 
     def __init__(self, lines: list[_Line] | None = None, passes: list[_Pass] | None = None) -> None:
         self._lines = lines or []
@@ -151,7 +153,7 @@ class EpochLog:
 
     @classmethod
     def parse(cls, text: str) -> EpochLog:
-        """The ledger that `text` was made of; an empty one of no text."""
+        """Returns the log that was written as `text`. Empty text is an empty log."""
         noted: dict[str, Any] = json.loads(text) if text else {"lines": [], "passes": []}
         return cls([_Line(**line) for line in noted["lines"]], [_Pass(**each) for each in noted["passes"]])
 
@@ -159,26 +161,26 @@ class EpochLog:
         return json.dumps({"lines": [asdict(x) for x in self._lines], "passes": [asdict(x) for x in self._passes]})
 
     def announce(self, main: int, version: Version) -> None:
-        """Notes a version."""
+        """Records a version."""
         self._line(main, version)
 
     def next(self, main: int, version: Version) -> tuple[int, bool]:
-        """The epoch of the next pass of a version, and whether one is under way in workers, or was left by them."""
+        """Returns the epoch of a version's next pass, and whether workers began a pass that hasn't ended."""
         line = self._line(main, version)
         return line.epoch, line.begun is not None and line.begun >= line.ended
 
     def join(self, joiner: Joiner, *, wait: bool = True) -> Joined | None:
-        """Lets a worker begin a pass.
+        """Registers a worker that begins a pass.
 
         Args:
-            joiner: the worker.
-            wait: whether it is to wait if it isn't settled whether the last pass counts.
+            joiner: The worker.
+            wait: Whether the worker must wait until it is known whether its last pass counts.
 
         Returns:
-            The pass; None if the worker has to wait, and ask again.
+            The pass, or None if the worker must wait and call again.
 
         Raises:
-            StateError: if it is to go on where a state stands that this worker can't have.
+            StateError: If the pass resumes from a state that this worker didn't receive.
         """
         found = self._under_way(joiner)
         if found is None:
@@ -189,14 +191,14 @@ class EpochLog:
         return Joined(found.serial, found.epoch if joiner.epoch is None else joiner.epoch, found.loaded)
 
     def count(self, serial: int, epoch: int) -> None:
-        """Notes that a pass counts, and with which epoch the pass after it begins."""
+        """Records that a pass counts and the epoch at which the pass after it begins."""
         for each in self._passes:
             each.counts |= each.serial == serial
         for line in self._lines_of(serial):
             line.epoch = max(line.epoch, epoch)
 
     def end(self, serial: int, worker: int, epoch: int) -> None:
-        """Notes that a worker has seen the end of its share, and with which epoch the pass after it begins."""
+        """Records that a worker reached the end of its shard and the epoch at which the pass after it begins."""
         for each in self._passes:
             if each.serial == serial and worker not in each.ended:
                 each.ended.append(worker)
@@ -206,12 +208,15 @@ class EpochLog:
                         line.ended = max(line.ended, epoch)
 
     def _lines_of(self, serial: int) -> list[_Line]:
-        """The version that a pass is of, unless it was forgotten."""
+        """Returns the version of a pass in a list, which is empty if the version was dropped."""
         versions = [(each.main, each.number) for each in self._passes if each.serial == serial]
         return [line for line in self._lines if (line.main, line.number) in versions]
 
     def _leave(self, joiner: Joiner) -> bool:
-        """Notes that a worker has left its last pass; says whether others may still be asked for a batch of that."""
+        """Records that a worker left its last pass.
+
+        Returns whether other workers may still be asked for a batch of that pass.
+        """
         for each in self._passes:
             if each.serial == joiner.last:
                 each.left = sorted({*each.left, joiner.worker})
@@ -234,8 +239,8 @@ class EpochLog:
         loaded = line.loaded and line.begun is None
         if loaded and line.number != version.number:
             raise StateError(
-                "a state was loaded after this loader's workers were started, and workers that are kept don't get it:"
-                " load it before the first pass, or make a new DataLoader for it"
+                "a state was loaded after this loader's workers were started, and persistent workers don't receive it:"
+                " load the state before the first pass, or create a new DataLoader"
             )
         epoch = line.epoch if joiner.epoch is None else joiner.epoch
         line.begun = epoch if line.begun is None else max(line.begun, epoch)
@@ -245,13 +250,13 @@ class EpochLog:
         return begun
 
     def _line(self, main: int, version: Version) -> _Line:
-        """What is noted of a version; begun with it, if nothing is."""
+        """Returns the record of a version after adding it if needed."""
         for line in self._lines:
             if (line.main, line.number) == (main, version.number):
                 return line
         newest = {line.main: line.number for line in sorted(self._lines, key=lambda x: x.number)}
         if len(self._lines) >= _KEPT:
-            # Kept workers look for the newest of their main process.
+            # Persistent workers look for the newest version of their main process, so keep it.
             old = [i for i, line in enumerate(self._lines) if line.number < newest[line.main]]
             del self._lines[old[0] if old else 0]
         self._lines.append(_Line(main, *version))
@@ -259,13 +264,13 @@ class EpochLog:
 
 
 class EpochLogFile:
-    """The ledger of a data set, which all processes that have the data set share."""
+    """The epoch log of a dataset in a file that all processes with a copy of the dataset share."""
 
     def __init__(self) -> None:
         try:
             folder = tempfile.gettempdir()
         except FileNotFoundError:
-            # Who starts no workers needs none.
+            # A process without workers needs no log.
             folder = ""
         self._path = os.path.join(folder, f"fastpipe-passes-{secrets.token_hex(8)}.json")
         weakref.finalize(self, _remove, self._path, os.getpid())
@@ -274,18 +279,18 @@ class EpochLogFile:
         return self._path
 
     def __setstate__(self, path: str) -> None:
-        # It is removed by the process that made it.
+        # Only the process that created the file removes it.
         self._path = path
 
     @contextlib.contextmanager
     def open(self, *, make: bool = True) -> Iterator[EpochLog]:
-        """The ledger as long as nobody else has it; what is changed is kept.
+        """Locks the log, yields it, and writes the changes back.
 
         Raises:
-            FileNotFoundError: without `make`, if there is none.
+            FileNotFoundError: If the file doesn't exist and `make` is False.
         """
         with _locked(self._path, make) as descriptor:
-            # A writer that was killed may have left old bytes behind the line.
+            # A writer that was killed may have left old bytes after the line.
             line, _, _ = os.read(descriptor, os.fstat(descriptor).st_size).partition(b"\n")
             ledger = EpochLog.parse(line.decode())
             yield ledger
@@ -295,34 +300,34 @@ class EpochLogFile:
             os.ftruncate(descriptor, len(text))
 
     def join(self, joiner: Joiner) -> Joined:
-        """The same as `EpochLog.join`, for a worker; waits if need be."""
+        """Registers a worker with `EpochLog.join`, and waits until it may begin."""
         parent = multiprocessing.parent_process()
         while True:
             with self.open() as ledger:
-                # Others that have lost their main process never come.
+                # If the main process is gone, workers that haven't joined never will, so don't wait for them.
                 joined = ledger.join(joiner, wait=parent is not None and parent.is_alive())
             if joined is not None:
                 return joined
             time.sleep(0.001)
 
     def count(self, serial: int, epoch: int) -> None:
-        """The same as `EpochLog.count`; unless the data set is gone."""
+        """Records with `EpochLog.count` that a pass counts, unless the dataset is gone."""
         with contextlib.suppress(FileNotFoundError), self.open(make=False) as ledger:
             ledger.count(serial, epoch)
 
     def end(self, serial: int, worker: int, epoch: int) -> None:
-        """The same as `EpochLog.end`."""
+        """Records with `EpochLog.end` that a worker reached the end of its shard."""
         with self.open() as ledger:
             ledger.end(serial, worker, epoch)
 
     def announce(self, version: Version) -> None:
-        """Notes what this process, a main one, says; unless there are no workers who could want to know."""
+        """Records a version of this main process, if any worker could need it."""
         if os.path.exists(self._path) or multiprocessing.active_children():
             with self.open() as ledger:
                 ledger.announce(os.getpid(), version)
 
     def next(self, version: Version) -> tuple[int, bool]:
-        """The same as `EpochLog.next`, for this process."""
+        """Returns the result of `EpochLog.next` for this process."""
         if not os.path.exists(self._path):
             return version.epoch, False
         with self.open() as ledger:
@@ -331,18 +336,21 @@ class EpochLogFile:
 
 @contextlib.contextmanager
 def _locked(path: str, make: bool) -> Iterator[int]:
-    """A file that is made where it is missing, if so wanted, and locked against other processes and threads."""
+    """Opens a file, locks it against other processes and threads, and yields its descriptor.
+
+    `make` creates a missing file.
+    """
     flags = os.O_RDWR | getattr(os, "O_BINARY", 0) | (os.O_CREAT if make else 0)
     while True:
         descriptor = os.open(path, flags, 0o600)
         try:
             _lock(descriptor)
-            # It may have been removed, and made again, before it was locked.
+            # Another process may have removed and recreated the file before the lock was acquired.
             if _is(descriptor, path):
                 yield descriptor
                 return
         finally:
-            # Closing isn't enough where another thread has forked meanwhile: the child has the descriptor, too.
+            # Closing isn't enough if another thread has forked in the meantime: the child has a copy of the descriptor.
             _unlock(descriptor)
             os.close(descriptor)
 
@@ -358,7 +366,7 @@ if sys.platform == "win32":
     import msvcrt
 
     def _lock(descriptor: int) -> None:
-        # Of a byte far behind what is written, since others can't read what is locked.
+        # Lock a byte far after the written text, because other processes can't read locked bytes.
         while True:
             os.lseek(descriptor, 1 << 30, os.SEEK_SET)
             try:
@@ -370,7 +378,7 @@ if sys.platform == "win32":
                 return
 
     def _unlock(descriptor: int) -> None:
-        """Closing does it: nothing is forked there."""
+        """Does nothing: closing the file releases the lock, since Windows doesn't fork."""
 
 else:
     import fcntl

@@ -1,4 +1,4 @@
-"""A torch `DataLoader` whose workers write each item once, into its row of the batch, in memory in common."""
+"""A torch `DataLoader` whose workers write each item once, directly into its row of a batch in shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over a map-style dataset, and the one without workers."""
+"""The base class of passes over a map-style dataset, and the pass without workers."""
 
 from __future__ import annotations
 
@@ -25,19 +25,25 @@ from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 
 
 def ahead_of(loader: Any) -> int:
-    """Batches that are made ahead. There is no `prefetch_factor` if `num_workers` was set later, as an attribute."""
+    """Returns how many batches are prefetched.
+
+    `prefetch_factor` is None if `num_workers` was set later, as an attribute.
+    """
     return 2 if loader.prefetch_factor is None else max(loader.prefetch_factor, 1)
 
 
 def fetch_of(loader: Any) -> str:
-    """How items of a loader's data set are asked for: see `Task`."""
+    """Returns how a loader requests items of its dataset: "sample", "batch" or "items" (see `Task`)."""
     if loader.batch_sampler is None:
         return "sample"
     return "batch" if _has_getitems(loader.dataset) else "items"
 
 
 def _has_getitems(dataset: Any) -> bool:
-    """Whether a data set has its items at once, by code of its own: some of torch's ask others for theirs."""
+    """Whether a dataset fetches several items at once by its own code.
+
+    Some of torch's datasets only delegate to others.
+    """
     method = getattr(type(dataset), "__getitems__", None)
     if method is None:
         return callable(getattr(dataset, "__getitems__", None))
@@ -54,14 +60,14 @@ def _is_profiled() -> bool:
 
 
 class Progress:
-    """How far a pass has come. It doesn't keep its workers.
+    """The progress of a pass. It holds no reference to the workers.
 
     Attributes:
-        order: the batches of indices.
-        seed: of the items.
-        batches: that the consumer was given in order, those that failed among them.
-        beyond: the numbers of further ones, if they come in any order.
-        ended: whether the consumer has seen the end.
+        order: Batches of indices.
+        seed: Seed of the items.
+        batches: Count of batches that the consumer received in order, including failed ones.
+        beyond: Indices of batches received after a gap, if batches may arrive in any order.
+        ended: Whether the consumer has seen the end.
     """
 
     def __init__(self, order: Order, seed: int) -> None:
@@ -72,7 +78,7 @@ class Progress:
         self.ended = False
 
     def give(self, number: int) -> None:
-        """Notes that the consumer is given a batch."""
+        """Records that the consumer receives a batch."""
         if number == self.batches and not self.beyond:
             self.batches += 1
             self.order.forget(self.batches)
@@ -93,7 +99,7 @@ class Progress:
 
 
 class _Shim:
-    """A loader, as torch's iterator looks at it, whose sampler is asked by an `Order`."""
+    """A loader as torch's iterator sees it, with an `Order` in place of the sampler."""
 
     def __init__(self, loader: Any, order: Order) -> None:
         self._loader = loader
@@ -104,7 +110,10 @@ class _Shim:
 
 
 class Pass(_BaseDataLoaderIter):
-    """What passes have in common. torch's own iterator warns, names, and counts."""
+    """The common part of all passes.
+
+    The base class, torch's own iterator, warns, names passes for profilers, and counts.
+    """
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         with GlobalRngWatch.expected():
@@ -115,7 +124,7 @@ class Pass(_BaseDataLoaderIter):
         if resumed is None and seed is None:
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
         else:
-            # The seed is known: nothing is to be drawn for it.
+            # The seed is known, so restore the generator after the base class has drawn one.
             generator = loader.generator if loader.generator is not None else torch.default_generator
             before = generator.get_state()
             super().__init__(_Shim(loader, order))  # type: ignore[arg-type]
@@ -137,10 +146,10 @@ class Pass(_BaseDataLoaderIter):
             self._done = set(resumed["beyond"])
 
     def _drawn(self) -> tuple[int, Any]:
-        """Number and indices of the next batch that the consumer hasn't been given.
+        """Returns the index of the next batch that the consumer hasn't received, and its row indices.
 
         Raises:
-            StopIteration: if there are no more.
+            StopIteration: If all batches have been drawn.
         """
         order = self.progress.order
         while True:
@@ -153,13 +162,13 @@ class Pass(_BaseDataLoaderIter):
         with self._lock:
             if _is_profiled():
                 return super().__next__()
-            # The same, but for the name that profilers are told: that takes longer than making a batch of small items.
+            # Skips the profiler range of the base class, which takes longer than creating a batch of small items.
             data = self._next_data()
             self._num_yielded += 1
             return data
 
     def _next_data(self) -> Any:
-        """The next batch."""
+        """Returns the next batch."""
         raise NotImplementedError
 
     def _next_index(self) -> Any:
@@ -168,8 +177,8 @@ class Pass(_BaseDataLoaderIter):
     def _pinned(self, data: Any) -> Any:
         if not self._pin_memory:
             return data
-        # torch copies with all its threads, which wait busily on the cores that workers need. Its own loader, too,
-        # pins with one.
+        # torch copies with all of its threads, which spin on the cores that workers need. Torch's own loader also pins
+        # with one thread.
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -181,14 +190,14 @@ class Pass(_BaseDataLoaderIter):
 
 
 class InProcess(Pass):
-    """A pass without workers: items are made when they are asked for, as workers would make them.
+    """A pass without workers. It creates items on request, with the same values that workers would create.
 
-    The process's generators are left as they are.
+    The process's random generators keep their states.
     """
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         if loader.timeout != 0:
-            raise ValueError("timeout is for workers, and num_workers=0 has none")
+            raise ValueError("timeout has no effect with num_workers=0: set timeout=0 or use workers")
         super().__init__(loader, resumed, seed)
         self._inline = InlineWorker(loader)
         self.account = Account()
@@ -208,33 +217,33 @@ class InProcess(Pass):
 
 
 class InlineWorker:
-    """Makes batches in this process, as workers would make them.
+    """Creates batches in this process, with the same values that workers would create.
 
-    Items are made with seeded generators, and the program's states of these are put back after each batch. Getting and
-    putting back the states takes longer than making a batch of small items. So where the first items drew nothing, a
-    batch is only made in this way if the last such batch began `REST` seconds ago. If items draw all the same by then,
-    batches between may have drawn from the program's generators, which is warned of.
+    Items are created with seeded generators, and the program's generator states are restored after each batch. Saving
+    and restoring the states takes longer than creating a batch of small items. So if the first items drew no random
+    numbers, a batch is seeded only if the last seeded batch began at least `REST` seconds ago. If an item draws after
+    all, earlier batches may have drawn from the program's generators, and a warning reports that.
 
     In a worker thread, where an item may create a loader, nothing is seeded.
 
     Args:
-        loader: whose batches they are.
+        loader: Loader whose batches are created.
     """
 
     def __init__(self, loader: Any) -> None:
         self._dataset = loader.dataset
         late = weakref.WeakMethod(self._drawn_late)
-        # The collector sees no cycles through it.
+        # A strong reference would form a cycle that the garbage collector can't see.
         self._generators = None if in_worker_thread() else ItemGenerators(lambda drawn: _called(late, drawn))
         self._fetch_kind = fetch_of(loader)
         self._collate = collate if is_default(loader.collate_fn) else loader.collate_fn
         self._fetch = fetcher(loader.dataset, self._fetch_kind, self._collate)
-        # When generators are to be checked next, and the first batch that wasn't checked since they were last.
+        # Time of the next check of the generators, and the first unchecked batch since the last check.
         self._next_check = 0.0
         self._unchecked: int | None = None
         self._warning = ""
         self._rng = ItemRng(self._seed)
-        # The item being made: the pass's seed, the batch's number, and what returns the row.
+        # The item being created: the seed of the pass, the index of the batch, and a function that returns the row.
         self._making = 0, 0
         self._row: Callable[[], int] = _of_batch
 
@@ -243,17 +252,17 @@ class InlineWorker:
         return item_seed(seed, number, self._row(), which)
 
     def _drawn_late(self, drawn: list[str]) -> None:
-        """Items drew from generators that weren't seeded for them, and are made again."""
+        """Handles items that drew from generators that weren't seeded for them. These items are created again."""
         self._rng.forget()
         if self._unchecked is not None:
             self._warning = (
                 f"items began to draw from the global generator of {' and '.join(drawn)} after the first items didn't."
-                f" Batches {self._unchecked} to {self._making[1] - 1} weren't checked for that. Those whose items drew"
-                " differ from what workers make. Draw from fastpipe.torch.item_rng() instead."
+                f" Batches {self._unchecked} to {self._making[1] - 1} weren't checked for that. If their items drew"
+                " random numbers, they differ from the batches of workers. Draw from fastpipe.torch.item_rng() instead."
             )
 
     def batch(self, number: int, indices: Any, seed: int) -> Any:
-        """The batch of a number, of these indices, in the pass with this seed."""
+        """Returns batch `number` of the pass with this seed, created from these indices."""
         self._making = seed, number
         self._row = _of_batch
         self._rng.forget()
@@ -261,10 +270,10 @@ class InlineWorker:
             try:
                 made = self._batch(number, indices, seed)
             except StopIteration as error:
-                # It would end the loop over the loader as if there were no more.
-                raise RuntimeError("the data set, or collate_fn, raised StopIteration") from error
+                # StopIteration would silently end the consumer's loop over the loader.
+                raise RuntimeError("the dataset or collate_fn raised StopIteration") from error
             finally:
-                # It may have the items, which are the consumer's now.
+                # The bound method may keep the items alive, which now belong to the consumer.
                 self._row = _of_batch
         if self._warning:
             warning, self._warning = self._warning, ""
@@ -290,7 +299,7 @@ class InlineWorker:
                 self._next_check, self._unchecked = now + REST, None
 
     def _plain(self, indices: Any) -> Any:
-        """A batch for which nothing is seeded."""
+        """Returns a batch without seeding generators."""
         if self._fetch_kind != "items":
             return self._fetch([indices] if self._fetch_kind == "sample" else indices)
         dataset = self._dataset
@@ -302,7 +311,7 @@ class InlineWorker:
         return self._collate(items)
 
     def _seeded(self, generators: ItemGenerators, indices: Any, seed: int, number: int) -> Any:
-        """A batch for which generators are seeded."""
+        """Returns a batch created with seeded generators."""
         if self._fetch_kind != "items":
             of_batch = [indices] if self._fetch_kind == "sample" else indices
             return generators.call(self._fetch, of_batch, seed, number)
