@@ -1,14 +1,15 @@
-"""Objects to bytes in a batch's memory, and back: what has no place in a slab, and what was made of a batch.
+"""Conversion of objects to bytes in a batch's memory and back: items that don't fit into a slab, and whole batches.
 
-Objects are pickled; but the bytes of arrays and tensors are written once, as they are, and read as views. So a message
-is a list of pieces, which says where each of these lies, and a pickle that counts on them. Storages of tensors that are
-more than their elements (of derived classes, sparse, quantized, with gradients) are pieces, too: torch would give each
-one a file in /dev/shm, and ask the worker for it when the message is read.
+Objects are pickled, but the bytes of arrays and tensors are written separately, once and unchanged, and are read as
+views. A message therefore consists of a table of pieces with their locations, and a pickle that refers to the pieces.
+Tensor storages that contain more than the elements (of subclasses, sparse, quantized, or with gradients) are pieces as
+well. Otherwise torch would create a file in /dev/shm for each storage and request it from the worker when the message
+is read.
 
 Batches of worker threads are copied if they are small, and pickled otherwise. Pickling holds the GIL, so threads that
 pickle small batches for each other are slower than one thread: batches of 32 arrays of 4 KB took 2 to 6 times as long.
-A copy has the same effect as a pickle. The consumer may modify the batch in place, and never shares its memory with the
-dataset.
+A copy has the same effect as a pickle. The consumer may modify the batch in place, because the dataset never shares the
+batch's memory.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from fastpipe._fastpipe import ItemBatch, ItemMemory, ItemRoom
 
-# The bytes of smaller arrays are part of the pickle.
+# Arrays with fewer bytes are part of the pickle.
 _SMALL = 256
 
-# Kinds of dtypes: of numbers.
+# The kinds of numeric dtypes.
 _PLAIN_KINDS = frozenset("biufc")
 
 _HEAD = np.dtype([("pieces", "<u8")])
@@ -38,7 +39,7 @@ _PIECE = np.dtype([("offset", "<u8"), ("len", "<u8"), ("tensor", "<u8")])
 
 
 def storable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is its elements in this process's memory, and nothing more."""
+    """Whether a tensor consists only of its elements in this process's memory."""
     return (
         type(tensor) is torch.Tensor
         and tensor.layout is torch.strided
@@ -53,14 +54,14 @@ def storable(tensor: torch.Tensor) -> bool:
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of a contiguous tensor as bytes, over the same memory."""
-    # Strides of sizes of 1 may be any.
+    """Returns the elements of a contiguous tensor as bytes over the same memory."""
+    # Dimensions of size 1 may have any stride, so set the stride explicitly.
     found: np.ndarray = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return found
 
 
 class _Piece(NamedTuple):
-    """Bytes of an array or a tensor."""
+    """The bytes of an array or a tensor."""
 
     data: np.ndarray
     tensor: bool
@@ -70,13 +71,13 @@ _REBUILT = (torch._utils._rebuild_tensor_v2, torch._utils._rebuild_tensor_v3)
 
 
 def _reduced(tensor: Any) -> Any:
-    """How a tensor of a derived class is pickled: with a storage of its own elements, if its own has far more."""
+    """Reduces a tensor of a subclass for pickling, with a copy of its elements if its storage is far larger."""
     reduced = tensor.__reduce_ex__(5)
     match reduced:
         case (outer, (inner, kind, (storage, _, size, _, *more), *state)) if inner in _REBUILT and tensor.is_cpu:
             if tensor.is_conj() or tensor.is_neg():
                 return reduced
-            # Typed storages warn whoever asks them that they are going to go.
+            # Accessing a typed storage warns that it is deprecated.
             whole = getattr(storage, "_untyped_storage", storage).nbytes()
             if tensor.nbytes >= whole // 2 and inner is torch._utils._rebuild_tensor_v2:
                 return reduced
@@ -92,7 +93,7 @@ def _reduced(tensor: Any) -> Any:
 
 
 def _reduced_plain(tensor: torch.Tensor) -> Any:
-    """As torch does it for other processes, but that would forget what a quantized tensor's elements stand for."""
+    """Reduces a tensor like torch does for other processes, but keeps the parameters of quantized tensors."""
     if tensor.is_quantized:
         return tensor.__reduce_ex__(5)  # type: ignore[no-untyped-call]
     return reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -103,7 +104,7 @@ def _typed(storage: torch.UntypedStorage, dtype: torch.dtype) -> torch.TypedStor
 
 
 def _array(pieces: list[_Piece], buffer: pickle.PickleBuffer) -> bool:
-    """Whether an array's bytes are part of the pickle; else it is another piece."""
+    """Returns True if an array's bytes belong in the pickle. Otherwise adds them as a piece."""
     raw = buffer.raw()
     if raw.nbytes < _SMALL:
         return True
@@ -112,25 +113,28 @@ def _array(pieces: list[_Piece], buffer: pickle.PickleBuffer) -> bool:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles an object, and lists its arrays. Whatever else torch sends to processes is sent as torch does it."""
+    """Pickles an object and collects its arrays.
+
+    Other objects that torch can send to processes are pickled as torch does.
+    """
 
     def __init__(self, file: io.BytesIO) -> None:
-        # What is called must not refer to this: arrays would be kept until the cycle is found.
+        # The callback must not reference the pickler: the cycle would keep arrays alive until garbage collection.
         self.pieces: list[_Piece] = []
-        # Its arguments have no names.
+        # ForkingPickler accepts positional arguments only.
         super().__init__(file, 5, True, functools.partial(_array, self.pieces))
-        # Unless somebody has said how they are to be pickled. To look that up takes long.
+        # False if the program has registered a reducer for arrays. The lookup is slow, so do it once.
         self._has_plain_arrays = np.ndarray not in self.dispatch_table
         self._storages: dict[tuple[int, int], int] = {}
         self._tensors = 0
 
     def reducer_override(self, item: Any) -> Any:
-        """How an object is pickled that isn't one of Python's own types, for which nobody asks."""
+        """Reduces an object. pickle doesn't call this for Python's built-in types."""
         kind = type(item)
         if kind is np.ndarray and self._has_plain_arrays:
             if 0 < item.nbytes < _SMALL and item.dtype.kind in _PLAIN_KINDS and item.flags.c_contiguous:
                 return _small_array, (item.tobytes(), item.dtype, item.shape, item.flags.writeable)
-            # What would be found for it, without looking through all of torch's classes.
+            # Returns the result that pickle would find after searching all of torch's classes.
             return item.__reduce_ex__(5)
         if isinstance(item, torch.Tensor):
             return self._of_tensor(item)
@@ -144,7 +148,7 @@ class _Pickler(ForkingPickler):
         if storable(item):
             return self._elements(item)
         if item.is_conj() or item.is_neg():
-            # torch would forget it.
+            # torch would lose the conjugate or negative bit.
             plain = item.resolve_conj().resolve_neg()
             return self._elements(plain) if storable(plain) else NotImplemented
         if type(item) is torch.Tensor:
@@ -156,13 +160,13 @@ class _Pickler(ForkingPickler):
             return _small, (_bytes_of(item.contiguous()).tobytes(), item.dtype, tuple(item.shape))
         storage = item.untyped_storage()
         if item.is_contiguous() and item.nbytes < storage.nbytes() // 2:
-            # Only a part of a large storage is wanted.
+            # Only a small part of a large storage is needed.
             return _tensor_of, (self._tensor(_bytes_of(item)), item.dtype, tuple(item.shape), item.stride(), 0)
         place = item.dtype, tuple(item.shape), item.stride(), item.storage_offset()
         return _tensor_of, (self._storage(storage), *place)
 
     def _storage(self, storage: torch.UntypedStorage) -> int:
-        """The number of its piece. Tensors over one storage stay such."""
+        """Returns the index of the storage's piece. Tensors that share a storage keep sharing it."""
         key = storage.data_ptr(), storage.nbytes()
         number = self._storages.get(key)
         if number is None:
@@ -177,12 +181,12 @@ class _Pickler(ForkingPickler):
 
 
 def _small_array(data: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], writeable: bool) -> np.ndarray:
-    """An array whose elements are part of the pickle."""
+    """Restores an array whose elements are part of the pickle."""
     return np.frombuffer(bytearray(data) if writeable else data, dtype).reshape(shape)
 
 
 def _small(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor whose elements are part of the pickle."""
+    """Restores a tensor whose elements are part of the pickle."""
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
@@ -205,7 +209,7 @@ def _storage_of(pieces: Sequence[np.ndarray], number: int, dtype: torch.dtype | 
 
 
 _OF_PIECES = {function.__name__: function for function in (_tensor_of, _storage_of)}
-"""Functions that pickles call without the first argument: whoever reads them has it."""
+"""Functions that pickles call without the first argument, which the unpickler supplies."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -215,7 +219,7 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module == __name__ and name in _OF_PIECES:
-            # Not a method: it would refer to this, which keeps what it has found.
+            # A method would reference the unpickler, which caches the functions that it has found.
             return functools.partial(_OF_PIECES[name], self._tensors)
         return super().find_class(module, name)
 
@@ -235,30 +239,30 @@ def _written(data: bytes, pieces: Sequence[tuple[int, int, bool]], room: ItemRoo
 
 
 def message(item: Any, room: ItemRoom) -> tuple[int, int]:
-    """Writes an object. Returns offset and length of the message.
+    """Writes an object and returns the offset and length of the message.
 
     Raises:
-        OutOfMemoryError: if there is no room.
-        Exception: whatever pickling it raises.
+        OutOfMemoryError: If the memory is full.
+        Exception: Any exception that pickling the object raises.
     """
     data, pieces = _pickled(item)
     return _written(data, [(room.write(piece.data), len(piece.data), piece.tensor) for piece in pieces], room)
 
 
 def message_of_batch(made: list[Any], batch: ItemBatch, room: ItemRoom) -> tuple[int, int]:
-    """Writes what was made of a batch, in place of the batch's items where it has none of their memory.
+    """Writes a collated batch, and overwrites the batch's items if the result doesn't use their memory.
 
     Args:
-        made: has it, and nothing more; it is taken out, since nobody must refer to the items in the end.
-        batch: whose items it was made of.
-        room: of that batch.
+        made: List that contains only the result. The result is removed, so that no reference to the items remains.
+        batch: Batch whose items were collated.
+        room: Memory of that batch.
 
     Returns:
         Offset and length of the message.
     """
     data, pieces = _pickled(made.pop())
     places = _places(batch.memory(), pieces)
-    # Only the batch itself refers to the memory now, unless the user's code has kept some of it.
+    # Only the batch itself references the memory now, unless the user's code has kept a reference.
     kept = batch.release(any(place is not None for place in places))
 
     def placed(piece: _Piece, place: tuple[int, int] | None) -> tuple[int, int, bool]:
@@ -271,7 +275,7 @@ def message_of_batch(made: list[Any], batch: ItemBatch, room: ItemRoom) -> tuple
 
 
 def _places(memory: ItemMemory, pieces: list[_Piece]) -> list[tuple[int, int] | None]:
-    """Where each piece lies in the memory, if it does; then what refers to it is taken out."""
+    """Returns the location of each piece in the memory, or None. Releases references to pieces in the memory."""
     places: list[tuple[int, int] | None] = []
     for number, (data, tensor) in enumerate(pieces):
         offset = memory.offset(data.ctypes.data, len(data))
@@ -293,11 +297,12 @@ def read(memory: ItemMemory, offset: int, length: int) -> Any:
     return _Unpickler(whole[end:], arrays, tensors).load()
 
 
-# Length of a message that holds the number of a copied batch. All others are longer: their header has 8 bytes, and a
-# pickle follows.
+# Length of a message that contains the index of a copied batch. All other messages are longer: a header of 8 bytes and
+# a pickle.
 _LENGTH = 8
 
-# Larger batches are pickled: they lie in slabs, which `memory_limit` counts, and their pickle is the cheaper part.
+# Larger batches are pickled. They are stored in slabs, which `memory_limit` includes, and pickling them is
+# comparatively cheap.
 _MOST_BYTES = 1 << 20
 _MOST_PARTS = 1024
 _DEPTH = 32
@@ -306,7 +311,7 @@ _IMMUTABLE = frozenset({int, float, bool, complex, type(None)})
 
 
 class _NotCopiedError(Exception):
-    """The batch is large, or has parts that only a pickle can copy."""
+    """Raised if a batch is large or contains values that only a pickle can copy."""
 
 
 class _Copier:
@@ -316,10 +321,10 @@ class _Copier:
         self._bytes, self._parts = _MOST_BYTES, _MOST_PARTS
 
     def copy(self, part: Any, depth: int = 0) -> Any:
-        """A copy that shares no memory with the original.
+        """Returns a copy that shares no memory with the original.
 
         Raises:
-            _NotCopiedError: if it can't be copied here.
+            _NotCopiedError: If the value must be pickled instead.
         """
         kind = type(part)
         self._count(1, 0)
@@ -351,18 +356,18 @@ class _Copier:
 
 
 class ThreadBatches:
-    """Writes and reads the messages of batches that a thread made by itself."""
+    """Writes and reads the messages of batches that a thread created by itself."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._copies: dict[int, Any] = {}
 
     def message(self, batch: Any, room: ItemRoom) -> tuple[int, int]:
-        """Writes the message of a batch. Returns its offset and length.
+        """Writes the message of a batch and returns its offset and length.
 
         Raises:
-            OutOfMemoryError: if there is no room.
-            Exception: whatever pickling the batch raises.
+            OutOfMemoryError: If the memory is full.
+            Exception: Any exception that pickling the batch raises.
         """
         try:
             copied = _Copier().copy(batch)
@@ -374,11 +379,11 @@ class ThreadBatches:
         return offset, _LENGTH
 
     def read(self, memory: ItemMemory, offset: int, length: int) -> Any:
-        """Reads a message. A copied batch is handed out once."""
+        """Reads a message. A copied batch can be read only once."""
         if length == _LENGTH:
             return self._copies.pop(int.from_bytes(memory.bytes(offset, length), "little"))
         return read(memory, offset, length)
 
     def clear(self) -> None:
-        """Drops the batches whose messages nobody will read."""
+        """Drops batches whose messages won't be read."""
         self._copies.clear()

@@ -1,17 +1,18 @@
-"""The order of items: batches of indices from samplers, and states from which a later pass continues.
+"""The order of items: batches of indices from samplers, and states from which a later pass resumes.
 
-A pass asks the sampler for an iterator, and draws batches of indices from it, some before the consumer wants them. A
+A pass creates an iterator of the sampler and draws batches of indices from it, some before the consumer needs them. A
 state resumes in one of two ways:
 
 - A sampler, or an iterator, with `state_dict` and `load_state_dict` restores its own state, which was saved after the
-  batch.
-- Any other sampler is asked for the same batches again, which are skipped, as torchdata's `StatefulDataLoader` does.
-  torch's generators are put back before that: the generators of the loader and its samplers, and torch's default one
-  while the iterator is created and draws its first batch. All of torch's samplers draw only from these.
+  last delivered batch.
+- Any other sampler yields the same batches again, and those batches are skipped, as in torchdata's
+  `StatefulDataLoader`. torch's generators are restored before that: the generators of the loader and its samplers, and
+  torch's default generator while the iterator is created and draws its first batch. All of torch's samplers draw only
+  from these generators.
 
-A custom sampler that draws from Python's or NumPy's generators, or from torch's default one later on, needs a state of
-its own. The last skipped batch is compared with the one that the state was saved after, so such a sampler causes an
-error and not another order.
+A custom sampler that draws from Python's or NumPy's generators, or later from torch's default generator, needs its own
+`state_dict`. The last skipped batch is compared with the batch after which the state was saved. A sampler that doesn't
+repeat itself therefore raises an error instead of silently changing the order.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fastpipe.errors import StateError
 
 _T = TypeVar("_T")
 
-# Indices at the start of a batch that are saved, to recognize the batch.
+# Indices at the start of a batch that are saved to recognize the batch.
 _RECOGNIZED = 8
 
 
@@ -49,7 +50,7 @@ def _is_stateful(thing: Any) -> bool:
 
 
 def _samplers(sampler: Any) -> list[Any]:
-    """A sampler, and the samplers that it draws from."""
+    """Returns a sampler and the samplers that it draws from."""
     found: list[Any] = []
     while sampler is not None and all(sampler is not each for each in found):
         found.append(sampler)
@@ -58,19 +59,19 @@ def _samplers(sampler: Any) -> list[Any]:
 
 
 def _stateful_of(sampler: Any) -> Any:
-    """The first sampler with states, of a sampler and the samplers that it draws from; None if none has states."""
+    """Returns the first sampler with a `state_dict` among a sampler and the samplers that it draws from, or None."""
     return next((each for each in _samplers(sampler) if _is_stateful(each)), None)
 
 
 def _load_sampler(root: Any, state: Any) -> None:
     sampler = _stateful_of(root)
     if sampler is None:
-        raise StateError("the state is of a sampler that has states, and this loader's has none")
+        raise StateError("cannot resume: the saved sampler has a state_dict, and this loader's sampler doesn't")
     sampler.load_state_dict(copy.deepcopy(state))
 
 
 class _Generators:
-    """The generators of a loader and its samplers, each once."""
+    """The generators of a loader and its samplers, without duplicates."""
 
     def __init__(self, loader: Any) -> None:
         named = {"loader": loader.generator}
@@ -89,9 +90,9 @@ class _Generators:
             generator.set_state(states[name])
 
     def decoded(self, states: dict[str, str]) -> dict[str, torch.Tensor]:
-        """The generators' states, of a loader's state."""
+        """Returns the generators' states from the encoded states of a loader."""
         if states.keys() != self._all.keys():
-            raise StateError("the state is of a loader whose samplers have other generators")
+            raise StateError("cannot resume: the saved loader and its samplers have other generators")
         return {name: _tensor(text) for name, text in states.items()}
 
 
@@ -104,15 +105,15 @@ class BetweenPasses:
 
     Args:
         loader: The loader.
-        state: Its state, as `told` returned it.
+        state: Its state, as returned by `told`.
 
     Attributes:
-        seed: The seed of the next pass, if it is known already.
+        seed: Seed of the next pass, or None if it isn't drawn yet.
     """
 
     @staticmethod
     def told(loader: Any, seed: int | None) -> dict[str, Any]:
-        """Returns the state, fit for JSON if the states of samplers are."""
+        """Returns the state, which can be stored as JSON if the samplers' states can."""
         sampler = _stateful_of(loader._index_sampler)
         return {
             "process": _text(torch.get_rng_state()),
@@ -128,10 +129,10 @@ class BetweenPasses:
         self._generators = _Generators(loader).decoded(state["generators"])
 
     def put_back(self, loader: Any) -> None:
-        """Lets the next pass draw what it would have drawn.
+        """Restores the generators and samplers, so that the next pass draws the same values.
 
-        torch's default generator is put back only if it is unchanged since the state was loaded. Otherwise the program
-        has seeded it, or uses it.
+        torch's default generator is restored only if it hasn't changed since the state was loaded. Otherwise the
+        program has seeded it or draws from it.
         """
         _Generators(loader).put_back(self._generators)
         if torch.equal(self._seen, torch.get_rng_state()):
@@ -144,36 +145,36 @@ class Order:
     """The batches of indices of a pass.
 
     Args:
-        loader: The loader whose samplers are asked.
-        resumed: The state to resume from; None for a pass from its start.
+        loader: The loader whose sampler yields the indices.
+        resumed: State to resume from. None starts a pass from the beginning.
 
     Attributes:
-        next: The index of the next batch.
+        next: Index of the next batch.
     """
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None = None) -> None:
-        # Not the loader, which may keep the pass that keeps this.
+        # Only the sampler: the loader may reference the pass, which references this order.
         self._root = loader._index_sampler
         self._generators = _Generators(loader)
         self._resumed = resumed
         # States of the generators of the loader and its samplers when the pass began, and when the first batch was
-        # drawn: a loader draws its seed between the two, or has it already.
+        # drawn. A loader may draw its seed between the two.
         self._own: dict[str, torch.Tensor] = {}
         self._own_at_first: dict[str, torch.Tensor] | None = None
-        # States of torch's default generator, if the iterator drew from it when it was created ("begin"), or for the
+        # States of torch's default generator if the iterator drew from it when it was created ("begin") or for the
         # first batch ("first").
         self._drawn: dict[str, torch.Tensor] = {}
         self._seed: int | None = None
-        # The sampler or its iterator, if it has states.
+        # The sampler or its iterator, if it has a state_dict.
         self._stateful: Any = None
         self._by_iterator = False
-        # After each batch that the consumer may not have yet: the sampler's state, or the batch's first indices.
+        # For each batch that the consumer may not have received: the sampler's state or the first indices of the batch.
         self._places: deque[tuple[int, Any]] = deque()
         self._iterator: Iterator[Any] = iter(())
         self.next = 0
 
     def __iter__(self) -> Iterator[Any]:
-        """Begins, as `iter` of a sampler does; called once."""
+        """Returns the sampler's iterator, as `iter` of a sampler does. Called once."""
         resumed = self._resumed
         if resumed is None:
             self._own = self._generators.states()
@@ -188,7 +189,7 @@ class Order:
         self._by_iterator = _is_stateful(self._stateful)
         if resumed is not None and resumed["stateful"] == "iterator":
             if not self._by_iterator:
-                raise StateError("the state is of a sampler whose iterators have states, and this loader's have none")
+                raise StateError("cannot resume: the saved sampler's iterators have a state_dict, this loader's don't")
             self._stateful.load_state_dict(copy.deepcopy(resumed["sampler"]))
         if not self._by_iterator:
             self._stateful = _stateful_of(self._root)
@@ -196,10 +197,10 @@ class Order:
         return self._iterator
 
     def _asked(self) -> Iterator[Any]:
-        """The sampler's iterator. Notes where its state is, if it has one."""
+        """Creates the sampler's iterator and remembers the iterator whose state can be saved."""
         root = self._root
         if type(root) is BatchSampler and _may_have_states(root.sampler):
-            # torch's own does not expose the iterator that it draws from.
+            # torch's BatchSampler doesn't expose the iterator that it draws from.
             self._stateful = inner = iter(root.sampler)
             return _batches(inner, root.batch_size, root.drop_last)
         iterator: Iterator[Any] = iter(root)
@@ -207,7 +208,7 @@ class Order:
         return iterator
 
     def _default_put_back(self, when: str, call: Callable[[], _T]) -> _T:
-        """Calls a function that may draw from torch's default generator. Resumed passes put it back first."""
+        """Calls a function that may draw from torch's default generator, which a resumed pass restores first."""
         if self._resumed is not None:
             with _put_back(self._drawn.get(when)):
                 return call()
@@ -219,10 +220,10 @@ class Order:
                 self._drawn[when] = before
 
     def draw(self) -> Any:
-        """Returns the indices of the next batch, or the only index of the next sample.
+        """Returns the indices of the next batch, or the index of the next sample if the loader doesn't batch.
 
         Raises:
-            StopIteration: If there are no more.
+            StopIteration: If the sampler is exhausted.
         """
         found = next(self._iterator) if self.next else self._first()
         self.next += 1
@@ -230,7 +231,7 @@ class Order:
         return found
 
     def _first(self) -> Any:
-        """The first batch."""
+        """Returns the indices of the first batch."""
         if self._own_at_first is None:
             self._own_at_first = self._generators.states()
         else:
@@ -239,9 +240,9 @@ class Order:
         if self._seed is None and (self._resumed is not None or not self._draws_seed(sampler)):
             return self._default_put_back("first", lambda: next(self._iterator))
         if not self._draws_seed(sampler):
-            raise StateError("the state is of a loader that shuffles by torch's RandomSampler, and this one doesn't")
+            raise StateError("cannot resume: the saved loader shuffles with RandomSampler, and this loader doesn't")
         if self._seed is None:
-            # As the sampler would draw it.
+            # Draw the seed the way RandomSampler does.
             self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         sampler.generator = torch.Generator().manual_seed(self._seed)
         try:
@@ -250,11 +251,11 @@ class Order:
             sampler.generator = None
 
     def _draws_seed(self, sampler: Any) -> bool:
-        """Whether a sampler is torch's `RandomSampler`, and draws all from a seed of torch's default generator."""
+        """Whether a sampler is a `RandomSampler` that seeds itself from torch's default generator."""
         return type(sampler) is RandomSampler and sampler.generator is None and self._stateful is None
 
     def _note(self, batch: Any) -> None:
-        """Notes where the sampler is after a batch."""
+        """Records the sampler's state after a batch."""
         if self._stateful is not None:
             self._places.append((self.next, copy.deepcopy(self._stateful.state_dict())))
         else:
@@ -264,7 +265,7 @@ class Order:
         """Returns the state after a number of batches."""
         drawn = self._drawn
         if self._resumed is None and self.next == 0:
-            # The first batch, which was not asked for yet, will be drawn from this.
+            # The first batch hasn't been drawn yet and will be drawn from this state.
             drawn = drawn | {"first": torch.get_rng_state()}
         place = next((place for number, place in self._places if number == batches), None)
         at_first = self._generators.states() if self._own_at_first is None else self._own_at_first
@@ -279,7 +280,7 @@ class Order:
         }
 
     def skip(self, batches: int) -> None:
-        """Continues after a number of batches, in a resumed pass.
+        """Skips the batches that a resumed pass has already delivered.
 
         Raises:
             StateError: If the sampler yields other batches than before.
@@ -292,7 +293,7 @@ class Order:
             self._places.append((batches, copy.deepcopy(resumed["sampler"])))
             return
         if any(states.keys() - {"torch"} for states in resumed["drawn"].values()):
-            # An earlier version saved the state.
+            # An earlier version of fastpipe saved the state.
             raise StateError(f"{_NOT_REPEATED} It drew from the generator of random or numpy.random.")
         last = None
         for _ in range(batches):
@@ -306,49 +307,49 @@ class Order:
             raise StateError(f"{_NOT_REPEATED} Batch {batches - 1} began with {expected}, and now with {found}.")
 
     def forget(self, batches: int) -> None:
-        """Drops the places before a number of batches."""
+        """Drops the records before a number of batches."""
         while self._places and self._places[0][0] < batches:
             self._places.popleft()
 
 
 _NOT_REPEATED = (
-    "cannot resume: the sampler yields other indices than before the state was saved. Samplers without state_dict and"
-    " load_state_dict are asked for the same indices again. Let the sampler draw from a torch.Generator that is its"
-    " attribute `generator`, or give it these methods; use the same dataset; and call set_epoch, if it has that, before"
+    "cannot resume: the sampler yields other indices than before the state was saved. A sampler without state_dict and"
+    " load_state_dict must yield the same indices again. Draw from a torch.Generator that is the sampler's"
+    " attribute `generator`, or add these methods; use the same dataset; and call set_epoch, if it exists, before"
     " you resume."
 )
 
 
 def _may_have_states(sampler: Any) -> bool:
-    """Whether a sampler's iterators may have states. Generators have none."""
+    """Whether a sampler's iterators may have states. Generator iterators have none."""
     iterate = getattr(type(sampler), "__iter__", None)
     return iterate is not None and not inspect.isgeneratorfunction(iterate)
 
 
 def _batches(indices: Iterator[Any], size: int, drop_last: bool) -> Iterator[list[Any]]:
-    """As torch's `BatchSampler`."""
+    """Yields lists of `size` indices, like torch's `BatchSampler`."""
     while batch := list(itertools.islice(indices, size)):
         if len(batch) == size or not drop_last:
             yield batch
 
 
 def _recognized(batch: Any) -> list[int] | None:
-    """The first indices of a batch; None if they aren't numbers."""
+    """Returns the first indices of a batch, or None if an index isn't an int."""
     first = batch[:_RECOGNIZED] if isinstance(batch, list) else [batch]
     return first if first and all(type(each) is int for each in first) else None
 
 
 def _decoded_draws(drawn: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """States of torch's default generator, of a loader's state.
+    """Returns the states of torch's default generator from the encoded states of a loader.
 
-    Older states may have states of Python's and NumPy's generators, too.
+    States saved by earlier versions may also contain states of Python's and NumPy's generators.
     """
     return {when: _tensor(states["torch"]) for when, states in drawn.items() if "torch" in states}
 
 
 @contextmanager
 def _put_back(state: torch.Tensor | None) -> Iterator[None]:
-    """Within this torch's default generator has a state; None leaves it as it is."""
+    """Sets the state of torch's default generator within this context. None leaves it unchanged."""
     if state is None:
         yield
         return

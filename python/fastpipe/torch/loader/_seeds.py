@@ -1,14 +1,14 @@
 """Seeds of items: the generators of `random`, `numpy.random` and `torch`, seeded for each item, and `item_rng()`.
 
-An item's seeds are a pure function of the pass's seed, the batch and the row (`fastpipe_random`), so the item is the
-same in any worker process, and without workers. Seeding three generators takes 7 µs, longer than many an item takes. So
-the first 16 items are made with all generators seeded. A generator that none of them drew from is not seeded after
-that. It is checked instead, after each claim of items: its next number must be the one that follows from a known seed.
-If it isn't, some item drew from it. Then the items of the claim are made again, with that generator seeded, and so are
-all later items.
+An item's seeds are a pure function of the pass's seed, the batch and the row (`fastpipe_random`). So the item is the
+same in every worker process and without workers. Seeding three generators takes 7 µs, which is longer than many items
+take. Therefore only the first 16 items are created with all generators seeded. A generator that none of these items
+drew from is not seeded after that. It is checked instead, after each group of items that a worker claims: its next
+number must be the one that follows from a known seed. If it isn't, some item drew from the generator. The items of that
+group are then created again with the generator seeded, and it is seeded for all later items.
 
-Only public functions of the three modules are used. Worker threads share the generators with the program, so nothing
-seeds them there. `GlobalRngWatch` notices that they are used.
+Only public functions of the three modules are used. Worker threads share the generators with the program, so these
+generators aren't seeded there. `GlobalRngWatch` detects that worker threads use them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import torch
 
 from fastpipe._fastpipe import item_seed
 
-# Stands for the row of an item where a batch as a whole is made, as in `seeds.rs`.
+# Row index that denotes a whole batch, as in `seeds.rs`.
 BATCH = 2**32 - 1
 
-# Seconds between checks of generators that the program uses, too. A check takes 0.1 ms, mostly for NumPy's state, so
+# Seconds between checks of generators that the program also uses. A check takes 0.1 ms, mostly for NumPy's state, so
 # checks take at most 1 % of the time.
 REST = 0.01
 
-# Checks at the start of a pass that worker threads make, which come as soon as they can.
+# Checks at the start of a pass with worker threads that don't wait for `REST`.
 _FIRST_CHECKS = 8
 
-# Items that are made with all generators seeded, to see which of them they draw from.
+# Items that are created with all generators seeded, to see which generators they draw from.
 _TRIED = 16
-# Checks after which a generator begins again at the known seed.
+# Checks after which a generator is reset to the known seed.
 _CHECKS = 64
 _SEED = 0x5A17_C0DE
 
@@ -51,7 +51,7 @@ def _same_numpy(one: Any, other: Any) -> bool:
 
 
 class _Generator(NamedTuple):
-    """A generator of the process, as the public functions of its module use it."""
+    """A generator of the process, accessed through public functions of its module."""
 
     name: str
     which: int
@@ -86,7 +86,7 @@ _GENERATORS = (
 
 
 class States:
-    """The states of the process's generators when this was made."""
+    """The states of the process's generators when this object was created."""
 
     def __init__(self) -> None:
         self._states = [each.get() for each in _GENERATORS]
@@ -96,13 +96,13 @@ class States:
             each.put(state)
 
     def changed(self) -> list[str]:
-        """The modules whose generators have other states now."""
+        """Returns the modules whose generators have changed."""
         pairs = zip(_GENERATORS, self._states, strict=True)
         return [each.name for each, state in pairs if not each.same(state, each.get())]
 
 
 def seed_worker(base_seed: int, ordinal: int) -> None:
-    """Seeds the generators of a worker's process when it starts, as torch's workers do."""
+    """Seeds the generators of a worker process when it starts, as torch's workers do."""
     seed = base_seed + ordinal
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
@@ -112,7 +112,7 @@ def seed_worker(base_seed: int, ordinal: int) -> None:
 
 @functools.cache
 def _expected(generator: _Generator) -> list[Any]:
-    """The first numbers that a generator draws after the known seed."""
+    """Returns the first numbers that a generator draws after the known seed."""
     generator.seed(_SEED)
     return [generator.draw() for _ in range(_CHECKS)]
 
@@ -121,17 +121,18 @@ class ItemGenerators:
     """Seeds the process's generators for items.
 
     Args:
-        late: Called with the names of modules that items drew from though they weren't seeded, before items are made
-            again.
+        late: Called with the names of modules whose generators weren't seeded although items drew from them. The items
+            are created again after the call.
 
     Attributes:
-        seeding: Whether items are made by `item`, since some generators are seeded for them.
+        seeding: Whether some generators are seeded for items, so that items must be created by `item`.
     """
 
     def __init__(self, late: Callable[[list[str]], None]) -> None:
         self._late = late
         self._seeded = list(_GENERATORS)
-        # Generators that aren't seeded, how they draw, and the numbers that follow from the known seed at each check.
+        # The generators that aren't seeded, their draw functions, and the number expected at each check after the known
+        # seed.
         self._checked: list[_Generator] = []
         self._draws: list[Callable[[], Any]] = []
         self._expected: list[list[Any]] = []
@@ -141,7 +142,7 @@ class ItemGenerators:
         self.seeding = True
 
     def item(self, dataset: Any, index: Any, seed: int, number: int, row: int) -> Any:
-        """The item of a dataset in a row of a batch."""
+        """Returns the item of a dataset for a row of a batch."""
         return self._made(operator.itemgetter(index), dataset, seed, number, row)
 
     def call(self, function: Callable[[Any], Any], argument: Any, seed: int, number: int) -> Any:
@@ -169,7 +170,7 @@ class ItemGenerators:
             self._try(seeds)
 
     def _try(self, seeds: list[int]) -> None:
-        """Notes which generators one of the first items drew from."""
+        """Records which generators one of the first items drew from."""
         for each, seed in zip(self._seeded, seeds, strict=True):
             number = each.draw()
             each.seed(seed)
@@ -180,16 +181,16 @@ class ItemGenerators:
             self._check([each for each in _GENERATORS if each.name not in self._drawn])
 
     def restart(self) -> None:
-        """Puts generators that aren't seeded for items to the known seed."""
+        """Resets generators that aren't seeded for items to the known seed."""
         self._checks = 0
         for each in self._checked:
             each.seed(_SEED)
 
     def drawn(self) -> bool:
-        """Whether items drew from generators since the last check though these weren't seeded: they are from now on."""
+        """Whether items drew from unseeded generators since the last check. These generators are seeded from now on."""
         if not self._draws:
             return False
-        # A loop would take longer.
+        # A Python loop would be slower.
         found = list(map(operator.call, self._draws))
         expected = self._expected[self._checks]
         self._checks += 1
@@ -203,7 +204,7 @@ class ItemGenerators:
         return True
 
     def _check(self, generators: list[_Generator]) -> None:
-        """Checks these generators from now on, and seeds the others for each item."""
+        """Checks these generators from now on and seeds the remaining generators for each item."""
         self._checked = generators
         self._seeded = [each for each in _GENERATORS if each not in generators]
         self._draws = [each.draw for each in generators]
@@ -213,16 +214,16 @@ class ItemGenerators:
 
 
 class GlobalRngWatch:
-    """Notices that worker threads use the process's generators, while the program waits for them.
+    """Detects that worker threads use the process's generators while the program waits for the threads.
 
     Attributes:
-        found: The modules whose generators were used.
+        found: Modules whose generators were used.
     """
 
-    # Of all threads. There is no lock, which a thread might hold when another one forks: each step is a single one.
-    # Another object whenever the program begins or ends to use the generators.
+    # Shared by all threads. No lock is used, because a thread might hold it while another thread forks. Each step is
+    # atomic. Replaced by a new object whenever the program begins or ends using the generators.
     _last_change: object = None
-    # An object for each time that it has begun and not ended.
+    # One object for each use that has begun and not ended.
     _in_use: ClassVar[set[object]] = set()
 
     def __init__(self) -> None:
@@ -235,7 +236,7 @@ class GlobalRngWatch:
     @classmethod
     @contextmanager
     def expected(cls) -> Iterator[None]:
-        """Within this a pass draws its seed, or makes items with generators that it puts back."""
+        """Marks a context in which a pass draws its seed, or creates items with generators that it restores."""
         token = object()
         cls._in_use.add(token)
         cls._last_change = token
@@ -247,7 +248,10 @@ class GlobalRngWatch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within this the program itself doesn't draw. Often nothing is checked, since that takes time: see `REST`."""
+        """Checks the generators across a context in which the program itself doesn't draw.
+
+        Skips most checks (see `REST`).
+        """
         now = time.monotonic()
         if self._checks >= _FIRST_CHECKS and now < self._next:
             yield
@@ -263,7 +267,7 @@ class GlobalRngWatch:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Within `watched`, the program may draw within this."""
+        """Marks a context inside `watched` in which the program may draw."""
         if self._states is None:
             yield
             return
@@ -274,7 +278,7 @@ class GlobalRngWatch:
             self._see()
 
     def warn(self, *, stacklevel: int) -> None:
-        """Warns that items of threads aren't reproducible."""
+        """Warns that items of worker threads aren't reproducible."""
         warnings.warn(
             f"the global generator of {' and '.join(self.found)} was used while worker threads made items. Threads"
             " share it with the program, so items that draw from it differ from run to run. Draw from"
@@ -296,16 +300,16 @@ class GlobalRngWatch:
 
 
 class ItemRng:
-    """Generators for items: `item_rng()`, and `worker_info().rng`.
+    """Random generators for items, returned by `item_rng()` and `worker_info().rng`.
 
     Args:
-        seed: the seed of the item that is being made: which of four.
-        item: tells items from each other whose seeds are the same.
+        seed: Function that returns one of the four seeds of the current item, by index.
+        item: Function that returns a number that distinguishes items with the same seed. None if seeds are unique.
 
     Attributes:
-        random_generator: a `random.Random`.
-        torch_generator: a `torch.Generator`.
-        numpy_generator: a `numpy.random.Generator`.
+        random_generator: A `random.Random`.
+        torch_generator: A `torch.Generator`.
+        numpy_generator: A `numpy.random.Generator`.
     """
 
     def __init__(self, seed: Callable[[int], int], item: Callable[[], int] | None = None) -> None:
@@ -314,7 +318,7 @@ class ItemRng:
         self._made: dict[int, tuple[tuple[int, int], Any]] = {}
 
     def forget(self) -> None:
-        """Drops the generators: the item is made again."""
+        """Drops the generators because the item is created again."""
         self._made.clear()
 
     def _of_item(self, which: int, make: Callable[[int], Any]) -> Any:

@@ -1,14 +1,14 @@
-"""What items are made of, and what a batch of them is.
+"""Descriptions of items and of the batches that they form.
 
-An item is described by a tree: of dicts, lists, tuples and data classes, and of values at the leaves. The description
-says where in a slab each value goes, so that all values of one leaf lie side by side: as the array that they are in the
-batch. It is found out from the first item, and each further item is held against it. Where one doesn't fit, what
-differs is described more loosely: arrays of a shape as arrays of a number of dimensions, and anything else as an
-object, which is pickled.
+An item is described by a tree of dicts, lists, tuples and data classes with values at the leaves. The description
+determines where each value is stored in a slab: all values of one leaf are adjacent and form the array that the batch
+contains. The first item determines the description, and each further item is compared with it. If an item doesn't fit,
+the differing leaves are described more loosely. Arrays of a fixed shape become arrays with a number of dimensions, and
+any other value becomes an object, which is pickled.
 
-What is a batch of items follows from `torch.utils.data.default_collate`: before a description is used, torch collates
-an item with itself, and what comes out must be what the description says, in classes, dtypes and shapes. So whatever is
-registered with torch is honoured.
+`torch.utils.data.default_collate` defines the batch of some items. Before a description is used, torch collates an item
+with itself. The result must match the description in classes, dtypes and shapes. Collation functions that are
+registered with torch are therefore honored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastpipe._fastpipe import ItemLayout
 
 
 class _DataClass(type):
-    """The class of all objects of data classes."""
+    """The metaclass that makes every instance of a data class an instance of `_AnyDataClass`."""
 
     def __instancecheck__(cls, item: Any) -> bool:
         return dataclasses.is_dataclass(item) and not isinstance(item, type)
@@ -38,7 +38,7 @@ class _AnyDataClass(metaclass=_DataClass):
 
 
 def _collate_fields(batch: list[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """A data class of batches, which torch doesn't know."""
+    """Collates data classes field by field, which torch doesn't support."""
     first = batch[0]
     if any(type(item) is not type(first) for item in batch):
         raise RuntimeError("each element in list of batch should be of the same data class")
@@ -51,13 +51,13 @@ def _collate_fields(batch: list[Any], *, collate_fn_map: dict[Any, Callable[...,
 
 
 def collate(batch: list[Any]) -> Any:
-    """`torch.utils.data.default_collate`, of data classes too."""
+    """Collates like `torch.utils.data.default_collate`, and supports data classes as well."""
     with_fields = {**torch_collate.default_collate_fn_map, _AnyDataClass: _collate_fields}
     return torch_collate.collate(batch, collate_fn_map=with_fields)
 
 
 def is_default(function: Callable[..., Any]) -> bool:
-    """Whether a function to collate by is torch's own, or ours."""
+    """Whether a collation function is torch's default or `collate`."""
     return function in (torch_collate.default_collate, collate)
 
 
@@ -65,19 +65,21 @@ _of_tensors = torch_collate.collate_tensor_fn
 
 
 def _collate_tensors(batch: list[Any], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None) -> Any:
-    """Torch's own, without the file in /dev/shm that it makes for each tensor in workers."""
+    """Collates tensors like torch, but without the file in /dev/shm that torch creates for each tensor in workers."""
     first = batch[0]
     if first.is_nested or first.layout is not torch.strided:
-        # It says why not.
+        # torch's function raises the error that explains why these tensors can't be collated.
         return _of_tensors(batch, collate_fn_map=collate_fn_map)
     return torch.stack(batch, 0)
 
 
 def collate_privately() -> None:
-    """Lets torch's default collation make tensors in memory of this process, which is a worker or has workers.
+    """Makes torch's default collation create tensors in private memory.
 
-    What was made of a batch is then written to the batch's own memory; else it would be in shared memory twice, and
-    what /dev/shm can't hold ends a process (SIGBUS).
+    Called in processes that are workers or have workers.
+
+    The batch is written to its own memory afterwards. Without this, it would be in shared memory twice, and a process
+    that exceeds the size of /dev/shm is killed (SIGBUS).
     """
     known = torch_collate.default_collate_fn_map
     if known.get(torch.Tensor) is _of_tensors:
@@ -88,7 +90,7 @@ Node: TypeAlias = "tuple[Any, ...]"
 
 _OBJECT: Node = ("object",)
 
-# What is deeper or has more leaves is pickled.
+# Deeper items, and items with more leaves, are pickled.
 _DEPTH = 32
 _LEAVES = 1024
 
@@ -100,7 +102,7 @@ _FITTING = {
     )
 }
 
-# How DLPack names a dtype, by its code and bits, and the dtype of NumPy's over the same bytes.
+# The DLPack code and bits of each dtype, and the NumPy dtype that stores the same bytes.
 _TENSORS: dict[torch.dtype, tuple[tuple[int, int], str]] = {
     torch.bool: ((6, 8), "bool"),
     torch.uint8: ((1, 8), "uint8"),
@@ -115,11 +117,11 @@ _TENSORS: dict[torch.dtype, tuple[tuple[int, int], str]] = {
     torch.complex64: ((5, 64), "complex64"),
     torch.complex128: ((5, 128), "complex128"),
 }
-"""Dtypes that lie in slabs; those of others are pickled."""
+"""Dtypes that slabs store directly. Tensors of other dtypes are pickled."""
 
 
 class _Described:
-    """Describes an item."""
+    """Builds the description of an item."""
 
     def __init__(self) -> None:
         self._leaves = 0
@@ -165,13 +167,13 @@ _PLAIN = {bool: "bool", float: "float", str: "text", bytes: "bytes"}
 
 
 def _joined(one: Node, other: Node) -> Node:
-    """What describes items that one of these describes, or the other."""
+    """Returns a description that covers the items of both descriptions."""
     if one == other:
         return one
     kinds = one[0], other[0]
     if kinds == ("dict", "dict"):
         left, right = dict(one[1]), dict(other[1])
-        # An item with another order of keys has no place in a slab, but that is no reason to change the layout.
+        # An item with another key order doesn't fit into a slab, but that doesn't justify another layout.
         if left.keys() == right.keys() and {*map(type, left)} == {*map(type, right)}:
             return ("dict", [(key, _joined(node, right[key])) for key, node in one[1]])
     elif kinds == ("list", "list"):
@@ -192,7 +194,7 @@ def _joined(one: Node, other: Node) -> Node:
 
 
 def _loose(node: Node) -> Node | None:
-    """An array of a shape as one of a number of dimensions."""
+    """Returns an array of a fixed shape as an array with a number of dimensions, or None for other leaves."""
     match node:
         case ("array", kind, dtype, shape):
             return ("arrays", kind, dtype, len(shape))
@@ -219,15 +221,15 @@ _SIDE_BY_SIDE = {"int", "float", "bool", "text", "bytes", "array", "scalar", "te
 
 
 def described(item: Any, before: bytes | None, *, default: bool) -> bytes | None:
-    """Describes an item, and the items that `before` describes.
+    """Describes an item together with the items that `before` describes.
 
     Args:
-        item: made by the data set.
-        before: an earlier description; None for none.
-        default: whether torch's default collation makes a batch of items.
+        item: Item of the dataset.
+        before: An earlier description, or None.
+        default: Whether torch's default collation creates the batch from items.
 
     Returns:
-        The description; None if `before` says all of it.
+        The description, or None if `before` already covers the item.
     """
     node = _Described().node(item)
     earlier = None
@@ -239,7 +241,7 @@ def described(item: Any, before: bytes | None, *, default: bool) -> bytes | None
     try:
         return _bytes(node, default and _is_batch(node, item))
     except Exception:
-        # A class that can't be pickled: then its objects can't either, which says why when one of them is.
+        # The class can't be pickled, so its objects can't either. Pickling an object reports why.
         return _bytes(_OBJECT, False) if earlier != _OBJECT else None
 
 
@@ -248,7 +250,7 @@ def _bytes(node: Node, in_place: bool) -> bytes:
 
 
 def _is_batch(node: Node, item: Any) -> bool:
-    """Whether items side by side are what torch makes of them."""
+    """Whether adjacent values of items are the batch that torch would create."""
     if not all(leaf[0] in _SIDE_BY_SIDE for leaf in _leaves(node)):
         return False
     two = [item, item]
@@ -261,7 +263,7 @@ def _is_batch(node: Node, item: Any) -> bool:
 
 
 def _twice(node: Node, item: Any) -> Iterator[Any]:
-    """The parts of a batch of an item and itself."""
+    """Yields the parts of a batch that consists of an item twice."""
     match node:
         case ("dict", pairs):
             for key, child in pairs:
@@ -285,7 +287,7 @@ def _twice(node: Node, item: Any) -> Iterator[Any]:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two batches are of the same classes, dtypes and shapes."""
+    """Whether two batches have the same classes, dtypes and shapes."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -303,7 +305,7 @@ Builder: TypeAlias = "Callable[[Iterator[Any]], Any]"
 
 
 def _builder(node: Node) -> Builder:
-    """What makes a batch of its parts."""
+    """Returns a function that builds a batch from its parts."""
     match node:
         case ("dict", pairs):
             named = [(key, _builder(child)) for key, child in pairs]
@@ -325,12 +327,12 @@ def _builder(node: Node) -> Builder:
 
 def _list_of(children: list[Node]) -> Builder:
     builders = [_builder(child) for child in children]
-    # As torch does it, tuples too.
+    # As in torch, a tuple results in a list as well.
     return lambda parts: [build(parts) for build in builders]
 
 
 def _with_fields(kind: type, fields: list[tuple[str, Any]]) -> Any:
-    """An object of a data class, whatever its `__init__` would do."""
+    """Creates an object of a data class without calling its `__init__`."""
     found: Any = object.__new__(kind)
     for name, value in fields:
         object.__setattr__(found, name, value)
@@ -338,10 +340,10 @@ def _with_fields(kind: type, fields: list[tuple[str, Any]]) -> Any:
 
 
 class Layout:
-    """A description, compiled.
+    """A compiled description.
 
     Args:
-        description: as `described` returns it.
+        description: Description, as returned by `described`.
     """
 
     def __init__(self, description: bytes) -> None:
@@ -351,6 +353,6 @@ class Layout:
         self._build = _builder(node) if in_place else None
 
     def batch(self, parts: list[Any]) -> Any:
-        """The batch of which these are the parts."""
+        """Returns the batch that consists of these parts."""
         assert self._build is not None
         return self._build(iter(parts))

@@ -1,4 +1,4 @@
-"""A worker: a process or a thread that makes items, or batches of items."""
+"""Workers: processes or threads that create items or batches of items."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fastpipe.torch.loader._worker_info import ItemWorkerInfo, set_in_process, s
 
 
 class SharedFile:
-    """The file of memory in common, for the processes that this one starts."""
+    """The file descriptor of the shared memory, which can be sent to processes that this process starts."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
-            raise TypeError("memory in common goes only to processes that are being started")
+            raise TypeError("shared memory can be sent only to a process that is being started")
         return _received, (DupFd(self.number),)
 
 
@@ -43,15 +43,16 @@ def _received(file: Any) -> SharedFile:
 
 
 class Task(NamedTuple):
-    """What workers are started for.
+    """The work that workers are started for.
 
     Attributes:
-        dataset: whose items they make.
-        collate_fn: makes a batch of items, or of what the data set has for all indices of a batch at once.
-        fetch: how: "items" are asked for one by one, a "batch" at once (`__getitems__`), or the only one is a "sample".
-        worker_init_fn: called first, with the worker's number.
-        num_workers: makers of items.
-        base_seed: of the first pass.
+        dataset: Dataset whose items the workers create.
+        collate_fn: Function that creates a batch from items, or from the dataset's result for all indices of a batch.
+        fetch: "items" fetches items individually, "batch" all at once (`__getitems__`), and "sample" a single one that
+            isn't batched.
+        worker_init_fn: Function that each worker calls first, with its index.
+        num_workers: Number of item workers.
+        base_seed: Seed of the first pass.
     """
 
     dataset: Any
@@ -63,7 +64,7 @@ class Task(NamedTuple):
 
 
 class _Helper:
-    """What `ItemWorker` asks Python to do."""
+    """The Python functions that `ItemWorker` calls."""
 
     def __init__(self, task: Task, worker: ItemWorker, where: str, batches: ThreadBatches | None) -> None:
         self.dataset = task.dataset
@@ -76,7 +77,7 @@ class _Helper:
         self.join_whole = None if task.fetch == "items" else self._join_whole
         self._collate = collate if self.default else task.collate_fn
         self._fetch = fetcher(task.dataset, task.fetch, self._collate)
-        # Writes what was made of items that no other worker has.
+        # Writes a batch of items that no other worker has created.
         self._own_message = _messages.message if batches is None else batches.message
         self._where = where
         self._worker = worker
@@ -87,10 +88,10 @@ class _Helper:
     def fail(self, error: BaseException, room: ItemRoom) -> tuple[int, int]:
         wrapped = ExceptionWrapper((type(error), error, error.__traceback__), where=self._where)  # type: ignore[no-untyped-call]
         if isinstance(error, StopIteration):
-            # It would end the loop over the loader as if there were no more.
+            # StopIteration would silently end the consumer's loop over the loader.
             wrapped.exc_type = RuntimeError
         elif not isinstance(error, Exception):
-            # `sys.exit` of an item, for example, isn't the program's.
+            # For example, `sys.exit` in an item must not exit the program.
             wrapped.exc_type = WorkerError
         wrapped.exc_type = _raisable(wrapped)
         return _messages.message(wrapped, room)
@@ -114,25 +115,25 @@ class _Helper:
 
 
 def _raisable(wrapped: Any) -> type[BaseException]:
-    """The class of what the consumer is to raise."""
+    """Returns the exception class that the consumer can raise."""
     kind: type[BaseException] = wrapped.exc_type
     try:
         copy = pickle.loads(pickle.dumps(wrapped))
     except Exception:
-        # It is known here alone.
+        # Only this process can import the class.
         return WorkerError
     try:
         copy.reraise()
     except (kind, RuntimeError):
         return kind
     except BaseException:
-        # It isn't made of a message.
+        # The class can't be created from a message only.
         return RuntimeError
     return kind
 
 
 def fetcher(dataset: Any, fetch: str, collate_fn: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
-    """What makes a batch of all its indices at once."""
+    """Returns a function that creates a batch from all its indices at once."""
     if fetch == "sample":
         return lambda indices: collate_fn(dataset[indices[0]])
     return lambda indices: collate_fn(dataset.__getitems__(indices))
@@ -141,18 +142,19 @@ def fetcher(dataset: Any, fetch: str, collate_fn: Callable[[Any], Any]) -> Calla
 def work(
     file: SharedFile, task: Task, number: int, joins: bool, fork: bool, parent: int | None, by_main_thread: bool
 ) -> None:
-    """What a worker's process does.
+    """Runs a worker process.
 
     Args:
-        file: of the memory in common.
-        task: what it does.
-        number: among makers, or among those that join.
-        joins: whether it makes batches of items, instead of items.
-        fork: whether the process was forked.
-        parent: the process that started it; None if it was another one's, which ends with the program's.
-        by_main_thread: whether the main thread of that process did. Another thread may end before its process does.
+        file: File of the shared memory.
+        task: The work to do.
+        number: Index of the worker among the item workers or among the batch workers.
+        joins: Whether it creates batches of items (a batch worker) instead of items.
+        fork: Whether the process was forked.
+        parent: Id of the process that started it, or None if a fork server did, which ends with the program.
+        by_main_thread: Whether the main thread of that process started it. Another thread may end before its process
+            does.
     """
-    # Ctrl-C is for the program: it decides what becomes of its workers.
+    # The program handles Ctrl-C and decides what happens to its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if parent is None:
         _watch_program()
@@ -163,12 +165,12 @@ def work(
     torch.set_num_threads(1)
     collate_privately()
     worker = ItemWorker(file.number, number, joins=joins)
-    # What torch would seed it with. Those that join have numbers of their own.
+    # The seed that torch would use. Batch workers are numbered after item workers.
     ordinal = number + task.num_workers if joins else number
     seed = task.base_seed + ordinal
     seed_worker(task.base_seed, ordinal)
     if not fork:
-        # CUDA's generators, too. They are of no use to a process that was forked, and take milliseconds.
+        # This also seeds CUDA's generators, which takes milliseconds. A forked process can't use them.
         torch.manual_seed(seed)
     set_in_process(ItemWorkerInfo(ordinal, task.num_workers, task.dataset, "multiprocessing", seed))
     helper = _Helper(task, worker, f"in DataLoader worker process {number}", None)
@@ -185,19 +187,20 @@ def work(
     helper.generators = ItemGenerators(lambda drawn: info.rng.forget())
     set_in_process(info)
     worker.run(helper, parent)
-    # Without a word of threads that the data set has started, as torch does it.
+    # Ignore errors caused by threads that the dataset has started, as torch does.
     with suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 def _watch_program() -> None:
-    """Lets a process that a server has forked end with the program.
+    """Makes a process that a fork server has forked end with the program.
 
-    The server ends when all have let go of a pipe which the program has, and each process that it has forked; then its
-    processes end, those too that are stopped. Processes of others may keep it alive, so the program is watched as well.
+    The fork server ends when the program and all processes forked by the server have closed a pipe. Its processes end
+    with it, including stopped ones. Processes of other programs may keep the pipe open, so this thread also watches the
+    program itself.
     """
-    # Not on each system.
+    # Not available on every platform.
     from multiprocessing import forkserver
 
     server: Any = forkserver._forkserver
@@ -215,7 +218,10 @@ def _watch_program() -> None:
 
 
 def work_in_thread(consumer: ItemConsumer, task: Task, number: int, joins: bool, batches: ThreadBatches) -> None:
-    """What a worker's thread does. As `work`; `batches` has those that it makes by itself."""
+    """Runs a worker thread.
+
+    See `work` for the arguments. `batches` stores the batches that the thread copies.
+    """
     collate_privately()
     worker = ItemWorker(consumer, number, joins=joins)
     ordinal = number + task.num_workers if joins else number
