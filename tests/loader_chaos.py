@@ -258,10 +258,10 @@ def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float
 
 EXPECTED = {
     "kill": r"DataLoader worker \(pid {pid}\) is killed by signal: Killed: .* was killed by SIGKILL while",
-    "stop": r"DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, and its items with it: .* while",
+    "stop": r"DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, which blocks its items: .* while",
     # While others bring batches nobody waits so long, and the worker is missed first.
     "stop with a timeout": r"DataLoader timed out after [\d.]+ seconds \(.* is stopped by a signal while"
-    r"|DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, and its items with it: .* while",
+    r"|DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, which blocks its items: .* while",
     "die": r"DataLoader worker \((pid\(s\) \d+\) exited unexpectedly: .* ended with exit code 7|"
     r"pid \d+\) is killed by signal: Segmentation fault: .* was killed by SIGSEGV)"
     r" while making row \d+ of batch \d+, index {index}",

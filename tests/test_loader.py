@@ -410,7 +410,7 @@ def test_iterable_data_sets_are_read_as_torch_reads_them() -> None:
     assert len(DataLoader(Sized(10), batch_size=2)) == 2
     with pytest.raises(TypeError):
         len(DataLoader(Stream(10)))
-    told = "An iterable data set is read by torch's own workers, which keep no account."
+    told = "torch's own workers read iterable datasets, and their time isn't recorded."
     assert DataLoader(Stream(3)).explain() == told
 
 

@@ -55,7 +55,7 @@ def test_it_says_what_limits_a_pass(way: str) -> None:
 @workers
 @pytest.mark.parametrize(
     ("joiners", "advice"),
-    [(1, "more num_batch_workers help"), (0, "item workers collate; num_batch_workers=1 or more do it beside them")],
+    [(1, "more num_batch_workers help"), (0, "item workers collate; num_batch_workers=1 or more collate in parallel")],
 )
 def test_it_names_collation_whoever_does_it(way: str, joiners: int, advice: str) -> None:
     kept = WORKERS[way] | {"num_batch_workers": joiners, "persistent_workers": True}

@@ -91,7 +91,7 @@ def test_items_that_are_made_anew_draw_the_same() -> None:
 
 
 def test_it_is_refused_where_no_item_is_made() -> None:
-    with pytest.raises(RuntimeError, match=r"while fastpipe.torch.DataLoader makes them: none is being made here"):
+    with pytest.raises(RuntimeError, match=r"while fastpipe.torch.DataLoader makes an item: none is being made here"):
         item_rng()
     found = list(DataLoader(Noise(3)))
     assert len(found) == 3

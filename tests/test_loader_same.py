@@ -527,8 +527,8 @@ def test_states_of_others_are_refused() -> None:
     next(iter(loader))
     state = loader.state_dict()
     for wrong, said in [
-        ({}, "this is no state"),
-        (state | {"kind": "rows"}, "this is no state"),
+        ({}, "this is not a state"),
+        (state | {"kind": "rows"}, "this is not a state"),
         ({"_snapshot": {}}, "torchdata"),
         (state | {"version": 9}, "version 9"),
         (state | {"batch_size": [3, False]}, "batches of"),

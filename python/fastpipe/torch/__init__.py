@@ -1,7 +1,7 @@
 """Batches as Torch tensors: `IterableDataset`, usable by itself, in a `DataLoader`, and in `torch.distributed`.
 
 Tensors share the memory of the batch's arrays without a copy. The memory is reused after the last tensor that refers to
-it is released. A feature that consists of several arrays becomes a named tuple of tensors. `DataLoader` can pin named
+it is released. A feature that consists of several arrays is a named tuple of tensors. `DataLoader` can pin named
 tuples and send them between processes, and `.to` is easily mapped over them.
 """
 
@@ -151,7 +151,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._lending: Lending | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Starts a pass, which becomes the only active pass of this process."""
+        """Starts a pass, which is then the only active pass of this process."""
         _warn_of_batching(sys._getframe(1))
         worker = worker_info()
         plain = _is_sent_as_it_is(sys._getframe(1))

@@ -27,7 +27,7 @@ from fastpipe.torch.loader._worker_info import in_worker_thread, making_here
 def ahead_of(loader: Any) -> int:
     """Returns how many batches are prefetched.
 
-    `prefetch_factor` is None if `num_workers` was set later, as an attribute.
+    `prefetch_factor` can be None if `num_workers` was set later, as an attribute.
     """
     return 2 if loader.prefetch_factor is None else max(loader.prefetch_factor, 1)
 

@@ -1,8 +1,8 @@
-"""The loader.
+"""The `DataLoader`.
 
-Of iterable data sets each worker yields a stream, as torch does it, and by torch's own workers: what a worker's stream
-yields is the data set's matter, so an item can't be given to whoever has time for it, and there is nothing here to do
-better. With torchdata installed, its `StatefulDataLoader` is asked, so that there are states.
+It reads an iterable dataset the way torch does, with torch's own workers: each worker yields its own stream. The
+dataset determines the contents of the stream, so an item can't be assigned to another worker, and fastpipe has nothing
+to improve. If torchdata is installed, its `StatefulDataLoader` reads the dataset, so that states are supported.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fastpipe.torch.loader._worker_info import WorkerInit, given_init
 
 
 class Streams:
-    """Passes over an iterable data set.
+    """Passes over an iterable dataset.
 
     Args:
-        loader: whose they are.
+        loader: Loader to which the passes belong.
     """
 
     def __init__(self, loader: Any) -> None:
         self._stateful = _stateful(loader)
 
     def begin(self, loader: Any, plainly: Callable[[], Any]) -> Any:
-        """Starts a pass of the loader; by torch's own means, `plainly`, if need be."""
+        """Starts a pass with torchdata's loader if possible, and otherwise with `plainly`, torch's own method."""
         if self._stateful is None:
             return plainly()
         iterator = iter(self._stateful)
@@ -45,7 +45,7 @@ class Streams:
         return iterator
 
     def length(self, plainly: Callable[[], int]) -> int:
-        """Batches of a pass, as far as is known."""
+        """Returns the number of batches of a pass, if it is known."""
         return plainly() if self._stateful is None else len(self._stateful)
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,14 +58,14 @@ class Streams:
     def _with_states(self) -> Any:
         if self._stateful is None:
             raise UnsupportedError(
-                "states of iterable data sets are kept by torchdata's StatefulDataLoader: pip install torchdata"
-                " (data pipes have none)"
+                "states of iterable datasets require torchdata's StatefulDataLoader: pip install torchdata"
+                " (data pipes don't support them)"
             )
         return self._stateful
 
 
 def _stateful(loader: Any) -> Any:
-    """The loader of torchdata with the same arguments; None if it isn't installed, or doesn't fit."""
+    """Returns torchdata's loader with the same arguments, or None if torchdata isn't installed or can't be used."""
     if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
         return None
     try:
@@ -73,7 +73,7 @@ def _stateful(loader: Any) -> Any:
     except ImportError:
         return None
     with warnings.catch_warnings():
-        # It calls what newer versions of torch are about to take away.
+        # It calls a function that newer versions of torch deprecate.
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
         return StatefulDataLoader(
             loader.dataset,
@@ -102,80 +102,84 @@ _HAS_IN_ORDER = "in_order" in inspect.signature(torch.utils.data.DataLoader.__in
 
 
 class DataLoader(torch.utils.data.DataLoader[_T]):
-    """A `torch.utils.data.DataLoader` that spends memory on batches, not on workers.
+    """A `torch.utils.data.DataLoader` whose workers build each batch together in shared memory.
 
-    It is used as torch's, and is one: a sub-class, with its arguments and its semantics. What differs is how workers
-    work. torch's each make a whole batch. Here they share each batch: whoever has nothing to do makes the next item,
-    and writes it once, into its row of the batch, in memory that all processes have in common. So
+    It is a subclass of torch's loader with the same arguments and semantics. Only the way that workers work differs. In
+    torch, each worker creates a whole batch. Here the workers share each batch: an idle worker creates the next item
+    and writes it once, directly into its row of the batch, in memory that all processes share. As a result:
 
-    - the first batch comes when all workers together have made it;
-    - memory is that of `prefetch_factor` batches and the one that the consumer has, for any number of workers;
-    - an item that takes long holds up its own batch alone;
-    - an item is the same whoever makes it, also where it is augmented at random, and whatever the number of workers.
+    - The first batch arrives as soon as all workers together have created it.
+    - Memory holds `prefetch_factor` batches and the one that the consumer has, for any number of workers.
+    - A slow item delays only its own batch.
+    - An item has the same value in any worker and with any number of workers, including random augmentation.
 
-    **Random numbers.** In worker processes, and without workers, the generators of Python, NumPy and torch are seeded
-    before an item is made. The item's seeds follow from `generator` (or torch's own), the epoch, and the item's place
-    in it. Only generators that one of the first 16 items drew from are seeded: if later items draw from another one,
-    they are made again. Without workers that is checked for a batch every 10 ms, and the program's generators are left
-    as they were. Worker threads share these generators with the program, so nothing seeds them there. Items draw
-    reproducibly from `fastpipe.torch.item_rng()`, in threads too. A `UserWarning` says so, once for a loader, if worker
-    threads are seen to use the shared generators.
+    **Random numbers.** In worker processes and without workers, the generators of Python, NumPy and torch are seeded
+    before each item. The item's seeds are determined by `generator` (or torch's default), the epoch, and the item's
+    position in the epoch. Only generators that one of the first 16 items drew from are seeded. If a later item draws
+    from another generator, the item is created again with that generator seeded. Without workers, this is checked for
+    one batch every 10 ms, and the program's generators keep their states. Worker threads share these generators with
+    the program, so they aren't seeded in threads. With `fastpipe.torch.item_rng()`, items draw reproducible numbers
+    everywhere, including in threads. If worker threads use the shared generators, the loader emits one `UserWarning`.
 
-    **Collation.** Items of numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
-    classes of these, are a batch as they lie, if all have the same shapes and `collate_fn` isn't given. Others are
-    collated by the worker that makes the last item of a batch, and with `collate_fn` by a batch worker, which sees
-    items in the memory where they lie. (Where all items of a batch take less than two milliseconds, one item worker
-    makes and collates them, unless batch workers are faster.) What `collate_fn` keeps of its items beyond its call
-    stays valid.
+    **Collation.** Items can be numbers, text, NumPy arrays and tensors, in dicts, lists, tuples, named tuples and data
+    classes. If all items have the same shapes and `collate_fn` isn't given, they form the batch in place. Otherwise the
+    worker that creates the last item of a batch collates it. With `collate_fn`, a batch worker collates and reads the
+    items without a copy. (If all items of a batch take less than two milliseconds, one item worker creates and collates
+    them, unless batch workers are faster.) References to items that `collate_fn` keeps after its call stay valid.
 
     **States.** `state_dict` resumes between any two batches, with any number of workers, batch workers and threads. It
-    counts what was yielded. Samplers with a `state_dict`, or whose iterators have one, keep their own states. Other
-    samplers are asked for the same batches again, with torch's generators put back.
+    counts the batches that were yielded. A sampler with a `state_dict`, or whose iterators have one, saves its own
+    state. Any other sampler yields the same batches again after torch's generators are restored.
 
-    **Iterable data sets** are read as torch reads them, a worker a stream, and by torch's workers; with torchdata
-    installed by its `StatefulDataLoader`, which has states.
+    **Iterable datasets** are read as in torch: each of torch's workers reads one stream. If torchdata is installed, its
+    `StatefulDataLoader` reads them, which supports states.
 
-    **Errors.** What an item or `collate_fn` raises is raised at the place of its batch, with the worker's traceback,
-    and the iteration goes on behind it. A worker that ends, or is stopped by a signal for more than a second and a
-    half, is a `WorkerError` that says which one, and which item it was making. `timeout` is a `WorkerError`, too.
+    **Errors.** An error in an item or in `collate_fn` is raised in place of its batch, with the worker's traceback.
+    Iteration can continue after it. If a worker exits, or is stopped by a signal for more than 1.5 seconds, `next`
+    raises `WorkerError` with the worker's name and the item that it was creating. A `timeout` raises `WorkerError` as
+    well.
 
-    Workers that are processes need Linux. They share memory without a name (`memfd`): nothing is ever in /dev/shm.
+    Worker processes require Linux. They share anonymous memory (`memfd`) and store nothing in /dev/shm.
 
     Args:
-        dataset: map-style, or iterable.
-        batch_size: items a batch; None for items as they are.
-        shuffle: whether each epoch has another order.
-        sampler: yields indices.
-        batch_sampler: yields lists of indices.
-        num_workers: how many make items; 0 for none but the program itself.
-        collate_fn: makes a batch of a list of items.
-        pin_memory: whether batches are copied to page-locked memory, where there is an accelerator.
-        drop_last: whether a last batch of fewer items is left out.
-        timeout: seconds that a batch may be waited for; 0 for any time.
-        worker_init_fn: called in each worker with its number: item workers first, batch workers behind them. What it
-            raises, `iter(loader)` raises, unless the first batch is there before.
-        multiprocessing_context: "fork", "spawn", "forkserver" or a context; by default Python's.
-        generator: what samplers and seeds are drawn from; by default torch's own.
-        prefetch_factor: batches that are made ahead, in all: not for each worker. By default 2. While a batch is waited
-            for and workers have nothing to do, more are begun if they take less than 32 MB: up to twice this for each
-            worker.
-        persistent_workers: whether workers are kept for the next epoch.
-        pin_memory_device: as torch's.
-        in_order: whether batches come in the sampler's order; else in that in which they are ready.
-        num_batch_workers: how many call `collate_fn`, where it is given; by default `prefetch_factor`. With 0 the item
-            workers do. For map-style data sets, as are the next two.
-        worker_method: "multiprocessing" (by default, on free-threaded Python too) or "thread".
-        memory_limit: bytes of shared memory that batches may take, those that the consumer keeps among them. By default
-            what the machine, or its container, has left.
-        snapshot_every_n_steps: of iterable data sets, as torchdata's `StatefulDataLoader`.
+        dataset: Map-style or iterable dataset.
+        batch_size: Number of items per batch. None yields single items. Defaults to 1.
+        shuffle: Whether to shuffle the items in each epoch. Defaults to False.
+        sampler: Sampler that yields indices.
+        batch_sampler: Sampler that yields lists of indices.
+        num_workers: Number of item workers. With 0, the program itself creates the items. Defaults to 0.
+        collate_fn: Function that creates a batch from a list of items.
+        pin_memory: Whether to copy batches to page-locked memory if an accelerator is available. Defaults to False.
+        drop_last: Whether to drop a last batch with fewer items. Defaults to False.
+        timeout: Maximum number of seconds to wait for a batch. 0 waits without a limit. Defaults to 0.
+        worker_init_fn: Function that each worker calls with its index. Batch workers are numbered after item workers.
+            `iter(loader)` raises any error of this function, unless the first batch is ready before the error occurs.
+        multiprocessing_context: "fork", "spawn", "forkserver" or a context. Defaults to Python's default.
+        generator: Generator of the samplers and seeds. Defaults to torch's default generator.
+        prefetch_factor: Number of batches to prefetch in total, not for each worker. Defaults to 2. If workers are idle
+            while the consumer waits for a batch, more batches are begun as long as they use less than 32 MB: up to
+            twice this number for each worker.
+        persistent_workers: Whether to keep the workers for the next epoch. Defaults to False.
+        pin_memory_device: Device for which batches are page-locked, as in torch.
+        in_order: Whether to yield batches in the sampler's order. With False, batches are yielded in the order in which
+            they are ready. Defaults to True.
+        num_batch_workers: Number of workers that call `collate_fn`, if it is given. With 0, the item workers call it.
+            Defaults to `prefetch_factor`. For map-style datasets only.
+        worker_method: "multiprocessing" or "thread". Defaults to "multiprocessing", also on free-threaded Python. For
+            map-style datasets only.
+        memory_limit: Maximum number of bytes of shared memory for batches, including batches that the consumer keeps.
+            Defaults to the available memory of the machine or its container. For map-style datasets only.
+        snapshot_every_n_steps: Number of batches between snapshots of an iterable dataset's state, as in torchdata's
+            `StatefulDataLoader`. Defaults to 1.
 
     Raises:
-        ValueError: for values out of range, and where torch's loader raises one.
-        TypeError: for arguments of other types.
-        UnsupportedError: for worker processes on other systems than Linux; and for arguments that iterable data sets
-            have no use for.
-        OutOfMemoryError: by `next`, if a batch doesn't fit into `memory_limit`, or what there is; it names the sizes.
-        WorkerError: by `next`, as above.
+        ValueError: If a value is out of range, or torch's loader raises it.
+        TypeError: If an argument has an unsupported type.
+        UnsupportedError: If worker processes are requested on another system than Linux, or an argument isn't supported
+            for iterable datasets.
+        OutOfMemoryError: By `next`, if a batch exceeds `memory_limit` or the available memory. The message contains the
+            sizes.
+        WorkerError: By `next`, if a worker is lost or `timeout` has passed.
 
     Example:
         >>> import torch
@@ -187,7 +191,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0]]
     """
 
-    # Of classes derived from this one that don't call its `__init__`, as torchdata's may be made to be.
+    # The value for subclasses that don't call `__init__`, which torchdata may create.
     _streams: Streams | None = None
 
     def __init__(
@@ -245,16 +249,16 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             _check_stream(num_batch_workers=num_batch_workers, memory_limit=memory_limit, worker_method=worker_method)
             self.worker_method = "multiprocessing"
         elif num_workers:
-            # A loader that is built from this one's attributes has it, too.
+            # Other libraries build loaders from the attributes of this one, and thereby copy this check.
             self.worker_init_fn = WorkerInit(given_init(worker_init_fn))
         self.snapshot_every_n_steps = snapshot_every_n_steps
         if num_workers and self.worker_method == "multiprocessing" and sys.platform != "linux":
             raise UnsupportedError(
-                "fastpipe's workers share memory by means of Linux: use torch.utils.data.DataLoader here, or"
+                "worker processes of fastpipe.torch.DataLoader require Linux: use torch.utils.data.DataLoader or"
                 " num_workers=0"
             )
         if self.worker_method == "thread" and multiprocessing_context is not None:
-            raise ValueError('multiprocessing_context is for processes, and worker_method="thread" starts none')
+            raise ValueError('multiprocessing_context has no effect with worker_method="thread": remove it')
         self._known = LayoutHints()
         self._progress: Progress | None = None
         self._account: Account | None = None
@@ -265,7 +269,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             self._streams = Streams(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy begins anew: it has no part in the passes of this one."""
+        """Returns the state of a copy, which doesn't take part in the passes of this loader."""
         return self.__dict__ | {"_progress": None, "_account": None, "_known": LayoutHints()}
 
     def _get_iterator(self) -> Any:
@@ -288,7 +292,7 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         try:
             iterator: Any = super().__iter__()
         except BaseException:
-            # The next pass that begins resumes from there, and doesn't silently begin from the start.
+            # The next pass still resumes from the state instead of silently starting from the beginning.
             self._resumed, self._rest, self._loaded = state
             raise
         self._progress = iterator.progress
@@ -296,31 +300,31 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return iterator
 
     def __len__(self) -> int:
-        """Batches of a pass.
+        """Returns the number of batches of a pass.
 
         Raises:
-            TypeError: if the data set or the sampler doesn't know its length.
+            TypeError: If the dataset or the sampler has no length.
         """
         if self._streams is not None:
             return self._streams.length(super().__len__)
         return super().__len__()
 
     def _taken_state(self) -> tuple[dict[str, Any] | None, BetweenPasses | None]:
-        """What the next pass goes on from: within a pass, or between two."""
+        """Returns and clears the loaded state: the state within a pass, and the state between two passes."""
         taken = self._resumed, self._rest
         self._resumed = self._rest = self._loaded = None
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the pass has come: what `load_state_dict` of a loader of the same data and samplers goes on from.
+        """Returns the state of the pass, from which a loader with the same dataset and samplers can resume.
 
-        Between two passes it is what the next one will draw from: the state of torch's generator (or the loader's).
+        Between two passes, the state contains the state of the generator that the next pass draws from.
 
         Returns:
-            A dict, fit for JSON where the states of samplers are.
+            A dict that can be stored as JSON if the samplers' states can.
 
         Raises:
-            UnsupportedError: for iterable data sets, if torchdata isn't installed.
+            UnsupportedError: For iterable datasets, if torchdata isn't installed.
         """
         if self._streams is not None:
             return self._streams.state_dict()
@@ -334,29 +338,32 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return state | {"rest": BetweenPasses.told(self, None if iterator is None else iterator.next_seed)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next pass go on where a state was saved, with any number of workers.
+        """Resumes from a saved state in the next pass, with any number of workers.
 
-        The state of a loader between two passes puts the generators back from which the next pass draws. torch's own
-        generator is put back only if nothing draws from it between this call and the pass: else the program has seeded
-        it, or draws for its own ends.
+        A state that was saved between two passes restores the generators that the next pass draws from. torch's default
+        generator is restored only if it isn't used between this call and the next pass. Otherwise the program has
+        seeded it or draws from it.
+
+        Args:
+            state_dict: State, as returned by `state_dict` of a loader with the same dataset and samplers.
 
         Raises:
-            StateError: if it isn't one of such a loader; it says what differs. Nothing changes then. The next pass
-                raises it, too, if the sampler yields other batches than before.
+            StateError: If the state doesn't fit this loader, which then stays unchanged. The message describes the
+                difference. The next pass also raises it if the sampler yields other batches than before.
         """
         if self._streams is not None:
             self._streams.load_state_dict(state_dict)
             return
         state = dict(state_dict)
         if state.get("kind") != "items":
-            hint = " (it is one of torchdata's)" if "_snapshot" in state or "_sampler_iter_state" in state else ""
-            raise StateError(f"this is no state of a fastpipe.torch.DataLoader of a map-style data set{hint}")
+            hint = " (torchdata saved it)" if "_snapshot" in state or "_sampler_iter_state" in state else ""
+            raise StateError(f"this is not a state of a fastpipe.torch.DataLoader with a map-style dataset{hint}")
         if state.get("version") != _VERSION:
-            raise StateError(f"the state is of version {state.get('version')}, and this reads version {_VERSION}")
+            raise StateError(f"the state has version {state.get('version')}; this fastpipe reads version {_VERSION}")
         if state["batch_size"] != self._told_batch_size():
             raise StateError(
-                f"the state is of batches of {state['batch_size']}, and this loader makes batches of"
-                f" {self._told_batch_size()}: a pass can't go on with others"
+                f"cannot resume: the state was saved with batches of {state['batch_size']}; this loader has batches of"
+                f" {self._told_batch_size()} ([batch_size, drop_last])"
             )
         rest = BetweenPasses(self, state["rest"]) if "rest" in state else None
         self._resumed, self._rest, self._loaded = state.get("pass"), rest, state
@@ -368,10 +375,10 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
         return [size, bool(getattr(sampler, "drop_last", False))] if isinstance(size, int) else None
 
     def explain(self) -> str:
-        """Says what limits the last pass, in words: items, collation, copying, or the consumer.
+        """Returns a text that explains what limits the last pass: items, collation, copying, or the consumer.
 
-        It names the items that took longest, and what workers do that have been at one thing for more than a second.
-        While the program is held up by `next`, another thread can ask what it waits for.
+        The text contains the slowest items, and the workers that have been busy with one item or batch for more than a
+        second. Another thread can call this method to find out what a blocked `next` waits for.
         """
         return explained(self, self._account)
 
@@ -382,23 +389,23 @@ def _whole(name: str, value: SupportsIndex | None, least: int) -> int | None:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is a whole number, not {value!r}") from None
+        raise TypeError(f"{name} must be an integer; got {value!r}") from None
     if number < least:
-        raise ValueError(f"{name} is at least {least}, not {number}")
+        raise ValueError(f"{name} must be at least {least}; got {number}")
     return number
 
 
 def _check_stream(**given: Any) -> None:
-    """Refuses what torch's workers, which read iterable data sets, know nothing of."""
+    """Rejects arguments that torch's workers, which read iterable datasets, don't support."""
     for name, value in given.items():
         if value is not None and (name, value) != ("worker_method", "multiprocessing"):
             raise UnsupportedError(
-                f"{name} is for map-style data sets: iterable ones are read by torch's own worker processes, so"
-                " leave it out"
+                f"{name} is for map-style datasets only. torch's own worker processes read iterable datasets:"
+                " remove the argument"
             )
 
 
 def _method(method: str) -> str:
     if method not in ("multiprocessing", "thread"):
-        raise ValueError(f'worker_method is "multiprocessing" or "thread", not {method!r}')
+        raise ValueError(f'worker_method must be "multiprocessing" or "thread"; got {method!r}')
     return method

@@ -3,8 +3,8 @@
 An item is described by a tree of dicts, lists, tuples and data classes with values at the leaves. The description
 determines where each value is stored in a slab: all values of one leaf are adjacent and form the array that the batch
 contains. The first item determines the description, and each further item is compared with it. If an item doesn't fit,
-the differing leaves are described more loosely. Arrays of a fixed shape become arrays with a number of dimensions, and
-any other value becomes an object, which is pickled.
+the differing leaves are described more loosely. An array of a fixed shape is then described by its number of
+dimensions only. Any other value is described as an object, which is pickled.
 
 `torch.utils.data.default_collate` defines the batch of some items. Before a description is used, torch collates an item
 with itself. The result must match the description in classes, dtypes and shapes. Collation functions that are

@@ -1,4 +1,4 @@
-"""Where the time of a pass goes, and what limits it, in words."""
+"""Accounting of the time of a pass, and an explanation of what limits the pass."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _SPENT = ("items", "making", "placing", "joining", "waiting")
 
 
 class Look(NamedTuple):
-    """What there is to see of a pass's workers.
+    """A snapshot of a pass's workers.
 
     Attributes:
-        makers: what each item worker says of itself (`ItemConsumer.views`), with its `name`.
-        joiners: the same of batch workers.
-        awaited: the number of the batch that the consumer waits for just now, and how many of its rows are missing;
-            None if it waits for none.
-        collates: whether there is a `collate_fn` of the user's own.
+        makers: Counters of each item worker (`ItemConsumer.views`), with its `name`.
+        joiners: Counters of each batch worker.
+        awaited: Index of the batch that the consumer is waiting for, and how many of its rows are missing. None if it
+            isn't waiting.
+        collates: Whether the user has passed a `collate_fn`.
     """
 
     makers: list[dict[str, Any]]
@@ -31,15 +31,15 @@ class _Seen(Protocol):
 
 
 class Account:
-    """Where the time of one pass goes. It outlives the pass, and keeps none of its memory.
+    """The time spent in one pass. It outlives the pass without keeping its memory.
 
     Args:
-        of: the pass, if it has workers.
-        before: what its workers had done before it began, if they were kept from another pass.
+        of: The pass, if it has workers.
+        before: Snapshot of persistent workers from before the pass began.
 
     Attributes:
-        waited: seconds that the consumer has waited for batches.
-        away: seconds between its calls of `next`, the workers' start among them.
+        waited: Seconds that the consumer has waited for batches.
+        away: Seconds between the consumer's calls of `next`, including the start of the workers.
     """
 
     def __init__(self, of: _Seen | None = None, before: Look | None = None) -> None:
@@ -52,13 +52,13 @@ class Account:
         self._first: float | None = None
 
     def wait(self) -> None:
-        """The consumer begins to wait."""
+        """Records that the consumer begins to wait."""
         now = time.perf_counter()
         self.away += now - self._turned
         self._turned, self._waits = now, True
 
     def leave(self) -> None:
-        """The consumer has a batch, and leaves."""
+        """Records that the consumer received a batch."""
         now = time.perf_counter()
         self._waited += now - self._turned
         self._turned, self._waits = now, False
@@ -67,7 +67,7 @@ class Account:
 
     @property
     def waits_since(self) -> float:
-        """Seconds for which the consumer has waited for the next batch; 0 if it doesn't just now."""
+        """Seconds that the consumer has been waiting for the next batch, or 0 if it isn't waiting."""
         return time.perf_counter() - self._turned if self._waits else 0.0
 
     @property
@@ -80,11 +80,11 @@ class Account:
         return self.waited + self.away if self._first is None else self._first
 
     def keep(self, look: Look) -> None:
-        """Keeps what there is to see of workers that are about to go."""
+        """Keeps the last snapshot of workers that are about to end."""
         self._last = look
 
     def look(self) -> Look | None:
-        """What the workers have done for this pass. None if it has none."""
+        """Returns the workers' activity during this pass, or None if the pass has no workers."""
         found = self._last
         if found is None:
             of = None if self._of is None else self._of()
@@ -105,30 +105,30 @@ def _less(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[
 
 _SLOWEST = 5
 
-# A worker that has been at one item, or one batch, for so many seconds is named, and a consumer that has waited so long
-# for one batch is stalled.
+# Seconds after which a worker that is busy with one item or batch is listed, and after which a waiting consumer is
+# stalled.
 _LONG = 1.0
 
-_MORE = "more num_workers help, if there are processors"
+_MORE = "more num_workers help if there are enough processors"
 _WORDS = {"making": "making items", "placing": "copying them", "joining": "collating", "waiting": "waiting for work"}
 
 
 def explained(loader: Any, account: Account | None) -> str:
-    """Says where the time of a pass went, and what it waits for.
+    """Explains where the time of a pass went and what the pass is waiting for.
 
     Args:
-        loader: whose pass it is.
-        account: of its last pass; None if there was none.
+        loader: Loader of the pass.
+        account: Account of the loader's last pass, or None before the first pass.
     """
     if loader._streams is not None:
-        return "An iterable data set is read by torch's own workers, which keep no account."
+        return "torch's own workers read iterable datasets, and their time isn't recorded."
     if account is None:
         return "No pass has begun: explain() describes the last one."
     look = account.look()
     if look is None:
         return _without_workers(account)
     items = sum(view["items"] for view in look.makers)
-    lines = [_stall(account, look) or (_verdict(account, look) if items else "Nothing was made yet.")]
+    lines = [_stall(account, look) or (_verdict(account, look) if items else "No item has been made yet.")]
     lines += [_busy(view) for view in look.makers + look.joiners if _is_long(view)]
     if items:
         lines += _spent(look, items)
@@ -144,12 +144,12 @@ def _without_workers(account: Account) -> str:
         return f"consumer-bound: making batches takes {account.waited / total:.0%} of the time, without workers."
     return (
         f"item-bound: the program makes batches itself, which takes {account.waited / total:.0%} of the time;"
-        " with num_workers=1 or more they are made beside it."
+        " with num_workers=1 or more, workers make them in parallel."
     )
 
 
 def _stall(account: Account, look: Look) -> str | None:
-    """Says what the consumer waits for, if it has waited long."""
+    """Returns what the consumer is waiting for, or None if it hasn't waited long."""
     since = account.waits_since
     if since < _LONG or look.awaited is None:
         return None
@@ -179,20 +179,20 @@ def _verdict(account: Account, look: Look) -> str:
     worked = sum(view["making"] + view["placing"] + view["joining"] for view in views)
     if account.first > total / 2 and worked < len(views) * total / 2:
         return (
-            f"start-bound: {account.first / total:.0%} of the time went by before the first batch, since workers had to"
-            " start; persistent_workers=True keeps them for further passes, and fewer start sooner."
+            f"start-bound: {account.first / total:.0%} of the time passed before the first batch, since workers had to"
+            " start; persistent_workers=True keeps them for further passes, and fewer workers start sooner."
         )
     waits = f"the consumer waits {account.waited / total:.0%} of the time"
     spent = {name: sum(view[name] for view in makers) for name in ("making", "placing", "joining")}
     joining = sum(view["joining"] for view in joiners)
     if joiners and joining / len(joiners) > sum(spent.values()) / len(makers):
-        return f"collation-bound: {waits}; more num_batch_workers help, if there are processors."
+        return f"collation-bound: {waits}; more num_batch_workers help if there are enough processors."
     match max(spent, key=lambda name: spent[name]):
         case "joining":
-            more = "num_batch_workers=1 or more do it beside them" if look.collates and not joiners else _MORE
+            more = "num_batch_workers=1 or more collate in parallel" if look.collates and not joiners else _MORE
             return f"collation-bound: {waits}, and item workers collate; {more}."
         case "placing":
-            return f"copy-bound: {waits}, and to copy items takes longer than to make them."
+            return f"copy-bound: {waits}, and copying items takes longer than making them."
     return f"item-bound: {waits}; {_MORE}."
 
 

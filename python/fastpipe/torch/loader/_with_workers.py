@@ -1,4 +1,4 @@
-"""Passes with workers."""
+"""A pass with workers."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from fastpipe.torch.loader._worker import Task
 from fastpipe.torch.loader._worker_info import given_init
 from fastpipe.torch.loader._workers import Workers, context_of, no_address_space, no_memory, threads_take_turns
 
-# Seconds. Workers that have had nothing to do for so long, while a batch is waited for, get another one.
+# Seconds that workers may be idle while the consumer waits for a batch, before another batch is begun for them.
 _IDLE = 0.005
-# Seconds between looks after the workers while a batch is waited for, and while none is.
+# Seconds between checks of the workers while the consumer waits for a batch, and while it doesn't.
 _LOOK = 0.05
 _LOOK_UNASKED = 1.0
-# Seconds between looks at how much memory there is.
+# Seconds between measurements of the available memory.
 _MEASURE = 1.0
 
-# Bytes that batches may take beyond those ahead, and one that the consumer has.
+# Bytes that batches may use beyond the prefetched batches and the one that the consumer has.
 _SLACK = 32 << 20
 
-# Times as many batches as torch would have begun may be, behind one that takes long. Of items of which one in a hundred
-# takes 2 seconds, 8 workers make 1,600 in 4.4 seconds then; with half as many batches they wait for each other, and
-# take 6.4.
+# Factor by which the number of begun batches may exceed torch's number while one batch takes long. If one item in a
+# hundred takes 2 seconds, 8 workers create 1,600 items in 4.4 seconds with this value. With a factor of 1 they wait for
+# each other and take 6.4 seconds.
 _FURTHER = 2
 
 
 class LayoutHints:
-    """What the passes of a loader have learned, for later ones.
+    """Facts that the passes of a loader have learned, for later passes.
 
     Attributes:
-        description: of the layout of the last items; None if there is none.
-        drawn: whether worker threads were seen to use the process's generators, and the program was warned of it.
+        description: Description of the last items' layout, or None.
+        drawn: Whether the program was warned that worker threads use the process's generators.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class LayoutHints:
 
 
 class WithWorkers(Pass):
-    """A pass with workers, and further ones if they are kept."""
+    """A pass with workers. Persistent workers run further passes with the same object."""
 
     def __init__(self, loader: Any, resumed: dict[str, Any] | None, seed: int | None) -> None:
         self._workers_of_pass: Workers | None = None
@@ -68,7 +68,7 @@ class WithWorkers(Pass):
         self._inline = InlineWorker(loader)
         self._known: LayoutHints = loader._known
         self._ahead = ahead_of(loader)
-        # Nobody knows before how large a batch is that a worker makes at once.
+        # If a worker creates a whole batch at once, the size of the batch isn't known in advance.
         further = _FURTHER if self._fetch_kind == "items" else 1
         self._most_begun = further * self._ahead * loader.num_workers
         self._limit = loader.memory_limit
@@ -90,9 +90,9 @@ class WithWorkers(Pass):
         self._shutdown = False
         self._lost = ""
         self._layouts: dict[int, Layout] = {}
-        # Begun, and not given to the consumer: the batch, and its number in the pass.
+        # Batches that were begun and not delivered: the id of the batch and its index in the pass.
         self._begun: list[tuple[int, int]] = []
-        # Whether some of them were begun before anybody knew how large an item is.
+        # Whether a batch was begun before the size of an item was known.
         self._unplanned = False
         try:
             options = ItemConsumerOptions(
@@ -113,7 +113,7 @@ class WithWorkers(Pass):
                 raise
             raise no_address_space(error) from error
         if self._known.description is not None:
-            # Where there is no room for it, there is none for batches, which say so.
+            # If the description doesn't fit into memory, batches don't either, and they report the error.
             with suppress(MemoryError):
                 self._consumer.tell(self._known.description)
         self._fill()
@@ -128,34 +128,34 @@ class WithWorkers(Pass):
         context = None if threads else context_of(loader.multiprocessing_context)
         with self._watched():
             self._workers_of_pass = Workers(self._consumer, task, makers, joiners, context)
-            # As torch names them.
+            # torch's name for the list of workers.
             self._workers = self._workers_of_pass.makers
             if init is not None:
                 self._await_init()
 
     def _await_init(self) -> None:
-        """Waits until workers have called `worker_init_fn`, or the first batch is there."""
+        """Waits until workers have called `worker_init_fn`, or the first batch is ready."""
         assert self._workers_of_pass is not None
         try:
             self._await_beginning()
         except BaseException:
-            # Nobody will have what they make.
+            # The consumer won't receive any of the workers' results.
             self._workers_of_pass.end(at_once=True)
             self._shutdown_workers()
             raise
 
     def _await_beginning(self) -> None:
-        """Waits until workers have begun, or the first batch is there.
+        """Waits until workers have begun, or the first batch is ready.
 
         Raises:
-            Exception: what `worker_init_fn` has raised in one of them.
+            Exception: The error that `worker_init_fn` raised in a worker.
         """
         deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
         self.account.wait()
         try:
             while (refusal := self._consumer.refusal()) is None:
                 is_there = bool(self._begun) and self._consumer.ready(self._begun[0][0])
-                # Who waits for the first batch is told that it takes too long.
+                # After the timeout, the wait for the first batch reports it.
                 is_late = deadline is not None and time.monotonic() > deadline
                 if is_there or is_late or self._consumer.has_begun():
                     return
@@ -179,7 +179,7 @@ class WithWorkers(Pass):
         return None if self._workers_of_pass is None else self._workers_of_pass.batches
 
     def _most(self, held: int) -> int:
-        """Bytes that batches may take."""
+        """Returns how many bytes batches may use, including the `held` bytes in use."""
         if self._limit is not None:
             return int(self._limit)
         free = available_memory()
@@ -198,14 +198,14 @@ class WithWorkers(Pass):
                 rest.put_back(loader)
             iter(order)
             if rest is not None:
-                # One that a new loader's first pass would have, or that of workers that are kept.
+                # The seed that the first pass of a new loader would use, or the one stored for persistent workers.
                 seed = _drawn_seed(loader.generator) if rest.seed is None else rest.seed
             self._num_yielded = 0
             self._IterableDataset_len_called = loader._IterableDataset_len_called
             self._begin(order, seed, resumed)
             self._drained, self._trouble = False, None
             if self._shutdown:
-                # Some were lost, and all have ended.
+                # A worker was lost, and all workers have ended.
                 self.account = Account(self)
                 self._start(loader)
                 return
@@ -216,15 +216,15 @@ class WithWorkers(Pass):
 
     @property
     def next_seed(self) -> int:
-        """The seed of the next pass of workers that are kept."""
+        """Seed of the next pass with persistent workers."""
         return item_seed(self.progress.seed, 0, 1, 0)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            raise PassClosedError("this pass is another process's, which has forked: iter(loader) starts one here")
+            raise PassClosedError("this pass belongs to the parent process: iter(loader) starts one in this process")
 
     def _give_up(self) -> None:
-        """Waits until nobody works on what was begun."""
+        """Cancels the begun batches and waits until no worker uses them."""
         batches = [batch for batch, _ in self._begun]
         self._consumer.cancel(batches)
         for batch in batches:
@@ -235,10 +235,10 @@ class WithWorkers(Pass):
         if self._thread_batches is not None:
             self._thread_batches.clear()
 
-    # Begin.
+    # Beginning batches.
 
     def _layout(self) -> tuple[int, Any] | None:
-        """The layout that batches begin with."""
+        """Returns the index and the layout for new batches, or None if no item has been described yet."""
         told = self._consumer.layout()
         if told is None:
             return None
@@ -250,7 +250,7 @@ class WithWorkers(Pass):
         return layout
 
     def _plan(self, layout: int) -> None:
-        """Gives the batches memory that were begun before anybody knew how large an item is."""
+        """Allocates memory for batches that were begun before the size of an item was known."""
         while (found := self._consumer.unplanned(layout)) is not None:
             batch, number = found
             self._consumer.plan(batch, self._compiled(number).rows)
@@ -265,12 +265,13 @@ class WithWorkers(Pass):
         return found
 
     def _begin_one(self, *, later: bool = False) -> bool:
-        """Begins the next batch, if there is one.
+        """Begins the next batch. Returns False if no batch can be begun.
 
-        While nobody knows how large an item is, a worker gets the batch's memory; `later` leaves it to `_plan`.
+        While the size of an item isn't known, a worker allocates the memory of the batch. With `later`, `_plan`
+        allocates it.
 
-        What the sampler raises, and that there is no memory for the indices, the consumer is told behind the batches
-        that were begun before.
+        If the sampler raises an error, or memory for the indices is lacking, the consumer receives the error after the
+        batches that were begun before.
         """
         if self._drained or self._trouble is not None or not self._consumer.can_begin():
             return False
@@ -295,17 +296,17 @@ class WithWorkers(Pass):
             pass
 
     def _begin_for_idle(self) -> None:
-        """Begins another batch for workers that have nothing to do, while a batch is waited for.
+        """Begins another batch for idle workers while the consumer waits for a batch.
 
-        So an item that takes long holds up its own batch alone. There are never more than twice as many as torch would
-        have begun, and they take little memory.
+        So a slow item delays only its own batch. At most twice as many batches are begun as torch would begin, and the
+        additional batches use little memory.
         """
         if len(self._begun) < self._most_begun and self._consumer.idle():
             layout = self._layout()
             if layout is None and self._fetch_kind == "items":
-                # Nobody knows how large an item is. There is memory for as many batches as may be on their way, and
-                # workers keep items of others until it is their turn; such items may wait for each other, too. Where
-                # workers make batches in one piece, there is no layout even behind the first batch.
+                # The size of an item isn't known. The consumer's memory has slots for the batches that may be in
+                # flight, and workers keep items of later batches until their turn comes. Such items may also wait for
+                # each other. If workers create whole batches, no layout is known even after the first batch.
                 if self._num_yielded == 0 and len(self._begun) < self._ahead + len(self._workers):
                     self._begin_one(later=True)
                 return
@@ -318,7 +319,7 @@ class WithWorkers(Pass):
         sampler = self._index_sampler
         return int(getattr(sampler, "batch_size", None) or 1) if self._auto_collation else 1
 
-    # Take.
+    # Delivering batches.
 
     def _next_data(self) -> Any:
         self._check_process()
@@ -341,7 +342,7 @@ class WithWorkers(Pass):
                 self._draws.warn(stacklevel=3)
                 self._known.drawn, self._draws = True, None
             batch, number = self._begun.pop(place)
-            # What an error's traceback keeps must not keep the memory.
+            # A traceback that keeps this frame must not keep the memory.
             taken = [self._consumer.take(batch)]
             self.progress.give(number)
             self._fill()
@@ -350,7 +351,7 @@ class WithWorkers(Pass):
             self.account.leave()
 
     def _raise_trouble(self) -> None:
-        """Raises what kept a batch from being begun, once."""
+        """Raises, once, the error that prevented a batch from being begun."""
         if self._trouble is not None:
             (number, error), self._trouble = self._trouble, None
             if number is not None:
@@ -358,17 +359,17 @@ class WithWorkers(Pass):
             try:
                 raise error
             finally:
-                # Its traceback has this frame, and would keep the pass.
+                # The error's traceback contains this frame, which would keep the pass alive.
                 del error
 
     def _ready_place(self) -> int | None:
-        """Where among those begun the batch stands that can be taken."""
+        """Returns the position among the begun batches of one that can be delivered, or None."""
         if self._loader_in_order:
             return 0 if self._consumer.ready(self._begun[0][0]) else None
         return next((place for place, (batch, _) in enumerate(self._begun) if self._consumer.ready(batch)), None)
 
     def _wait(self) -> int:
-        """Where among those begun the batch stands that the consumer has next."""
+        """Waits for the next batch and returns its position among the begun batches."""
         place = self._ready_place()
         if place is not None:
             return place
@@ -381,14 +382,14 @@ class WithWorkers(Pass):
             self._awaited = None
 
     def _watched(self) -> AbstractContextManager[None]:
-        """Within this worker threads may use the process's generators, and the program doesn't."""
+        """Returns a context in which worker threads may use the process's generators and the program doesn't."""
         return nullcontext() if self._draws is None else self._draws.watched()
 
     def _wait_since(self, begin: float) -> int:
         assert self._workers_of_pass is not None
         place = None
         while place is None:
-            # The earliest one must have its memory, whatever the consumer has.
+            # The earliest batch must get its memory, no matter how much the consumer holds.
             earliest = self._begun[0][0]
             more = len(self._begun) < self._most_begun and not self._drained
             seconds = _IDLE if more else _LOOK
@@ -406,7 +407,7 @@ class WithWorkers(Pass):
                 self._layout()
             if place is None and more:
                 with nullcontext() if self._draws is None else self._draws.apart():
-                    # The sampler may draw.
+                    # The sampler may draw random numbers.
                     self._begin_for_idle()
             if place is None and now >= max(begin, self._looked) + _LOOK:
                 self._look_after()
@@ -416,28 +417,28 @@ class WithWorkers(Pass):
         assert self._workers_of_pass is not None
         self._looked = time.monotonic()
         if self._limit is None and self._looked > self._measured + _MEASURE:
-            # Other programs take memory, and give it back.
+            # The memory that other programs use changes over time.
             self._measured = self._looked
             self._consumer.set_most(self._most(self._consumer.held))
         try:
             self._workers_of_pass.check(waiting=waiting)
         except WorkerError as error:
-            # All have ended, and nothing that was begun will come.
+            # All workers have ended, so the begun batches won't arrive.
             self._shutdown, self._lost = True, str(error)
             self._begun.clear()
             self.account.keep(self.look())
             raise
 
     def _made(self, taken: Any, batch: int) -> Any:
-        """What a batch is.
+        """Returns the batch from the result that the consumer's memory reported.
 
         Raises:
-            Exception: what an item has raised.
+            Exception: The error that an item raised.
         """
         match taken:
             case ("row", memory, row, offset, length):
                 if not length:
-                    raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't say why")
+                    raise WorkerError(f"the item in row {row} of a batch failed, and its worker couldn't report why")
                 failure: ExceptionWrapper = _messages.read(memory, offset, length)
                 del memory, taken
                 return failure.reraise()  # type: ignore[no-untyped-call]
@@ -448,15 +449,15 @@ class WithWorkers(Pass):
             read = _messages.read if self._thread_batches is None else self._thread_batches.read
             return read(memory, *result)
         if rows == 0:
-            # Nobody has made anything of it.
+            # No worker created a batch without items.
             return self._inline.batch(batch, [], self.progress.seed)
         layout = self._compiled(number)
         return layout.batch(layout.rows.parts(memory, slab, rows))
 
-    # End.
+    # Ending workers.
 
     def _shutdown_workers(self) -> None:
-        """Lets the workers end. As torch names it."""
+        """Ends the workers. The name is torch's."""
         self._shutdown = True
         if self._workers_of_pass is not None:
             self._workers_of_pass.end()
@@ -471,7 +472,7 @@ class WithWorkers(Pass):
                 self.account.keep(self.look())
 
     def look(self) -> Look:
-        """What there is to see of the workers."""
+        """Returns a snapshot of the workers' activities."""
         assert self._workers_of_pass is not None
         views = [
             view | {"name": name}
@@ -483,7 +484,7 @@ class WithWorkers(Pass):
 
 
 def _drawn_seed(generator: torch.Generator | None) -> int:
-    """As torch draws that of a pass."""
+    """Draws the seed of a pass like torch does."""
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 

@@ -1,6 +1,6 @@
-"""Facts of workers, and of the items that they make.
+"""Information about workers and the items that they create.
 
-In worker processes torch's own function returns them, too. In worker threads only `worker_info` does.
+In worker processes, torch's `get_worker_info` also returns it. In worker threads, only `worker_info` does.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class _FixedError(dataclasses.FrozenInstanceError, RuntimeError):
 
 
 class ItemWorkerInfo(torch_worker.WorkerInfo):
-    """Facts of a worker. They can't be set.
+    """Read-only information about a worker.
 
     Attributes:
-        id: its number, from 0.
-        num_workers: how many there are.
-        seed: of the item that is being made, of 63 bits: a pure function of the loader's generator, the epoch, and the
-            item's place in it, so the same in each worker. In `collate_fn` that of the batch; in `worker_init_fn` that
-            of the worker, as torch has it.
-        dataset: the worker's copy of the data set; in a thread, the data set.
-        rng: generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
+        id: Index of the worker, from 0.
+        num_workers: Number of item workers.
+        seed: Seed of the item that is being created, 0 to 2^63 - 1. It is a pure function of the loader's generator,
+            the epoch, and the item's position in the epoch, so it is the same in each worker. In `collate_fn` it is the
+            seed of the batch, and in `worker_init_fn` that of the worker, as in torch.
+        dataset: The worker's copy of the dataset. In a thread, the dataset itself.
+        rng: Generators for the item (`random_generator`, `torch_generator`, `numpy_generator`), seeded with its seeds.
         worker_method: "multiprocessing" or "thread".
     """
 
@@ -66,7 +66,7 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # As torch says it: newer versions of it in one way, older ones in another.
+        # torch's messages, which differ between its versions.
         if dataclasses.is_dataclass(torch_worker.WorkerInfo):
             raise _FixedError(f"cannot assign to field {name!r}")
         raise _FixedError("Cannot assign attributes to WorkerInfo objects")
@@ -82,7 +82,7 @@ class ItemWorkerInfo(torch_worker.WorkerInfo):
 
 
 def set_in_process(info: ItemWorkerInfo | None) -> None:
-    """Sets the facts of the worker that this process is, for torch, too."""
+    """Sets the information about this worker process, for torch as well."""
     torch_worker._worker_info = info
 
 
@@ -90,28 +90,28 @@ _thread = threading.local()
 
 
 def set_in_thread(info: ItemWorkerInfo | None) -> None:
-    """Sets the facts of the worker that this thread is."""
+    """Sets the information about this worker thread."""
     _thread.info = info
 
 
 def worker_info() -> ItemWorkerInfo | None:
-    """Returns the facts of the worker that this code runs in, be it a process or a thread.
+    """Returns information about the worker process or thread that runs this code.
 
-    Datasets, `collate_fn` and `worker_init_fn` call it. In worker processes `torch.utils.data.get_worker_info` returns
-    the same. In worker threads, which torch doesn't know of, that returns None.
+    Datasets, `collate_fn` and `worker_init_fn` call it. In worker processes, `torch.utils.data.get_worker_info` returns
+    the same object. In worker threads, that function returns None, since torch doesn't know about them.
 
     Returns:
-        None outside of workers, and in passes without workers. In a worker an object with
+        None outside of workers, and in passes without workers. In a worker, an object with these attributes:
 
-        - `id`: the worker's index, from 0; batch workers have those from `num_workers` on;
-        - `num_workers`: how many workers make items;
-        - `dataset`: the worker's copy of the dataset; in a thread, the dataset itself;
-        - `seed`: the seed of the item that is being made, 0 to 2^63 - 1; in `collate_fn` that of the batch, and in
-          `worker_init_fn` that of the worker;
-        - `rng`: generators for the item, as `item_rng` returns them;
+        - `id`: Index of the worker, from 0. Batch workers have the indices from `num_workers` on.
+        - `num_workers`: Number of item workers.
+        - `dataset`: The worker's copy of the dataset. In a thread, the dataset itself.
+        - `seed`: Seed of the item that is being created, 0 to 2^63 - 1. In `collate_fn` it is the seed of the batch,
+          and in `worker_init_fn` that of the worker.
+        - `rng`: Generators for the item, as returned by `item_rng`.
         - `worker_method`: "multiprocessing" or "thread".
 
-        Iterable datasets are read by workers of torch's loader. There it is torch's `WorkerInfo`, with `id`,
+        Workers of torch's loader read iterable datasets. In these workers, it is torch's `WorkerInfo`, with `id`,
         `num_workers`, `dataset` and `seed`.
 
     Example:
@@ -143,7 +143,7 @@ _here = threading.local()
 
 @contextmanager
 def making_here(rng: ItemRng) -> Iterator[None]:
-    """This thread makes items itself, which draw from these generators."""
+    """Marks a context in which this thread itself creates items that draw from these generators."""
     before = getattr(_here, "rng", None)
     _here.rng = rng
     try:
@@ -153,19 +153,19 @@ def making_here(rng: ItemRng) -> Iterator[None]:
 
 
 def item_rng() -> ItemRng:
-    """Random generators for the item that is being made: the same ones whoever makes it.
+    """Returns random generators for the item that is being created, seeded the same way in every worker.
 
-    To be called by data sets and `collate_fn` while a `fastpipe.torch.DataLoader` asks them for an item or a batch.
-    What they draw from these generators is the same in worker processes, in worker threads and without workers. The
-    generators of `random`, `numpy.random` and `torch` themselves are seeded for items in worker processes and without
-    workers only. Worker threads share them with the program.
+    Datasets and `collate_fn` call it while a `fastpipe.torch.DataLoader` fetches an item or creates a batch. The
+    generators draw the same numbers in worker processes, in worker threads and without workers. The global generators
+    of `random`, `numpy.random` and `torch` are seeded for items only in worker processes and without workers. Worker
+    threads share the global generators with the program.
 
     Returns:
         An object with `random_generator` (a `random.Random`), `numpy_generator` (a `numpy.random.Generator`) and
         `torch_generator` (a `torch.Generator`), each seeded for the item.
 
     Raises:
-        RuntimeError: where no such item is being made.
+        RuntimeError: If no such item is being created.
 
     Example:
         >>> import torch
@@ -187,7 +187,7 @@ def item_rng() -> ItemRng:
         rng = getattr(worker_info(), "rng", None)
     if not isinstance(rng, ItemRng):
         raise RuntimeError(
-            "item_rng() is for items, while fastpipe.torch.DataLoader makes them: none is being made here"
+            "call item_rng() only while fastpipe.torch.DataLoader makes an item: none is being made here"
         )
     return rng
 
@@ -196,30 +196,30 @@ _Init: TypeAlias = Callable[[int], Any]
 
 
 class WorkerInit:
-    """Calls the user's `worker_init_fn` in workers of fastpipe's, and raises an error in all others.
+    """Calls the user's `worker_init_fn` in workers of fastpipe, and raises an error in any other worker.
 
-    Libraries such as accelerate take any `torch.utils.data.DataLoader`, read the arguments from its attributes, and
-    build a loader of torch's from them. They don't call anything of the loader they replace. torch's workers call
-    `worker_init_fn` first, so this is the place where they can be told apart from workers of fastpipe's.
+    Libraries such as accelerate accept any `torch.utils.data.DataLoader`, read the arguments from its attributes, and
+    build a torch loader from them. They call no method of the loader that they replace. torch's workers call
+    `worker_init_fn` first, so only this function can detect that they aren't workers of fastpipe.
 
     Args:
-        given: the user's function; None if there is none.
+        given: The user's function, or None.
     """
 
     def __init__(self, given: _Init | None) -> None:
         self.given = given
 
     def __call__(self, worker: int) -> Any:
-        """Calls the function with the worker's number.
+        """Calls the function with the worker's index.
 
         Raises:
-            UnsupportedError: if this isn't a worker of fastpipe's.
+            UnsupportedError: If this isn't a worker of fastpipe.
         """
         if not isinstance(worker_info(), ItemWorkerInfo):
             raise UnsupportedError(
                 "torch.utils.data.DataLoader was built from the arguments of a fastpipe.torch.DataLoader, and would"
                 " replace it: accelerate.prepare and skip_first_batches do that. Iterate over the"
-                " fastpipe.torch.DataLoader itself: leave it out of prepare, give it"
+                " fastpipe.torch.DataLoader itself: leave it out of prepare, pass"
                 " sampler=torch.utils.data.DistributedSampler(dataset) if there are several processes, and move batches"
                 " with accelerate.utils.send_to_device(batch, accelerator.device). With a Hugging Face Trainer, return"
                 " it from get_train_dataloader"
@@ -231,5 +231,5 @@ class WorkerInit:
 
 
 def given_init(worker_init_fn: _Init | None) -> _Init | None:
-    """The user's function, of a loader's `worker_init_fn`."""
+    """Returns the user's function from a loader's `worker_init_fn`."""
     return worker_init_fn.given if isinstance(worker_init_fn, WorkerInit) else worker_init_fn

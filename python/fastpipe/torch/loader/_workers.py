@@ -1,4 +1,4 @@
-"""The workers of a loader: processes, or threads of this one; and what is raised if there is no memory for them."""
+"""The workers of a loader, which are processes or threads, and the errors for lack of memory."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from fastpipe.errors import OutOfMemoryError, WorkerError
 from fastpipe.torch.loader._messages import ThreadBatches
 from fastpipe.torch.loader._worker import SharedFile, Task, work, work_in_thread
 
-# Seconds that workers have to end by themselves, once they are told to: as many as torch gives them.
+# Seconds that workers have to end by themselves after they are asked to, the same as in torch.
 _PATIENCE = 5.0
 
-# Seconds that workers have once they are asked to end by a signal, where something has gone wrong.
+# Seconds that workers have to end after a signal asks them to, if an error has occurred.
 _GRACE = 0.2
 
-# Seconds for which a worker must have been stopped, while a batch is waited for, to count as lost.
+# Seconds that a worker must have been stopped, while the consumer waits for a batch, to count as lost.
 _STOPPED = 1.5
 
-# Seconds between looks at workers that are to end.
+# Seconds between checks of workers that are ending.
 _LOOK = 0.05
 
 Worker = Any
 
 
 class Workers:
-    """Started workers. They end with `end`, or when this is dropped.
+    """Started workers. They end when `end` is called or this object is dropped.
 
     Args:
-        consumer: for whom they work.
-        task: what they do.
-        makers: how many make items.
-        joiners: how many make batches of items.
-        context: of multiprocessing, for processes; None for threads.
+        consumer: Consumer of the workers' results.
+        task: The work to do.
+        makers: Number of item workers.
+        joiners: Number of batch workers.
+        context: Multiprocessing context for processes, or None for threads.
 
     Attributes:
-        batches: in flight from threads to the consumer; None for processes.
+        batches: Copied batches on their way from threads to the consumer. None for processes.
     """
 
     def __init__(self, consumer: ItemConsumer, task: Task, makers: int, joiners: int, context: Any) -> None:
         self._consumer = consumer
         self._process = os.getpid()
         self._ended = False
-        # Since when a worker is stopped, and when that was last seen.
+        # For each stopped worker, the time since which it is stopped and the time of the last check.
         self._stopped: dict[int, tuple[float, float]] = {}
         self.threads = context is None
         self.batches = ThreadBatches() if self.threads else None
@@ -108,8 +108,8 @@ class Workers:
                 process.start()
             except (TypeError, AttributeError, PicklingError):
                 warnings.warn(
-                    "a worker can't be started, since what it needs can't be pickled: the data set, collate_fn or"
-                    " worker_init_fn. Python 3.14 starts workers by 'forkserver', which needs that;"
+                    "cannot start a worker, because one of its arguments can't be pickled: the dataset, collate_fn or"
+                    " worker_init_fn. Python 3.14 starts workers with 'forkserver', which pickles them;"
                     " multiprocessing_context='fork' doesn't",
                     stacklevel=2,
                 )
@@ -122,18 +122,19 @@ class Workers:
 
     @property
     def names(self) -> list[str]:
-        """Of all workers, as errors and `explain` call them."""
+        """The names of all workers, as errors and `explain` use them."""
         return [_name(worker) for worker in self.all]
 
     def check(self, *, waiting: bool) -> None:
-        """Looks after the workers.
+        """Checks that the workers are alive and not stopped.
 
         Args:
-            waiting: whether a batch is waited for, which workers that are stopped by a signal may hold up. Then this is
-                called several times a second.
+            waiting: Whether the consumer waits for a batch, which stopped workers may block. Then this is called
+                several times a second.
 
         Raises:
-            WorkerError: if one has ended, or has been stopped by a signal; it says which, and what it was doing.
+            WorkerError: If a worker has exited or stays stopped by a signal. The message contains the worker's name and
+                activity.
         """
         lost = [worker for worker in self.all if not worker.is_alive()]
         if lost:
@@ -147,11 +148,11 @@ class Workers:
                 continue
             since, looked = self._stopped.get(worker.pid, (now, now))
             if now > looked + _STOPPED / 2:
-                # Nobody has waited meanwhile, and it may have worked.
+                # No consumer has waited in the meantime, and the worker may have been running.
                 since = now
             self._stopped[worker.pid] = since, now
             if now > since + _STOPPED:
-                self._raise([worker], "is stopped by a signal, and its items with it")
+                self._raise([worker], "is stopped by a signal, which blocks its items")
 
     def _raise(self, lost: list[Worker], what: str) -> None:
         views = self._consumer.views()
@@ -163,7 +164,7 @@ class Workers:
         first = lost[0]
         killed = [] if self.threads else [worker for worker in lost if (worker.exitcode or 0) < 0]
         if killed:
-            # In torch's words, which programs look for. It says it of one, too, if there are several.
+            # torch's wording, which programs search for. Like torch, it names one worker even if several were killed.
             first = killed[0]
             who = f"DataLoader worker (pid {first.pid})"
             what = f"is killed by signal: {signal.strsignal(-first.exitcode)}"
@@ -171,7 +172,7 @@ class Workers:
         raise WorkerError(f"{who} {what}: {'; '.join(doing)}", worker=_name(first))
 
     def told(self) -> str:
-        """What the workers are doing, in words."""
+        """Returns a text that describes what the workers are doing."""
         pairs = zip(self.all, self._consumer.views(), strict=False)
         return "; ".join(f"{_name(worker)}{self._told_to_stop(worker)} {_activity(view)}" for worker, view in pairs)
 
@@ -179,11 +180,11 @@ class Workers:
         return " is stopped by a signal" if not self.threads and _is_stopped(worker.pid) else ""
 
     def end(self, *, at_once: bool = False, grace: float | None = None) -> None:
-        """Lets the workers end behind the items that they are making, and waits for them.
+        """Lets the workers finish the items that they are creating, ends them, and waits for them.
 
         Args:
-            at_once: ends processes that are making items.
-            grace: seconds that a process has to end once it is asked to by a signal.
+            at_once: Whether to end processes that are creating items.
+            grace: Seconds that a process has to end after a signal asks it to.
         """
         if self._ended or self._process != os.getpid():
             return
@@ -212,10 +213,10 @@ _started: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 @atexit.register
 def _at_exit() -> None:
-    """Ends the workers with the program, before multiprocessing does, which would wait for one that is stopped.
+    """Ends the workers at exit, before multiprocessing does, which would wait for a stopped worker.
 
-    Threads are waited for as well. One that comes back from its item later would be ended by Python within frames of
-    Rust, which aborts the program.
+    Threads must end as well. If a thread returned from its item later, Python would end it inside frames of Rust, which
+    aborts the program.
     """
     for workers in list(_started):
         workers.end(at_once=True, grace=_PATIENCE)
@@ -223,7 +224,7 @@ def _at_exit() -> None:
 
 
 def _join(workers: list[Worker], seconds: float = _PATIENCE) -> None:
-    """Waits for workers that were told to end. A process that is stopped by a signal won't, and is killed."""
+    """Waits for workers that were asked to end. Kills processes that are stopped by a signal, since they won't end."""
     deadline = time.monotonic() + seconds
     for worker in workers:
         if worker is threading.current_thread():
@@ -268,7 +269,7 @@ def _activity(view: dict[str, Any]) -> str:
 
 
 def _is_stopped(process: int) -> bool:
-    """Whether a process is stopped by a signal; being stopped by a debugger is another state."""
+    """Whether a signal has stopped a process. A process that a debugger has stopped is in another state."""
     try:
         text = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -278,7 +279,7 @@ def _is_stopped(process: int) -> bool:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Keeps Ctrl-C from processes that are being started, until they ignore it themselves."""
+    """Blocks Ctrl-C for processes that are being started, until they ignore it themselves."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -290,41 +291,41 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def threads_take_turns() -> bool:
-    """Whether one thread of this interpreter runs at a time: in all but free-threaded Python."""
+    """Whether only one thread of this interpreter runs at a time, which is true except on free-threaded Python."""
     gil = getattr(sys, "_is_gil_enabled", None)
     return gil is None or bool(gil())
 
 
 def context_of(given: Any) -> Any:
-    """The context of multiprocessing to start processes by."""
+    """Returns the multiprocessing context that starts processes."""
     return torch.multiprocessing if given is None else given
 
 
-# As `shared_slabs.rs` has it.
+# The minimum of `shared_slabs.rs`.
 _LEAST_SPACE = 16 << 20
 
 
 def no_address_space(error: Exception) -> OutOfMemoryError:
-    """Of memory that can't even be mapped."""
+    """Returns the error for shared memory that can't be mapped."""
     return OutOfMemoryError(
-        f"there is no address space for batches, of which workers need {_LEAST_SPACE:,} bytes, several times over:"
-        f" {error}. See what `ulimit -v` and `ulimit -f` allow"
+        f"cannot map shared memory for batches, which requires several times {_LEAST_SPACE:,} bytes of address space:"
+        f" {error}. Check the limits `ulimit -v` and `ulimit -f`"
     )
 
 
 def no_memory(wanted: int, held: int, most: int, number: int | None, *, limited: bool) -> OutOfMemoryError:
-    """Of a batch.
+    """Returns the error for a batch that doesn't fit into memory.
 
     Args:
-        wanted: bytes that it needs.
-        held: bytes that are in use.
-        most: bytes that there may be.
-        number: of the system's error; None if the limit is reached.
-        limited: whether the program has set the limit.
+        wanted: Bytes that the batch needs.
+        held: Bytes in use.
+        most: Maximum number of bytes.
+        number: Number of the system error, or None if the limit is reached.
+        limited: Whether the program has set the limit.
     """
-    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} may be in all"
-    whose = "memory_limit" if limited else "what the machine, or its container, has left"
+    why = f"{os.strerror(number)} (error {number})" if number else f"{most:,} is the limit"
+    whose = "memory_limit" if limited else "the memory that the machine or its container has left"
     return OutOfMemoryError(
-        f"there is no shared memory for a batch: it needs {wanted:,} bytes beside the {held:,} in use, and {why}"
-        f" ({whose}). A smaller batch_size or prefetch_factor needs less, and so does letting go of batches"
+        f"not enough shared memory for a batch: it needs {wanted:,} bytes in addition to {held:,} in use, and {why}"
+        f" ({whose}). Reduce batch_size or prefetch_factor, or release batches that the program keeps"
     )
