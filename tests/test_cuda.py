@@ -410,11 +410,11 @@ def test_without_a_gpu(data: Data) -> None:
 def test_what_is_no_gpu(data: Data) -> None:
     reader = data.read(batch_size=7)
     for device in ("cpu", "nothing", ["cpu"], None, 3.5):
-        with pytest.raises(fastpipe.DeviceError, match='device names a GPU, as "cuda:0" does'):
+        with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
             prefetch(reader, device, framework="torch")
-    with pytest.raises(ValueError, match='framework must be "torch" or "cupy", not \'jax\''):
+    with pytest.raises(ValueError, match='framework must be "torch" or "cupy"; got \'jax\''):
         prefetch(reader, framework="jax")
-    with pytest.raises(ValueError, match="PyTorch's forms"):
+    with pytest.raises(ValueError, match="require PyTorch"):
         prefetch(reader, framework="cupy", sparse="bag")
     with pytest.raises(ValueError, match="depth"):
         prefetch(reader, depth=0)

@@ -108,7 +108,7 @@ def test_devices(data: Data) -> None:
     assert "cuda:1" in repr(prefetch(data.read(batch_size=7), "cuda:1"))
     assert "cuda:0" in repr(prefetch(data.read(batch_size=7), "cuda"))
     for device in ("cpu", "cuda:x", 0):
-        with pytest.raises(fastpipe.DeviceError, match='device names a GPU, as "cuda:0" does'):
+        with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
             prefetch(data.read(batch_size=7), device)
     with pytest.raises(fastpipe.DeviceError, match="no device cuda:2: the machine has 2 GPUs"):
         prefetch(data.read(batch_size=7), "cuda:2")

@@ -95,7 +95,7 @@ def test_refills_have_other_rows_until_there_are_none(path: Path, table: np.ndar
     for device, array in zip(filled, arrays, strict=True):
         assert device.values is array
         assert (array == table[device.rows]).all()
-    with pytest.raises(ValueError, match="7000 rows for 2 devices behind 2 refills of as many are more than the 30000"):
+    with pytest.raises(ValueError, match="7000 rows for 2 devices after 2 refills of the same size are more than"):
         filled.refill()
     assert filled.refills == 1
     assert (arrays[1] == table[filled[1].rows]).all()
@@ -146,7 +146,7 @@ def test_refills_of_blocks(path: Path) -> None:
         filled.refill()
         seen |= set(filled[0].rows.tolist())
     assert len(seen) == ROWS
-    with pytest.raises(ValueError, match="behind 10 refills of as many are more than the 30000 rows there are; repl"):
+    with pytest.raises(ValueError, match="10 refills of the same size are more than the 30000 rows available; with repl"):
         filled.refill()
     other = fill(path, ["cpu"], rows=15_000, method="block", replace=True)
     first = set(other[0].rows.tolist())
@@ -216,17 +216,17 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
         fill(reader, ["cpu"], rows=10, columns=["i"], dtype="int64")[0].values[:, 0]
         == fill(reader, ["cpu"], rows=10, columns=["i"])[0].rows
     ).all()
-    with pytest.raises(SchemaError, match="filled with numbers, and 'day' is"):
+    with pytest.raises(SchemaError, match="only numbers can be filled in, but 'day' is"):
         fill(reader, rows=10)
-    with pytest.raises(SchemaError, match="'i' is int64, and not all of that are int32"):
+    with pytest.raises(SchemaError, match="'i' is int64, which int32 cannot represent"):
         fill(reader, rows=10, columns=["i"], dtype="int32")
-    with pytest.raises(SchemaError, match="'x' is float32, and not all of that are int64"):
+    with pytest.raises(SchemaError, match="'x' is float32, which int64 cannot represent"):
         fill(reader, rows=10, columns=["x"], dtype="int64")
-    with pytest.raises(SchemaError, match="there is no feature 'y'; there are 'x', 'i'"):
+    with pytest.raises(SchemaError, match="unknown feature 'y'; the features are 'x', 'i'"):
         fill(reader, rows=10, columns=["y"])
     with pytest.raises(SchemaError, match="no column is left"):
         fill(reader, rows=10, columns=[])
-    with pytest.raises(ValueError, match="are for files: the reader has its own"):
+    with pytest.raises(ValueError, match="are for files only"):
         fill(reader, rows=10, num_threads=2)
     with pytest.raises(ValueError, match="leave out world_size"):
         fill(fastpipe.from_arrays({"i": np.arange(9)}, batch_size=3, world_size=3, rank=0), rows=1)
@@ -242,7 +242,7 @@ def test_what_is_null(tmp_path: Path) -> None:
     assert reader.features["b"].nulls == "mask"
     again = fill(reader, ["cpu"], rows=200)[0]
     np.testing.assert_array_equal(again.values, drawn.values)
-    with pytest.raises(NullValueError, match="'b' is null in a row, which int64 has no value for"):
+    with pytest.raises(NullValueError, match="'b' is null in a row, which int64 cannot represent"):
         fill(reader, rows=100, dtype="int64")
     assert not lanes()
     with pytest.raises(fastpipe.FastpipeError, match=r"rows\.csv"):
@@ -277,7 +277,7 @@ def test_folds_and_splits_divide_rows(path: Path) -> None:
     for call, message in (
         (lambda: device.folds(1), "k is between 2 and 1003, not 1"),
         (lambda: device.folds(1_004), "k is between 2 and 1003, not 1004"),
-        (lambda: device.split(1.0), "fraction is between 0 and 1, not 1.0"),
+        (lambda: device.split(1.0), "fraction must be between 0 and 1; got 1.0"),
         (lambda: device.bootstrap(0), "rows is between 1"),
         (lambda: fill(path, ["cpu"], rows=1)[0].folds(2), "1 rows can't be divided into 2 folds"),
         (lambda: fill(path, ["cpu"], rows=1)[0].split(0.5), "one row can't be divided"),
@@ -302,25 +302,25 @@ def test_folds_are_uniform() -> None:
     ("options", "error", "message"),
     [
         ({"devices": "cpu", "rows": 1}, TypeError, r"did you mean \['cpu'\]"),
-        ({"devices": [], "rows": 1}, ValueError, "devices are 1 to 1024, not 0"),
-        ({}, ValueError, 'how much memory "cpu" has is for you to say'),
-        ({"rows": 1, "device_memory": "1GB"}, ValueError, "give rows or device_memory"),
+        ({"devices": [], "rows": 1}, ValueError, "devices must list 1 to 1024 devices; got 0"),
+        ({}, ValueError, 'the free memory of "cpu" is unknown'),
+        ({"rows": 1, "device_memory": "1GB"}, ValueError, "pass either rows or device_memory"),
         ({"device_memory": 3}, ValueError, "no row of 16 bytes fits into 0.8 of the 3 bytes"),
         ({"rows": 0}, ValueError, "rows is between 1"),
-        ({"rows": 15_001}, ValueError, "15001 rows for 2 devices are more than the 30000 rows there are$"),
+        ({"rows": 15_001}, ValueError, "15001 rows for 2 devices are more than the 30000 rows available$"),
         ({"rows": 15_001, "replace": True}, ValueError, "15001 rows for 2 devices are more than the 30000"),
-        ({"rows": 1, "occupancy": 1.5}, ValueError, "occupancy is above 0 and at most 1"),
-        ({"rows": 1, "share": 0.5}, ValueError, 'for method="block"'),
-        ({"rows": 1, "method": "stream"}, ValueError, 'method is "exact" or "block", not \'stream\''),
-        ({"rows": 1, "order": "K"}, ValueError, 'order is "C" or "F"'),
-        ({"rows": 1, "dtype": "str"}, ValueError, "dtype is that of numbers"),
-        ({"rows": 1, "dtype": "datetime64[s]"}, ValueError, "dtype is that of numbers"),
-        ({"rows": 1, "memory": "1MB"}, ValueError, "memory is at least 16777216 bytes"),
+        ({"rows": 1, "occupancy": 1.5}, ValueError, "occupancy must be above 0 and at most 1"),
+        ({"rows": 1, "share": 0.5}, ValueError, '1 unless method="block"'),
+        ({"rows": 1, "method": "stream"}, ValueError, 'method must be "exact" or "block"; got \'stream\''),
+        ({"rows": 1, "order": "K"}, ValueError, 'order must be "C" or "F"'),
+        ({"rows": 1, "dtype": "str"}, ValueError, "dtype must be numeric"),
+        ({"rows": 1, "dtype": "datetime64[s]"}, ValueError, "dtype must be numeric"),
+        ({"rows": 1, "memory": "1MB"}, ValueError, "memory must be at least 16777216 bytes"),
         ({"rows": 1, "framework": "jax"}, ValueError, 'framework must be "torch" or "cupy"'),
         ({"rows": 1, "replace": "no"}, TypeError, "replace is True or False"),
         ({"rows": 1, "columns": ["z"]}, SchemaError, "no column"),
         ({"rows": 1, "seed": -1}, ValueError, "seed is between 0"),
-        ({"devices": ["gpu"], "rows": 1}, fastpipe.DeviceError, 'device names a GPU, as "cuda:0" does'),
+        ({"devices": ["gpu"], "rows": 1}, fastpipe.DeviceError, 'device must be a GPU such as "cuda:0"'),
     ],
 )
 def test_arguments(path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -343,7 +343,7 @@ def test_without_frameworks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         fill(path, ["cuda:0"], rows=1)
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.delitem(sys.modules, "fastpipe.cuda._cupy", raising=False)
-    with pytest.raises(ImportError, match="by way of cupy needs it: pip install cupy"):
+    with pytest.raises(ImportError, match="requires cupy, which is not installed: pip install cupy"):
         fill(path, ["cuda:0"], rows=1, framework="cupy")
 
 
@@ -545,7 +545,7 @@ def test_gpus_over_plain_memory(path: Path, table: np.ndarray, framework: Any, o
                 rows=200_000,
                 dtype="float64",
             )
-        with pytest.raises(ValueError, match="each GPU is filled once, not cuda:0, cuda:0"):
+        with pytest.raises(ValueError, match="list each GPU once; got cuda:0, cuda:0"):
             fill(path, ["cuda:0", "cuda:0"], framework="cupy", rows=1)
 
 

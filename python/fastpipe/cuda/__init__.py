@@ -6,14 +6,14 @@
     for batch in fastpipe.cuda.prefetch(reader, device="cuda:0"):
         loss = model(batch["user_embedding"], batch["clicked_items"])
 
-Batches are decoded straight into page-locked memory, from which a GPU copies by itself. That happens on a stream of its
-own, a few batches ahead, and in few pieces: one for all features of fixed size, and one, or one a part where a single
-thread has decoded the batch, for all others. The stream that is current when a batch is asked for waits for it to
-arrive; the program doesn't. Host memory is used again when it has been copied, never before.
+Batches are decoded directly into page-locked memory, from which a GPU copies on its own. Copying runs on a separate
+stream, a few batches in advance, and in few pieces. All features of fixed size form one piece. All other features form
+another one, or one piece each if a single thread decoded the batch. The stream that is current when a batch is
+requested waits for the batch to arrive. The program doesn't wait. Host memory is reused only after it has been copied.
 
-Page-locked memory, and what batches become, are PyTorch's or, where that is missing, CuPy's:
+PyTorch allocates the page-locked memory and provides the arrays of batches or, if it isn't installed, CuPy does:
 
-| the reader's form | with PyTorch, as in `fastpipe.torch` | with CuPy |
+ the reader's array type | with PyTorch, as in `fastpipe.torch` | with CuPy |
 |---|---|---|
 | `numpy.ndarray` | `torch.Tensor` | `cupy.ndarray` |
 | `fastpipe.Ragged` | `Jagged(values, offsets)`, or a nested tensor | `fastpipe.Ragged` of `cupy.ndarray`s |
@@ -21,7 +21,8 @@ Page-locked memory, and what batches become, are PyTorch's or, where that is mis
 | `fastpipe.Strings` | `Strings(values, offsets)`, or lists | the same of `cupy.ndarray`s |
 | `fastpipe.Masked` | `Masked(values, valid)` | the same of `cupy.ndarray`s |
 
-Both have `__dlpack__` and `__cuda_array_interface__`. Importing this module imports neither.
+Both kinds of arrays support `__dlpack__` and `__cuda_array_interface__`. Importing this module imports neither
+framework.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ _MOST_AHEAD = 1024
 
 
 class _Engine(CopyEngine, Protocol):
-    """Copies to one device."""
+    """Copies batches to one device."""
 
     @property
     def allocate(self) -> Callable[[int], np.ndarray]:
-        """Makes page-locked memory."""
+        """Function that allocates page-locked memory."""
 
     def begin(self) -> None:
-        """Called by the consumer's thread before a pass."""
+        """Prepares for a pass. Called by the consumer's thread."""
 
 
 def prefetch(
@@ -77,36 +78,38 @@ def prefetch(
     sparse: SparseAs = "coo",
     strings: StringsAs = "tensors",
 ) -> Prefetcher:
-    """The batches of a reader, in the memory of a GPU.
+    """Returns an iterable over the batches of a reader in the memory of a GPU.
 
-    In `torch.distributed` a reader of one rank is divided among the ranks of the default process group or, before there
-    is one, as RANK and WORLD_SIZE of the environment (torchrun's) say. That is logged (logger `fastpipe`, INFO). A
-    reader that has a rank already is left as it is. The device isn't chosen by rank: give
-    `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
+    In `torch.distributed`, a reader without a rank is divided among the ranks of the default process group. Before the
+    group exists, the environment variables RANK and WORLD_SIZE (set by torchrun) determine the ranks. The division is
+    logged (logger `fastpipe`, level INFO). A reader that has a rank is not divided again. The device isn't chosen by
+    rank: pass `device=f"cuda:{os.environ['LOCAL_RANK']}"`.
 
-    The page-locked memory is what the reader decodes ahead, and `depth` batches more. PyTorch and CuPy take powers of
-    two of it, and keep for later what is given back; `memory_limit` doesn't know of that.
+    The page-locked memory holds the batches that the reader prefetches and `depth` more batches. PyTorch and CuPy round
+    allocations up to powers of two and keep freed memory for later. `memory_limit` doesn't account for that.
 
     Args:
-        reader: of any source. The prefetcher has it to itself.
-        device: a GPU, `"cuda:0"`; or a list of GPUs, for one process with several. Each of these has a reader of its
-            own, an equal share of what `reader` yields, and a copying thread; what is yielded are tuples of as many
-            batches, whose rows are disjoint.
-        depth: batches at most that are being copied, or wait on the device to be asked for, at least 1; for each
-            device.
-        framework: `"torch"` or `"cupy"`; None for PyTorch, or CuPy where that isn't installed.
-        distributed: False leaves the reader whole in each rank, as when all of them evaluate the same. Without PyTorch
-            it is whole in any case.
-        ragged: as in `fastpipe.torch.tensors`; CuPy has but `"offsets"`.
-        sparse: as in `fastpipe.torch.tensors`, for PyTorch. With `"csr"` and `"bag"` let the reader's `SparseSpec` have
-            `layout="csr"`, or offsets are computed and copied by themselves.
-        strings: as in `fastpipe.torch.tensors`, for PyTorch. Lists stay where they are.
+        reader: Reader of any source. Don't iterate over it elsewhere.
+        device: A GPU such as `"cuda:0"`, or a list of GPUs for one process with several. Each GPU of a list gets its
+            own shard of `reader` and its own copying thread. The prefetcher then yields tuples with one batch per GPU,
+            whose rows are disjoint. Defaults to `"cuda:0"`.
+        depth: Maximum number of batches for each device that are being copied or are ready on the device, at least 1.
+            Defaults to 2.
+        framework: `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or CuPy if PyTorch isn't installed.
+        distributed: Whether to divide the reader among ranks. Set it to False if each rank must read everything, as in
+            an evaluation on all ranks. Without PyTorch, the reader is never divided. Defaults to True.
+        ragged: Type of ragged features, as in `fastpipe.torch.tensors`. CuPy supports only `"offsets"`, the default.
+        sparse: Type of sparse features, as in `fastpipe.torch.tensors`, for PyTorch only. For `"csr"` and `"bag"`, set
+            `layout="csr"` in the reader's `SparseSpec`. Otherwise offsets are computed and copied separately. Defaults
+            to `"coo"`.
+        strings: Type of string features, as in `fastpipe.torch.tensors`, for PyTorch only. Lists stay in host memory.
+            Defaults to `"tensors"`.
 
     Raises:
-        DeviceError: if there is no such GPU, or no driver for it.
-        ImportError: if neither PyTorch nor CuPy is installed, or not the one that is asked for.
-        TypeError: if it isn't a reader.
-        ValueError: if an argument is out of range, or the reader can't be shared out among devices or ranks.
+        DeviceError: If the GPU or its driver isn't available.
+        ImportError: If neither PyTorch nor CuPy is installed, or the chosen framework isn't.
+        TypeError: If `reader` isn't a reader.
+        ValueError: If an argument is out of range, or the reader can't be divided among devices or ranks.
     """
     passes = passes_of(reader)
     ahead = within("depth", depth, 1, _MOST_AHEAD)
@@ -117,15 +120,15 @@ def prefetch(
     elif chosen == "cupy":
         if (ragged, sparse, strings) != ("offsets", "coo", "tensors"):
             raise ValueError(
-                "ragged, sparse and strings are PyTorch's forms: CuPy's arrays come in those of the reader"
+                "ragged, sparse and strings require PyTorch: with CuPy, batches have the reader's array types"
             )
         make = _with_cupy()
     else:
-        raise ValueError(f'framework must be "torch" or "cupy", not {framework!r}')
+        raise ValueError(f'framework must be "torch" or "cupy"; got {framework!r}')
     several = isinstance(device, Sequence) and not isinstance(device, str)
     engines = [make(each) for each in (device if several else [device])]
     if not engines:
-        raise ValueError("device is an empty list")
+        raise ValueError("device must not be an empty list")
     return Prefetcher(passes, engines, ahead, several=several)
 
 
@@ -167,13 +170,13 @@ def _with_cupy() -> Callable[[Any], _Engine]:
 
 
 class Prefetcher:
-    """Yields the batches of a reader on its device. `prefetch` makes one.
+    """Yields the batches of a reader on its device. Created by `prefetch`.
 
-    `iter(prefetcher)` starts a pass; it is the one active pass, and a second one closes the first. A pass that has
-    yielded a batch counts as an epoch, whether it was finished or left: batches that were only copied ahead don't
-    count. Several threads may draw from one pass: each batch goes to one of them. An error comes after the
-    batches before it, and ends the pass. A pass that is closed or dropped, or that the interpreter's end finds, ends
-    its threads when the copies that were begun are complete. Batches that were yielded stay as they are.
+    `iter(prefetcher)` starts a pass. Only one pass is active at a time, so a second pass closes the first. A pass that
+    has yielded a batch counts as an epoch, whether it was finished or left. Batches that were only copied in advance
+    don't count. Several threads may draw from one pass, and each batch goes to one of them. An error is raised after
+    the batches before it, and ends the pass. When a pass is closed or dropped, or when the interpreter exits, its
+    threads end after all begun copies are complete. Batches that were yielded stay valid.
     """
 
     def __init__(self, reader: Reader | Passes, engines: Sequence[_Engine], depth: int, *, several: bool) -> None:
@@ -181,7 +184,7 @@ class Prefetcher:
         count = len(engines)
         if count > 1 and passes.uneven == "allow":
             raise ValueError(
-                'with uneven="allow" some devices would have no batch when others have: use "drop" or "pad"'
+                'uneven="allow" is not supported with several devices: use "drop" or "pad"'
             )
         shares = [passes] if count == 1 else [passes.shard(count, i) for i in range(count)]
         for share in shares if count > 1 else ():
@@ -192,26 +195,30 @@ class Prefetcher:
 
     @property
     def readers(self) -> tuple[Reader, ...]:
-        """The readers whose batches these are, one for each device: for their `stats()` and `explain()`."""
+        """The readers of the batches, one for each device. Use their `stats()` and `explain()`."""
         return tuple(lane.passes.origin for lane in self._lanes)
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was yielded last, as `Reader.epoch`."""
+        """The epoch of the batch that was yielded last, as in `Reader.epoch`."""
         return self._lanes[0].epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Lets the next pass start with this epoch, from its beginning. The active one is closed."""
+        """Starts the next pass at the beginning of this epoch, and closes the active pass.
+
+        Args:
+            epoch: Epoch of the next pass, 0 to 2^62.
+        """
         number = within("epoch", epoch, 0, 2**62)
         self.close()
         for lane in self._lanes:
             lane.set_epoch(number)
 
     def __len__(self) -> int:
-        """Batches of a pass; tuples of them with several devices.
+        """Returns the number of batches of a pass. With several devices, returns the number of tuples.
 
         Raises:
-            TypeError: if passes have no end.
+            TypeError: If passes are infinite.
         """
         return len(self._lanes[0].passes)
 
@@ -226,26 +233,27 @@ class Prefetcher:
         return started
 
     def close(self) -> None:
-        """Ends the active pass, if there is one, and waits for its threads and for the copies that were begun."""
+        """Ends the active pass, if any, and waits for its threads and the copies that were begun."""
         active = None if self._active is None else self._active()
         self._active = None
         if active is not None:
             active.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the pass has come, as `Reader.state_dict`: only batches that `next` has returned count as seen.
+        """Returns the state of the pass, like `Reader.state_dict`, counting only batches that `next` has returned.
 
-        So another prefetcher or reader of the same data, on this device or none, goes on exactly there. Several devices
-        are to it what as many ranks are, and have one state: with `shuffle=True` or without shuffling it may be loaded
-        on another number of devices; with `"block"` and `"buffer"` only if `shard_by="batch"`.
+        Another prefetcher or reader of the same dataset can resume exactly there, on any device. Several devices count
+        as that many ranks and share one state. With `shuffle=True` or without shuffling, the state can be loaded on
+        another number of devices. With `"block"` and `"buffer"`, this requires `shard_by="batch"`.
         """
         return self._lanes[0].state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next pass go on where a state was saved; the active one is closed.
+        """Resumes from a saved state in the next pass, and closes the active pass.
 
         Raises:
-            StateError: as `Reader.load_state_dict` does. Nothing changes then.
+            StateError: If the reader can't resume from the state, as described for `Reader.load_state_dict`. Nothing
+                changes in that case.
         """
         for lane in self._lanes:
             lane.load_state_dict(state_dict)
@@ -265,12 +273,12 @@ class Prefetcher:
 
 
 class _Seen(NamedTuple):
-    """The last batch of a pass that the consumer has got.
+    """The last batch of a pass that the consumer received.
 
     Attributes:
-        number: of the batch, counted from 1; 0 before the first, infinite after the end.
-        epoch: of the batch; of the next one before the first, and after the end.
-        progress: of the pass after the batch.
+        number: Ordinal of the batch, counted from 1. 0 before the first batch, infinite after the end.
+        epoch: Epoch of the batch. Epoch of the next batch before the first one and after the end.
+        progress: Progress of the pass after the batch.
     """
 
     number: float
@@ -279,7 +287,7 @@ class _Seen(NamedTuple):
 
 
 class _Lane:
-    """A reader's passes, the device that their batches go to, and how far the consumer of these has come."""
+    """A reader's passes, the device that receives their batches, and the progress that the consumer has seen."""
 
     def __init__(self, passes: Passes, engine: _Engine, depth: int) -> None:
         self.passes = passes
@@ -292,7 +300,7 @@ class _Lane:
 
     def start(self) -> StagingRing:
         seen = self._seen
-        # The reader itself may have gone further.
+        # The reader itself may have read further.
         if seen is not None and seen.number == 0:
             self.passes.go_back(seen.progress)
         elif seen is not None:
@@ -320,14 +328,14 @@ class _Lane:
         self._seen = None
 
     def see(self, seen: _Seen) -> None:
-        """Notes that the consumer has got a batch."""
+        """Records that the consumer received a batch."""
         with self._lock:
-            # Of several threads that draw, one may overtake another between the two steps.
+            # One drawing thread may overtake another between receiving a batch and recording it.
             if self._seen is None or seen.number > self._seen.number:
                 self._seen = seen
 
     def see_end(self) -> None:
-        """Notes that the consumer has seen that there are no more."""
+        """Records that the consumer reached the end of the pass."""
         if self._position is not None:
             self.see(_Seen(math.inf, self._position.epoch, self._position.progress()))
 
@@ -342,7 +350,7 @@ class _Lane:
 
 
 class _Source(Iterator[Drawn]):
-    """The batches of a pass, each with what is seen of the pass when the consumer has got it."""
+    """The batches of a pass, each with the progress to record after the consumer received it."""
 
     def __init__(self, batches: Iterator[dict[str, Any]], position: Position) -> None:
         self._batches = batches
@@ -355,13 +363,13 @@ class _Source(Iterator[Drawn]):
 
 
 class _Pass(Iterator[Any]):
-    """A pass: what the rings of all devices yield."""
+    """A pass over the rings of all devices."""
 
     def __init__(self, rings: list[StagingRing], lanes: list[_Lane], several: bool) -> None:
         self._rings = rings
         self._lanes = lanes
         self._several = several
-        # Batches of several devices belong together.
+        # The batches of several devices form one tuple, so one thread at a time draws from the rings.
         self._lock = threading.Lock()
 
     def __next__(self) -> Any:

@@ -1,4 +1,4 @@
-"""GPUs by way of CuPy: page-locked memory, a stream to copy on, and `cupy.ndarray`s of batches or of rows."""
+"""GPUs through CuPy: page-locked memory, a stream for copies, and `cupy.ndarray`s of batches or rows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from fastpipe.errors import DeviceError, OutOfMemoryError
 
 
 def page_locked(index: int, nbytes: int) -> np.ndarray:
-    """Page-locked memory as an array of bytes."""
+    """Returns page-locked memory as an array of bytes."""
     with cupy.cuda.Device(index):
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
 
 
 def gpu(device: Any) -> int:
-    """The number of the GPU that a user names.
+    """Returns the index of the GPU that `device` names.
 
     Raises:
-        DeviceError: if there is none of this name, or no driver for it.
+        DeviceError: If the GPU or its driver isn't available.
     """
     kind, _, index = str(device).partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
-        raise DeviceError(f'device names a GPU, as "cuda:0" does, not {device!r}')
+        raise DeviceError(f'device must be a GPU such as "cuda:0"; got {device!r}')
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -49,7 +49,7 @@ class CupyDevice:
         device: `"cuda:<index>"`.
 
     Raises:
-        DeviceError: if there is no such GPU.
+        DeviceError: If the GPU isn't available.
     """
 
     def __init__(self, device: Any) -> None:
@@ -60,33 +60,33 @@ class CupyDevice:
 
     @property
     def name(self) -> str:
-        """As messages call it."""
+        """The device's name for messages."""
         return f"cuda:{self._device.id}"
 
     def free(self) -> int:
-        """Bytes that the driver and CuPy's own store of memory have left."""
+        """Returns the free bytes of the driver and of CuPy's memory pool."""
         with self._device:
             return int(cupy.cuda.runtime.memGetInfo()[0]) + int(cupy.get_default_memory_pool().free_bytes())
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Makes page-locked memory."""
+        """Allocates page-locked memory."""
         return page_locked(self._device.id, nbytes)
 
     def hold(self, nbytes: int) -> None:
-        """Takes memory of the GPU."""
+        """Allocates memory on the GPU."""
         with self._device:
             try:
                 self._memory = cupy.cuda.alloc(nbytes)
             except cupy.cuda.memory.OutOfMemoryError as error:
                 raise OutOfMemoryError(
-                    f"{self.name} has no {nbytes} bytes in one piece: a lower occupancy or fewer rows take less"
+                    f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows"
                     f" ({error})"
                 ) from error
-        # It may be memory that other streams haven't done with.
+        # Other streams may still use memory from the pool.
         self.settle()
 
     def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copies pieces on a stream of its own."""
+        """Copies pieces on a separate stream and waits until they have arrived."""
         with self._device:
             _copied(pieces, self._memory, self._stream).synchronize()
 
@@ -96,27 +96,27 @@ class CupyDevice:
             self._device.synchronize()
 
     def matrix(self, rows: int, columns: int, dtype: npt.DTypeLike, order: Layout) -> Any:
-        """An array over the memory."""
+        """Returns an array over the memory."""
         with self._device:
             return cupy.ndarray((rows, columns), dtype, memptr=self._memory, order=order)
 
     def indices(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """The numbers as an array there."""
+        """Returns the numbers as an array on the GPU."""
         with self._device:
             return cupy.asarray(numbers)
 
 
 class CupyEngine:
-    """Copies batches to one GPU, in the reader's own forms, which hold `cupy.ndarray`s then.
+    """Copies batches to one GPU. Batches keep the reader's types, with `cupy.ndarray`s as arrays.
 
-    CuPy has no `record_stream`. So the memory of batches is the consumer's stream's, the one that is current when a
-    pass begins, and the copying stream waits until that is done with whatever the memory was used for before.
+    CuPy has no `record_stream`. So the memory of batches is allocated on the consumer's stream, which is the current
+    stream when a pass begins. The copying stream waits until the consumer's stream no longer uses the memory.
 
     Args:
-        device: `"cuda:<index>"`, or `"cuda"` for CuPy's current one.
+        device: `"cuda:<index>"`, or `"cuda"` for CuPy's current device.
 
     Raises:
-        DeviceError: if there is no such GPU.
+        DeviceError: If the GPU isn't available.
     """
 
     def __init__(self, device: Any) -> None:
@@ -124,29 +124,30 @@ class CupyEngine:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._consumer = cupy.cuda.get_current_stream()
-        # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
+        # Allocates page-locked uint8 arrays of at least a number of bytes. It doesn't reference the engine, since the
+        # arrays may outlive it.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self._device.id)
 
     def __str__(self) -> str:
         return f"cuda:{self._device.id}"
 
     def begin(self) -> None:
-        """Called by the consumer's thread before a pass."""
+        """Stores the current stream of the consumer's thread before a pass."""
         with self._device:
             self._consumer = cupy.cuda.get_current_stream()
 
     def copy(self, host: Any) -> tuple[Any, Completion]:
-        """Begins to copy a batch: in a few pieces to one stretch of memory, over which its arrays are."""
+        """Begins copying a batch in a few pieces to one memory region, over which its arrays are created."""
         with self._device:
             try:
                 return self._copy(host)
             except BaseException:
-                # What was begun must not outlast the batch.
+                # Copies that were begun must not outlast the host batch.
                 self._stream.synchronize()
                 raise
 
     def arrive(self, device: Any, completion: Any) -> Any:
-        """Lets the consumer's stream, the current one of his thread, wait for a batch."""
+        """Makes the consumer's stream, the current stream of its thread, wait for a batch."""
         with self._device:
             cupy.cuda.get_current_stream().wait_event(completion.event)
         return device
@@ -161,7 +162,7 @@ class CupyEngine:
         event = _copied(packed.pieces, memory, self._stream)
 
         def on_device(array: np.ndarray) -> Any:
-            # Nothing is where an empty array is.
+            # An empty array has no place.
             return cupy.ndarray(array.shape, array.dtype, memptr=memory + (packed.place(array) or 0))
 
         batch = {name: _form(node, on_device) for name, node in host.items()}
@@ -169,18 +170,18 @@ class CupyEngine:
 
 
 def _copied(pieces: Iterable[tuple[np.ndarray, int]], memory: Any, stream: Any) -> Any:
-    """Begins to copy pieces to their places in the device's memory, and returns an event after that."""
+    """Begins copying pieces to their places in the device's memory, and returns an event recorded after them."""
     for piece, start in pieces:
         at = ctypes.c_void_p(piece.ctypes.data)
         (memory + start).copy_from_host_async(at, piece.nbytes, stream)
-    # A thread that waits for it sleeps: the processors are wanted for decoding.
+    # With a blocking event, a waiting thread sleeps and leaves the processors to decoding.
     event = cupy.cuda.Event(block=True, disable_timing=True)
     event.record(stream)
     return event
 
 
 def _form(node: Any, on_device: Callable[[np.ndarray], Any]) -> Any:
-    """The same form of arrays on the device; `dense_shape` stays where it is."""
+    """Returns the same batch type with arrays on the device. `dense_shape` stays in host memory."""
     match node:
         case np.ndarray():
             return on_device(node)

@@ -1,19 +1,21 @@
-"""The staging ring: batches on their way from host memory to a device, copied while the consumer computes.
+"""The staging ring: copies batches from host memory to a device while the consumer computes.
 
-A thread of the ring draws batches from a source and has a *copy engine* begin to copy each. The consumer takes device
-batches from the other end. What a copy engine is, the ring doesn't know: a stream of a GPU, or memory that a test
-controls. A copy goes on by itself after it was begun, and says by its *completion* when it is over. Four rules:
+A thread of the ring draws batches from a source and has a *copy engine* begin copying each batch. The consumer takes
+device batches from the other end. The ring doesn't know the kind of copy engine: it may be a stream of a GPU, or memory
+that a test controls. After a copy was begun, it runs without the ring, and its *completion* reports when it is
+complete. Four rules apply:
 
-1. A host batch is kept until its copy is complete. Dropped, its memory is written again with a later batch.
-2. A device batch is handed out when the consumer has been made to wait for its arrival: `CopyEngine.arrive`, in the
-   consumer's thread. That may well be before it has arrived; on a GPU it is the stream that waits, not the thread.
-3. At most `depth` batches are in flight: drawn, and not both copied and handed out.
-4. Whatever ends the ring (the end of the source, an error, a consumer who leaves, the interpreter's end), the copies
-   that were begun are waited for, in their order, and their host batches dropped one after the other.
+1. A host batch is kept until its copy is complete. After it is dropped, its memory is overwritten with a later batch.
+2. A device batch is delivered after `CopyEngine.arrive`, called in the consumer's thread, has made the consumer wait
+   for its arrival. The batch may not have arrived by then: on a GPU, the stream waits instead of the thread.
+3. At most `depth` batches are in flight, that is drawn, but not yet both copied and delivered.
+4. However the ring ends (the source ends, an error occurs, the consumer leaves, the interpreter exits), it waits for
+   the copies that were begun, in order, and drops their host batches one by one.
 
-Copy engines copy a batch in a few pieces. The arrays of a batch lie in a few slabs: all that is of fixed size in the
-first one, and all else in a second one, or in a separate one each if a single thread has made the batch. So a batch is
-copied in as many pieces, to one stretch of memory elsewhere, and each array has its place there.
+Copy engines copy a batch in a few pieces, because the arrays of a batch are stored in a few slabs. The first slab
+contains everything of fixed size. The second slab contains everything else, or each array has its own slab if a single
+thread created the batch. Each slab is copied as one piece to one contiguous region of device memory, in which each
+array has a fixed place.
 """
 
 from __future__ import annotations
@@ -31,23 +33,24 @@ import numpy as np
 from fastpipe._fastpipe import Memory
 from fastpipe.errors import PassClosedError
 
-# Of pieces and arrays in the stretch, in bytes: what GPUs want for whatever reads them, and a multiple of any element.
+# Alignment of pieces and arrays in the region, in bytes: GPUs require it for efficient access, and it is a multiple of
+# any element size.
 _ALIGNMENT = 256
 
 
 class PackedBatch:
-    """The pieces of a batch, and where they and its arrays lie in one stretch of memory.
+    """The pieces of a batch, and the places of pieces and arrays in one contiguous memory region.
 
-    `dense_shape` of sparse columns isn't data, and in no piece.
+    The `dense_shape` of sparse features isn't data and is not part of any piece.
 
     Args:
-        batch: arrays and forms by name. Who has this must keep that.
-        allocate: makes an array of a number of bytes, or more, for arrays that aren't in a slab (which rows are valid,
-            for example): they are copied to one piece.
+        batch: Arrays and batch types by name. The owner of this object must keep the batch alive.
+        allocate: Function that allocates an array of at least the given number of bytes. It is used for arrays that
+            aren't in a slab, such as validity masks, which are gathered into one piece.
 
     Attributes:
-        pieces: the bytes of each, uint8 `[size]`, and where it begins in the stretch.
-        nbytes: bytes of the stretch, a multiple of 256.
+        pieces: The bytes of each piece, uint8 `[size]`, and the offset of the piece in the region.
+        nbytes: Size of the region in bytes, a multiple of 256.
     """
 
     def __init__(self, batch: Mapping[str, Any], allocate: Callable[[int], np.ndarray]) -> None:
@@ -65,7 +68,7 @@ class PackedBatch:
             self._gather(strays, allocate)
 
     def place(self, array: np.ndarray) -> int | None:
-        """Where an array of the batch, or a view of one, begins in the stretch; None for others, and empty ones."""
+        """Returns the offset of an array of the batch, or a view of one. None for empty and unknown arrays."""
         place = None if self._memory is None else self._memory.place(array)
         return self._strays.get(_extent(array)) if place is None else place
 
@@ -85,12 +88,12 @@ def _aligned(nbytes: int) -> int:
 
 
 def _extent(array: np.ndarray) -> tuple[int, int]:
-    """Where an array lies in this process's memory, transposed or not: its address and bytes."""
+    """Returns the address and size of an array's memory, whether the array is transposed or not."""
     return array.__array_interface__["data"][0], array.nbytes
 
 
 def _arrays(node: Any) -> Iterator[np.ndarray]:
-    """The arrays of a form that have its data."""
+    """Yields the arrays that contain the data of a batch type."""
     if isinstance(node, np.ndarray):
         yield node
         return
@@ -99,31 +102,30 @@ def _arrays(node: Any) -> Iterator[np.ndarray]:
             yield from _arrays(getattr(node, name))
 
 
-# Seconds. A wait without an end would keep Ctrl-C waiting on Windows.
+# Timeout in seconds. A wait without a timeout would block Ctrl-C on Windows.
 _PATIENCE = 0.1
 
-# Host batches of which nobody will ever know whether they have been copied: the device failed. Their memory must not be
-# written again.
+# Host batches of failed devices. It is unknown whether they were copied, so their memory must never be overwritten.
 _abandoned: list[Any] = []
 
 
 class Completion(Protocol):
-    """What a copy that was begun says of itself."""
+    """The completion of a copy that was begun."""
 
     def done(self) -> bool:
-        """Whether it is complete. Doesn't wait."""
+        """Whether the copy is complete. Doesn't wait."""
 
     def wait(self) -> None:
-        """Waits until it is complete, with the GIL released."""
+        """Waits until the copy is complete, with the GIL released."""
 
 
 class EventCompletion:
-    """The completion of copies by an event after them, of PyTorch or CuPy.
+    """The completion of copies, signaled by an event of PyTorch or CuPy after them.
 
     Args:
-        event: the event.
-        done: whether it has been reached.
-        kept: host memory that must stay as it is until then.
+        event: The event.
+        done: Function that returns whether the event has been reached.
+        kept: Host memory that must stay unchanged until then.
     """
 
     def __init__(self, event: Any, done: Callable[[], bool], kept: Any) -> None:
@@ -135,24 +137,24 @@ class EventCompletion:
 
 
 class CopyEngine(Protocol):
-    """Copies to a device, one batch after the other: a copy isn't complete before those that were begun earlier."""
+    """Copies batches to a device in order: a copy completes only after all copies that were begun earlier."""
 
     def copy(self, host: Any) -> tuple[Any, Completion]:
-        """Begins to copy a host batch, and returns the device batch, which isn't there yet.
+        """Begins copying a host batch, and returns the device batch, which hasn't arrived yet.
 
-        The caller keeps `host` until the copy is complete. If this raises, nothing is being copied any more.
+        The caller keeps `host` until the copy is complete. If this method raises, no copy is running anymore.
         """
 
     def arrive(self, device: Any, completion: Completion) -> Any:
-        """Makes the consumer, whose thread calls it, wait for a device batch, and returns what he is given."""
+        """Makes the consumer, whose thread calls this, wait for a device batch, and returns the batch to deliver."""
 
 
 class Drawn(NamedTuple):
-    """What a source yields.
+    """A batch drawn from a source.
 
     Attributes:
-        host: the batch in host memory.
-        note: what is handed out beside its copy.
+        host: The batch in host memory.
+        note: A value to deliver with the copy.
     """
 
     host: Any
@@ -160,18 +162,19 @@ class Drawn(NamedTuple):
 
 
 class StagingRing(Iterator[tuple[Any, Any]]):
-    """Yields (device batch, note) of each batch of a source, in its order.
+    """Yields (device batch, note) for each batch of a source, in the source's order.
 
-    Several threads may draw from it: each batch goes to one of them. An error of the source or of the engine comes
-    after the batches before it; it is raised again by each further `next`. The thread ends with the source, with
-    `close`, when the ring is dropped, and at the interpreter's end.
+    Several threads may draw from it, and each batch goes to one of them. An error of the source or the engine is raised
+    after the batches before it, and again by each further `next`. The ring's thread ends with the source, after
+    `close`, when the ring is dropped, and when the interpreter exits.
 
     Args:
-        source: the batches. The thread of the ring draws from it, and nobody else may.
-        engine: what copies.
-        depth: batches in flight at most, at least 1.
-        stop: ends a wait for the source's next batch, which may then raise. Called by any thread, more than once.
-        name: of the thread.
+        source: The batches. Only the ring's thread may draw from it.
+        engine: Copy engine.
+        depth: Maximum number of batches in flight, at least 1.
+        stop: Function that ends a wait for the source's next batch, which may then raise. Any thread may call it,
+            repeatedly.
+        name: Name of the thread.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class StagingRing(Iterator[tuple[Any, Any]]):
     ) -> None:
         self._belt = _Belt(source, engine, depth, stop)
         self._belt.start(name)
-        # Also called at the interpreter's end, while threads can still run.
+        # Also called when the interpreter exits, while threads can still run.
         self._finalizer = weakref.finalize(self, self._belt.close)
 
     def __iter__(self) -> Self:
@@ -190,28 +193,32 @@ class StagingRing(Iterator[tuple[Any, Any]]):
             return self._belt.take()
         except BaseException:
             if self._belt.failed:
-                # The error is kept to be raised again, and knows the frames that it went through, this one too: what
-                # the finalizer keeps alive would keep the ring alive, and the pass with its threads.
+                # The error is kept so that it can be raised again, and its traceback references all frames, including
+                # this one. The finalizer would keep the error alive, and thereby the ring and the pass with its
+                # threads.
                 self._finalizer.detach()
                 self._belt.stop()
             raise
 
     def close(self) -> None:
-        """Ends the ring, and waits for its thread and for the copies that were begun.
+        """Ends the ring, and waits for its thread and the copies that were begun.
 
-        Batches that were handed out stay as they are.
+        Batches that were delivered stay valid.
         """
         self._belt.close()
         self._finalizer.detach()
 
 
 class _Slot:
-    """A batch in flight. The thread of the ring changes `host`; who takes the batch, the others."""
+    """A batch in flight.
+
+    The ring's thread changes `host`. The thread that takes the batch changes the other attributes.
+    """
 
     __slots__ = ("completion", "device", "handed_out", "host", "note")
 
     def __init__(self, host: Any, device: Any, completion: Completion, note: Any) -> None:
-        # None when it is copied.
+        # None after the copy.
         self.host = host
         self.device = device
         self.completion = completion
@@ -220,7 +227,10 @@ class _Slot:
 
 
 class _Belt:
-    """What the thread of a ring and its consumers share. It doesn't know the ring, which can therefore be dropped."""
+    """State shared by the ring's thread and its consumers.
+
+    It doesn't reference the ring, so that the ring can be dropped.
+    """
 
     def __init__(self, source: Iterator[Drawn], engine: CopyEngine, depth: int, stop: Callable[[], None]) -> None:
         self._source: Iterator[Drawn] | None = source
@@ -229,30 +239,30 @@ class _Belt:
         self._stop = stop
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
-        # Reentrant: whatever is collected while it is held may close a ring.
+        # Reentrant, because garbage collection while it is held may close a ring.
         self._changed = threading.Condition(threading.RLock())
-        # Only the thread changes it.
+        # Only the ring's thread changes it.
         self._in_flight: deque[_Slot] = deque()
-        # Those of them that wait to be handed out.
+        # Batches in flight that wait for delivery.
         self._ready: deque[_Slot] = deque()
         self._error: BaseException | None = None
         self._ended = False
         self._closing = False
 
     def start(self, name: str) -> None:
-        # A daemon, since the interpreter waits for others before it asks anyone to end.
+        # A daemon thread, because the interpreter waits for other threads before it calls finalizers.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def take(self) -> tuple[Any, Any]:
-        """The next batch, when there is one."""
+        """Returns the next batch when it is available."""
         if self._process != os.getpid():
-            raise PassClosedError("the pass was started by another process, which has its thread; start one here")
+            raise PassClosedError("the pass was started by another process: iter() starts one in this process")
         slot = self._next()
         try:
             return self._hand_out(slot), slot.note
         finally:
-            # From now on the consumer keeps it alive, or nobody.
+            # From now on, only the consumer keeps the device batch alive.
             slot.device = None
             with self._changed:
                 slot.handed_out = True
@@ -275,11 +285,11 @@ class _Belt:
 
     @property
     def failed(self) -> bool:
-        """Whether an error has ended it, and so its thread."""
+        """Whether an error has ended the ring, and thereby its thread."""
         return self._error is not None
 
     def stop(self) -> None:
-        """Ends what it draws from."""
+        """Ends waiting for the source's next batch."""
         if self._process == os.getpid():
             self._stop()
 
@@ -290,7 +300,7 @@ class _Belt:
             self._closing = True
             self._changed.notify_all()
         self._stop()
-        # The thread itself may be the one that collects a dropped ring.
+        # Garbage collection in this very thread may have dropped the ring.
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -306,7 +316,7 @@ class _Belt:
             self._drain()
 
     def _draw(self) -> bool:
-        """Begins to copy the next batch; False if there is none."""
+        """Begins copying the next batch. Returns False if the source has ended."""
         drawn = None if self._source is None else next(self._source, None)
         if drawn is None:
             return False
@@ -319,7 +329,7 @@ class _Belt:
         return True
 
     def _make_room(self) -> bool:
-        """Waits until one more batch may be in flight; False if none may any more."""
+        """Waits until one more batch may be in flight. Returns False if the ring is closing."""
         while not self._closing:
             while self._in_flight and self._in_flight[0].handed_out and self._in_flight[0].host is None:
                 self._in_flight.popleft()
@@ -328,7 +338,7 @@ class _Belt:
             oldest = self._in_flight[0]
             self._settle(oldest)
             for slot in islice(self._in_flight, 1, None):
-                # The consumer may be long in coming, and the memory is of use.
+                # The consumer may take long to come back, so free the host memory of copied batches now.
                 if not slot.completion.done():
                     break
                 self._settle(slot)
@@ -338,7 +348,7 @@ class _Belt:
         return False
 
     def _settle(self, slot: _Slot) -> None:
-        """Waits until a batch is copied, and lets go of its host memory."""
+        """Waits until a batch is copied, and releases its host memory."""
         if slot.host is None:
             return
         try:
@@ -359,13 +369,13 @@ class _Belt:
         with self._changed:
             self._ended = True
             if self._closing:
-                # Not before they are copied: nobody else may have their memory until then.
+                # Cleared only now: until the copies are complete, the device memory must not be reused.
                 self._ready.clear()
             self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
         with self._changed:
-            # Whoever closes the ring interrupts it.
+            # Closing the ring interrupts the source, so the resulting error is ignored.
             if not self._closing and self._error is None:
                 self._error = error
             self._changed.notify_all()

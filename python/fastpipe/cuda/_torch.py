@@ -1,4 +1,4 @@
-"""GPUs by way of PyTorch: page-locked memory, a stream to copy on, and tensors of batches or of rows."""
+"""GPUs through PyTorch: page-locked memory, a stream for copies, and tensors of batches or rows."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from fastpipe.errors import DeviceError, OutOfMemoryError
 
 
 def gpu(device: Any) -> torch.device:
-    """The GPU that a user names.
+    """Returns the GPU that `device` names.
 
     Raises:
-        DeviceError: if there is none of this name, or no driver for it.
+        DeviceError: If the GPU or its driver isn't available.
     """
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        # What isn't of any type that it takes, Torch answers with a list of those.
-        reason = error if isinstance(error, RuntimeError) else f"not {device!r}"
-        raise DeviceError(f'device names a GPU, as "cuda:0" does: {reason}') from None
+        # For an unsupported type, torch's error only lists the supported types.
+        reason = error if isinstance(error, RuntimeError) else f"got {device!r}"
+        raise DeviceError(f'device must be a GPU such as "cuda:0": {reason}') from None
     if found.type != "cuda":
-        raise DeviceError(f'device names a GPU, as "cuda:0" does, not {str(found)!r}: fastpipe.torch needs none')
+        raise DeviceError(f'device must be a GPU such as "cuda:0"; got {str(found)!r}. fastpipe.torch needs no GPU')
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         raise DeviceError(
-            f"PyTorch {torch.__version__} is built without CUDA: install a build with it (pytorch.org says how), or use"
+            f"PyTorch {torch.__version__} is built without CUDA: install a build with CUDA (see pytorch.org), or use"
             " fastpipe.torch, which needs no GPU"
         )
     if not torch.cuda.is_available():
         raise DeviceError(
             "PyTorch finds no GPU here, or no driver that works with it (nvidia-smi shows both): use"
-            ' fastpipe.torch, or fill devices=["cpu"], which need none'
+            ' fastpipe.torch, or fill devices=["cpu"], which need no GPU'
         )
-    # Its type says that there is an index always.
+    # According to its type, the index can't be None, but it can.
     index = torch.cuda.current_device() if found.index is None else found.index  # type: ignore[redundant-expr]
     if index >= torch.cuda.device_count():
         raise DeviceError(f"there is no device cuda:{index}: the machine has {torch.cuda.device_count()} GPUs")
@@ -49,8 +49,8 @@ def gpu(device: Any) -> torch.device:
 
 
 def page_locked(device: torch.device, nbytes: int) -> np.ndarray:
-    """Page-locked memory as an array of at least `nbytes` bytes."""
-    # PyTorch takes powers of two in any case, and keeps them when they are given back.
+    """Returns page-locked memory as an array of at least `nbytes` bytes."""
+    # PyTorch rounds up to powers of two in any case, and keeps freed memory.
     size = 1 << max(nbytes - 1, 0).bit_length()
     with torch.cuda.device(device):
         array: np.ndarray = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
@@ -61,10 +61,10 @@ class TorchDevice:
     """A GPU whose arrays are tensors.
 
     Args:
-        device: as PyTorch names it.
+        device: Device, as PyTorch names it.
 
     Raises:
-        DeviceError: if there is no such GPU.
+        DeviceError: If the GPU isn't available.
     """
 
     def __init__(self, device: Any) -> None:
@@ -74,32 +74,32 @@ class TorchDevice:
 
     @property
     def name(self) -> str:
-        """As PyTorch calls it."""
+        """The device's name in PyTorch."""
         return str(self._device)
 
     def free(self) -> int:
-        """Bytes that the driver and PyTorch's own store of memory have left."""
-        # What PyTorch keeps for later is free, too.
+        """Returns the free bytes of the driver and of PyTorch's memory cache."""
+        # Memory that PyTorch has cached is also free.
         kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         return int(torch.cuda.mem_get_info(self._device)[0]) + kept
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Makes page-locked memory."""
+        """Allocates page-locked memory."""
         return page_locked(self._device, nbytes)
 
     def hold(self, nbytes: int) -> None:
-        """Takes memory of the GPU."""
+        """Allocates memory on the GPU."""
         try:
             self._memory = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.name} has no {nbytes} bytes in one piece: a lower occupancy or fewer rows take less ({error})"
+                f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows ({error})"
             ) from error
-        # It may be memory that other streams haven't done with.
+        # Other streams may still use memory from the cache.
         self.settle()
 
     def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copies pieces on a stream of its own."""
+        """Copies pieces on a separate stream and waits until they have arrived."""
         with torch.cuda.stream(self._stream):
             for piece in pieces:
                 to = self._memory[piece.at : piece.at + len(piece.bytes)]
@@ -111,56 +111,57 @@ class TorchDevice:
         torch.cuda.synchronize(self._device)
 
     def matrix(self, rows: int, columns: int, dtype: npt.DTypeLike, order: Layout) -> torch.Tensor:
-        """A tensor over the memory."""
+        """Returns a tensor over the memory."""
         typed = self._memory.view(torch.from_numpy(np.empty(0, dtype)).dtype)
         if order == "F":
             return typed[: rows * columns].view(columns, rows).t()
         return typed[: rows * columns].view(rows, columns)
 
     def indices(self, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
-        """The numbers as a tensor there."""
+        """Returns the numbers as a tensor on the GPU."""
         return torch.from_numpy(numbers).to(self._device)
 
 
 class TorchEngine:
-    """Copies batches to one GPU, as tensors.
+    """Copies batches to one GPU as tensors.
 
-    Their memory is the copying stream's, and told to the stream that uses it (`record_stream`): so it is used again
-    when both are done with it.
+    Their memory is allocated on the copying stream and recorded for the stream that uses it (`record_stream`). So it is
+    reused only after both streams no longer need it.
 
     Args:
-        device: as PyTorch names it.
-        forms: what ragged, sparse and string features become.
+        device: Device, as PyTorch names it.
+        forms: Types of ragged, sparse and string features.
 
     Raises:
-        DeviceError: if there is no such GPU.
+        DeviceError: If the GPU isn't available.
     """
 
     def __init__(self, device: Any, forms: Forms) -> None:
         self.device = self._checked(device)
         self._forms = forms
         self._stream = self._new_stream()
-        # Page-locked uint8 arrays of at least these bytes. It does not know the engine, since they may outlast it.
+        # Allocates page-locked uint8 arrays of at least a number of bytes. It doesn't reference the engine, since the
+        # arrays may outlive it.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self.device)
 
     def __str__(self) -> str:
         return str(self.device)
 
     def begin(self) -> None:
-        """Called by the consumer's thread before a pass."""
+        """Does nothing before a pass."""
 
     def copy(self, host: Any) -> tuple[Any, Completion]:
-        """Begins to copy a batch: in a few pieces to one tensor of bytes, of which its tensors are views."""
+        """Begins copying a batch in a few pieces to one tensor of bytes. Its tensors are views of that tensor."""
         with self._on_stream():
             try:
                 return self._copy(host)
             except BaseException:
-                # What was begun must not outlast the batch.
+                # Copies that were begun must not outlast the host batch.
                 self._event().wait()
                 raise
 
     def arrive(self, device: Any, completion: Any) -> dict[str, Any]:
-        """Lets the consumer's stream, the current one of his thread, wait for a batch."""
+        """Makes the consumer's stream, the current stream of its thread, wait for a batch."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(completion.event)
         for owner in device.owners:
@@ -180,7 +181,7 @@ class TorchEngine:
         def tensor(array: np.ndarray) -> torch.Tensor:
             place = packed.place(array)
             if place is None:
-                # Empty, or made for a form that the batch isn't in.
+                # The array is empty, or was created for a type that the batch doesn't contain.
                 on_host = torch.from_numpy(array)
                 kept.append(on_host)
                 owners.append(on_host.to(self.device, non_blocking=True))
@@ -206,7 +207,7 @@ class TorchEngine:
         return torch.cuda.stream(self._stream)
 
     def _event(self, kept: Any = None) -> EventCompletion:
-        """The completion of all that was begun."""
+        """Returns the completion of all copies that were begun."""
         event = _recorded(self._stream)
         return EventCompletion(event, event.query, kept)
 
@@ -215,8 +216,8 @@ class _Tensors(NamedTuple):
     """A batch on the device.
 
     Attributes:
-        batch: what the consumer gets.
-        owners: the tensors that have the memory of all others.
+        batch: The batch that the consumer receives.
+        owners: The tensors that own the memory of all other tensors.
     """
 
     batch: dict[str, Any]
@@ -224,8 +225,8 @@ class _Tensors(NamedTuple):
 
 
 def _recorded(stream: Any) -> Any:
-    """An event after all that a stream has to do."""
-    # A thread that waits for it sleeps: the processors are wanted for decoding.
+    """Returns an event recorded after all work of a stream so far."""
+    # With a blocking event, a waiting thread sleeps and leaves the processors to decoding.
     event: Any = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event
@@ -233,5 +234,5 @@ def _recorded(stream: Any) -> Any:
 
 @cache
 def _dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """PyTorch's dtype for NumPy's."""
+    """Returns PyTorch's dtype for NumPy's."""
     return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,4 +1,4 @@
-"""Devices filled with random rows: what `fastpipe.cuda.fill` returns."""
+"""Devices filled with random rows: the types that `fastpipe.cuda.fill` returns."""
 
 from __future__ import annotations
 

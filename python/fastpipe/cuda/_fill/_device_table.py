@@ -1,4 +1,4 @@
-"""A device that was filled, and index sets of its rows."""
+"""A filled device, and index sets of its rows."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fastpipe.specs import DenseSpec, Features, Spec
 
 
 class Columns:
-    """Which columns features become: a number one, an array of `k` numbers `k`, named `x[0]` to `x[k-1]`.
+    """The columns of features. A number has one column, and an array of `k` numbers has `k`, named `x[0]` to `x[k-1]`.
 
     Args:
-        features: of the reader.
-        wanted: their names, in this order; None for all.
-        dtype: of the array.
+        features: Features of the reader.
+        wanted: Names of the features to use, in this order, or None for all.
+        dtype: Dtype of the array.
 
     Raises:
-        SchemaError: if a feature isn't there, is none of numbers, or has numbers that aren't among those of the dtype.
+        SchemaError: If a feature doesn't exist, isn't numeric, or contains numbers that the dtype can't represent.
     """
 
     def __init__(self, features: Features, wanted: Sequence[str] | None, dtype: np.dtype[Any]) -> None:
@@ -37,16 +37,16 @@ class Columns:
         for name in self._wanted:
             if name not in features:
                 there = ", ".join(map(repr, features))
-                raise SchemaError(f"there is no feature {name!r}; there are {there}", feature=name)
+                raise SchemaError(f"unknown feature {name!r}; the features are {there}", feature=name)
             self._check(name, features[name])
             sizes = [size or 0 for size in features[name].shape]
             places = np.ndindex(*sizes) if sizes else [()]
             self.names += [name + (f"[{', '.join(map(str, place))}]" if place else "") for place in places]
         if not self.names:
-            raise SchemaError("no column is left: name at least one feature that has numbers")
+            raise SchemaError("no column is left: select at least one numeric feature")
 
     def of(self, batch: Mapping[str, Any]) -> list[npt.NDArray[Any]]:
-        """The columns of a batch, `[rows]` each; NaN where there is no value."""
+        """Returns the columns of a batch, `[rows]` each, with NaN for missing values."""
         return [column for name in self._wanted for column in self._columns(name, batch[name])]
 
     def _columns(self, name: str, values: Any) -> list[npt.NDArray[Any]]:
@@ -56,8 +56,8 @@ class Columns:
             if not valid.all():
                 if self._dtype.kind != "f":
                     raise NullValueError(
-                        f"{name!r} is null in a row, which {self._dtype} has no value for: take a dtype of floats, or "
-                        "give its spec a fill",
+                        f"{name!r} is null in a row, which {self._dtype} cannot represent: use a float dtype, or "
+                        "set a fill in its spec",
                         feature=name,
                     )
                 valid = valid.reshape(valid.shape + (1,) * (values.ndim - valid.ndim))
@@ -68,15 +68,15 @@ class Columns:
     def _check(self, name: str, spec: Spec) -> None:
         if not isinstance(spec, DenseSpec) or np.dtype(_numpy(spec)).kind not in "biuf":
             raise SchemaError(
-                f"devices are filled with numbers, and {name!r} is {spec!r}: name others with columns=, or read it as "
+                f"only numbers can be filled in, but {name!r} is {spec!r}: select others with columns=, or read it as "
                 "numbers",
                 feature=name,
             )
-        # What is rounded is no surprise, what wraps around is.
+        # Rounding is expected, integer overflow isn't.
         if self._dtype.kind != "f" and not np.can_cast(_numpy(spec), self._dtype, "safe"):
             raise SchemaError(
-                f"{name!r} is {spec.dtype}, and not all of that are {self._dtype}: take another dtype, or give it "
-                "one by its spec",
+                f"{name!r} is {spec.dtype}, which {self._dtype} cannot represent: use another dtype, or set it "
+                "in its spec",
                 feature=name,
             )
 
@@ -88,14 +88,14 @@ def _numpy(spec: DenseSpec) -> Any:
 class Filled:
     """The rows of one device.
 
-    Index sets (`folds`, `split`, `bootstrap`) are arrays of int64 on the device: no row moves. They are a pure function
-    of the number of rows and the seed, whatever device it is.
+    Index sets (`folds`, `split`, `bootstrap`) are int64 arrays on the device, and rows aren't moved. They are a pure
+    function of the number of rows and the seed, and don't depend on the device.
 
     Attributes:
-        device: its name.
-        values: `[rows, columns]`, on the device: `torch.Tensor`, `cupy.ndarray` or, for `"cpu"`, `numpy.ndarray`. Each
-            has `__dlpack__`.
-        columns: the names of the columns.
+        device: Name of the device.
+        values: Array `[rows, columns]` on the device: a `torch.Tensor`, a `cupy.ndarray` or, for `"cpu"`, a
+            `numpy.ndarray`. Each type supports `__dlpack__`.
+        columns: Names of the columns.
     """
 
     def __init__(
@@ -108,30 +108,30 @@ class Filled:
         self._numbers = numbers
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return int(self.values.shape[0])
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """int64 `[rows]`, ascending, in host memory: the numbers of the rows, counted over all units or files.
+        """Indices of the rows, counted over all units or files: int64 `[rows]`, ascending, in host memory.
 
-        They are computed each time: 8 bytes a row.
+        Each access computes them again. They use 8 bytes per row.
         """
         return self._numbers()
 
     def folds(self, k: SupportsIndex, seed: SupportsIndex = 0) -> Iterator[tuple[Any, Any]]:
-        """Divides rows for cross-validation.
+        """Divides the rows into folds for cross-validation.
 
         Args:
-            k: how many folds, at least 2.
-            seed: 0 to 2^64 - 1.
+            k: Number of folds, at least 2.
+            seed: Seed of the division, 0 to 2^64 - 1. Defaults to 0.
 
         Yields:
-            For each fold the rows to train with, and the rows of the fold to test with: index arrays, ascending. Each
-            row is in one fold; sizes differ by one at most.
+            For each fold, two ascending index arrays: the rows to train with, and the rows of the fold to test with.
+            Each row is in exactly one fold. Sizes differ by at most one.
 
         Raises:
-            ValueError: if there are fewer rows than folds, or an argument is out of range.
+            ValueError: If there are fewer rows than folds, or an argument is out of range.
         """
         count = within("k", k, 2, max(len(self), 2))
         if count > len(self):
@@ -145,21 +145,21 @@ class Filled:
             yield self._divided(start, end, seed)
 
     def split(self, fraction: float, seed: SupportsIndex = 0) -> tuple[Any, Any]:
-        """Divides rows at random.
+        """Divides the rows into two parts at random.
 
         Args:
-            fraction: of the rows in the first part, between 0 and 1; rounded to whole rows, so that neither part is
-                empty.
-            seed: 0 to 2^64 - 1.
+            fraction: Fraction of the rows in the first part, between 0 and 1. It is rounded to whole rows so that
+                neither part is empty.
+            seed: Seed of the division, 0 to 2^64 - 1. Defaults to 0.
 
         Returns:
-            Index arrays of both parts, ascending.
+            Ascending index arrays of both parts.
 
         Raises:
-            ValueError: if there are fewer than two rows, or an argument is out of range.
+            ValueError: If there are fewer than two rows, or an argument is out of range.
         """
         if not 0 < fraction < 1:
-            raise ValueError(f"fraction is between 0 and 1, not {fraction}")
+            raise ValueError(f"fraction must be between 0 and 1; got {fraction}")
         if len(self) < 2:
             raise ValueError("one row can't be divided")
         size = min(max(round(len(self) * fraction), 1), len(self) - 1)
@@ -170,24 +170,24 @@ class Filled:
         """Draws rows with replacement.
 
         Args:
-            rows: how many; None for as many as there are.
-            seed: 0 to 2^64 - 1.
+            rows: Number of rows to draw. Defaults to the number of rows on the device.
+            seed: Seed of the draw, 0 to 2^64 - 1. Defaults to 0.
 
         Returns:
-            An index array, ascending.
+            An ascending index array.
 
         Raises:
-            ValueError: if an argument is out of range.
+            ValueError: If an argument is out of range.
         """
         count = len(self) if rows is None else within("rows", rows, 1, 2**40)
         drawn = uniform(within("seed", seed, 0, 2**64 - 1), _BOOTSTRAP, count)
         numbers = (drawn * len(self)).astype(np.int64)
-        # So that rows are read from memory as they stand.
+        # Sorted, so that rows are read from memory in order.
         numbers.sort()
         return self._device.indices(np.minimum(numbers, len(self) - 1))
 
     def _divided(self, start: int, end: int, seed: int) -> tuple[Any, Any]:
-        """All rows but those that stand in some places of a random order, and those."""
+        """Returns the rows outside and inside the positions `start` to `end` of a random order."""
         drawing = Drawing(len(self), end - start, skipped=start, seed=seed, epoch=_DIVIDED)
         inside = drawing.within(0, len(self))[0]
         outside = np.ones(len(self), bool)
@@ -198,6 +198,6 @@ class Filled:
         return f"<fastpipe.cuda.Filled {self.device}: {len(self)} rows of {len(self.columns)} columns>"
 
 
-# Streams and epochs of draws of one seed are small numbers; these are none of them.
+# Small numbers are streams and epochs of other draws with the same seed, so these are large.
 _BOOTSTRAP = 1 << 42
 _DIVIDED = 1 << 42

@@ -1,7 +1,7 @@
-"""Memory that rows are put into: a device's, or this process's own.
+"""Memory for rows, on a device or in this process.
 
-A device has one stretch of memory for all of its rows. Pieces of page-locked memory are copied into it by byte, and
-whatever shape and framework arrays are of lies over it.
+A device has one contiguous memory region for all of its rows. Pieces of page-locked memory are copied into it as bytes.
+Arrays of any shape and framework are views of the region.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Layout = Literal["C", "F"]
 
 
 class Piece(NamedTuple):
-    """Bytes on their way.
+    """Bytes to copy to a device.
 
     Attributes:
         bytes: uint8 `[n]`, contiguous.
-        at: where they belong in the device's memory.
+        at: Offset in the device's memory.
     """
 
     bytes: npt.NDArray[np.uint8]
@@ -32,43 +32,43 @@ class Piece(NamedTuple):
 
 
 class Device(Protocol):
-    """Where rows are put. One thread at a time copies; another may ask for arrays."""
+    """A device that stores rows. Only one thread at a time copies, while another thread may request arrays."""
 
     @property
     def name(self) -> str:
-        """As users call it: `"cuda:0"`."""
+        """The user's name of the device, such as `"cuda:0"`."""
 
     def free(self) -> int | None:
-        """Bytes that are free there; None if that is for the user to say."""
+        """Returns the free bytes on the device, or None if the user must specify them."""
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Allocates at least `nbytes` bytes of this process from which copies are fast."""
+        """Allocates at least `nbytes` bytes of host memory from which copies are fast."""
 
     def hold(self, nbytes: int) -> None:
-        """Takes memory on the device, once.
+        """Allocates memory on the device. Called once.
 
         Raises:
-            OutOfMemoryError: if there isn't so much.
+            OutOfMemoryError: If the device has too little memory.
         """
 
     def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copies pieces, and returns when they have arrived; lets go of the GIL meanwhile."""
+        """Copies pieces, and returns after they have arrived. Releases the GIL while copying."""
 
     def settle(self) -> None:
-        """Waits until whatever was begun on the device is done, so that its memory may be written."""
+        """Waits until all work on the device is done, so that its memory may be overwritten."""
 
     def matrix(self, rows: int, columns: int, dtype: npt.DTypeLike, order: Layout) -> Any:
-        """The memory as an array `[rows, columns]`, of which columns lie one behind the other if `order` is "F"."""
+        """Returns the memory as an array `[rows, columns]`, in column-major layout if `order` is "F"."""
 
     def indices(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """Numbers as an array on the device."""
+        """Returns numbers as an array on the device."""
 
 
 class HostDevice:
-    """Memory of this process, as a device: `"cpu"`.
+    """Memory of this process as a device, `"cpu"`.
 
     Args:
-        framework: `"torch"` for tensors, else NumPy's arrays.
+        framework: `"torch"` for tensors, otherwise NumPy arrays.
     """
 
     name = "cpu"
@@ -78,33 +78,33 @@ class HostDevice:
         self._memory = np.empty(0, np.uint8)
 
     def free(self) -> None:
-        """Nothing is known: others want memory, too."""
+        """Returns None: other programs also need the free memory, so the user must specify the size."""
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Makes plain memory."""
+        """Allocates ordinary memory."""
         return aligned((nbytes,), np.uint8)
 
     def hold(self, nbytes: int) -> None:
-        """Takes memory of this process."""
+        """Allocates memory of this process."""
         try:
             self._memory = aligned((nbytes,), np.uint8)
         except MemoryError as error:
             raise OutOfMemoryError(f"the system has no {nbytes} bytes for the rows of a device") from error
 
     def copy(self, pieces: Sequence[Piece]) -> None:
-        """Copies pieces. NumPy lets go of the GIL meanwhile."""
+        """Copies pieces. NumPy releases the GIL while copying."""
         for piece in pieces:
             np.copyto(self._memory[piece.at : piece.at + len(piece.bytes)], piece.bytes)
 
     def settle(self) -> None:
-        """Nothing runs there."""
+        """Does nothing, since no work runs asynchronously."""
 
     def matrix(self, rows: int, columns: int, dtype: npt.DTypeLike, order: Layout) -> Any:
-        """An array over the memory."""
+        """Returns an array over the memory."""
         return self._given(np.ndarray((rows, columns), dtype, buffer=self._memory.data, order=order))
 
     def indices(self, numbers: npt.NDArray[np.int64]) -> Any:
-        """The numbers themselves."""
+        """Returns the numbers themselves."""
         return self._given(numbers)
 
     def _given(self, array: npt.NDArray[Any]) -> Any:
@@ -117,17 +117,17 @@ class HostDevice:
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Raises OutOfMemoryError for what NumPy and Python's threads raise where the system has no more memory."""
+    """Raises OutOfMemoryError in place of the errors of NumPy and Python's threads for lack of memory."""
     try:
         yield
     except OutOfMemoryError:
         raise
     except MemoryError as error:
-        raise OutOfMemoryError(f"filling devices: {error}; fewer rows, or a smaller memory=, need less") from error
+        raise OutOfMemoryError(f"cannot fill devices: {error}; reduce rows or memory") from error
     except RuntimeError as error:
-        # Python has no type of its own for it.
+        # Python has no specific exception for this.
         if "can't start new thread" not in str(error):
             raise
         raise OutOfMemoryError(
-            "filling devices: the system has no memory for another thread, or allows no more of them"
+            "cannot fill devices: the system has no memory for another thread, or reached its limit of threads"
         ) from error

@@ -28,23 +28,24 @@ from fastpipe.sources.files._index_cache import IndexCache
 
 _MOST_DEVICES = 1024
 
-# Of the memory that is allowed, buffers on their way to devices have at most an eighth, and lists of rows likewise.
+# Fractions of the allowed memory: an eighth at most for buffers on their way to devices, and an eighth for lists of
+# rows.
 _PARTS = 8
 _LARGEST_BUFFER = 32 << 20
-# With less, neither units nor batches have room.
+# The minimum with which units and batches fit into memory.
 _LEAST_MEMORY = 16 << 20
 _LEAST_BATCH, _MOST_BATCH = 64, 1 << 16
 
 
 class Fill(Sequence[Filled]):
-    """Devices that were filled, and can be filled again. `fastpipe.cuda.fill` makes it.
+    """Devices that were filled with rows and can be refilled. Created by `fastpipe.cuda.fill`.
 
-    `fill[0]` is what the first device has.
+    `fill[0]` contains the rows of the first device.
 
     Attributes:
-        num_rows: rows of each device.
-        columns: the names of the columns.
-        seed: with which rows are drawn.
+        num_rows: Number of rows on each device.
+        columns: Names of the columns.
+        seed: Seed with which the rows are drawn.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Fill(Sequence[Filled]):
         self._reader, self._columns, self._rows, self._queues = reader, columns, rows, queues
         self._batch_size, self._memory, self._progress = batch_size, memory, progress
         self._refill = -1
-        # A device's buffers are filled by one thread at a time.
+        # Only one thread at a time fills a device's buffers.
         self._filling = threading.Lock()
         self._seconds = 0.0
         self._design_effect: npt.NDArray[np.float64] | None = None
@@ -78,29 +79,30 @@ class Fill(Sequence[Filled]):
 
     @property
     def refills(self) -> int:
-        """How often devices were filled again."""
+        """Number of times that devices were refilled."""
         return self._refill
 
     @property
     def design_effect(self) -> npt.NDArray[np.float64] | None:
-        """By how much the variance of a column's mean over all devices is larger than of as many rows drawn one by one.
+        """Factor by which drawing blocks, not single rows, increases the variance of a column's mean over all devices.
 
-        float64 `[columns]`, with `method="block"`, as the rows tell it: as `CsvSample.design_effect`. None with
-        `method="exact"`, for which it is 1.
+        float64 `[columns]` with `method="block"`, estimated from the rows of all devices like
+        `CsvSample.design_effect`. None with `method="exact"`, for which it is 1.
         """
         return self._design_effect
 
     @memory_errors()
     def refill(self) -> None:
-        """Replaces the rows of all devices by the next ones: arrays stay where they are, and index sets stay valid.
+        """Replaces the rows of all devices with the next rows. Arrays stay in place, and index sets stay valid.
 
-        Waits until devices have finished what was started on them. Of several threads that call this, one fills at a
-        time.
+        Waits until devices have finished all work that was started on them. If several threads call this, one fills at
+        a time.
 
         Raises:
-            ValueError: if there are no more rows, with `replace=False`. Devices keep their rows.
-            OutOfMemoryError: if the system has no memory for it.
-            FastpipeError: as reading does. Devices hold a mixture of rows then, as after Ctrl-C: refill them again.
+            ValueError: If too few rows are left with `replace=False`. Devices keep their rows.
+            OutOfMemoryError: If the system has too little memory.
+            FastpipeError: If reading fails. Devices then contain a mixture of old and new rows, as after Ctrl-C. Refill
+                them again.
         """
         with self._filling:
             self._rows.check(self._refill + 1)
@@ -113,7 +115,7 @@ class Fill(Sequence[Filled]):
         return len(self._filled)
 
     def explain(self) -> str:
-        """Says how long the last filling took, and what it waited for."""
+        """Returns a text that explains how long the last filling took and what it waited for."""
         copying = max(queue.copying for queue in self._queues)
         waited = sum(queue.waited for queue in self._queues)
         nbytes = sum(filled.values.nbytes for filled in self._filled)
@@ -142,7 +144,7 @@ class Fill(Sequence[Filled]):
         variance = BlockVariance(len(self.columns)) if isinstance(self._rows, BlockRows) else None
         for queue in self._queues:
             queue.device.settle()
-        # From here on devices have neither the old rows nor the new ones.
+        # From here on, devices contain a mixture of old and new rows.
         self._refill = refill
         bar = progress_bar(self.num_rows * len(self._queues), desc="filling") if self._progress else None
         try:
@@ -161,7 +163,7 @@ class Fill(Sequence[Filled]):
         self._seconds = time.perf_counter() - started
 
     def _begun(self, numbers: npt.NDArray[np.int64]) -> tuple[Reader, Iterator[dict[str, Any]]]:
-        """A pass over rows, in batches that are as large as there is memory for."""
+        """Starts a pass over rows in batches that are as large as memory allows."""
         memory = self._memory - self._memory * 2 // _PARTS
         while True:
             rows = gathered(self._reader, numbers, self._batch_size, memory)
@@ -173,7 +175,7 @@ class Fill(Sequence[Filled]):
                 self._batch_size = max(self._batch_size // 2, _LEAST_BATCH)
 
     def _put(self, dealt: Dealt, variance: BlockVariance | None, bar: Any) -> None:
-        """Reads rows, and puts each into its queue."""
+        """Reads rows and puts each row into the queue of its device."""
         if not len(dealt.rows):
             return
         at = 0
@@ -196,7 +198,7 @@ class Fill(Sequence[Filled]):
 
 
 def _ahead(chunks: Iterator[Dealt]) -> Iterator[Dealt]:
-    """The same, of which the next is made by another thread while one is read."""
+    """Yields the same chunks, while another thread creates the next one."""
     with ThreadPoolExecutor(1, "fastpipe-draw") as other:
         coming = other.submit(next, chunks, None)
         while (dealt := coming.result()) is not None:
@@ -225,52 +227,55 @@ def fill(
     num_threads: SupportsIndex | Literal["auto"] | None = "auto",
     progress: bool = False,
 ) -> Fill:
-    """Fills the memory of devices with random rows: each has other rows, as many as fit.
+    """Fills the memory of devices with random rows. Each device gets different rows, until its memory is full.
 
-    All rows are drawn before any is read: they are a pure function of the seed. So files are gone through once for all
-    devices, in their order, and each row is parsed once, into a buffer of its device; a full buffer is copied by a
-    thread, and on a stream, of its device's own while the next one is filled. No more host memory is needed than
-    `memory` allows.
+    All rows are drawn before any row is read, as a pure function of the seed. Files are then read once for all devices,
+    in storage order. Each row is parsed once, directly into a buffer of its device. While one buffer is being filled, a
+    thread and a stream of the device copy the other one. Host memory stays within `memory`.
 
     Args:
-        source: CSV files, as in `read_csv`; or a reader of any source and of one rank, for everything that files may
-            need to be said of: its features, its threads and its index are used, its order isn't.
-        devices: GPUs, `"cuda:0"`, each once; or `"cpu"`, any number of times, for memory of this process.
-        rows: of each device; None for as many as fit, or all there are.
-        occupancy: the part of the free memory of a GPU that may be filled, or of `device_memory`. A device gets
-            `floor(occupancy * free / row)` rows, and all get as many as the one with the fewest.
-        device_memory: bytes of each device, as a number or with a unit: `"4GB"`. None for what is free on a GPU; for
-            `"cpu"` it must be given, or `rows`.
-        seed: 0 to 2^64 - 1; one is drawn by default, and shown by `Fill.seed`.
-        replace: whether `Fill.refill` may put rows into devices that were there before: each refill is drawn of all
-            rows then. Within a refill no two devices have a row in common, either way.
-        method: "exact" draws row by row: what device `i` has is `fastpipe.sample(reader, rows, seed=seed, part=i)`.
-            "block" draws units (stretches of 64 KiB of CSV files, blocks, row groups) and takes a share of the rows of
-            each, so that only these units are read: for storage that is slow beside what is asked for. Neighbours are
-            often alike: `Fill.design_effect` tells how much less such rows say.
-        share: with `method="block"`, the part of the rows of a unit that are taken, above 0 up to 1. With a smaller one
-            more is read for the same number of rows, and they say more.
-        columns: features, in this order; None for all, which must be numbers then.
-        dtype: of the arrays: float32, or any other number. NaN stands where there is no value.
-        order: "C" for row after row in memory, "F" for column after column, which XGBoost and cuML like.
-        memory: host memory that may be used, as a number of bytes or with a unit; `"cpu"` devices come on top.
-        framework: whose arrays GPUs get: `"torch"` or `"cupy"`; None for PyTorch, or CuPy where that isn't installed.
-            `"torch"` gives tensors for `"cpu"`, too.
-        index_cache: as in `read_csv`, for files.
-        num_threads: as in `read_csv`, for files.
-        progress: whether to show a progress bar.
+        source: CSV files, as in `read_csv`, or a reader of any source without ranks. A reader's features, threads and
+            index are used, but its order isn't.
+        devices: GPUs such as `"cuda:0"`, each at most once, or `"cpu"`, any number of times, for memory of this
+            process.
+        rows: Number of rows on each device. Defaults to None, which fills the memory or uses up the dataset.
+        occupancy: Fraction of a GPU's free memory, or of `device_memory`, to fill, above 0 and up to 1. A device holds
+            `floor(occupancy * free / row)` rows. All devices get the number of rows of the smallest one. Defaults to
+            0.8.
+        device_memory: Bytes of each device, as a number or with a unit, such as `"4GB"`. Defaults to None, which uses
+            the free memory of a GPU. `"cpu"` requires this argument or `rows`.
+        seed: Seed of the draw, 0 to 2^64 - 1. Defaults to a random seed, which `Fill.seed` returns.
+        replace: Whether `Fill.refill` may return rows that were on a device before, by drawing each refill from all
+            rows. Within a refill, no two devices have a row in common in either case. Defaults to False.
+        method: "exact" draws single rows: device `i` gets `fastpipe.sample(reader, rows, seed=seed, part=i)`. "block"
+            draws units (CSV chunks of 64 KiB, Avro blocks, row groups) and takes a fraction of the rows of each, so
+            only the drawn units are read. Use it if storage is slow compared with the amount of data. Neighboring rows
+            are often alike, and `Fill.design_effect` measures the loss of precision. Defaults to "exact".
+        share: With `method="block"`, the fraction of a unit's rows to take, above 0 and up to 1. A smaller fraction
+            reads more data for the same number of rows, but the sample is more precise. Defaults to 1.
+        columns: Features to read, in this order. Defaults to None for all features, which must be numeric.
+        dtype: Numeric dtype of the arrays. NaN marks missing values. Defaults to float32.
+        order: "C" stores row after row in memory, "F" column after column, which suits XGBoost and cuML. Defaults to
+            "C".
+        memory: Host memory to use, as a number of bytes or with a unit, at least 16 MiB. The memory of `"cpu"` devices
+            isn't included. Defaults to "2GB".
+        framework: Framework of the arrays on GPUs, `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or
+            CuPy if PyTorch isn't installed. With `"torch"`, `"cpu"` devices contain tensors as well.
+        index_cache: Directory for the indexes of files, as in `read_csv`. Not supported for readers.
+        num_threads: Number of threads that read files, as in `read_csv`. Not supported for readers. Defaults to "auto".
+        progress: Whether to show a progress bar. Defaults to False.
 
     Returns:
-        What each device has, in the order of `devices`.
+        The filled devices, in the order of `devices`.
 
     Raises:
-        DeviceError: if there is no such GPU.
-        ImportError: if a GPU is named, and neither PyTorch nor CuPy is installed.
-        OutOfMemoryError: if a device, or the system, has too little memory.
-        SchemaError: if a column isn't there, or isn't of numbers.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if there are too few rows, or an argument is out of range.
-        FastpipeError: as reading does.
+        DeviceError: If a GPU isn't available.
+        ImportError: If `devices` contains a GPU, and neither PyTorch nor CuPy is installed.
+        OutOfMemoryError: If a device or the system has too little memory.
+        SchemaError: If a column doesn't exist or isn't numeric.
+        TypeError: If an argument has the wrong type.
+        ValueError: If there are too few rows, or an argument is out of range.
+        FastpipeError: If reading fails.
 
     Example:
         >>> import fastpipe.cuda
@@ -287,19 +292,19 @@ def fill(
     """
     kind = np.dtype(dtype)
     if kind.kind not in "biuf":
-        raise ValueError(f"dtype is that of numbers, not {kind}")
+        raise ValueError(f"dtype must be numeric; got {kind}")
     if order not in ("C", "F"):
-        raise ValueError(f'order is "C" or "F", not {shown(order)}')
+        raise ValueError(f'order must be "C" or "F"; got {shown(order)}')
     if method not in ("exact", "block"):
-        raise ValueError(f'method is "exact" or "block", not {shown(method)}')
+        raise ValueError(f'method must be "exact" or "block"; got {shown(method)}')
     if not 0 < occupancy <= 1:
-        raise ValueError(f"occupancy is above 0 and at most 1, not {occupancy}")
+        raise ValueError(f"occupancy must be above 0 and at most 1; got {occupancy}")
     if not 0 < share <= 1 or (share != 1 and method == "exact"):
-        raise ValueError(f'share is above 0 and at most 1, and for method="block", not {share}')
+        raise ValueError(f'share must be above 0 and at most 1, and 1 unless method="block"; got {share}')
     again = flag("replace", replace)
     allowed = memory_size("memory", memory)
     if allowed < _LEAST_MEMORY:
-        raise ValueError(f"memory is at least {_LEAST_MEMORY} bytes, not {allowed}")
+        raise ValueError(f"memory must be at least {_LEAST_MEMORY} bytes; got {allowed}")
     chosen = seed_of(seed)
     targets = _devices(devices, framework)
     reader, read = _opened(source, columns, kind, index_cache, num_threads)
@@ -316,7 +321,7 @@ def fill(
             count = min(count, total // len(targets))
         drawn = ExactRows(total, max(count, 1), len(targets), chosen, replace=again)
     drawn.check(0)
-    # The units of a batch are open at the same time.
+    # A batch keeps all of its units open at the same time.
     part = share if method == "block" else count * len(targets) / max(total, 1)
     batch_size = min(max(int(_MOST_BATCH * part), _LEAST_BATCH), _MOST_BATCH)
     queues = _queues(targets, count, len(read.names), kind, order, allowed)
@@ -343,13 +348,13 @@ def _opened(
     index_cache: IndexCache,
     num_threads: SupportsIndex | Literal["auto"] | None,
 ) -> tuple[Reader, Columns]:
-    """A reader of what is given, and which columns its features become."""
+    """Returns a reader of the source, and the columns that its features contain."""
     if isinstance(source, Reader):
         if index_cache is not None or num_threads != "auto":
-            raise ValueError("index_cache and num_threads are for files: the reader has its own")
+            raise ValueError("index_cache and num_threads are for files only: set them when you create the reader")
         wanted = None if columns is None else names("columns", columns)
         return source, Columns(source.features, wanted, dtype)
-    # Files of other kinds come by their readers.
+    # Files of other formats need a reader.
     from fastpipe.sources.csv._sampling import of_numbers
 
     reader, wanted = of_numbers(source, columns, dtype, index_cache, {"num_threads": num_threads})
@@ -358,20 +363,20 @@ def _opened(
 
 def _devices(devices: Sequence[Any], framework: str | None) -> list[Device]:
     if framework not in (None, "torch", "cupy"):
-        raise ValueError(f'framework must be "torch" or "cupy", not {shown(framework)}')
+        raise ValueError(f'framework must be "torch" or "cupy"; got {shown(framework)}')
     if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise TypeError(f"devices is a list of devices; did you mean [{shown(devices)}]?")
+        raise TypeError(f"devices must be a list; did you mean [{shown(devices)}]?")
     if not 0 < len(devices) <= _MOST_DEVICES:
-        raise ValueError(f"devices are 1 to {_MOST_DEVICES}, not {len(devices)}")
+        raise ValueError(f"devices must list 1 to {_MOST_DEVICES} devices; got {len(devices)}")
     made = [HostDevice(framework) if str(device) == "cpu" else _gpu_device(device, framework) for device in devices]
     twice = [device.name for device in made if not isinstance(device, HostDevice)]
     if len(set(twice)) < len(twice):
-        raise ValueError(f"each GPU is filled once, not {', '.join(twice)}")
+        raise ValueError(f"devices must list each GPU once; got {', '.join(twice)}")
     return made
 
 
 def _gpu_device(device: Any, framework: str | None) -> Device:
-    """A GPU by way of a framework, or of the one that is there."""
+    """Returns a GPU that uses the framework, or the first framework that is installed."""
     from importlib.util import find_spec
 
     chosen = framework or next((name for name in ("torch", "cupy") if find_spec(name) is not None), None)
@@ -390,7 +395,7 @@ def _gpu_device(device: Any, framework: str | None) -> Device:
         return CupyDevice(device)
     except ImportError as error:
         install = "pip install 'fastpipe-data[torch]'" if chosen == "torch" else "pip install cupy-cuda13x, for CUDA 13"
-        raise ImportError(f"{device} by way of {chosen} needs it: {install}") from error
+        raise ImportError(f"{device} requires {chosen}, which is not installed: {install}") from error
 
 
 def _count(
@@ -400,17 +405,17 @@ def _count(
     device_memory: SupportsIndex | str | None,
     row_bytes: int,
 ) -> int:
-    """Rows of each device, of as many as one could wish for."""
+    """Returns the number of rows that fit on each device, or `rows` if it is given."""
     if rows is not None:
         if device_memory is not None:
-            raise ValueError("give rows or device_memory, not both")
+            raise ValueError("pass either rows or device_memory, not both")
         return within("rows", rows, 1, LARGEST_SAMPLE)
     given = None if device_memory is None else memory_size("device_memory", device_memory)
     fewest = LARGEST_SAMPLE
     for device in devices:
         room = device.free() if given is None else given
         if room is None:
-            raise ValueError(f'how much memory "{device.name}" has is for you to say: rows=..., or device_memory="4GB"')
+            raise ValueError(f'the free memory of "{device.name}" is unknown: pass rows=..., or device_memory="4GB"')
         fit = int(occupancy * room / row_bytes)
         if fit < 1:
             raise ValueError(
@@ -423,7 +428,7 @@ def _count(
 def _queues(
     devices: list[Device], rows: int, columns: int, dtype: np.dtype[Any], order: Layout, memory: int
 ) -> list[TransferQueue]:
-    """What fills each device; takes the memory of all."""
+    """Allocates the memory of all devices, and returns the queue that fills each device."""
     row_bytes = columns * dtype.itemsize
     most = min(memory // _PARTS // BUFFERS // len(devices), _LARGEST_BUFFER)
     buffer_rows = max(most // row_bytes, 1)

@@ -1,7 +1,7 @@
-"""Which rows each device gets: a pure function of counts and the seed.
+"""Selection of the rows that each device gets: a pure function of row counts and the seed.
 
-Either way the rows of one refill are told in chunks, as they stand, so that a data set is gone through once for all
-devices, and no list of all rows is held.
+The rows of one refill are yielded in chunks, in storage order. So the dataset is read once for all devices, and no list
+of all rows is kept in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastpipe._reader.sampling import Arc, arc
 
 Numbers = npt.NDArray[np.int64]
 
-# What one row of a chunk takes: its number and its device, and as much again while they are made and read.
+# Bytes per row of a chunk: its index and its device, and the same amount while they are created and read.
 ROW_BYTES = 64
 
 
@@ -26,8 +26,8 @@ class Dealt(NamedTuple):
     """Rows of all devices.
 
     Attributes:
-        rows: int64 `[n]`, ascending.
-        devices: int64 `[n]`, the device of each.
+        rows: Row indices, int64 `[n]`, ascending.
+        devices: Device of each row, int64 `[n]`.
     """
 
     rows: Numbers
@@ -38,28 +38,28 @@ class FilledRows(Protocol):
     """The rows of refills."""
 
     def check(self, refill: int) -> None:
-        """Makes sure that there are rows for it.
+        """Checks that enough rows are left for a refill.
 
         Raises:
-            ValueError: if there aren't.
+            ValueError: If too few rows are left.
         """
 
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
-        """The rows of all devices, as they stand, in lists that take so much memory, about."""
+        """Yields the rows of all devices in storage order, in lists of about `memory` bytes."""
 
     def of(self, refill: int, device: int) -> Numbers:
-        """The rows of one device, ascending."""
+        """Returns the rows of one device, ascending."""
 
 
 class ExactRows:
-    """Rows drawn one by one: those of device `d` are the sample that `fastpipe.sample` calls part `d`.
+    """Rows that are drawn one by one. Device `d` gets the rows of part `d` of `fastpipe.sample`.
 
     Args:
-        total: rows there are.
-        rows: for each device.
-        devices: how many.
-        seed: of the drawing.
-        replace: whether later refills may have rows of former ones.
+        total: Number of rows in the dataset.
+        rows: Number of rows for each device.
+        devices: Number of devices.
+        seed: Seed of the draw.
+        replace: Whether a refill may contain rows of earlier refills.
     """
 
     def __init__(self, total: int, rows: int, devices: int, seed: int, *, replace: bool) -> None:
@@ -67,13 +67,13 @@ class ExactRows:
         self._seed, self._replace = seed, replace
 
     def check(self, refill: int) -> None:
-        """Makes sure that there are rows for a refill."""
+        """Checks that enough rows are left for a refill."""
         needed = self._rows * self._devices * (1 if self._replace else refill + 1)
         if needed > self._total:
             raise ValueError(_too_few(refill, self._rows, self._devices, self._total))
 
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
-        """Ranges of all rows, of which each has about as many that are drawn."""
+        """Yields the drawn rows in ranges of the dataset that contain about the same number of rows."""
         drawing = self._drawing(refill, 0, self._rows * self._devices)
         count = -(-self._rows * self._devices * ROW_BYTES // max(memory, ROW_BYTES))
         bounds = [self._total * number // count for number in range(count + 1)]
@@ -83,7 +83,7 @@ class ExactRows:
             yield Dealt(rows, draws)
 
     def of(self, refill: int, device: int) -> Numbers:
-        """One part of the drawing."""
+        """Returns one part of the drawing."""
         return self._drawing(refill, device * self._rows, self._rows).within(0, self._total)[0]
 
     def _drawing(self, refill: int, behind: int, rows: int) -> Drawing:
@@ -93,17 +93,17 @@ class ExactRows:
 
 
 class BlockRows:
-    """Rows of units that are drawn: a share of the rows of each, dealt to devices at random.
+    """Rows of drawn units. A fraction of each unit's rows is dealt to the devices at random.
 
     Refills are successive arcs of a circle of units (`fastpipe._reader.sampling.arc`).
 
     Args:
-        unit_rows: the rows of each unit.
-        rows: for each device.
-        devices: how many.
-        seed: of the drawing.
-        share: of the rows of a unit, above 0 up to 1.
-        replace: whether later refills may have rows of former ones.
+        unit_rows: Number of rows in each unit.
+        rows: Number of rows for each device.
+        devices: Number of devices.
+        seed: Seed of the draw.
+        share: Fraction of a unit's rows to take, above 0 and up to 1.
+        replace: Whether a refill may contain rows of earlier refills.
     """
 
     def __init__(
@@ -124,28 +124,28 @@ class BlockRows:
 
     @staticmethod
     def most(unit_rows: npt.NDArray[np.uint32], share: float) -> int:
-        """How many rows all units have to give at once."""
+        """Returns the total number of rows that can be drawn from all units."""
         total = int(unit_rows.sum(dtype=np.int64))
         return min(max(round(total * share), 1), total)
 
     def check(self, refill: int) -> None:
-        """Makes sure that there are rows for a refill."""
+        """Checks that enough rows are left for a refill."""
         if self._rows * self._devices * (1 if self._replace else refill + 1) > self._taken:
-            of = f" of {self._share:g} of each block" if self._share < 1 else ""
+            of = f" at a share of {self._share:g} of each unit" if self._share < 1 else ""
             raise ValueError(_too_few(refill, self._rows, self._devices, self._taken, of))
 
     def unit_of(self, rows: Numbers) -> Numbers:
-        """The units of rows."""
+        """Returns the units of rows."""
         return np.searchsorted(self._firsts + self._counts, rows, side="right")
 
     def chunks(self, refill: int, memory: int) -> Iterator[Dealt]:
-        """Units that were drawn, as they stand."""
+        """Yields the rows of the drawn units in storage order."""
         self.check(refill)
         needed, circle = self._rows * self._devices, refill if self._replace else 0
         skipped = 0 if self._replace else refill * needed
         drawn = arc(self._counts, self._taken, skipped, needed, self._seed, self._stream(circle, 0))
         behind = np.cumsum(drawn.stops - drawn.starts)
-        # Who gets which of the rows.
+        # Assigns the rows to devices.
         deal = Drawing(needed, needed, seed=self._seed, epoch=self._stream(refill, 2))
         at, before = 0, 0
         while at < len(behind):
@@ -156,12 +156,12 @@ class BlockRows:
             at, before = end, int(behind[end - 1])
 
     def of(self, refill: int, device: int) -> Numbers:
-        """Those that were dealt to a device."""
+        """Returns the rows that were dealt to a device."""
         chunks = self.chunks(refill, 1 << 26)
         return np.concatenate([dealt.rows[dealt.devices == device] for dealt in chunks])
 
     def _rows_of(self, some: Arc, choice: int) -> Numbers:
-        """The rows of some units that are in an arc."""
+        """Returns the rows of some units that are in an arc."""
         rows = drawn_within(
             some.units,
             self._firsts[some.units],
@@ -175,12 +175,12 @@ class BlockRows:
         return rows[inside]
 
     def _stream(self, refill: int, what: int) -> int:
-        # Streams of other draws by the same seed are small numbers.
+        # Small numbers are the streams of other draws with the same seed.
         return (1 << 40) + 4 * refill + what
 
 
 def _too_few(refill: int, rows: int, devices: int, there: int, of: str = "") -> str:
-    behind = f" behind {refill} refills of as many" if refill else ""
-    more = "; replace=True lets refills have rows again that former ones had" if refill else ""
+    behind = f" after {refill} refills of the same size" if refill else ""
+    more = "; with replace=True, a refill can contain rows of earlier refills" if refill else ""
     many = f"{devices} devices" if devices > 1 else "one device"
-    return f"{rows} rows for {many}{behind} are more than the {there} rows there are{of}{more}"
+    return f"{rows} rows for {many}{behind} are more than the {there} rows available{of}{more}"

@@ -1,4 +1,4 @@
-"""Rows on their way to devices: two buffers each, of which one is filled while the other is copied."""
+"""Rows on their way to devices, with two buffers per device: one is filled while the other is copied."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import numpy.typing as npt
 
 from fastpipe.cuda._fill._devices import Device, Layout, Piece
 
-# Seconds. A wait without an end would keep Ctrl-C waiting on Windows.
+# Timeout in seconds. A wait without a timeout would block Ctrl-C on Windows.
 _PATIENCE = 0.1
 
 BUFFERS = 2
 
 
 class TransferQueue:
-    """What takes the rows of one device, in their order, to their places there.
+    """Copies the rows of one device to their places on the device, in order.
 
-    A thread of its own copies. Whoever puts rows waits where both buffers are on their way.
+    A separate thread copies. `put` waits while both buffers are being copied.
 
     Args:
-        device: which holds memory for all rows.
-        rows: in all.
-        columns: how many.
-        dtype: of the array.
-        order: of the array.
-        buffer_rows: rows of one buffer.
+        device: Device that has memory for all rows.
+        rows: Total number of rows.
+        columns: Number of columns.
+        dtype: Dtype of the array.
+        order: Layout of the array, "C" or "F".
+        buffer_rows: Number of rows in one buffer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class TransferQueue:
         self.waited = self.copying = 0.0
 
     def _buffer(self) -> npt.NDArray[Any]:
-        """`[rows, columns]`, or `[columns, rows]` if columns lie one behind the other on the device."""
+        """Returns a buffer `[rows, columns]`, or `[columns, rows]` for column-major layout on the device."""
         shape = (self._buffer_rows, self._shape[1])
         if self._order == "F":
             shape = shape[::-1]
@@ -59,7 +59,7 @@ class TransferQueue:
         return self.device.allocate(nbytes)[:nbytes].view(self._dtype).reshape(shape)
 
     def begin(self) -> None:
-        """Starts anew, with the first row."""
+        """Starts again at the first row."""
         self._current, self._inside, self._sent, self._error = None, 0, 0, None
         self.waited = self.copying = 0.0
         self._free, self._jobs = queue.SimpleQueue(), queue.SimpleQueue()
@@ -69,7 +69,7 @@ class TransferQueue:
         self._thread.start()
 
     def put(self, columns: Sequence[npt.NDArray[Any]], which: npt.NDArray[np.intp] | None) -> None:
-        """Puts rows behind those before: all of these, or those whose places are told."""
+        """Appends rows: all of them, or those at the indices in `which`."""
         count = len(columns[0]) if which is None else len(which)
         at = 0
         while at < count:
@@ -88,11 +88,11 @@ class TransferQueue:
                 self._send()
 
     def end(self) -> None:
-        """Sends what is left, and waits for all of it to arrive.
+        """Sends the remaining rows, and waits for all rows to arrive.
 
         Raises:
-            RuntimeError: if rows are missing.
-            BaseException: what the device raised.
+            RuntimeError: If rows are missing.
+            BaseException: The error that the device raised.
         """
         if self._inside:
             self._send()
@@ -103,9 +103,9 @@ class TransferQueue:
             raise RuntimeError(f"{self._sent} of {self._shape[0]} rows were put into {self.device.name}")
 
     def close(self) -> None:
-        """Ends it wherever it is."""
+        """Ends the thread, whether all rows were sent or not."""
         if self._thread is not None:
-            self._error = self._error or RuntimeError("filling was given up")
+            self._error = self._error or RuntimeError("filling was canceled")
             self._stop()
 
     def _stop(self) -> None:
@@ -120,7 +120,7 @@ class TransferQueue:
         self._thread = None
 
     def _ready(self) -> int:
-        """The buffer that is being filled."""
+        """Returns the buffer that is being filled, and waits for a free one if needed."""
         if self._current is None:
             started = time.perf_counter()
             while self._current is None:
@@ -142,7 +142,7 @@ class TransferQueue:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             number, first, count = job
-            # Whoever gave up wants nothing more to be copied.
+            # After an error or `close`, nothing more is copied.
             if self._error is None:
                 started = time.perf_counter()
                 try:
