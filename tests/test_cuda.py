@@ -297,7 +297,7 @@ def test_ranks_of_the_environment(
     options = {"batch_size": 7, "shuffle": True, "seed": 1}
     with caplog.at_level("INFO", logger="fastpipe"):
         found = ids_by_batch(prefetch(data.read(**options)))
-    assert "rank 1 of 2 reads its share (by RANK and WORLD_SIZE)" in caplog.text
+    assert "rank 1 of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
     assert found == ids_by_batch(data.read(**options, rank=1, world_size=2))
     assert ids_by_batch(prefetch(data.read(**options), distributed=False)) == ids_by_batch(data.read(**options))
     given = {"rank": 0, "world_size": 3}

@@ -632,7 +632,7 @@ def test_arguments_of_other_types_are_named(data: Data) -> None:
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
     reader = data.read(**DENSE, batch_size=7, drop_last=True)
     for sharding in (PartitionSpec("data"), mesh, "data"):
-        with pytest.raises(TypeError, match=r"sharding is a jax\.sharding\.Sharding, such as"):
+        with pytest.raises(TypeError, match=r"sharding must be a jax\.sharding\.Sharding, such as"):
             fastpipe.jax.iterator(reader, sharding=sharding)  # type: ignore[arg-type]
     for other in (data.paths, iter(reader), None):
         with pytest.raises(TypeError, match="reader is a Reader, as"):
@@ -681,7 +681,7 @@ def test_the_state_is_saved_as_of_when_it_was_asked_for(data: Data, tmp_path: Pa
     assert batches.get_state() == state
     next(batches)
     (two / "process_1-of-2.json").write_text(json.dumps(batches.get_state()))
-    with pytest.raises(fastpipe.StateError, match="restore with as many"):
+    with pytest.raises(fastpipe.StateError, match="restore with the number of processes"):
         asyncio.run(load(batches, two))
 
 
@@ -758,7 +758,7 @@ def test_an_error_of_the_reader_comes_through(data: Data, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("spec", "match"),
     [
-        (fastpipe.SparseSpec((8,), "string"), "hold numbers"),
+        (fastpipe.SparseSpec((8,), "string"), "can only hold numbers"),
         (fastpipe.SparseSpec((8, 8), "float32", layout="csr"), 'use layout="coo"'),
     ],
 )
@@ -892,5 +892,5 @@ def test_processes_read_what_is_theirs(data: Data, axes: str) -> None:
             assert len(one) == len(other) == 48
             assert len({*one, *other}) == 96, "every row once"
     assert first[0] != first[1]
-    share = "share 0 of 1" if axes == "columns" else "share 0 of 2"
+    share = "shard 0 of 1" if axes == "columns" else "shard 0 of 2"
     assert f"process 0 of 2 reads {share}" in logged[0]

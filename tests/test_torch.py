@@ -295,7 +295,7 @@ def test_ranks_of_the_environment(
         with caplog.at_level("INFO", logger="fastpipe"):
             dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1, uneven="allow"))
             found = ids_by_batch(dataset)
-        assert f"rank {rank} of 2 reads its share (by RANK and WORLD_SIZE)" in caplog.text
+        assert f"rank {rank} of 2 reads its shard (by RANK and WORLD_SIZE)" in caplog.text
         assert found == ids_by_batch(
             data.read(batch_size=7, shuffle=True, seed=1, uneven="allow", rank=rank, world_size=2)
         )

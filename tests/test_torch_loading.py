@@ -288,7 +288,7 @@ def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[li
     )
     for rank in range(world):
         said = (folder / f"{rank}.log").read_text()
-        assert f"rank {rank} of {world} reads its share (by torch.distributed)" in said
+        assert f"rank {rank} of {world} reads its shard (by torch.distributed)" in said
     return [json.loads((folder / f"{world}-{rank}.json").read_text())["rows"] for rank in range(world)]
 
 

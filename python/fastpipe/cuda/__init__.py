@@ -156,7 +156,7 @@ def _with_torch(
         if ranks > 1:
             passes = passes.share(ranks, rank)
             passes.share_processors(local_ranks())
-            _LOG.info("rank %d of %d reads its share (by %s)", rank, ranks, origin)
+            _LOG.info("rank %d of %d reads its shard (by %s)", rank, ranks, origin)
     forms = Forms(ragged, sparse, strings)
     return passes, lambda device: TorchEngine(device, forms)
 

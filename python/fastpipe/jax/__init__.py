@@ -6,10 +6,10 @@
     for batch in fastpipe.jax.iterator(reader):
         params, loss = train_step(params, batch)
 
-A batch is a dict from feature name to `jax.Array` or to a pytree of them, so it passes through `jax.jit` and
-`jax.tree.map` as it is:
+A batch is a dict from feature name to `jax.Array` or to a pytree of arrays, so it can be passed to `jax.jit` and
+`jax.tree.map` directly:
 
-| the reader's form | becomes |
+ the reader's array type | type in JAX |
 |---|---|
 | `numpy.ndarray` | `jax.Array` |
 | `fastpipe.Ragged` | `Ragged(values, offsets)` |
@@ -18,22 +18,22 @@ A batch is a dict from feature name to `jax.Array` or to a pytree of them, so it
 | `fastpipe.Sparse` | `jax.experimental.sparse.BCOO` |
 | `fastpipe.SparseCSR` of one dimension | `jax.experimental.sparse.BCSR` |
 
-On CPU the arrays share the reader's memory. It isn't used again before the last array over it has died, whatever keeps
-that alive: computations that have been dispatched do, too.
+On CPU, the arrays share the reader's memory. The memory is reused only after the last array over it is released.
+Dispatched computations also keep arrays alive.
 
-What makes the arrays is a function of jaxlib's, not a documented one of JAX's, since those take seven times as long. It
-is tried out against them first. Should a release of JAX have changed it, they are used, and the logger `"fastpipe"`
-warns.
+The arrays are created by an undocumented function of jaxlib, because JAX's documented functions are seven times slower.
+The function is first verified against the documented ones. If a release of JAX has changed it, the documented functions
+are used, and the logger `"fastpipe"` warns.
 
-Without `jax_enable_x64` JAX has no 64-bit types. Where `jnp.asarray` would wrap large numbers in silence, here int64
-(offsets and indices among them) becomes int32 and uint64 uint32 if every value fits, else `ValueRangeError` is raised.
-float64 is rounded to float32; one that is too large for it is a `ValueRangeError`, too. That takes a copy of these
-columns: ask for int32 and float32 in the features, or enable 64-bit types, to go without.
+Without `jax_enable_x64`, JAX has no 64-bit types, and `jnp.asarray` silently wraps large numbers. Here int64 (including
+offsets and indices) is converted to int32, and uint64 to uint32. A value that doesn't fit raises `ValueRangeError`.
+float64 is rounded to float32, and a number that is too large for float32 raises `ValueRangeError` as well. The
+conversion copies these features. To avoid the copy, request int32 and float32 features, or enable 64-bit types.
 
-`jax.jit` compiles once for each shape. With `drop_last=True` dense features have the same shape in each batch. Ragged
-and sparse ones differ in their number of items. `pad_ragged=True` pads the values of ragged features to powers of two,
-so that a step is compiled a few times only; `DenseSpec((20,), pad=0)` makes a dense feature of a ragged one, and with
-it one shape.
+`jax.jit` compiles once for each shape. With `drop_last=True`, dense features have the same shape in each batch, while
+ragged and sparse features differ in their number of items. `pad_ragged=True` pads the values of ragged features to
+powers of two, so that a step is compiled only a few times. `DenseSpec((20,), pad=0)` reads a ragged field as a dense
+feature with a single shape.
 """
 
 from __future__ import annotations
@@ -78,34 +78,35 @@ _log = logging.getLogger("fastpipe")
 def iterator(
     reader: Reader, *, sharding: jax.sharding.Sharding | None = None, pad_ragged: PadRagged = False
 ) -> DatasetIterator:
-    """One pass of a reader, as JAX arrays.
+    """Returns an iterator over one pass of a reader, with batches as JAX arrays.
 
-    In a multi-process program (`jax.process_count() > 1`) each process gets its own share of a reader that wasn't given
-    a rank: `reader.shard(process_count, process_index)`; processes among which a sharding replicates rows get the same.
-    The logger `"fastpipe"` says so.
+    In a multi-process program (`jax.process_count() > 1`), each process reads its own shard of a reader without a rank,
+    as with `reader.shard(process_count, process_index)`. Processes that hold the same rows of a sharding read the same
+    shard. The logger `"fastpipe"` reports the division.
 
     Args:
-        reader: any reader. Its next pass is the one that is read; to read another epoch, make another iterator, also
-            after one that was left by `break`.
-        sharding: how to lay batches out over devices, such as a `jax.sharding.NamedSharding(mesh, P("data"))`; of
-            multi-process programs over those of all processes. `batch_size` is then of one process, and the global
-            batch is as many times larger as there are shares. None puts batches on JAX's default device, without
-            committing them to it.
-        pad_ragged: pads arrays that differ in length from batch to batch, so that `jax.jit` compiles a step for a few
-            shapes instead of for each batch: the values of ragged features and the bytes of text. True pads to the next
-            power of two, at least 16. A list of sizes in ascending order, such as `[1024, 4096]`, pads to the smallest
-            that is large enough; a longer array is an error. A dict has either for some features. Padding is zeros
-            after the last item, `offsets` are those of the rows, and `Ragged.mask` is False for it. Rows of a nested
-            ragged feature are padded with empty ones. It copies these arrays.
+        reader: Any reader. The iterator reads its next pass. To read another epoch, create another iterator, also after
+            leaving one by `break`.
+        sharding: Layout of batches over devices, such as `jax.sharding.NamedSharding(mesh, P("data"))`. In a
+            multi-process program, it covers the devices of all processes. `batch_size` is then the batch size of one
+            process, and the global batch is larger by the number of shards. Defaults to None, which puts batches on
+            JAX's default device without committing them to it.
+        pad_ragged: Padding of arrays that differ in length from batch to batch (the values of ragged features and the
+            bytes of text), so that `jax.jit` compiles a step for a few shapes instead of for each batch. True pads to
+            the next power of two, at least 16. A list of sizes in ascending order, such as `[1024, 4096]`, pads to the
+            smallest sufficient size, and a longer array raises an error. A dict sets the padding of some features.
+            Padding consists of zeros after the last item. `offsets` don't include it, and `Ragged.mask` is False for
+            it. Rows of a nested ragged feature are padded with empty rows. Padding copies the arrays. Defaults to
+            False.
 
     Returns:
-        An iterator of batches, which can be checkpointed.
+        An iterator of batches whose state can be saved.
 
     Raises:
-        TypeError: if `reader`, `sharding` or `pad_ragged` is of another type.
-        UnsupportedError: if JAX has no array for a feature, or a sharding can't divide it.
-        ValueError: if batches may differ in size under a sharding; if processes would not read shares of one order; or
-            if `pad_ragged` has sizes that aren't ascending, or names a feature that isn't ragged.
+        TypeError: If `reader`, `sharding` or `pad_ragged` has the wrong type.
+        UnsupportedError: If JAX has no array type for a feature, or a sharding can't divide it.
+        ValueError: If batches may differ in size under a sharding, processes wouldn't read shards of the same order, or
+            `pad_ragged` contains sizes that aren't ascending or the name of a feature that isn't ragged.
 
     Example:
         >>> import jax
@@ -136,7 +137,7 @@ def iterator(
     if jax.process_count() > 1 and passes.world_size == 1:
         own = passes.share(shares, index)
         _log.info(
-            "process %d of %d reads share %d of %d of %r",
+            "process %d of %d reads shard %d of %d of %r",
             jax.process_index(),
             jax.process_count(),
             index,
@@ -145,22 +146,25 @@ def iterator(
         )
     elif scale > 1 and (passes.world_size, passes.rank) != (shares, index):
         raise ValueError(
-            f"the sharding divides rows into {shares} shares, and this process holds share {index}, but the reader is"
-            f" rank {passes.rank} of {passes.world_size}: leave rank and world_size out, or give these"
+            f"the sharding divides rows into {shares} shards, and this process holds shard {index}, but the reader is"
+            f" rank {passes.rank} of {passes.world_size}: omit rank and world_size, or pass these values"
         )
     return DatasetIterator(own, passes, sharding, scale, padded)
 
 
 class IteratorState(dict[str, Any]):
-    """A state as `DatasetIterator.get_state` returns it: a dict fit for JSON, and what Grain asks of one."""
+    """A state returned by `DatasetIterator.get_state`: a JSON-compatible dict with the method that Grain requires."""
 
     def decode(self) -> str:
-        """The state as JSON: Grain's `CheckpointSave` takes states of other iterators than its own for bytes."""
+        """Returns the state as JSON.
+
+        Grain's `CheckpointSave` expects states of other iterators to be bytes, and decodes them.
+        """
         return json.dumps(self)
 
 
 class _Passing:
-    """A pass, of which it is known what was left before each batch that has been asked for and isn't returned."""
+    """A pass that records the progress before each batch that was requested but not returned yet."""
 
     def __init__(self, batches: Iterator[dict[str, Any]], position: Position) -> None:
         self._batches = batches
@@ -169,7 +173,7 @@ class _Passing:
         self.asked = 0
 
     def draw(self) -> dict[str, Any]:
-        """The next batch, which stays open. Where it raises, one that was drawn stays open, too."""
+        """Returns the next batch, which stays open. A batch whose request raises an error also stays open."""
         number, delivered = self.asked, self._position.delivered
         self.open[number] = self._position.progress()
         self.asked = number + 1
@@ -179,35 +183,36 @@ class _Passing:
             del self.open[number]
             raise
         except BaseException as error:
-            # Ctrl-C while it waited: none is lost, and it can go on waiting.
+            # Ctrl-C interrupted the wait. No batch is lost, and the caller can wait again.
             if not isinstance(error, Exception) and self._position.delivered == delivered:
                 del self.open[number]
             raise
 
     @property
     def returned(self) -> int:
-        """How many batches aren't open any more."""
+        """Number of batches that were returned and are no longer open."""
         return max(self._position.delivered - len(self.open), 0)
 
     def before_open(self) -> dict[str, Any] | None:
-        """What was left before the first open batch; None if there is none."""
+        """Returns the progress before the first open batch, or None if no batch is open."""
         return min(self.open.copy().items(), default=(0, None))[1]
 
 
 class DatasetIterator(Iterator[dict[str, Any]]):
-    """Yields the batches of one pass as JAX arrays. `iterator` makes one.
+    """Yields the batches of one pass as JAX arrays. Created by `iterator`.
 
-    Its threads start with the first batch, and end with the pass, with `close`, or when it is dropped. Several threads
-    may draw from it. An error ends it: it is raised again by each further `next`. So does Ctrl-C while a batch becomes
-    JAX arrays; while one is awaited it ends nothing. A state that is set makes the iterator usable again.
+    Its threads start with the first batch. They end with the pass, with `close`, or when the iterator is dropped.
+    Several threads may draw from it. An error ends the iterator, and each further `next` raises it again. Ctrl-C during
+    the conversion to JAX arrays also ends it, but Ctrl-C while waiting for a batch doesn't. Setting a state makes the
+    iterator usable again.
 
-    It is one pass: a second loop over it goes on where the first one was left, and another `iterator` of the reader
-    reads the next epoch. A loop over one that has ended is a `RuntimeError`.
+    An iterator is a single pass. A second loop over it continues after the first one, and another `iterator` of the
+    reader reads the next epoch. A loop over an iterator that has ended raises `RuntimeError`.
 
-    It has Grain's `get_state` and `set_state`, and Grain's `CheckpointSave` and `CheckpointRestore` take it. States are
-    dicts fit for JSON, so in Orbax's `CheckpointManager` they are an item of `orbax.checkpoint.args.JsonSave`. It is
-    also what Orbax's newer interface calls a stateful checkpointable (`save` and `load`): there
-    `save_checkpointables(path, {"model": params, "data": iterator})` will do.
+    It has Grain's `get_state` and `set_state`, and Grain's `CheckpointSave` and `CheckpointRestore` support it. States
+    are dicts that can be stored as JSON. With Orbax's `CheckpointManager`, save them with
+    `orbax.checkpoint.args.JsonSave`. The iterator is also a stateful checkpointable of Orbax's newer interface (`save`
+    and `load`), so `save_checkpointables(path, {"model": params, "data": iterator})` works.
     """
 
     def __init__(
@@ -218,12 +223,12 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         scale: int,
         padded: Mapping[str, Padding],
     ) -> None:
-        # A share of `origin`, or that itself.
+        # A shard of `origin`, or `origin` itself.
         self._passes = passes
         self._origin = origin
-        # `scale` times larger is the global batch.
+        # The global batch is `scale` times larger.
         self._put: Put = put if sharding is None else Sharded(sharding, scale)
-        # Held while a batch is drawn, so that it is known what is left before each.
+        # Held while a batch is drawn, so that the progress before each batch is known.
         self._drawing = threading.Lock()
         self._lock = threading.Lock()
         self._passing: _Passing | None = None
@@ -231,7 +236,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self._error: BaseException | None = None
         self._narrowed = False
         self._padded = padded
-        # With which `origin` was told to begin its next pass.
+        # The epoch that was set for the next pass of `origin`.
         self._following: int | None = None
 
     def __repr__(self) -> str:
@@ -244,7 +249,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
     def __iter__(self) -> Self:
         if self._ended:
             raise RuntimeError(
-                "the pass that this iterator is of has ended: make another one, fastpipe.jax.iterator(reader), for the"
+                "the pass of this iterator has ended: make another one, fastpipe.jax.iterator(reader), for the"
                 " next epoch"
             )
         return self
@@ -262,11 +267,11 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             self._end()
             raise
         except BaseException as error:
-            # To go on with the next batch would lose this one in silence.
+            # Continuing with the next batch would silently lose this one.
             if passing is not None and number in passing.open:
                 self._fail(error)
             raise
-        # It counts as seen from here on. Between these two statements no signal is looked for.
+        # The batch counts as seen from here on. Python checks for no signal between these two statements.
         del started.open[number]
         return arrays
 
@@ -291,9 +296,9 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             self._follow()
 
     def _follow(self) -> None:
-        """Lets the next iterator read the next epoch, with many processes as with one, where the origin itself is read.
+        """Makes the next iterator read the next epoch if the origin itself isn't read, as with a single process.
 
-        Once an epoch: it doesn't undo what the user says of the reader meanwhile.
+        Does so once per epoch, so that it doesn't override changes that the user makes to the reader.
         """
         if self._origin is self._passes:
             return
@@ -303,29 +308,29 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             self._origin.set_epoch(epoch)
 
     def get_state(self) -> IteratorState:
-        """How far it has come: that of `Reader.state_dict`. Only batches that `next` has returned count as seen.
+        """Returns the state, like `Reader.state_dict`, counting only batches that `next` has returned.
 
-        Where several threads draw, the state is behind those batches before which all have been returned.
+        If several threads draw, the state is after the last batch before which all batches have been returned.
 
         Returns:
-            A small dict that can be stored as JSON. With the orders and on the conditions that `Reader.state_dict`
-            names it is the same in all processes, and can be gone on from with another number of them.
+            A small dict that can be stored as JSON. Under the conditions that `Reader.state_dict` describes, the state
+            is the same in all processes and can be loaded with another number of processes.
         """
-        # Without a lock, so that a signal's handler can save it.
+        # No lock is held, so that a signal handler can save the state.
         left = None if self._passing is None else self._passing.before_open()
         if left is None:
             return IteratorState(self._passes.state_dict())
         return IteratorState(self._passes.state_behind(left, ended=False))
 
     def set_state(self, state: Mapping[str, Any] | bytes) -> None:
-        """Goes on where a state was saved, whatever it has done before.
+        """Resumes from a saved state, regardless of what was read before.
 
         Args:
-            state: as `get_state` returned it; or that as JSON, as Grain's `CheckpointRestore` gives it.
+            state: State, as returned by `get_state`, or its JSON as bytes, as passed by Grain's `CheckpointRestore`.
 
         Raises:
-            StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
-                changes then.
+            StateError: If the state belongs to another dataset or other arguments, was saved by a later version of
+                fastpipe, or is corrupt. Nothing changes in that case.
         """
         if isinstance(state, bytes):
             state = _parsed(state)
@@ -335,30 +340,31 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             self._ended = False
 
     def start_prefetch(self) -> None:
-        """Does nothing. Grain's `CheckpointRestore` calls it; threads start with the first batch."""
+        """Does nothing. Grain's `CheckpointRestore` calls it, but the threads start with the first batch."""
 
     async def save(self, directory: Any) -> Coroutine[Any, Any, None]:
-        """Saves the state for Orbax: `get_state()` of now, in a file `process_<index>-of-<count>.json`.
+        """Saves the current state for Orbax in a file `process_<index>-of-<count>.json`.
 
         Args:
-            directory: a path whose creation can be waited for with `await_creation()`.
+            directory: A path with a method `await_creation()` that waits until the directory is created.
 
         Returns:
-            A coroutine that writes the file; Orbax awaits it in the background.
+            A coroutine that writes the file. Orbax awaits it in the background.
         """
         return _write(directory, json.dumps(self.get_state()))
 
     async def load(self, directory: Any) -> Coroutine[Any, Any, None]:
-        """Loads the state that `save` saved.
+        """Loads a state that `save` saved.
 
-        If the number of processes has changed, one state serves all, if the states of all were the same.
+        If the number of processes has changed, all processes load the same state, provided that all saved states are
+        equal.
 
         Args:
-            directory: where it was saved.
+            directory: Directory that contains the state.
 
         Returns:
-            A coroutine that reads the file and sets the state. It raises `StateError` as `set_state` does, and if there
-            is no file, or if the states of another number of processes differ.
+            A coroutine that reads the file and sets the state. It raises `StateError` if `set_state` does, if the file
+            doesn't exist, or if the states of another number of processes differ.
         """
         return self._load(directory)
 
@@ -366,7 +372,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
         self.set_state(await asyncio.to_thread(_read, directory))
 
     def close(self) -> None:
-        """Ends the pass and waits for its threads. Batches that were yielded stay as they are."""
+        """Ends the pass and waits for its threads. Batches that were yielded stay valid."""
         self._passes.close()
 
     def _convert(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -383,7 +389,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             arrays += found
         if wide and not self._narrowed:
             self._narrowed = True
-            _log.info("without jax_enable_x64 these become 32-bit, which takes a copy of them: %s", ", ".join(wide))
+            _log.info("without jax_enable_x64, these features are copied to 32-bit arrays: %s", ", ".join(wide))
         placed = iter(self._put(arrays))
         return {name: pytree(node, placed) for name, node in batch.items()}
 
@@ -394,7 +400,7 @@ def _parsed(state: bytes) -> dict[str, Any]:
         if not isinstance(parsed, dict):
             raise ValueError
     except (RecursionError, ValueError):
-        raise StateError("this is no state of a reader, or it is damaged") from None
+        raise StateError("this is not a state of a reader, or it is corrupt") from None
     return parsed
 
 
@@ -412,7 +418,7 @@ def _read(directory: Any) -> dict[str, Any]:
     states: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files]
     if any(state != states[0] for state in states):
         raise StateError(
-            f"the states of the {len(states)} processes in {directory} differ, so that {jax.process_count()} processes"
-            " can't go on from there: restore with as many as saved them"
+            f"the states of the {len(states)} processes in {directory} differ, so {jax.process_count()} processes"
+            " cannot resume from them: restore with the number of processes that saved them"
         )
     return states[0]

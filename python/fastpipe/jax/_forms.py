@@ -1,6 +1,6 @@
-"""What batches become in JAX: arrays and pytrees of them, which a sharding can lay out.
+"""The JAX types of batches: arrays and pytrees of arrays, and checks of whether a sharding can divide them.
 
-Arrays of ragged features are padded to a few sizes: `jax.jit` compiles once for each shape.
+Arrays of ragged features are padded to a few sizes, because `jax.jit` compiles once for each shape.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from fastpipe.batch._form import counted
 from fastpipe.errors import UnsupportedError, ValueRangeError
 from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec
 
-# Of sparse arrays, by class and shape. Those whose shape differs from batch to batch mustn't fill the memory.
+# Tree structures of sparse arrays by class and shape. Their number is limited, since shapes may differ from batch to
+# batch.
 _structures: dict[tuple[Any, tuple[int, ...]], Any] = {}
 _MOST_STRUCTURES = 1024
 
@@ -34,12 +35,12 @@ _MOST_STRUCTURES = 1024
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "offsets"], meta_fields=[])
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`. A pytree.
+    """Rows of different lengths: row `i` is `values[offsets[i]:offsets[i + 1]]`. A pytree.
 
     Attributes:
-        values: the items of all rows, one after the other: an array `[items, ...]`, or another form. With `pad_ragged`
-            padding follows.
-        offsets: int64 `[rows + 1]`; int32 without 64-bit types.
+        values: Items of all rows in order, an array `[items, ...]` or another array type. Padding follows with
+            `pad_ragged`.
+        offsets: Offsets of the rows, int64 `[rows + 1]`. int32 without 64-bit types.
     """
 
     values: Any
@@ -52,9 +53,10 @@ class Ragged:
 
     @property
     def segment_ids(self) -> jax.Array:
-        """The row of each item, `[items]`, in rising order: what `jax.ops.segment_sum` takes. Can be used in a jit.
+        """The row of each item, `[items]`, in ascending order, for `jax.ops.segment_sum`. Can be used in a jit.
 
-        For padding it is the number of rows: with `num_segments` of as many, `segment_sum` leaves padding out.
+        Padding has the number of rows as its row. With `num_segments` set to the number of rows, `segment_sum` ignores
+        padding.
         """
         rows = jnp.arange(_rows(self) + 1, dtype=self.offsets.dtype)
         items = _rows(self.values)
@@ -72,12 +74,12 @@ class Ragged:
 class Strings:
     """Strings or byte strings in one buffer. A pytree.
 
-    Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
+    String `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        values: uint8 `[bytes]`: the bytes of all entries; UTF-8 unless `binary`.
-        offsets: int64 `[prod(shape) + 1]`; int32 without 64-bit types.
-        shape: the shape that the entries make; the first dimension is the rows. Static in a jit.
+        values: Bytes of all strings, uint8 `[bytes]`. UTF-8 unless `binary` is set.
+        offsets: Offsets of the strings, int64 `[prod(shape) + 1]`. int32 without 64-bit types.
+        shape: Shape of the array of strings, whose first dimension is the rows. Static in a jit.
         binary: False for strings, True for bytes. Static in a jit.
     """
 
@@ -88,18 +90,18 @@ class Strings:
 
     @property
     def lengths(self) -> jax.Array:
-        """The number of bytes of each entry, with `shape`."""
+        """The number of bytes of each string, with shape `shape`."""
         return jnp.diff(self.offsets).reshape(self.shape)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["values", "valid"], meta_fields=[])
 @dataclass(frozen=True, eq=False)
 class Masked:
-    """Rows of which some are null. A pytree.
+    """Rows that may be null. A pytree.
 
     Attributes:
-        values: an array or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
-        valid: bool, True where a value is present; its shape is a prefix of that of `values`.
+        values: An array or another array type. Ignore its values where `valid` is False: they are zeros or empty.
+        valid: bool, True where a value is present. Its shape is a prefix of the shape of `values`.
     """
 
     values: Any
@@ -107,14 +109,14 @@ class Masked:
 
 
 def leaves(node: Any, name: str) -> list[np.ndarray]:
-    """The arrays of a form of the reader's, in the order in which `pytree` takes them.
+    """Returns the arrays of a reader's array or batch type, in the order in which `pytree` consumes them.
 
     Args:
-        node: an array or a form.
-        name: of the feature, for errors.
+        node: An array or a batch type.
+        name: Name of the feature, for errors.
 
     Raises:
-        UnsupportedError: if JAX has no array for it.
+        UnsupportedError: If JAX has no array type for it.
     """
     if isinstance(node, np.ndarray):
         return [counted(node)]
@@ -122,8 +124,8 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
         return [array for part in node for array in leaves(part, name)]
     if not isinstance(node.values, np.ndarray):
         raise UnsupportedError(
-            f"feature {name!r}: JAX's sparse arrays hold numbers, not {type(node.values).__name__}: leave it out"
-            ' with columns=, or give its nulls a value with nulls="fill"',
+            f"feature {name!r}: JAX's sparse arrays can only hold numbers, not {type(node.values).__name__}: omit it"
+            ' with columns=, or replace its nulls with nulls="fill"',
             feature=name,
         )
     if isinstance(node, forms.SparseCSR):
@@ -132,7 +134,7 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
 
 
 def pytree(node: Any, arrays: Iterator[jax.Array]) -> Any:
-    """What a form of the reader's becomes in JAX, of the JAX arrays of its `leaves`."""
+    """Returns the JAX type of a reader's array or batch type, built from the JAX arrays of its `leaves`."""
     if isinstance(node, np.ndarray):
         return next(arrays)
     match node:
@@ -146,11 +148,11 @@ def pytree(node: Any, arrays: Iterator[jax.Array]) -> Any:
             return _sparse(BCOO, (next(arrays), next(arrays)), node.dense_shape)
         case forms.SparseCSR():
             return _sparse(BCSR, (next(arrays), next(arrays), next(arrays)), node.dense_shape)
-    raise TypeError(f"readers yield no {type(node).__name__}")
+    raise TypeError(f"readers don't yield {type(node).__name__}")
 
 
 def _sparse(kind: Any, parts: tuple[jax.Array, ...], dense_shape: np.ndarray) -> Any:
-    # To make one takes JAX 20 times as long as to make another one of the same shape out of its parts.
+    # Creating a sparse array takes JAX 20 times as long as building another one of the same structure from its parts.
     shape = tuple(dense_shape.tolist())
     structure = _structures.get((kind, shape))
     if structure is not None:
@@ -162,14 +164,14 @@ def _sparse(kind: Any, parts: tuple[jax.Array, ...], dense_shape: np.ndarray) ->
 
 
 def narrow(array: np.ndarray, name: str) -> np.ndarray:
-    """An array of a 64-bit type in 32 bits, aligned so that JAX takes it without another copy.
+    """Returns an array of a 64-bit type in 32 bits, aligned so that JAX doesn't copy it again.
 
     Args:
-        array: of int64, uint64 or float64.
-        name: of the feature, for errors.
+        array: An array of int64, uint64 or float64.
+        name: Name of the feature, for errors.
 
     Raises:
-        ValueRangeError: if a value doesn't fit.
+        ValueRangeError: If a value doesn't fit.
     """
     dtype = np.dtype(f"{array.dtype.kind}4")
     narrowed = aligned(array.shape, dtype)
@@ -185,7 +187,7 @@ def narrow(array: np.ndarray, name: str) -> np.ndarray:
         np.copyto(narrowed, array, casting="same_kind")
     if unfit.size:
         raise ValueRangeError(
-            f"feature {name!r}: {unfit.flat[0]} doesn't fit {dtype}, and without jax_enable_x64 JAX has no"
+            f"feature {name!r}: {unfit.flat[0]} doesn't fit into {dtype}, and without jax_enable_x64 JAX has no"
             f" {array.dtype}: set jax.config.update('jax_enable_x64', True), or leave the feature out with columns=",
             feature=name,
         )
@@ -205,11 +207,11 @@ def _rows(node: Any) -> int:
 
 
 def checked_passes(reader: Any, sharding: Any) -> Passes:
-    """The passes of a reader, if it is one, and the sharding is one."""
+    """Returns the passes of a reader, after checking the types of the reader and the sharding."""
     passes = passes_of(reader)
     if sharding is not None and not isinstance(sharding, jax.sharding.Sharding):
         raise TypeError(
-            "sharding is a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')), not"
+            "sharding must be a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data')); got"
             f" {type(sharding).__name__}"
         )
     return passes
@@ -219,9 +221,9 @@ def check_feature(name: str, spec: Spec) -> None:
     if not isinstance(spec, SparseSpec):
         return
     if spec.dtype in ("string", "bytes"):
-        reason = f"JAX's sparse arrays hold numbers, not {spec.dtype}: leave it out with columns="
+        reason = f"JAX's sparse arrays can only hold numbers, not {spec.dtype}: leave it out with columns="
     elif spec.layout == "csr" and len(spec.shape) > 1:
-        reason = f'JAX\'s BCSR has one dimension besides the rows, not {len(spec.shape)}: use layout="coo"'
+        reason = f'JAX\'s BCSR supports one dimension besides the rows, not {len(spec.shape)}: use layout="coo"'
     else:
         return
     raise UnsupportedError(f"feature {name!r}: {reason}", feature=name, reason=reason)
@@ -248,11 +250,11 @@ def check_dense(name: str, spec: Spec) -> None:
 def check_sizes(passes: Passes) -> None:
     if not passes.one_size:
         raise ValueError(
-            "a sharding needs batches of one size, and the last one may be smaller: read with drop_last=True, or with"
+            "a sharding requires batches of equal size, but the last may be smaller: read with drop_last=True, or with"
             ' uneven="pad" to fill it up'
         )
     if passes.uneven == "allow" and jax.process_count() > 1:
-        raise ValueError('with uneven="allow" some processes would wait for others for ever: use "drop" or "pad"')
+        raise ValueError('with uneven="allow" some processes would wait for others forever: use "drop" or "pad"')
 
 
 def check_divisible(name: str, shape: tuple[Any, ...], sharding: jax.sharding.Sharding) -> None:
@@ -271,9 +273,9 @@ def check_divisible(name: str, shape: tuple[Any, ...], sharding: jax.sharding.Sh
 
 
 def share_of(sharding: jax.sharding.Sharding) -> tuple[int, int]:
-    """Into how many shares a sharding divides the rows among processes, and which of them is this process's."""
+    """Returns the number of shards into which a sharding divides the rows among processes, and this process's index."""
     dimensions = len(sharding.spec) if isinstance(sharding, jax.sharding.NamedSharding) else 1
-    # Whatever the axes of the mesh, their sizes divide the number of devices.
+    # The sizes of the mesh axes always divide the number of devices.
     rows = len(sharding.device_set)
     held: dict[int, set[tuple[int, int]]] = {}
     device: Any
@@ -282,20 +284,20 @@ def share_of(sharding: jax.sharding.Sharding) -> tuple[int, int]:
         held.setdefault(device.process_index, set()).add((start, stop))
     own = jax.process_index()
     if own not in held:
-        raise UnsupportedError(f"process {own} has no device in the sharding's mesh: put one there")
+        raise UnsupportedError(f"process {own} has no device in the sharding's mesh: add one")
     shares = sorted({tuple(sorted(ranges)) for ranges in held.values()})
     sizes = {sum(stop - start for start, stop in ranges) for ranges in shares}
     if sizes != {rows // len(shares)} or rows % len(shares):
         raise UnsupportedError(
-            "under the sharding processes hold rows in part alike, or differ in how many they hold: let those that hold"
-            " some of the same rows hold all of the same"
+            "unsupported sharding: two processes must hold either the same rows or disjoint rows, and all processes"
+            " must hold the same number of rows"
         )
     return len(shares), shares.index(tuple(sorted(held[own])))
 
 
 PadRagged: TypeAlias = "bool | Sequence[int] | Mapping[str, bool | Sequence[int]]"
 
-# Of powers of two: below that, sizes would differ often and save little.
+# The smallest power of two. Smaller sizes would cause more compilations and save little memory.
 _LEAST = 16
 
 
@@ -303,8 +305,8 @@ class Padding:
     """Sizes to which the arrays of a feature are padded.
 
     Args:
-        name: of the feature, for errors.
-        sizes: in ascending order; None for powers of two.
+        name: Name of the feature, for errors.
+        sizes: Sizes in ascending order, or None for powers of two.
     """
 
     def __init__(self, name: str, sizes: Sequence[int] | None) -> None:
@@ -312,14 +314,14 @@ class Padding:
         self._sizes = sizes
 
     def padded(self, node: Any, rows: int | None = None) -> Any:
-        """A form of the reader's, whose arrays of values are padded. Offsets say what is padding.
+        """Returns a reader's array or batch type with padded value arrays. Its offsets don't include the padding.
 
         Args:
-            node: an array or a form.
-            rows: how many rows it is to have, at least as many as it has; None to keep their number.
+            node: An array or a batch type.
+            rows: Number of rows of the result, at least the current number. None keeps the number of rows.
 
         Raises:
-            ValueRangeError: if an array is longer than the largest size.
+            ValueRangeError: If an array is longer than the largest size.
         """
         match node:
             case forms.Strings():
@@ -343,22 +345,22 @@ class Padding:
         if place == len(self._sizes):
             raise ValueRangeError(
                 f"feature {self._name!r}: an array of a batch has {items} items, and the largest size of pad_ragged is"
-                f" {self._sizes[-1]}. Give a larger size, or pad_ragged=True for powers of two",
+                f" {self._sizes[-1]}. Add a larger size, or use pad_ragged=True for powers of two",
                 feature=self._name,
             )
         return self._sizes[place]
 
 
 def paddings(pad_ragged: Any, features: Features) -> dict[str, Padding]:
-    """How the features are padded whose number of items, or of bytes of text, differs from batch to batch.
+    """Returns the padding of each feature whose number of items or bytes differs from batch to batch.
 
     Args:
-        pad_ragged: as `fastpipe.jax.iterator` takes it.
-        features: of the reader.
+        pad_ragged: The argument of `fastpipe.jax.iterator`.
+        features: Features of the reader.
 
     Raises:
-        TypeError: if it, or a size, is of another type.
-        ValueError: if sizes aren't in ascending order, or a name isn't that of such a feature.
+        TypeError: If `pad_ragged` or a size has the wrong type.
+        ValueError: If sizes aren't in ascending order, or a name isn't that of a ragged feature or text.
     """
     ragged = [name for name, spec in features.items() if _is_ragged(spec)]
     if isinstance(pad_ragged, Mapping):
@@ -378,7 +380,7 @@ def _is_ragged(spec: Spec) -> bool:
 
 
 def _checked(sizes: Any) -> list[int] | None:
-    """Sizes as whole numbers; None for powers of two, and for no padding."""
+    """Returns sizes as integers. None stands for powers of two or, if `sizes` is False, for no padding."""
     if isinstance(sizes, bool):
         return None
     what = "pad_ragged must be a bool, sizes such as [1024, 4096], or a dict from features to these"
@@ -394,7 +396,7 @@ def _checked(sizes: Any) -> list[int] | None:
 
 
 def _extended(array: np.ndarray, rows: int | None) -> np.ndarray:
-    """The array with zeros after its rows."""
+    """Returns the array with zeros after its rows."""
     if rows is None or rows == len(array):
         return array
     out = aligned((rows, *array.shape[1:]), array.dtype)
@@ -404,7 +406,7 @@ def _extended(array: np.ndarray, rows: int | None) -> np.ndarray:
 
 
 def _offsets(offsets: np.ndarray, rows: int) -> np.ndarray:
-    """The offsets with empty rows after them."""
+    """Returns the offsets with empty rows after them."""
     if rows + 1 == len(offsets):
         return offsets
     out = aligned((rows + 1,), offsets.dtype)

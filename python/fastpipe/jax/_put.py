@@ -1,13 +1,14 @@
-"""JAX arrays over the memory of NumPy arrays, without what JAX's own Python costs for each.
+"""JAX arrays over the memory of NumPy arrays, without the per-array overhead of JAX's Python code.
 
-`jax.device_put` takes 30 to 40 microseconds an array: it finds out anew for each what is the same for all. What it ends
-in, jaxlib's `batched_device_put`, takes 4 to 7. That isn't documented, though the arguments given here have been its
-first five from JAX 0.4.26 to 0.12. So it is tried out before it is used, on each device, and for each shape under a
-sharding: what it makes must have the type, device, values and memory that an array of JAX's documented functions has,
-and keep the memory alive. Else those functions are used, and a warning of the logger `"fastpipe"` says so, once.
+`jax.device_put` takes 30 to 40 microseconds per array, because it derives the same facts for each array. The function
+that it finally calls, jaxlib's `batched_device_put`, takes 4 to 7. That function isn't documented, although the
+arguments passed here have been its first five from JAX 0.4.26 to 0.12. So it is verified before it is used, on each
+device, and for each shape under a sharding. Its arrays must have the same type, device, values and memory as arrays of
+JAX's documented functions, and must keep the memory alive. If it fails, the documented functions are used, and the
+logger `"fastpipe"` warns once.
 
-Nor does it know explicit transfers from implicit ones. While `jax.transfer_guard` reports or refuses some, arrays are
-made by the documented functions, which the guard takes for explicit.
+The function also doesn't distinguish explicit from implicit transfers. While `jax.transfer_guard` logs or disallows
+transfers, arrays are created by the documented functions, which the guard treats as explicit.
 """
 
 from __future__ import annotations
@@ -26,27 +27,27 @@ from jaxlib.version import __version__ as jaxlib_version
 from fastpipe._interop.memory import aligned
 
 Put: TypeAlias = Callable[[list[np.ndarray]], list[jax.Array]]
-"""Makes JAX arrays of NumPy arrays."""
+"""Creates JAX arrays from NumPy arrays."""
 
 _log = logging.getLogger("fastpipe")
-# Its options are no attributes for mypy.
+# mypy doesn't know the attributes of its options.
 _config: Any = jax.config
 
-# Why it isn't used, once that has been said.
+# Contains the reason why the function isn't used, after the warning.
 _warned: list[str] = []
 
-# Abstract values, by shape and dtype: each takes 4 microseconds to make, and 500 bytes. Ragged and sparse arrays have
-# ever new shapes, so not all are kept.
+# Number of cached abstract values by shape and dtype. Each value takes 4 microseconds to create, and 500 bytes. The
+# cache is limited because ragged and sparse arrays keep having new shapes.
 _MOST_AVALS = 4096
 
 
 def put(arrays: list[np.ndarray]) -> list[jax.Array]:
-    """Puts arrays on JAX's default device, without committing them to it, as `jax.device_put` does.
+    """Puts arrays on JAX's default device without committing them to it, as `jax.device_put` does.
 
-    Where that is a CPU they share memory that is aligned.
+    On a CPU, the arrays share memory that is aligned.
 
     Args:
-        arrays: of numbers or bools, of types that JAX has with the options of now.
+        arrays: Arrays of numbers or bools, with dtypes that JAX supports under its current options.
     """
     if _guarded():
         return _device_put(arrays)
@@ -57,14 +58,14 @@ def put(arrays: list[np.ndarray]) -> list[jax.Array]:
 
 
 class Sharded:
-    """Puts arrays on devices as a sharding says: call it with arrays.
+    """Puts arrays on devices according to a sharding.
 
-    The first array of each shape and dtype is put by JAX's documented functions, further ones where its parts are.
-    Those functions put all if the sharding has devices of other processes.
+    JAX's documented functions put the first array of each shape and dtype, and later arrays are placed like the first
+    one. If the sharding contains devices of other processes, the documented functions put all arrays.
 
     Args:
-        sharding: how to lay arrays out over devices.
-        scale: how many times as many rows as an array's the global array has.
+        sharding: Layout of arrays over devices.
+        scale: Factor by which the global array has more rows than a local one.
     """
 
     def __init__(self, sharding: Sharding, scale: int) -> None:
@@ -113,7 +114,7 @@ def _guarded() -> bool:
 
 @functools.cache
 def _put_on(device: Any) -> Put:
-    """What puts arrays on a device, which is the default one."""
+    """Returns a function that puts arrays on a device, which must be the default device."""
 
     def build(batched_device_put: Any) -> Put:
         sharding = SingleDeviceSharding(device)
@@ -126,7 +127,7 @@ def _put_on(device: Any) -> Put:
 
 
 def _device_put(arrays: list[np.ndarray]) -> list[jax.Array]:
-    # It shares memory as from_dlpack does. That takes twice the time, and would bind the arrays to their device.
+    # This shares memory as from_dlpack does, which takes twice the time and would commit the arrays to their device.
     placed: list[jax.Array] = jax.device_put(arrays)
     return placed
 
@@ -137,7 +138,7 @@ def _aval(shape: tuple[int, ...], dtype: np.dtype) -> Any:
 
 
 def _verified(build: Callable[[Any], Put], documented: Put, shape: tuple[int, ...], dtypes: list[Any]) -> Put:
-    """What `build` makes of `batched_device_put`, if that does as the documented function; else the latter."""
+    """Returns the function that `build` creates if it works like `documented`, and otherwise `documented`."""
     try:
         put = build(_batched_device_put())
         with jax.transfer_guard("allow"):
@@ -156,7 +157,7 @@ def _batched_device_put() -> Any:
 
 
 def _check(put: Put, documented: Put, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raises something, if `put` doesn't do as the documented function."""
+    """Raises an error if `put` doesn't work like the documented function."""
     example = aligned(shape, dtype)
     example[...] = np.arange(example.size).reshape(shape) % 101
     references = _references(example)
@@ -179,12 +180,12 @@ def _check(put: Put, documented: Put, shape: tuple[int, ...], dtype: Any) -> Non
 
 
 def _references(example: np.ndarray) -> int:
-    """To the array and to its memory: those of its parts refer to the latter."""
+    """Counts the references to the array and to its memory, because parts of the array refer to the memory."""
     return sys.getrefcount(example) + sys.getrefcount(example.base)
 
 
 def _shared(array: jax.Array, example: np.ndarray) -> list[bool]:
-    """Which of the array's parts lie in the example's memory."""
+    """Returns for each part of the array whether it is stored in the example's memory."""
     memory = range(example.ctypes.data, example.ctypes.data + example.nbytes)
     return [
         shard.device.platform == "cpu" and shard.data.unsafe_buffer_pointer() in memory
@@ -197,7 +198,7 @@ def _warn(reason: str) -> None:
         return
     _warned.append(reason)
     _log.warning(
-        "JAX %s, jaxlib %s: jaxlib.xla_client.batched_device_put isn't what it was (%s), so that arrays take 40"
+        "JAX %s, jaxlib %s: jaxlib.xla_client.batched_device_put has changed (%s), so arrays take 40"
         " microseconds each instead of 5",
         jax.__version__,
         jaxlib_version,

@@ -340,7 +340,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
             rank, ranks, origin = world()
             if ranks > 1:
                 passes = self._passes = passes.share(ranks, rank)
-                _LOG.info("rank %d of %d reads its share (by %s)", rank, ranks, origin)
+                _LOG.info("rank %d of %d reads its shard (by %s)", rank, ranks, origin)
                 passes.share_processors(local_ranks())
         return passes
 
