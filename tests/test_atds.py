@@ -103,13 +103,13 @@ def test_features_check_themselves(kind: Any, shape: Any, dtype: Any, message: s
         ({"batch_size": 0}, INVALID, "`batch_size` must be greater than 0 but found 0"),
         ({"batch_size": [2]}, INVALID, "batch_size must be a scalar"),
         ({"batch_size": None}, ValueError, "Attempt to convert a value (None) with an unsupported type"),
-        ({"batch_size": "a"}, ValueError, "batch_size is of dtype int64, not 'a'"),
-        ({"batch_size": 1.5}, TypeError, "batch_size is of dtype int64, not 1.5"),
+        ({"batch_size": "a"}, ValueError, "batch_size must have dtype int64; got 'a'"),
+        ({"batch_size": 1.5}, TypeError, "batch_size must have dtype int64; got 1.5"),
         ({"shuffle_buffer_size": -3}, INVALID, "`shuffle_buffer_size` must be greater than or equal to 0 but found -3"),
         ({"reader_buffer_size": 0}, INVALID, "`reader_buffer_size` must be greater than 0 but found 0"),
         ({"num_parallel_calls": 0}, INVALID, "must be a positive integer or tf.data.AUTOTUNE, got 0"),
         ({"num_parallel_calls": -2}, INVALID, "must be a positive integer or tf.data.AUTOTUNE, got -2"),
-        ({"drop_remainder": "a"}, ValueError, "drop_remainder is of dtype bool, not 'a'"),
+        ({"drop_remainder": "a"}, ValueError, "drop_remainder must have dtype bool; got 'a'"),
         ({"features": {}}, ValueError, "Features dict cannot be empty and should have at least one feature."),
         ({"features": None}, ValueError, "ATDS feature configuration as value but found None."),
         ({"features": {"id": tf.int64}}, ValueError, "Unknown ATDS feature configuration <dtype: 'int64'>. Only "),
@@ -349,7 +349,7 @@ def test_nulls_are_errors_or_filled(tmp_path: Path) -> None:
             DenseFeature([], tf.float64),
             (
                 "Schema value type and metadata type mismatch in feature 'id'. Avro schema data type: long, metadata "
-                'type: double. Invalid schema found: "long", but DenseFeature(shape=[], dtype=tf.float64) was asked for'
+                'type: double. Invalid schema found: "long", but DenseFeature(shape=[], dtype=tf.float64) was requested'
             ),
         ),
         (

@@ -171,11 +171,11 @@ def test_var_len_is_that_of_parse_example() -> None:
 @pytest.mark.parametrize(
     ("feature", "raised", "told"),
     [
-        (tf.io.SparseFeature("i", "v", tf.float32, 3), TypeError, "give SparseSpec"),
+        (tf.io.SparseFeature("i", "v", tf.float32, 3), TypeError, "use SparseSpec"),
         (tf.io.FixedLenSequenceFeature([], tf.float32), TypeError, "expected a DenseSpec"),
         ("float32", TypeError, "expected a DenseSpec"),
         (tf.io.RaggedFeature(tf.float32, partitions=[tf.io.RaggedFeature.RowSplits("s")]), ValueError, "RaggedSpec"),
-        (tf.io.FixedLenFeature([2], tf.int64, [1, 2]), ValueError, "default_value is one value"),
+        (tf.io.FixedLenFeature([2], tf.int64, [1, 2]), ValueError, "default_value must be a single value"),
         (tf.io.FixedLenFeature([None], tf.int64), ValueError, "use RaggedSpec"),
         (fastpipe.SparseSpec((3,), "int64", layout="csr"), ValueError, "coordinates"),
         (fastpipe.DenseSpec((), "string"), fastpipe.SchemaError, "which don't fit string"),

@@ -183,9 +183,7 @@ class Prefetcher:
         passes = passes_of(reader)
         count = len(engines)
         if count > 1 and passes.uneven == "allow":
-            raise ValueError(
-                'uneven="allow" is not supported with several devices: use "drop" or "pad"'
-            )
+            raise ValueError('uneven="allow" is not supported with several devices: use "drop" or "pad"')
         shares = [passes] if count == 1 else [passes.shard(count, i) for i in range(count)]
         for share in shares if count > 1 else ():
             share.share_processors(count * passes.sharers)

@@ -79,8 +79,7 @@ class CupyDevice:
                 self._memory = cupy.cuda.alloc(nbytes)
             except cupy.cuda.memory.OutOfMemoryError as error:
                 raise OutOfMemoryError(
-                    f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows"
-                    f" ({error})"
+                    f"{self.name} has no {nbytes} bytes in one piece: reduce occupancy or rows ({error})"
                 ) from error
         # Other streams may still use memory from the pool.
         self.settle()

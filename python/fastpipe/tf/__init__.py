@@ -1,4 +1,4 @@
-"""Batches as tensors of TensorFlow.
+"""Batches as TensorFlow tensors.
 
     import fastpipe
     import fastpipe.tf
@@ -6,7 +6,7 @@
     reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)
     model.fit(fastpipe.tf.dataset(reader).map(split).prefetch(2), epochs=3)
 
-Needs TensorFlow 2.16 or newer (extra `tf`), which is imported with this module and not with fastpipe.
+Requires TensorFlow 2.16 or newer (extra `tf`), which is imported with this module but not with fastpipe.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ __all__ = ["Masked", "dataset", "parse_avro"]
 
 @unconverted
 def dataset(reader: Reader, *, input_context: tf.distribute.InputContext | None = None) -> tf.data.Dataset:
-    """A `tf.data.Dataset` of a reader's batches.
+    """Returns a `tf.data.Dataset` of a reader's batches.
 
-    Each iteration over it is a pass of the reader, which reads ahead by itself; a further iteration closes the one
-    before, which then fails if it is gone on with. Its elements are dicts, with
+    Each iteration over it is a pass of the reader, which prefetches by itself. A further iteration closes the previous
+    one, which then fails if it is continued. Elements are dicts with these values:
 
-    - `tf.Tensor` `[rows, *shape]` for `DenseSpec`, over the memory of the batch;
-    - `tf.RaggedTensor` for `RaggedSpec`, with int64 row splits, ragged in all dimensions up to the last that is None;
-    - `tf.SparseTensor` for `SparseSpec`; its indices are in the order in which they were written, which
-      `tf.sparse.reorder` makes ascending where it isn't;
-    - `Masked(values, valid)` of these where `nulls="mask"` lets values be null;
-    - for strings and bytes tensors of dtype `tf.string`, which TensorFlow copies to objects of its own;
-    - with `uneven="pad"` the entry `valid`, a bool tensor `[rows]`.
+    - For `DenseSpec`, a `tf.Tensor` `[rows, *shape]` over the memory of the batch.
+    - For `RaggedSpec`, a `tf.RaggedTensor` with int64 row splits. It is ragged in all dimensions up to the last None.
+    - For `SparseSpec`, a `tf.SparseTensor`. Its indices are in the order in which they were written.
+      `tf.sparse.reorder` sorts them if needed.
+    - With `nulls="mask"`, `Masked(values, valid)` of these tensors if values may be null.
+    - For strings and bytes, tensors of dtype `tf.string`, which TensorFlow copies to its own objects.
+    - With `uneven="pad"`, the additional key `valid`, a bool tensor `[rows]`.
 
-    `rows` is known beforehand with `drop_last=True` and with `uneven="pad"`, else None in `element_spec`.
+    With `drop_last=True` and with `uneven="pad"`, `rows` is known in advance. Otherwise it is None in `element_spec`.
 
-    TensorFlow adds no `prefetch` of its own, as it does elsewhere: the reader's state is that of the last batch. (To a
-    `map` it does, unless `options.experimental_optimization.map_parallelization` is False.)
+    TensorFlow doesn't add its usual `prefetch`, so the reader's state is the state after the last batch. (It does add
+    one to a `map`, unless `options.experimental_optimization.map_parallelization` is False.)
 
-    Auto-sharding is off, as ranks are the reader's: each worker of `tf.distribute` has to read a share of its own, by
-    `input_context` or the reader's `rank` and `world_size`. TensorFlow can't save where an iteration stands: save
-    `reader.state_dict()`, which counts what TensorFlow has taken, prefetched batches among it.
+    Auto-sharding is off, because the reader handles ranks. Each worker of `tf.distribute` must read its own shard,
+    through `input_context` or the reader's `rank` and `world_size`. TensorFlow can't save the state of an iteration.
+    Save `reader.state_dict()`, which counts the batches that TensorFlow has taken, including prefetched ones.
 
     Args:
-        reader: whose batches are wanted.
-        input_context: of `strategy.distribute_datasets_from_function`: the share of this input pipeline is read,
-            `reader.shard(num_input_pipelines, input_pipeline_id)`.
+        reader: Reader whose batches the dataset yields.
+        input_context: Context that `strategy.distribute_datasets_from_function` passes. The dataset then reads the
+            shard of this input pipeline, `reader.shard(num_input_pipelines, input_pipeline_id)`. Defaults to None.
 
     Raises:
-        TypeError: if it isn't a reader.
-        ValueError: if a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be shared out
-            so: a shuffled one needs a seed, since each input pipeline makes its own.
-        FastpipeError: if a feature has `nulls="mask"`, and the reader's next batch can't be read: it tells which
-            levels may be null.
+        TypeError: If `reader` isn't a reader.
+        ValueError: If a sparse feature has `layout="csr"`, the reader has `progress=True`, or it can't be divided. A
+            shuffled reader needs a seed to be divided, since each input pipeline creates its own reader.
+        FastpipeError: If a feature has `nulls="mask"` and the reader's next batch, which determines the masks, can't be
+            read.
 
-    Errors of reading fail the `next` that meets them, behind which the iteration is over: with
-    `tf.errors.InvalidArgumentError` for what `ValueError` is raised for, `tf.errors.NotFoundError` for a missing file,
-    and `tf.errors.UnknownError` for all others. The message is fastpipe's.
+    An error while reading fails the `next` that encounters it, and ends the iteration. It is raised as
+    `tf.errors.InvalidArgumentError` if fastpipe raises `ValueError`, as `tf.errors.NotFoundError` for a missing file,
+    and otherwise as `tf.errors.UnknownError`. The message is fastpipe's.
     """
     passes = passes_of(reader)
     if input_context is not None:
         passes = passes.share(input_context.num_input_pipelines, input_context.input_pipeline_id)
     if passes.shows_progress:
-        raise ValueError("progress=True shows what Python draws; here TensorFlow draws, and Keras has a bar of its own")
+        raise ValueError("progress=True is not supported, since TensorFlow draws the batches; Keras has its own bar")
     layout = _layout(passes)
 
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    # It would have a batch that nobody asked for, which the reader's state counts.
+    # The prefetch would take a batch that the consumer didn't request, and the reader's state would count it.
     options.experimental_optimization.inject_prefetch = False
     source = _Source(passes, layout)
     dataset = tf.data.experimental.from_variant(from_passes(source, []), layout.element_spec)
@@ -90,7 +90,7 @@ class _Source(Source):
         self._passes = passes
 
     def start(self) -> tuple[Pass, list[Told]]:
-        """The reader's next pass."""
+        """Starts the reader's next pass."""
         return self._passes.start_in_engine(), []
 
 
@@ -104,5 +104,5 @@ def _layout(passes: Passes) -> Layout:
 def _first(passes: Passes) -> dict[str, Any]:
     try:
         return passes.batch_at(0)
-    except IndexError:  # An epoch without batches: no mask will be seen.
+    except IndexError:  # An epoch without batches has no masks.
         return {}

@@ -1,10 +1,10 @@
-"""The features that `ATDSDataset` is asked for, and its files, opened once for all epochs.
+"""The features of `ATDSDataset`, and its files, which are opened once for all epochs.
 
-No dtype is promoted, and no rank changed, to fit a file. Messages are worded as tensorflow-io's, which programs and
-tests look for, as far as those go.
+Dtypes are not promoted and ranks are not changed to fit a file. Messages use the words of tensorflow-io where possible,
+since programs and tests search for them.
 
-Some files only TensorFlow's file systems know (`gs://`, `hdfs://`, `ram://`). TensorFlow's C API has functions to write
-files and none to read them, so `tf.io.gfile` copies whole files to where they can be read.
+Some paths are only accessible through TensorFlow's file systems (`gs://`, `hdfs://`, `ram://`). TensorFlow's C API can
+write such files but not read them, so `tf.io.gfile` copies whole files to local storage.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from fastpipe.sources.avro._reading import AvroData
 from fastpipe.specs import Features
 
 ATDS_SUPPORTED_DTYPES = [tf.int32, tf.int64, tf.float32, tf.float64, tf.string, tf.bool]
-"""The dtypes of features, under the name that tensorflow-io has for them."""
+"""The dtypes of features. The name is tensorflow-io's."""
 
 
 class DenseFeature(namedtuple("DenseFeature", ["shape", "dtype"])):  # noqa: PYI024 - checks itself, in __new__
-    """Nested arrays of exactly these lengths, as a Tensor.
+    """A feature of nested arrays with fixed lengths, as a Tensor.
 
     Args:
-        shape: of one row, each dimension at least 1; `[]` for a scalar.
-        dtype: tf.int32, int64, float32, float64, string or bool, as in the schema.
+        shape: Shape of one row, each dimension at least 1. `[]` for a scalar.
+        dtype: Dtype of the schema: tf.int32, int64, float32, float64, string or bool.
 
     Raises:
-        ValueError: if a dimension or the dtype can't be.
+        ValueError: If a dimension or the dtype is invalid.
     """
 
     __slots__ = ()
@@ -51,14 +51,14 @@ class DenseFeature(namedtuple("DenseFeature", ["shape", "dtype"])):  # noqa: PYI
 
 
 class SparseFeature(namedtuple("SparseFeature", ["shape", "dtype"])):  # noqa: PYI024
-    """A record of `indices0`, `indices1`, ... and `values`, as a SparseTensor.
+    """A feature from a record of `indices0`, `indices1`, ... and `values`, as a SparseTensor.
 
     Args:
-        shape: of one row; -1 for a dimension that is as large as the batch needs.
-        dtype: of the values.
+        shape: Shape of one row. A dimension of -1 is as large as the batch requires.
+        dtype: Dtype of the values.
 
     Raises:
-        ValueError: if a dimension or the dtype can't be, or there is no dimension.
+        ValueError: If a dimension or the dtype is invalid, or `shape` is empty.
     """
 
     __slots__ = ()
@@ -71,14 +71,14 @@ class SparseFeature(namedtuple("SparseFeature", ["shape", "dtype"])):  # noqa: P
 
 
 class VarlenFeature(namedtuple("VarlenFeature", ["shape", "dtype"])):  # noqa: PYI024
-    """Nested arrays, as a SparseTensor.
+    """A feature of nested arrays, as a SparseTensor.
 
     Args:
-        shape: of one row; -1 for a dimension of any length, others are exact.
-        dtype: of the items.
+        shape: Shape of one row. A dimension of -1 may have any length. Other dimensions are exact.
+        dtype: Dtype of the items.
 
     Raises:
-        ValueError: if a dimension or the dtype can't be.
+        ValueError: If a dimension or the dtype is invalid.
     """
 
     __slots__ = ()
@@ -115,20 +115,20 @@ _DTYPES = {
 }
 
 _MOST_TEXT = 500
-"""Characters of a schema in a message."""
+"""Maximum number of characters of a schema in a message."""
 
 
 def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
-    """Holds features to a file's schema.
+    """Checks features against a file's schema.
 
     Raises:
-        SchemaError: if a feature isn't a field of its records, or of another type or rank.
+        SchemaError: If a feature isn't a field of the file's records, or has another type or rank.
     """
     schema = json.loads(schema_json)
     names: dict[str, Any] = {}
     _collect(schema, "", names)
     if not (isinstance(schema, dict) and schema.get("type") == "record"):
-        raise SchemaError(f"the records of a file aren't of a record type (file {path})", path=path)
+        raise SchemaError(f"the file doesn't contain records of a record type (file {path})", path=path)
     fields = {field["name"]: field["type"] for field in schema["fields"]}
     space = _space(schema, "")
     for name, feature in sorted(features.items(), key=_turn):
@@ -141,12 +141,12 @@ def check(path: str, schema_json: str, features: Mapping[str, Feature]) -> None:
             found = _problem(_Types(names, space), fields[name], name, feature)
             if found is None:
                 continue
-            reason = f"{found}, but {feature} was asked for"
+            reason = f"{found}, but {feature} was requested"
         raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _turn(item: tuple[str, Feature]) -> tuple[bool, bool, str]:
-    """Dense ones before sparse ones before others: of several that don't fit, the one that tensorflow-io tells of."""
+    """Returns the sort key that checks dense features first, then sparse ones, to raise the error of tensorflow-io."""
     name, feature = item
     return isinstance(feature, VarlenFeature), isinstance(feature, SparseFeature), name
 
@@ -159,7 +159,7 @@ class _Types:
         self._space = space
 
     def resolve(self, schema: Any) -> Any:
-        """The type behind `{"type": ...}` and a name; primitives are strings."""
+        """Resolves `{"type": ...}` and names to a type. Primitive types are strings."""
         while True:
             if isinstance(schema, str):
                 if schema in _DTYPES or schema == "null":
@@ -216,7 +216,7 @@ def _sparse_problem(types: _Types, schema: Any, name: str, feature: SparseFeatur
         problem = "Sparse schema can only contain 'indices' columns and a 'values' column."
     if problem is not None:
         wanted = f"{', '.join(indices)} and values"
-        return f"{problem} Input data schema: {_text(schema)}, of which {wanted} are read for feature '{name}'"
+        return f"{problem} Input data schema: {_text(schema)}, from which {wanted} are read for feature '{name}'"
     for field, kind in fields.items():
         items = types.resolve(kind["items"]) if _is(kind, "array") else None
         if field != "values" and items not in ("int", "long"):
@@ -249,7 +249,7 @@ def _is(schema: Any, kind: str) -> bool:
 
 
 def _text(schema: Any) -> str:
-    """A schema as it is shown in messages, which files may not make as long as they like."""
+    """Returns a schema for a message, with limited length because files may contain schemas of any length."""
     text = json.dumps(schema)
     return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]} ..."
 
@@ -260,7 +260,7 @@ def _space(schema: Any, outer: str) -> str:
 
 
 def _collect(schema: Any, space: str, names: dict[str, Any]) -> None:
-    """Notes all types that have names, which can be used where they don't stand."""
+    """Collects all named types, which may be referenced elsewhere in the schema."""
     if isinstance(schema, list):
         for branch in schema:
             _collect(branch, space, names)
@@ -277,11 +277,14 @@ def _collect(schema: Any, space: str, names: dict[str, Any]) -> None:
 
 
 _SETTLED = 2 * 10**9
-"""Nanoseconds within which two changes of a file may leave it with the same time of modification."""
+"""Nanoseconds within which two changes of a file may leave the same modification time."""
 
 
 class Copies:
-    """Copies of such files, which are deleted with this object. A file that has changed is copied again."""
+    """Local copies of files that only TensorFlow can read.
+
+    They are deleted with this object. A changed file is copied again.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -290,11 +293,11 @@ class Copies:
         self._count = 0
 
     def local(self, path: str) -> str:
-        """Where a file can be read.
+        """Returns the local path of a file.
 
         Raises:
-            MissingFileError: if there is no such file.
-            NotImplementedError: if TensorFlow has no such file system.
+            MissingFileError: If the file doesn't exist.
+            NotImplementedError: If TensorFlow doesn't support the file system.
         """
         scheme, separator, rest = path.partition("://")
         if not separator or os.sep in scheme:
@@ -308,12 +311,12 @@ class Copies:
                 raise MissingFileError(f"there is no such file (file {path})", path=path) from None
             except tf.errors.UnimplementedError as error:
                 raise NotImplementedError(
-                    f"{error.message} Import what adds {scheme}:// to TensorFlow, or copy the files to a local folder "
+                    f"{error.message} Import a module that adds {scheme}:// to it, or copy the files to a local folder "
                     f"(file {path})"
                 ) from None
 
     def named(self, text: str) -> str:
-        """A message in which copies have the names of what they are copies of."""
+        """Returns a message in which paths of copies are replaced by the original paths."""
         for path, (_, copy) in self._kept.items():
             text = text.replace(copy, path)
         return text
@@ -332,29 +335,31 @@ class Copies:
         os.mkdir(folder)
         copy = os.path.join(folder, os.path.basename(path) or "file")
         tf.io.gfile.copy(path, copy)
-        # The one before stays: somebody may be reading it.
+        # Keep the previous copy, because another thread may be reading it.
         self._kept[path] = stamp, copy
         return copy
 
 
 _KEPT = 4
-"""Sets of files that stay open to later epochs. Each has an index, the places of records and the memory of batches."""
+"""Number of sets of files that are kept open for later epochs. Each set has an index and the memory of its batches."""
 
 _COARSEST_CLOCK = 2 * 10**9
-"""Nanoseconds within which two changes of a file may leave it with the same time of modification on some systems."""
+"""Nanoseconds within which two changes of a file may leave the same modification time on some systems."""
 
 _Stamp = tuple[int, int, int, int, int]
 
 
 class OpenedFiles:
-    """Data sets that were opened, the last few of them kept for the epochs to come.
+    """Opened datasets. The last few datasets are kept for later epochs.
 
-    A data set is opened anew when the size, the time of modification or the identity of any of its files is another.
-    None is kept of files that were modified less than two seconds before, whose next change could go unnoticed.
+    A dataset is opened again if the size, the modification time or the identity of any of its files has changed.
+    Datasets with files that were modified within the last two seconds aren't kept, because another change could go
+    unnoticed.
 
     Args:
-        features: to open files for.
-        check: holds a file's schema to them, given its path and its JSON; raises where it doesn't fit.
+        features: Features to open the files for.
+        check: Function that checks a file's schema against the features, given the file's path and the schema's JSON.
+            It raises an error if they don't match.
     """
 
     def __init__(self, features: Features, check: Callable[[str, str], None]) -> None:
@@ -364,14 +369,16 @@ class OpenedFiles:
         self._kept: OrderedDict[tuple[str, ...], tuple[list[_Stamp], AvroData]] = OrderedDict()
 
     def open(self, paths: tuple[str, ...]) -> tuple[AvroData, list[Exception]]:
-        """The data set of these files, and the errors of those that are damaged. Several passes may read it at a time.
+        """Returns the dataset of these files, and the errors of damaged files.
 
-        Of a damaged file it has the blocks in front of the damage.
+        Several passes may read it at the same time.
+
+        The dataset contains the blocks of a damaged file that are before the damage.
 
         Raises:
-            FastpipeError: as `read_avro`, and what `check` raises.
+            FastpipeError: If `read_avro` would raise it, or `check` raises it.
         """
-        # Before anything is read: what changes from here on shows in the stamps of the next epoch.
+        # Taken before anything is read, so that later changes are noticed in the next epoch.
         stamps = _stamps(paths)
         with self._lock:
             kept = self._kept.pop(paths, None)
@@ -389,13 +396,13 @@ class OpenedFiles:
 
 
 def _stamps(paths: tuple[str, ...]) -> list[_Stamp] | None:
-    """What changes when a file does; None where a change might go unnoticed, or there is no such file."""
+    """Returns values that change when a file changes. None if a change might go unnoticed, or a file doesn't exist."""
     settled = time.time_ns() - _COARSEST_CLOCK
     stamps = []
     for path in paths:
         try:
             found = os.stat(path)
-        except OSError:  # Opening it says more.
+        except OSError:  # Opening the file reports the error.
             return None
         if max(found.st_mtime_ns, found.st_ctime_ns) >= settled:
             return None

@@ -1,7 +1,7 @@
-"""From the parts of a batch to what `tf.data` hands out, and what it must know of that beforehand.
+"""Assembly of batches from the kernel's tensors for `tf.data`, and the specs that TensorFlow requires in advance.
 
-A column is described by nested nodes, as the forms of `fastpipe.batch` nest. A node says which tensors, its *parts*,
-such a form consists of, as the kernel yields them, and puts them together in a graph.
+A column is described by nested nodes, like the batch types of `fastpipe.batch`. A node lists the tensors (its *parts*)
+that the kernel yields for its type, and assembles them in a graph.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from fastpipe.specs import DenseSpec, SparseSpec, Spec
 
 
 class Masked(NamedTuple):
-    """A feature of which some entries are null.
+    """A feature with null values.
 
     Attributes:
-        values: a tensor of any kind. Where `valid` is False it holds zeros or nothing, to be ignored.
-        valid: bool, True where a value is present: a tensor whose shape is a prefix of that of `values`, a RaggedTensor
-            or SparseTensor beside them; a tuple of those, outermost first, if several levels may be null.
+        values: A tensor of any kind. Ignore its values where `valid` is False: they are zeros or empty.
+        valid: bool, True where a value is present. It is a tensor whose shape is a prefix of the shape of `values`, or
+            a RaggedTensor or SparseTensor that corresponds to `values`. If several levels may be null, it is a tuple,
+            outermost level first.
     """
 
     values: Any
@@ -33,12 +34,12 @@ class Masked(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor that the kernel makes of a column.
+    """A tensor that the kernel creates for a column.
 
     Attributes:
-        dtype: of the tensor.
-        shape: what is known of it; None for a dimension that differs from batch to batch.
-        least: what such dimensions are where there are no rows.
+        dtype: Dtype of the tensor.
+        shape: Known shape, with None for a dimension that differs from batch to batch.
+        least: Size of such dimensions in a batch without rows.
     """
 
     dtype: tf.DType
@@ -47,19 +48,22 @@ class Part:
 
 
 class Node(ABC):
-    """How a form is put together. Methods meet parts in the kernel's order (`outputs.rs` of `fastpipe-tensorflow`)."""
+    """Assembly of a batch type.
+
+    Methods use parts in the order of the kernel (`outputs.rs` of `fastpipe-tensorflow`).
+    """
 
     @abstractmethod
     def parts(self, rows: int | None) -> list[Part]:
-        """The parts of a form of this many rows."""
+        """Returns the parts for a batch with this number of rows."""
 
     @abstractmethod
     def build(self, parts: Iterator[tf.Tensor]) -> tuple[Any, list[Any]]:
-        """The values, and the masks, outermost first."""
+        """Returns the values and the masks, outermost first."""
 
     @abstractmethod
     def specs(self, rows: int | None) -> tuple[tf.TypeSpec, list[tf.TypeSpec]]:
-        """The specs of what `build` returns."""
+        """Returns the specs of the result of `build`."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Array(Node):
 
 @dataclass(frozen=True)
 class Nullable(Node):
-    """Something that may be null in places; its mask has these dimensions behind the rows."""
+    """Values that may be null. `shape` is the shape of the mask after the rows."""
 
     inner: Node
     shape: tuple[int | None, ...]
@@ -101,7 +105,7 @@ class Nullable(Node):
 
 @dataclass(frozen=True)
 class Rows(Node):
-    """A RaggedTensor: rows of differing length."""
+    """A RaggedTensor: rows of different lengths."""
 
     inner: Node
 
@@ -120,7 +124,7 @@ class Rows(Node):
 
 @dataclass(frozen=True)
 class Coordinates(Node):
-    """A SparseTensor `[rows, *shape]`; with `nested` of nested arrays, else of what a `SparseSpec` yields."""
+    """A SparseTensor `[rows, *shape]` of nested arrays if `nested` is set, otherwise of a `SparseSpec` feature."""
 
     inner: Node
     shape: tuple[int | None, ...]
@@ -144,15 +148,16 @@ class Coordinates(Node):
 
 
 def columns_of(features: Mapping[str, Spec], sample: Callable[[], Mapping[str, Any]]) -> dict[str, Node]:
-    """The nodes of features.
+    """Returns the nodes of features.
 
     Args:
-        features: by name.
-        sample: makes forms of them, from which to learn which levels are masked. It is called if any may be.
+        features: Specs of the features, by name.
+        sample: Function that returns a batch, from which the masked levels are determined. Called only if a feature may
+            be masked.
 
     Raises:
-        UnsupportedError: for dates, times and durations.
-        ValueError: for a sparse feature with `layout="csr"`.
+        UnsupportedError: If a feature contains dates, times or durations.
+        ValueError: If a sparse feature has `layout="csr"`.
     """
     forms = sample() if any(spec.nulls == "mask" for spec in features.values()) else {}
     columns: dict[str, Node] = {}
@@ -167,18 +172,18 @@ def columns_of(features: Mapping[str, Spec], sample: Callable[[], Mapping[str, A
 
 
 def column(name: str, spec: Spec, sample: Any = None) -> Node:
-    """The node of a feature.
+    """Returns the node of a feature.
 
     Args:
-        name: of the feature, for errors.
-        spec: of the feature.
-        sample: a form of it, from which to learn which levels are masked; None: none is.
+        name: Name of the feature, for errors.
+        spec: Spec of the feature.
+        sample: A batch's value of the feature, from which the masked levels are determined. None if no level is masked.
 
     Raises:
-        ValueError: for a sparse feature with `layout="csr"`.
+        ValueError: If a sparse feature has `layout="csr"`.
     """
     if spec.dtype.startswith(("datetime64", "timedelta64")):
-        dtype = tf.int64  # TensorFlow has no dtype for them: the number that NumPy counts them in.
+        dtype = tf.int64  # TensorFlow has no such dtypes, so use the integers that NumPy stores.
     else:
         dtype = tf.string if spec.dtype in ("string", "bytes") else tf.as_dtype(spec.dtype)
     node: Node
@@ -186,7 +191,7 @@ def column(name: str, spec: Spec, sample: Any = None) -> Node:
         node = Array(dtype, spec.shape)
     elif isinstance(spec, SparseSpec):
         if spec.layout != "coo":
-            raise ValueError(f'a SparseTensor holds coordinates: read it with layout="coo", not {spec.layout!r}')
+            raise ValueError(f'a SparseTensor stores coordinates: use layout="coo", not {spec.layout!r}')
         node = Coordinates(Array(dtype, ()), spec.shape)
     else:
         free = max(level for level, size in enumerate(spec.shape, 1) if size is None)

@@ -1,7 +1,8 @@
-"""Serialized records of Avro to tensors, by an op of fastpipe's own, in any graph.
+"""Parsing of serialized Avro records to tensors by a TensorFlow op of fastpipe, in any graph.
 
-Schema and features are compiled once in a process, to a *parser*, of which a graph has the number. The number is a
-digest of both, so a graph that is loaded in another process can't meet a parser of something else there.
+A schema and features are compiled once per process to a *parser*, which a graph refers to by a number. The number is a
+digest of the schema and the features, so a graph that is loaded in another process can't use a parser for something
+else there.
 """
 
 from __future__ import annotations
@@ -29,38 +30,38 @@ _OP = "FastpipeParseAvro"
 
 @unconverted
 def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    r"""Decodes records of Avro that are strings of a tensor, each a datum without a header or a file around it.
+    r"""Decodes a string tensor of Avro records, each a datum without a container file.
 
-    Works eagerly and in graphs, such as that of a `map`:
-    `dataset.batch(64).map(lambda records: fastpipe.tf.parse_avro(records, schema, features))`. The op calls no Python,
-    and decodes large batches on several threads. Schema and features are compiled in the first call with them, and kept
-    until the process ends.
+    Works eagerly and in graphs, such as the function of a `map`: `dataset.batch(64).map(lambda records:
+    fastpipe.tf.parse_avro(records, schema, features))`. The op calls no Python, and decodes large batches on several
+    threads. The first call with a schema and features compiles them, and they are kept until the process ends.
 
     Args:
-        serialized: a string tensor `[n]`, or a list of bytes.
-        schema: the writer's, of all records: JSON text, the name of a primitive type, or parsed JSON.
-        features: from name to what is wanted; None infers all of the schema:
+        serialized: A string tensor `[n]`, or a list of bytes.
+        schema: The writer's schema of all records: JSON text, the name of a primitive type, or parsed JSON.
+        features: Features to read, by name. Defaults to None, which infers all features from the schema. The values can
+            be:
 
-            - `DenseSpec`, `RaggedSpec`, `SparseSpec`, `VocabularySpec` and `HashSpec`, which yield what they do in
-              `fastpipe.tf.dataset`;
-            - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`; its `default_value` is put in the place of nulls;
-            - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor;
-            - `tf.io.RaggedFeature` without partitions: arrays as a RaggedTensor; `value_key` names the field.
+                - `DenseSpec`, `RaggedSpec`, `SparseSpec`, `VocabularySpec` and `HashSpec`, with the tensors of
+                  `fastpipe.tf.dataset`.
+                - `tf.io.FixedLenFeature`: a Tensor `[n, *shape]`, whose `default_value` replaces nulls.
+                - `tf.io.VarLenFeature`, and tensorflow-io's `VarLenFeatureWithRank`: nested arrays as a SparseTensor.
+                - `tf.io.RaggedFeature` without partitions: arrays as a RaggedTensor. `value_key` names the field.
 
     Returns:
-        A dict from feature name to tensor, with a row for each record.
+        A dict from feature name to tensor, with one row for each record.
 
     Raises:
-        TypeError: if `serialized` isn't of strings, or a feature or the schema is of another type.
-        ValueError: if a feature can't be, or the rank of `serialized` is known in a graph, and isn't 1.
-        SchemaError: if the schema doesn't parse or lacks a feature.
-        UnsupportedError: for what isn't read, and for dates, times and durations.
-        LimitError: if the schema exceeds a limit.
+        TypeError: If `serialized` doesn't contain strings, or a feature or the schema has the wrong type.
+        ValueError: If a feature is invalid, or a graph knows that the rank of `serialized` isn't 1.
+        SchemaError: If the schema doesn't parse or lacks a feature.
+        UnsupportedError: If a type isn't supported, and for dates, times and durations.
+        LimitError: If the schema exceeds a limit.
 
-    The op itself fails with `tf.errors.InvalidArgumentError` if a record is cut short or damaged, or a value doesn't
-    fit its feature, and says the record's number and the byte in it; also if `serialized` isn't of rank 1. It fails
-    with `tf.errors.FailedPreconditionError` in a process that has loaded a saved graph, until `parse_avro` is called
-    there with the same schema and features.
+    The op itself fails with `tf.errors.InvalidArgumentError` if a record is truncated or damaged, a value doesn't fit
+    its feature, or the rank of `serialized` isn't 1. The message contains the index of the record and the byte in it.
+    In a process that has loaded a saved graph, the op fails with `tf.errors.FailedPreconditionError` until `parse_avro`
+    is called there with the same schema and features.
 
     Example:
         >>> import fastpipe.tf
@@ -74,12 +75,12 @@ def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None 
 
 
 class _Wanted(NamedTuple):
-    """A feature of TensorFlow's.
+    """A requested feature.
 
     Attributes:
-        spec: what is read.
-        shape: of a row, if nested arrays are wanted as coordinates.
-        splits: dtype of row splits, if it is another than int64.
+        spec: Spec to read.
+        shape: Shape of a row, if nested arrays are read as coordinates. Otherwise None.
+        splits: Dtype of the row splits, if it isn't int64. Otherwise None.
     """
 
     spec: Spec
@@ -88,13 +89,13 @@ class _Wanted(NamedTuple):
 
 
 class _Parser:
-    """A schema and features, compiled."""
+    """A compiled schema with features."""
 
     def __init__(self, number: int, schema: str, wanted: Mapping[str, _Wanted] | None) -> None:
         specs = None if wanted is None else {name: feature.spec for name, feature in wanted.items()}
         decoder = MessageDecoder(schema, features=specs)
         self._wanted = {} if wanted is None else wanted
-        # The decoder's own have no layout of sparse ones.
+        # Features of the decoder don't contain the layout of sparse features.
         features = decoder.features if specs is None else in_form(Features(specs), decoder._handle.features)
         self._columns: dict[str, Node] = columns_of(features, lambda: decoder([]))
         for name, feature in self._wanted.items():
@@ -105,18 +106,18 @@ class _Parser:
         register_tensorflow_parser(number, decoder._handle, Layout(self._columns, None).wanted())
 
     def build(self, records: tf.Tensor) -> dict[str, Any]:
-        """The op, in the graph that is being built, and what puts its outputs together."""
+        """Adds the op to the current graph, and assembles the features from its outputs."""
         if records.shape.rank not in (None, 1):
             raise ValueError(
-                f"serialized is a vector of records, of rank 1, not of rank {records.shape.rank}: batch() a dataset "
-                "before it is mapped, or give [record]"
+                f"serialized must be a vector of records, of rank 1, not of rank {records.shape.rank}: batch() the data "
+                "before map, or pass [record]"
             )
         rows = None if records.shape.rank is None else records.shape[0]
         layout = Layout(self._columns, rows)
         types = [part.dtype for part in layout.parts]
         values = layout.build(op(_OP, [tf.constant(self._number, tf.int64), records], {"Tparts": types}, types))
         for value, spec in zip(tf.nest.flatten(values), tf.nest.flatten(layout.element_spec), strict=True):
-            # Of others it is known by their parts.
+            # The shapes of other tensors follow from their parts.
             if isinstance(value, tf.SparseTensor):
                 value.set_shape(spec.shape)
         for name, feature in self._wanted.items():
@@ -126,7 +127,7 @@ class _Parser:
 
     @functools.cached_property
     def eager(self) -> Any:
-        """`build` as a function. An op of no library's can't be called eagerly."""
+        """`build` as a function. An op that no library defines can't be called eagerly."""
         signature = [tf.TensorSpec(None, tf.string)]
         return tf.function(self.build, input_signature=signature, autograph=False)
 
@@ -142,7 +143,8 @@ def _parser(schema: str, features: Mapping[str, Any] | None) -> _Parser:
     key = repr((schema, described, looked_up))
     with _lock:
         if key not in _parsers:
-            # 63 bits, as int64 has: with a thousand parsers two are the same once in 10**13 times.
+            # 63 bits, because int64 has no more. With a thousand parsers, the probability of a collision is 1 in
+            # 10**13.
             number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") >> 1
             _parsers[key] = _Parser(number, schema, wanted)
         return _parsers[key]
@@ -150,24 +152,24 @@ def _parser(schema: str, features: Mapping[str, Any] | None) -> _Parser:
 
 def _records(serialized: Any) -> tf.Tensor:
     if isinstance(serialized, np.ndarray) and serialized.dtype.kind == "S":
-        raise TypeError("NumPy cuts zero bytes off the end of what its dtype S has: give a list or an array of objects")
+        raise TypeError("NumPy cuts trailing zero bytes off values of dtype S: pass a list or an array of objects")
     if isinstance(serialized, str | bytes):
-        raise TypeError(f"serialized is a vector of records, not {type(serialized).__name__}: a single one is [record]")
+        raise TypeError(f"serialized must be a vector of records; got {type(serialized).__name__}. Pass [record]")
     if not tf.is_tensor(serialized):
         try:
             return tf.convert_to_tensor(serialized, tf.string)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"serialized is a string tensor, or a list of bytes, not {shown(serialized)}") from error
+            raise TypeError(f"serialized must be a string tensor or list of bytes; got {shown(serialized)}") from error
     if not isinstance(serialized, tf.Tensor):
-        raise TypeError(f"serialized is a dense tensor of strings, not a {type(serialized).__name__}")
+        raise TypeError(f"serialized must be a dense tensor of strings; got a {type(serialized).__name__}")
     if serialized.dtype != tf.string:
-        raise TypeError(f"serialized is a tensor of strings, not of {serialized.dtype.name}")
+        raise TypeError(f"serialized must be a tensor of strings; got {serialized.dtype.name}")
     return serialized
 
 
 def _wanted(features: Any) -> dict[str, _Wanted]:
     if not isinstance(features, Mapping):
-        Features(features)  # Says what it has to be.
+        Features(features)  # Raises the error for features of another type.
     found = {}
     for name, feature in features.items():
         try:
@@ -187,22 +189,22 @@ def _feature(feature: Any) -> _Wanted:
         return _Wanted(DenseSpec(shape, dtype, fill=_fill(feature.default_value, dtype)))
     if isinstance(feature, tf.io.RaggedFeature):
         if feature.partitions:
-            raise ValueError("partitions aren't read: RaggedSpec reads arrays in arrays, with a None for each level")
+            raise ValueError("partitions aren't supported: use RaggedSpec for nested arrays, with a None per level")
         spec = RaggedSpec((None,), _dtype(feature.dtype), field=feature.value_key)
         splits = tf.as_dtype(feature.row_splits_dtype)
         return _Wanted(spec, splits=None if splits == tf.int64 else splits)
-    # That of tensorflow-io is a class beside it, which isn't imported here.
+    # tensorflow-io's class isn't a subclass and isn't imported here.
     if isinstance(feature, tf.io.VarLenFeature) or type(feature).__name__ == "VarLenFeatureWithRank":
         shape = (None,) * getattr(feature, "rank", 1)
         return _Wanted(RaggedSpec(shape, _dtype(feature.dtype)), shape)
     if isinstance(feature, tf.io.SparseFeature):
         raise TypeError(
-            "a tf.io.SparseFeature reads indices and values of two fields: give SparseSpec for a record of both, or "
-            "two tf.io.RaggedFeature, and put them together"
+            "tf.io.SparseFeature, which reads two fields, is not supported: use SparseSpec for a record of both, or "
+            "combine two tf.io.RaggedFeature"
         )
     raise TypeError(
-        "expected a DenseSpec, RaggedSpec or SparseSpec, or a tf.io.FixedLenFeature, VarLenFeature or RaggedFeature, "
-        f"not {shown(feature)}"
+        "expected a DenseSpec, RaggedSpec or SparseSpec, or a tf.io.FixedLenFeature, VarLenFeature or RaggedFeature; "
+        f"got {shown(feature)}"
     )
 
 
@@ -212,12 +214,12 @@ def _dtype(dtype: Any) -> str:
 
 
 def _fill(default: Any, dtype: str) -> Any:
-    """One value for all nulls."""
+    """Returns the single value that replaces all nulls."""
     if default is None:
         return None
     values = list(_flat(default))
     if not values or any(value != values[0] for value in values):
-        raise ValueError(f"default_value is one value, the same in all places, not {shown(default)}")
+        raise ValueError(f"default_value must be a single value, the same everywhere; got {shown(default)}")
     return values[0].encode() if dtype == "bytes" and isinstance(values[0], str) else values[0]
 
 

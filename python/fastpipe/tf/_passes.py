@@ -1,15 +1,15 @@
-"""A `tf.data.Dataset` each iteration of which is a pass.
+"""A `tf.data.Dataset` in which each iteration is a pass.
 
-It is a scan, whose state is a *ticket*, over numbers that nobody looks at. Its function is an op of fastpipe's own,
-whose kernel is in `rust/fastpipe-tensorflow`: for the first element it calls into Python, which makes a
-pass, and returns the ticket of that and no rows, which are skipped; for others it waits for a batch, and needs neither
-Python nor its lock.
+It is a scan over numbers that are ignored. The state of the scan is a *ticket*. Its function is an op of fastpipe,
+whose kernel is in `rust/fastpipe-tensorflow`. For the first element, the kernel calls Python, which starts a pass, and
+returns the ticket of the pass and no rows. That element is skipped. For other elements, the kernel waits for a batch,
+and needs neither Python nor the GIL.
 
-The ticket is kept by the iterator and by nobody else. It is a tensor that keeps the pass alive; so a pass ends when its
-iterator is dropped, whichever way that happens. Behind an error the iterator has the same ticket.
+Only the iterator holds the ticket, a tensor that keeps the pass alive. So a pass ends when its iterator is dropped,
+however that happens. After an error, the iterator still has the same ticket.
 
-Not a GeneratorDataset, which has three functions, and a flat_map around it has a fourth: TensorFlow takes 3 to 5 ms for
-each of them, whenever an iteration begins.
+A GeneratorDataset isn't used because it has three functions, and a flat_map around it has a fourth one. TensorFlow
+takes 3 to 5 ms for each function whenever an iteration begins.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _Result = TypeVar("_Result")
 
 
 def unconverted(function: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-    """Keeps AutoGraph from rewriting what makes a dataset within a function, such as that of `interleave`.
+    """Keeps AutoGraph from rewriting code that builds a dataset within a function, as in `interleave`.
 
-    Nothing in there is for the graph, and AutoGraph warns of what it can't rewrite.
+    The code adds nothing that AutoGraph must convert, and AutoGraph warns about code that it can't rewrite.
     """
     left: Callable[_Params, _Result] = tf.autograph.experimental.do_not_convert(function)
     return left
 
 
 class Layout:
-    """The columns of the batches: their parts in order, and the structure that TensorFlow hands out."""
+    """The columns of the batches: their parts in order, and the structure of the dataset's elements."""
 
     def __init__(self, columns: dict[str, Node], rows: int | None) -> None:
         self.columns = {name: columns[name] for name in sorted(columns)}
@@ -49,7 +49,7 @@ class Layout:
         self.element_spec = {name: _structure(*node.specs(rows)) for name, node in self.columns.items()}
 
     def wanted(self) -> list[tuple[str, list[int] | None]]:
-        """What the kernel yields: the columns, and for those whose nested arrays become coordinates the shape."""
+        """Returns the columns that the kernel yields, with a shape if nested arrays are converted to coordinates."""
         return [
             (name, [-1 if size is None else size for size in node.shape])
             if isinstance(node, Coordinates) and node.nested
@@ -58,13 +58,13 @@ class Layout:
         ]
 
     def nothing(self) -> list[int]:
-        """For each part of an element without rows its rank and its dimensions."""
+        """Returns the rank and the dimensions of each part of an element without rows."""
         parts = [part for node in self.columns.values() for part in node.parts(0)]
         shapes = [[part.least if size is None else size for size in part.shape] for part in parts]
         return [number for shape in shapes for number in (len(shape), *shape)]
 
     def build(self, tensors: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """The element, in a graph."""
+        """Assembles the element in a graph."""
         for part, tensor in zip(self.parts, tensors, strict=True):
             tensor.set_shape(part.shape)
         parts: Iterator[tf.Tensor] = iter(tensors)
@@ -75,15 +75,15 @@ Told = tuple[Exception, str]
 
 
 class Source(ABC):
-    """What an iteration over a dataset begins with.
+    """Starts the passes of a dataset's iterations.
 
     Attributes:
-        number: of the dataset.
-        description: all that it takes to make this again; empty where nothing but the object itself will do.
-        layout: of its elements.
-        shapes: by feature, as tensorflow-io writes them, to tell of nulls and lengths that don't fit in its words;
-            None: in fastpipe's own.
-        skips: whether iterations go on behind damaged blocks. Their passes are then of one epoch.
+        number: Number that identifies the dataset.
+        description: Description from which the source can be recreated. Empty if only the object itself can be used.
+        layout: Layout of the dataset's elements.
+        shapes: Shapes by feature in the notation of tensorflow-io, for its messages about nulls and wrong lengths. None
+            uses fastpipe's messages.
+        skips: Whether iterations continue after damaged blocks. Their passes then have one epoch.
     """
 
     description = b""
@@ -97,22 +97,25 @@ class Source(ABC):
 
     @abstractmethod
     def start(self, *args: Any) -> tuple[Pass | None, list[Told]]:
-        """The pass of an iteration.
+        """Starts the pass of an iteration.
 
-        None if there is nothing to be read. Besides, exceptions that fail the first `next`s, with their messages. What
-        it raises, and what the pass meets, fails the `next`: with `NotFoundError` for a `MissingFileError`,
-        `InvalidArgumentError` for a `ValueError`, else `UnknownError`.
+        An error that this method raises, or that occurs during the pass, fails `next` with `NotFoundError` for a
+        `MissingFileError`, with `InvalidArgumentError` for a `ValueError`, and otherwise with `UnknownError`.
 
         Args:
-            args: values of the dataset's arguments: ints, bools, and lists of bytes for strings.
+            args: Values of the dataset's arguments: ints, bools, and lists of bytes for strings.
+
+        Returns:
+            The pass, or None if there is nothing to read, and exceptions with messages that fail the first calls of
+            `next`.
         """
 
 
-# Datasets, and graphs that they were built in, keep them; the kernel doesn't.
+# Datasets, and the graphs in which they were built, keep the sources alive. The kernel doesn't.
 _sources: weakref.WeakValueDictionary[int, Source] = weakref.WeakValueDictionary()
 
 restorers: dict[bytes, Callable[[bytes], Source]] = {}
-"""What makes a source again, by the first word of its description."""
+"""Functions that recreate a source, by the first word of its description."""
 
 _Begun = tuple[Pass | None, list[tuple[str, list[int] | None]], dict[str, str] | None, list[Told], bool]
 
@@ -122,19 +125,19 @@ def _begin(number: int, description: list[bytes], *args: Any) -> _Begun:
     if source is None:
         restore = restorers.get(description[0].partition(b" ")[0])
         if restore is None:
-            raise RuntimeError("the dataset is gone: keep it, or the function that built it, while it is iterated")
+            raise RuntimeError("the dataset no longer exists: keep it, or the function that built it, during iteration")
         source = restore(description[0])
     started, errors = source.start(*args)
     return started, source.layout.wanted(), source.shapes, errors, source.skips
 
 
 register_tensorflow(_begin)
-# Before the interpreter ends: a thread of TensorFlow's that entered it then would never come back.
+# Leave TensorFlow before the interpreter exits: a TensorFlow thread that entered Python after that would never return.
 atexit.register(leave_tensorflow)
 
 
 def op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Sequence[tf.DType]) -> Any:
-    """The outputs of a node of one of fastpipe's ops, in the graph that is being built."""
+    """Adds a node of one of fastpipe's ops to the current graph, and returns its outputs."""
     attrs = {}
     for name, types in lists.items():
         kinds = tf.compat.v1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
@@ -144,7 +147,7 @@ def op(kind: str, inputs: Sequence[tf.Tensor], lists: dict[str, Any], out: Seque
 
 
 class _Step(NamedTuple):
-    """The function of datasets that are alike."""
+    """The scan function of datasets with equal columns and argument types."""
 
     function: Any
     types: list[tf.DType]
@@ -153,18 +156,18 @@ class _Step(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) -> _Step:
-    """The function of datasets with these columns and these types of arguments.
+    """Returns the scan function of datasets with these columns and argument types.
 
-    Tracing it takes much longer than all else that is done to build a dataset.
+    The function is cached because tracing it takes much longer than everything else in building a dataset.
     """
-    # The first element has no rows, so their number isn't known in there.
+    # The first element has no rows, so the number of rows isn't static in the function.
     layout = Layout(dict(columns), None)
     number = tf.TensorSpec((), tf.int64)
     # Strings may be scalars or vectors.
     arguments = [tf.TensorSpec(None if kind == tf.string else (), kind) for kind in kinds]
     signature = [number, number, tf.TensorSpec((None,), tf.int64), number, *arguments]
 
-    # Without this attribute TensorFlow makes ready to spread the function over devices, whenever an iteration begins.
+    # Without this attribute, TensorFlow prepares to distribute the function over devices whenever an iteration begins.
     attributes = {"experimental_ints_on_device": True}
 
     @tf.function(  # type: ignore[untyped-decorator]
@@ -183,16 +186,16 @@ def _step(columns: tuple[tuple[str, Node], ...], kinds: tuple[tf.DType, ...]) ->
 
 
 def from_passes(source: Source, args: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A dataset of the batches of passes, as a variant tensor.
+    """Returns a dataset of the batches of passes, as a variant tensor.
 
     Args:
-        source: of its passes. Whoever has the dataset keeps it.
-        args: tensors of int64 and bool scalars, and of strings; symbolic ones, too.
+        source: Source that starts the passes. The owner of the dataset must keep it alive.
+        args: int64 and bool scalars, and strings, as tensors, which may be symbolic.
     """
     layout = source.layout
     arguments = [tf.constant(source.description), *args]
     with tf.init_scope():
-        # Not in the graph that is being built, which others don't share.
+        # Trace outside of the graph that is being built, since other graphs can't share that one.
         step = _step(tuple(layout.columns.items()), tuple(tensor.dtype for tensor in arguments))
     zero, one, numbers = _kept_numbers() if tf.executing_eagerly() else _numbers()
     scan = tf.raw_ops.ScanDataset(
@@ -207,14 +210,14 @@ def from_passes(source: Source, args: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _numbers() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """0 and 1, and a dataset of numbers without end."""
+    """Returns 0, 1, and a dataset of practically infinitely many numbers."""
     zero, one, end = _int64(0), _int64(1), _int64(tf.int64.max)
     numbers = tf.raw_ops.RangeDataset(start=zero, stop=end, step=one, output_types=[tf.int64], output_shapes=[()])
     return zero, one, numbers
 
 
 _kept_numbers = functools.cache(_numbers)
-"""The same for all datasets that aren't built in a graph."""
+"""A cache for all datasets that aren't built in a graph."""
 
 
 def _int64(value: int | list[int]) -> tf.Tensor:
@@ -222,12 +225,13 @@ def _int64(value: int | list[int]) -> tf.Tensor:
 
 
 def keep(dataset: tf.data.Dataset, source: Source) -> None:
-    """Keeps Python's side as long as the dataset can be iterated."""
+    """Keeps the Python source alive as long as the dataset can be iterated."""
     dataset._fastpipe = source
     if tf.executing_eagerly():
         return
     graph = tf.compat.v1.get_default_graph()
-    # Built within a function, such as that of `interleave`, it is iterated as long as there is the outermost function.
+    # A dataset that is built within a function, such as that of `interleave`, can be iterated while the outermost
+    # function exists.
     while getattr(graph, "outer_graph", None) is not None and hasattr(graph.outer_graph, "outer_graph"):
         graph = graph.outer_graph
     kept = getattr(graph, "_fastpipe", None)
@@ -237,7 +241,7 @@ def keep(dataset: tf.data.Dataset, source: Source) -> None:
 
 
 def _component(value: Any) -> tf.Tensor:
-    """A value as datasets pass it on, without a copy."""
+    """Returns a value as the tensor that datasets pass on, without a copy."""
     if isinstance(value, tf.SparseTensor):
         return tf.raw_ops.SerializeSparse(
             sparse_indices=value.indices,

@@ -1,10 +1,10 @@
-"""In the place of tensorflow-io's AvroTensorDataset (`ATDSDataset`), with any TensorFlow from 2.16 on.
+"""A replacement of tensorflow-io's AvroTensorDataset (`ATDSDataset`) for any TensorFlow from 2.16 on.
 
     from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 
-The same arguments give the same tensors; what this one does besides is asked for by keyword. Damaged files, which
-that one reads to an early end or to the end of the process, fail the `next` here. Messages of errors begin with that
-one's words, since programs look for those, and then say more.
+The same arguments return the same tensors. Additional options are keyword-only. Damaged files raise an error in `next`
+here, whereas tensorflow-io ends early or crashes the process. Error messages begin with the words of tensorflow-io,
+since programs search for them, and then add details.
 """
 
 from __future__ import annotations
@@ -53,43 +53,43 @@ _FEATURES = (DenseFeature, SparseFeature, VarlenFeature)
 
 
 class ArgumentTypeError(TypeError, ValueError):
-    """An argument of the wrong type, for which tensorflow-io raises now the one and now the other."""
+    """Raised for arguments of the wrong type, for which tensorflow-io raises TypeError or ValueError."""
 
 
 class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no types.
     """A dataset of the batches of Avro files.
 
-    Elements are dicts, sorted by key: a Tensor `[rows, *shape]` for a `DenseFeature`, a SparseTensor for others.
-    Batches cross files, which may differ in codec, in the order of their fields and in fields that aren't asked for.
-    Files are opened at the start of the first iteration; what was found out about the last four sets of them is kept,
-    with the memory of their batches, until one of them changes.
+    Elements are dicts, sorted by key, with a Tensor `[rows, *shape]` for a `DenseFeature` and a SparseTensor for other
+    features. Batches can span files. The files may differ in codec, in the order of their fields and in fields that
+    aren't requested. Files are opened at the start of the first iteration. The indexes of the last four sets of files
+    are kept, with the memory of their batches, until a file changes.
 
     Args:
-        filenames: tf.string, a scalar or a vector; symbolic ones too, so that it can be built in `interleave`. Paths
-            that only TensorFlow's file systems know (`gs://`, `hdfs://`) are copied to a temporary folder first, whole.
-        batch_size: rows a batch, at least 1.
-        features: by name of a field of the records.
-        drop_remainder: whether to leave out a last batch of fewer rows.
-        reader_buffer_size: checked, and not needed: fastpipe reads whole blocks. At least 1.
-        shuffle_buffer_size: records to draw from besides those of the batch, block by block (`shuffle="block"` of
-            `read_avro`); 0, the default, doesn't shuffle. Each iteration has another order.
-        num_parallel_calls: threads; `tf.data.AUTOTUNE`: as many as improve throughput. 1 by default. Changes nothing of
-            what is yielded.
-        seed: of the shuffling, 0 to 2^64 - 1; the same one gives the same orders. One is drawn by default.
-        fill: by name of a feature, the value that stands for nulls, which are errors otherwise.
+        filenames: Scalar or vector of dtype tf.string. It may be symbolic, so the dataset can be built in `interleave`.
+            Files on TensorFlow's own file systems (`gs://`, `hdfs://`) are copied to a temporary folder first.
+        batch_size: Number of rows per batch, at least 1.
+        features: Features to read, by the name of the field.
+        drop_remainder: Whether to drop a last batch with fewer rows. Defaults to False.
+        reader_buffer_size: Validated, at least 1, but unused: fastpipe reads whole blocks. Defaults to 131072.
+        shuffle_buffer_size: Number of records to draw from in addition to those of the batch, block by block (as with
+            `shuffle="block"` of `read_avro`). Each iteration has another order. Defaults to 0, which doesn't shuffle.
+        num_parallel_calls: Number of threads. `tf.data.AUTOTUNE` uses as many threads as improve throughput. The order
+            of the rows doesn't depend on it. Defaults to 1.
+        seed: Seed of the shuffle, 0 to 2^64 - 1. The same seed gives the same orders. Defaults to a random seed.
+        fill: Values that replace nulls, by the name of the feature. Other nulls raise errors.
 
     Raises:
-        ValueError: for `features` that is no dict, or is empty; for a value that isn't a tensor's.
-        ArgumentTypeError: for values of the wrong type. It is a TypeError and a ValueError.
-        tf.errors.InvalidArgumentError: for numbers out of range and wrong shapes.
+        ValueError: If `features` isn't a dict or is empty, or an argument can't be converted to a tensor.
+        ArgumentTypeError: If an argument has the wrong type. It is a TypeError and a ValueError.
+            tf.errors.InvalidArgumentError: If a number is out of range or a shape is wrong.
 
-    The `next` that meets it fails with `tf.errors.NotFoundError` for a file that isn't there, with
-    `tf.errors.InvalidArgumentError` for features that a schema lacks or has otherwise, and for damage to files, and
-    with `tf.errors.UnknownError` where storage fails. With symbolic arguments it is so for these as well.
+    An error while reading fails the `next` that encounters it. A missing file raises `tf.errors.NotFoundError`.
+    Features that don't match a schema, and damaged files, raise `tf.errors.InvalidArgumentError`. A storage failure
+    raises `tf.errors.UnknownError`. Invalid symbolic arguments also raise in `next`.
 
-    An iteration goes on behind damage, as `ignore_errors` needs it: a record that can't be read costs the rest of its
-    block, and the rows that remain are cut into batches anew. A file that is cut short, or has a wrong sync marker,
-    fails the first `next`; its blocks in front of the damage are read then. Behind other errors the iteration is over.
+    Iteration continues after damage, as `ignore_errors` requires. A record that can't be read loses the rest of its
+    block, and the remaining rows are divided into batches again. A file that is truncated or has a wrong sync marker
+    fails the first `next`, and its blocks before the damage are read after that. Other errors end the iteration.
     """
 
     @unconverted
@@ -109,7 +109,7 @@ class ATDSDataset(tf.data.Dataset):  # type: ignore[misc]  # TensorFlow has no t
         _check_features(features)
         fills = dict(fill or {})
         if unknown := sorted(fills.keys() - features.keys()):
-            raise ValueError(f"fill names {unknown}, which features doesn't")
+            raise ValueError(f"fill names {unknown}, which aren't in features")
         files = _tensor("filenames", filenames, tf.string)
         if files.shape.rank not in (None, 0, 1):
             raise _invalid(f"`filenames` must be a scalar or a vector. Its shape is {files.shape}.")
@@ -148,7 +148,7 @@ def _check_features(features: Any) -> None:
         raise ValueError("Features dict cannot be empty and should have at least one feature.")
     for name, feature in features.items():
         if not isinstance(name, str):
-            raise ArgumentTypeError(f"the name of a feature is a string, not {name!r}")
+            raise ArgumentTypeError(f"the name of a feature must be a string; got {name!r}")
         if not isinstance(feature, _FEATURES):
             raise ValueError(
                 f"Unknown ATDS feature configuration {feature}. Only {_FEATURES} are supported. It is feature {name!r}."
@@ -156,13 +156,13 @@ def _check_features(features: Any) -> None:
 
 
 class _OutOfRangeError(ValueError):
-    """A symbolic argument is out of range."""
+    """Raised if a symbolic argument is out of range."""
 
 
 class _Source(Source):
-    """Makes the passes of a dataset.
+    """Starts the passes of a dataset.
 
-    It can be made again of its description: graphs outlive the function that built a dataset in them.
+    It can be recreated from its description, because graphs outlive the function that built a dataset in them.
     """
 
     skips = True
@@ -185,7 +185,7 @@ class _Source(Source):
         self.description = _described(features, fills, self._seed, self.number)
 
     def start(self, *arguments: Any) -> tuple[Pass | None, list[Told]]:
-        """A pass over some files, in an order of its own if it is shuffled."""
+        """Starts a pass over some files. If it is shuffled, each pass has its own order."""
         try:
             started, errors = self._start(*arguments)
         except MissingFileError as error:
@@ -208,7 +208,7 @@ class _Source(Source):
             raise _OutOfRangeError(problem)
         paths = tuple(os.fsdecode(name) for name in filenames)
         if not paths:
-            raise _OutOfRangeError("filenames is empty: name at least one file")
+            raise _OutOfRangeError("filenames is empty: pass at least one file")
         local = tuple(map(self._copies.local, paths))
         data, errors = self._files.open(local)
         damaged = [(error, f"{type(error).__name__}: {error}") for error in errors]
@@ -224,14 +224,17 @@ class _Source(Source):
         running = PassOptions.checked(
             num_threads="auto" if threads < 0 else min(threads, _MOST_THREADS), prefetch=None, memory_limit=None
         )
-        # A reader has one pass; iterations of a dataset may overlap.
+        # A reader has one pass at a time, but iterations of a dataset may overlap.
         reader = Reader(data, ordering=ordering, running=running, progress=False, epochs=1)
         reader.set_epoch(_next_epoch(self.number, paths))
         return reader._passes.start_in_engine(), damaged
 
 
 _begun: OrderedDict[tuple[int, tuple[str, ...]], int] = OrderedDict()
-"""How often a dataset began with files; of the last ones. Behind thousands of others an old order comes again."""
+"""Number of passes that a dataset has started over a set of files, for the most recent sets.
+
+After thousands of other sets, the orders of a dropped set repeat.
+"""
 _begun_lock = threading.Lock()
 _MOST_BEGUN = 10_000
 
@@ -259,7 +262,7 @@ def _described(features: Mapping[str, Feature], fills: Mapping[str, Any], seed: 
 
 @functools.lru_cache(maxsize=4)
 def _restored(description: bytes) -> _Source:
-    """The source of a dataset whose Python object is gone."""
+    """Returns the source of a dataset whose Python object no longer exists."""
     kinds, filled, seed, number = json.loads(description.partition(b" ")[2])
     by_name = {kind.__name__: kind for kind in _FEATURES}
     features = {name: by_name[kind](shape, tf.as_dtype(dtype)) for name, (kind, shape, dtype) in kinds.items()}
@@ -301,7 +304,7 @@ def _tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     try:
         return tf.convert_to_tensor(value, dtype)
     except (TypeError, ValueError) as error:
-        raise ArgumentTypeError(f"{error} ({name} is of dtype {dtype.name}, not {value!r})") from None
+        raise ArgumentTypeError(f"{error} ({name} must have dtype {dtype.name}; got {value!r})") from None
 
 
 def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
@@ -312,7 +315,7 @@ def _scalar(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _out_of_range(batch_size: Any, drop_remainder: Any, buffer_size: Any, shuffle: Any, threads: Any) -> str | None:
-    """What is wrong with the numbers that are known."""
+    """Returns an error message if a known number is out of range."""
     if batch_size is not None and batch_size < 1:
         return f"`batch_size` must be greater than 0 but found {batch_size}"
     if buffer_size is not None and buffer_size < 1:
