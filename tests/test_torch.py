@@ -429,7 +429,7 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
         ({"select": (["id", ["items"]], "id")}, TypeError, "select must be .*; got "),
         ({"select": {"id": "id"}}, TypeError, "select must be .*; got "),
         ({"select": "vektor"}, ValueError, r"select names 'vektor' \(did you mean 'vector'\?\)"),
-        ({"map": 3}, TypeError, "map is a function of what select picks, not int"),
+        ({"map": 3}, TypeError, "map must be a function of the selected features; got int"),
         ({"sparse": "COO"}, ValueError, 'sparse is "coo", "csr" or "bag", not \'COO\''),
         ({"ragged": "offset"}, ValueError, 'ragged is "offsets" or "nested", not \'offset\''),
         ({"strings": None}, ValueError, 'strings is "tensors" or "lists", not None'),

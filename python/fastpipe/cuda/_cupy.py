@@ -123,8 +123,8 @@ class CupyEngine:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._consumer = cupy.cuda.get_current_stream()
-        # Allocates page-locked uint8 arrays of at least a number of bytes. It doesn't reference the engine, since the
-        # arrays may outlive it.
+        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine, since
+        # arrays may outlive the engine.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self._device.id)
 
     def __str__(self) -> str:
@@ -161,7 +161,7 @@ class CupyEngine:
         event = _copied(packed.pieces, memory, self._stream)
 
         def on_device(array: np.ndarray) -> Any:
-            # An empty array has no place.
+            # An empty array has no place in the memory.
             return cupy.ndarray(array.shape, array.dtype, memptr=memory + (packed.place(array) or 0))
 
         batch = {name: _form(node, on_device) for name, node in host.items()}

@@ -140,15 +140,15 @@ class TorchEngine:
         self.device = self._checked(device)
         self._forms = forms
         self._stream = self._new_stream()
-        # Allocates page-locked uint8 arrays of at least a number of bytes. It doesn't reference the engine, since the
-        # arrays may outlive it.
+        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine, since
+        # arrays may outlive the engine.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self.device)
 
     def __str__(self) -> str:
         return str(self.device)
 
     def begin(self) -> None:
-        """Does nothing before a pass."""
+        """Does nothing. The consumer's thread calls it before a pass."""
 
     def copy(self, host: Any) -> tuple[Any, Completion]:
         """Begins copying a batch in a few pieces to one tensor of bytes. Its tensors are views of that tensor."""

@@ -134,7 +134,7 @@ def leaves(node: Any, name: str) -> list[np.ndarray]:
 
 
 def pytree(node: Any, arrays: Iterator[jax.Array]) -> Any:
-    """Returns the JAX type of a reader's array or batch type, built from the JAX arrays of its `leaves`."""
+    """Converts a reader's array or batch type to its JAX counterpart, built from the JAX arrays of its `leaves`."""
     if isinstance(node, np.ndarray):
         return next(arrays)
     match node:

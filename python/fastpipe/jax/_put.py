@@ -44,7 +44,7 @@ _MOST_AVALS = 4096
 def put(arrays: list[np.ndarray]) -> list[jax.Array]:
     """Puts arrays on JAX's default device without committing them to it, as `jax.device_put` does.
 
-    On a CPU, the arrays share memory that is aligned.
+    On a CPU, the JAX arrays share the memory of aligned arrays.
 
     Args:
         arrays: Arrays of numbers or bools, with dtypes that JAX supports under its current options.

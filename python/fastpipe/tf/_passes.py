@@ -210,7 +210,7 @@ def from_passes(source: Source, args: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _numbers() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns 0, 1, and a dataset of practically infinitely many numbers."""
+    """Returns 0, 1, and a practically endless dataset of numbers."""
     zero, one, end = _int64(0), _int64(1), _int64(tf.int64.max)
     numbers = tf.raw_ops.RangeDataset(start=zero, stop=end, step=one, output_types=[tf.int64], output_shapes=[()])
     return zero, one, numbers

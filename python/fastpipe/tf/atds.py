@@ -1,4 +1,4 @@
-"""A replacement of tensorflow-io's AvroTensorDataset (`ATDSDataset`) for any TensorFlow from 2.16 on.
+"""A replacement for tensorflow-io's AvroTensorDataset (`ATDSDataset`) for any TensorFlow from 2.16 on.
 
     from fastpipe.tf.atds import ATDSDataset, DenseFeature, SparseFeature, VarlenFeature
 

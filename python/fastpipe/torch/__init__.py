@@ -130,7 +130,7 @@ class IterableDataset(torch.utils.data.IterableDataset[Any]):
         super().__init__()
         passes = passes_of(reader, ": IterableDataset(fastpipe.read_avro(path, batch_size=1024))")
         if map is not None and not callable(map):
-            raise TypeError(f"map is a function of what select picks, not {type(map).__name__}")
+            raise TypeError(f"map must be a function of the selected features; got {type(map).__name__}")
         self._passes = passes
         self._select = _checked(select, passes)
         self._map = map

@@ -68,8 +68,8 @@ class Seen:
         """Tracks a pass that has just begun."""
         self.position = started.position
         self.ended = False
-        # The batch count and the progress after that many batches. One attribute, because Ctrl-C may interrupt between
-        # any two assignments.
+        # The batch count and the progress after that many batches. Stored in one attribute, because Ctrl-C may
+        # interrupt between any two assignments.
         self.mark = 0, self.position.progress()
 
     @property
@@ -160,7 +160,7 @@ class Batches(Iterator[Any]):
         return made
 
     def _restart(self) -> None:
-        """Restarts the pass after the last batch that was seen. Ctrl-C came between the pass and the consumer."""
+        """Restarts the pass after the last batch that was seen, because Ctrl-C lost a batch after it was drawn."""
         if not self.seen.is_current:
             raise FastpipeError("Ctrl-C ended this pass, and the next one is prepared; iter() starts it")
         self._passes.go_back(self.seen.mark[1])

@@ -191,14 +191,14 @@ class EpochLog:
         return Joined(found.serial, found.epoch if joiner.epoch is None else joiner.epoch, found.loaded)
 
     def count(self, serial: int, epoch: int) -> None:
-        """Records that a pass counts and the epoch at which the pass after it begins."""
+        """Records that a pass counts, and the epoch at which the next pass begins."""
         for each in self._passes:
             each.counts |= each.serial == serial
         for line in self._lines_of(serial):
             line.epoch = max(line.epoch, epoch)
 
     def end(self, serial: int, worker: int, epoch: int) -> None:
-        """Records that a worker reached the end of its shard and the epoch at which the pass after it begins."""
+        """Records that a worker reached the end of its shard, and the epoch at which the next pass begins."""
         for each in self._passes:
             if each.serial == serial and worker not in each.ended:
                 each.ended.append(worker)

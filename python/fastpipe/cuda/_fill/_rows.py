@@ -161,7 +161,7 @@ class BlockRows:
         return np.concatenate([dealt.rows[dealt.devices == device] for dealt in chunks])
 
     def _rows_of(self, some: Arc, choice: int) -> Numbers:
-        """Returns the rows of some units that are in an arc."""
+        """Returns the rows of an arc's units that are inside the arc."""
         rows = drawn_within(
             some.units,
             self._firsts[some.units],

@@ -1,4 +1,4 @@
-"""Rows on their way to devices, with two buffers per device: one is filled while the other is copied."""
+"""Queues that copy rows to devices, with two buffers each: one is filled while the other is copied."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def _decoded_draws(drawn: dict[str, dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _put_back(state: torch.Tensor | None) -> Iterator[None]:
-    """Sets the state of torch's default generator within this context. None leaves it unchanged."""
+    """Context manager that sets the state of torch's default generator. None leaves it unchanged."""
     if state is None:
         yield
         return

@@ -236,7 +236,7 @@ class GlobalRngWatch:
     @classmethod
     @contextmanager
     def expected(cls) -> Iterator[None]:
-        """Marks a context in which a pass draws its seed, or creates items with generators that it restores."""
+        """Context manager for code that draws a pass's seed, or creates items with generators that it restores."""
         token = object()
         cls._in_use.add(token)
         cls._last_change = token
@@ -248,7 +248,7 @@ class GlobalRngWatch:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Checks the generators across a context in which the program itself doesn't draw.
+        """Context manager that checks the generators before and after a wait in which the program doesn't draw.
 
         Skips most checks (see `REST`).
         """
@@ -267,7 +267,7 @@ class GlobalRngWatch:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Marks a context inside `watched` in which the program may draw."""
+        """Context manager inside `watched` for code in which the program may draw."""
         if self._states is None:
             yield
             return

@@ -194,7 +194,7 @@ def _joined(one: Node, other: Node) -> Node:
 
 
 def _loose(node: Node) -> Node | None:
-    """Returns an array of a fixed shape as an array with a number of dimensions, or None for other leaves."""
+    """Loosens an array's description from its shape to its number of dimensions. Returns None for other leaves."""
     match node:
         case ("array", kind, dtype, shape):
             return ("arrays", kind, dtype, len(shape))

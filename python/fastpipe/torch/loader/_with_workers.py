@@ -430,7 +430,7 @@ class WithWorkers(Pass):
             raise
 
     def _made(self, taken: Any, batch: int) -> Any:
-        """Returns the batch from the result that the consumer's memory reported.
+        """Returns the batch for a result of `ItemConsumer.take`.
 
         Raises:
             Exception: The error that an item raised.
@@ -449,7 +449,7 @@ class WithWorkers(Pass):
             read = _messages.read if self._thread_batches is None else self._thread_batches.read
             return read(memory, *result)
         if rows == 0:
-            # No worker created a batch without items.
+            # Workers don't create batches without items.
             return self._inline.batch(batch, [], self.progress.seed)
         layout = self._compiled(number)
         return layout.batch(layout.rows.parts(memory, slab, rows))

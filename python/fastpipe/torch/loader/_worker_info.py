@@ -143,7 +143,7 @@ _here = threading.local()
 
 @contextmanager
 def making_here(rng: ItemRng) -> Iterator[None]:
-    """Marks a context in which this thread itself creates items that draw from these generators."""
+    """Context manager for code in which this thread itself creates items with these generators."""
     before = getattr(_here, "rng", None)
     _here.rng = rng
     try:

@@ -301,7 +301,7 @@ def context_of(given: Any) -> Any:
     return torch.multiprocessing if given is None else given
 
 
-# The minimum of `shared_slabs.rs`.
+# The minimum size of shared memory, as in `shared_slabs.rs`.
 _LEAST_SPACE = 16 << 20
 
 
