@@ -123,8 +123,8 @@ class CupyEngine:
         with self._device:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._consumer = cupy.cuda.get_current_stream()
-        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine, since
-        # arrays may outlive the engine.
+        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine,
+        # since arrays may outlive the engine.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self._device.id)
 
     def __str__(self) -> str:

@@ -140,8 +140,8 @@ class TorchEngine:
         self.device = self._checked(device)
         self._forms = forms
         self._stream = self._new_stream()
-        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine, since
-        # arrays may outlive the engine.
+        # Allocates a page-locked uint8 array of at least the given size in bytes. It doesn't reference the engine,
+        # since arrays may outlive the engine.
         self.allocate: Callable[[int], np.ndarray] = partial(page_locked, self.device)
 
     def __str__(self) -> str:

@@ -329,7 +329,7 @@ class DatasetIterator(Iterator[dict[str, Any]]):
             state: State, as returned by `get_state`, or its JSON as bytes, as passed by Grain's `CheckpointRestore`.
 
         Raises:
-            StateError: If the state belongs to another dataset or other arguments, was saved by a later version of
+            StateError: If the state was saved for another dataset, with other arguments or by a later version of
                 fastpipe, or is corrupt. Nothing changes in that case.
         """
         if isinstance(state, bytes):

@@ -348,8 +348,8 @@ class DataLoader(torch.utils.data.DataLoader[_T]):
             state_dict: State, as returned by `state_dict` of a loader with the same dataset and samplers.
 
         Raises:
-            StateError: If the state doesn't match this loader. The message describes the difference, and the loader stays
-                unchanged. The next pass also raises it if the sampler yields other batches than before.
+            StateError: If the state doesn't match this loader. The message describes the difference, and the loader
+                stays unchanged. The next pass also raises it if the sampler yields other batches than before.
         """
         if self._streams is not None:
             self._streams.load_state_dict(state_dict)
