@@ -89,8 +89,8 @@ def iterator(
             leaving one by `break`.
         sharding: Layout of batches over devices, such as `jax.sharding.NamedSharding(mesh, P("data"))`. In a
             multi-process program, it covers the devices of all processes. `batch_size` is then the batch size of one
-            process, and the global batch is larger by the number of shards. Defaults to None, which puts batches on
-            JAX's default device without committing them to it.
+            process, and the global batch size is `batch_size` times the number of shards. Defaults to None,
+            which puts batches on JAX's default device without committing them to it.
         pad_ragged: Padding of arrays that differ in length from batch to batch (the values of ragged features and the
             bytes of text), so that `jax.jit` compiles a step for a few shapes instead of for each batch. True pads to
             the next power of two, at least 16. A list of sizes in ascending order, such as `[1024, 4096]`, pads to the

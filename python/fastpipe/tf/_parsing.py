@@ -32,9 +32,10 @@ _OP = "FastpipeParseAvro"
 def parse_avro(serialized: Any, schema: Any, features: Mapping[str, Any] | None = None) -> dict[str, Any]:
     r"""Decodes a string tensor of Avro records, each a datum without a container file.
 
-    Works eagerly and in graphs, such as the function of a `map`: `dataset.batch(64).map(lambda records:
-    fastpipe.tf.parse_avro(records, schema, features))`. The op calls no Python, and decodes large batches on several
-    threads. The first call with a schema and features compiles them, and they are kept until the process ends.
+    Works eagerly and in graphs, such as the function of a `map`:
+    `dataset.batch(64).map(lambda records: fastpipe.tf.parse_avro(records, schema, features))`. The op calls no Python,
+    and decodes large batches on several threads. The first call with a schema and features compiles them, and they are
+    kept until the process ends.
 
     Args:
         serialized: A string tensor `[n]`, or a list of bytes.

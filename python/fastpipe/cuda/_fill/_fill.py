@@ -261,7 +261,8 @@ def fill(
             isn't included. Defaults to "2GB".
         framework: Framework of the arrays on GPUs, `"torch"` or `"cupy"`. Defaults to None, which chooses PyTorch, or
             CuPy if PyTorch isn't installed. With `"torch"`, `"cpu"` devices contain tensors as well.
-        index_cache: Directory for the indexes of files, as in `read_csv`. Not supported for readers.
+        index_cache: Directory in which the indexes of files are kept, or True for the user's cache
+            directory. Defaults to None, which keeps none. Not supported for readers.
         num_threads: Number of threads that read files, as in `read_csv`. Not supported for readers. Defaults to "auto".
         progress: Whether to show a progress bar. Defaults to False.
 
