@@ -54,7 +54,7 @@ def as_fabric(loader: Any, sampler: Any) -> Any:
 @pytest.mark.parametrize("way", WORKERS)
 def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -> None:
     loader: Any = DataLoader(Numbers(8), 4, worker_init_fn=init, **WORKERS[way])
-    told = r"accelerate\.prepare .* leave it out of prepare, give it sampler="
+    told = r"accelerate\.prepare .* leave it out of prepare, pass sampler="
     with pytest.raises(UnsupportedError, match=told) as raised:
         list(as_accelerate(loader))
     # If the garbage collector ends torch's iterator, its queues end first, and torch waits 5 seconds for each worker.

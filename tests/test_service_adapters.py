@@ -143,7 +143,7 @@ def test_every_form_of_batch_and_every_epoch(
         remote, local = fastpipe.connect(server.url), data.read(**options)
         if start is started_by_tensorflow and features is CSR:
             for reader in (remote, local):
-                with pytest.raises(ValueError, match='read it with layout="coo"'):
+                with pytest.raises(ValueError, match='use layout="coo"'):
                     start(reader)
             return
         epochs = [(texts(start(remote).elements), texts(start(local).elements)) for _ in range(2)]

@@ -157,7 +157,7 @@ def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -
     found = run(program="warned", paths=data.paths, folder=str(tmp_path))
     once = found.pop("plain")
     assert len(once) == 1
-    assert re.match("num_workers=2 makes a DataLoader of this reader slower.* Give num_workers=0", once[0])
+    assert re.match("num_workers=2 makes a DataLoader of this reader slower.* Set num_workers=0", once[0])
     assert found == {"kept": once, "map": [], "collate_fn": [], "none": []}
 
 
