@@ -1,9 +1,9 @@
-//! Memory from elsewhere than the system.
+//! Allocators that replace the system's allocator for slabs.
 //!
-//! Who reads batches may care where they lie: a GPU copies from page-locked memory by itself, and from any other only
-//! by way of such memory; and other processes read it only if they have it in common. Then an allocator stands behind
-//! the [`SlabPool`](crate::SlabPool) of a pass in the system's place. Pools never share memory, so what a pool hands
-//! out is from its own allocator, always.
+//! Some consumers need batches in a particular kind of memory. A GPU copies directly only from page-locked memory;
+//! other memory is first copied to a page-locked buffer. Other processes can read a batch only in shared memory. For
+//! these consumers, the pass gives its [`SlabPool`](crate::SlabPool) an allocator. Pools never share memory, so every
+//! slab of a pool comes from the pool's own allocator.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use fastpipe_memory::{Lender, Refused, Region};
 
 use crate::error::{Error, ErrorKind};
 
-/// Where slabs get their memory from.
+/// The source of memory for slabs.
 pub trait SlabAllocator: Send + Sync {
-    /// A region of `bytes` bytes or more that begins at a multiple of [`ALIGNMENT`](crate::ALIGNMENT).
+    /// Returns a region of at least `bytes` bytes that begins at a multiple of [`ALIGNMENT`](crate::ALIGNMENT).
     ///
-    /// It is kept in the pool, used again and again, and given back by being dropped: by any thread, or never, if a
-    /// consumer keeps a batch. Called by the threads that decode, several at a time, while they hold locks of the pass.
-    /// So it may wait for nothing that waits for the pass.
+    /// The pool keeps the region, reuses it many times and frees it by dropping it. Any thread may drop it. If a
+    /// consumer keeps a batch, it is never dropped. Decoding threads call this method concurrently while they hold
+    /// locks of the pass, so it must not wait for anything that waits for the pass.
     fn allocate(&self, bytes: usize) -> Result<Region, Error>;
 }
 
-/// Slabs in memory that other processes map, to which they are lent.
+/// Slabs in memory that this process shares with other processes by lending it to them.
 #[derive(Debug)]
 pub struct SharedSlabs(pub Arc<Lender>);
 
@@ -31,11 +31,11 @@ impl SlabAllocator for SharedSlabs {
         let refused =
             |refused: Refused| Error::new(ErrorKind::OutOfMemory, format!("no memory for a batch: {refused}"));
         let piece = self.0.take(bytes).map_err(refused)?;
-        // A free piece or two of each size are kept.
+        // Keep enough free memory for two blocks of this size.
         self.0.keep_at_least(bytes.saturating_mul(2));
         let start = piece.start().ok_or_else(|| Error::out_of_memory(bytes, "a batch"))?;
-        // SAFETY: the piece is nobody else's until it is dropped; pages that were never written read as zeros. Others
-        // read it once it is lent, and don't write to it while this process does.
+        // SAFETY: no other code uses the block until it is dropped, and pages that were never written read as zeros.
+        // Other processes read it only after it is lent, and they don't write to it while this process does.
         Ok(unsafe { Region::initialised(start, piece.len(), piece) })
     }
 }

@@ -1,4 +1,5 @@
-//! Joining what tasks left behind: everything whose size wasn't known ahead goes to one slab, in the order of slots.
+//! Joins the arenas of a batch's tasks: all values whose size wasn't known in advance are copied to one slab, in slot
+//! order.
 
 use std::sync::Arc;
 
@@ -15,37 +16,38 @@ use crate::slab::{Slab, SlabPool};
 use crate::sparse::{SparseForm, SparseLayout};
 use crate::spec::{ColumnSpec, Form};
 
-/// Bytes of arenas from which on it pays to give a slab to each of them, rather than to copy all to one.
+/// If the arenas have at least this many bytes, the batch uses each arena as a slab. Smaller arenas are cheaper to copy
+/// to one slab.
 const WORTH_TAKING: usize = 256 << 10;
 
 /// Where a part of a batch is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferRange {
-    /// Which of the batch's slabs.
+    /// Index of the slab in the batch.
     pub slab: usize,
     /// First byte.
     pub offset: usize,
-    /// Number of bytes.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// The memory of a batch, and where each part of each column is in it. Lengths have become offsets.
+/// The memory of a batch and the place of each part of each column in it. Lengths are already converted to offsets.
 pub struct Assembled {
     /// Number of rows.
     pub rows: usize,
-    /// The memory: first that of placed parts, then that of all others.
+    /// The memory: the slab of the placed parts first, then the slabs of all other parts.
     pub slabs: Vec<Slab>,
-    /// Where each part is, in the order of the columns and of their parts.
+    /// The place of each part, in the order of the columns and their parts.
     pub parts: Vec<BufferRange>,
-    /// For each sparse column, in order, its dense shape with the rows first.
+    /// The dense shape of each sparse column, in order. The first dimension is the number of rows.
     pub dense_shapes: Vec<Vec<i64>>,
 }
 
-/// Joins a batch whose rows are all filled. `fragments` are those of its tasks, in any order.
+/// Assembles a batch whose rows are all filled. `fragments` contains the fragments of the batch's tasks, in any order.
 ///
 /// # Errors
 ///
-/// [`Error`] if a row wasn't written, or there is no memory.
+/// Returns an [`Error`] if a row wasn't written or if the system has no memory left.
 pub fn assemble(
     columns: &[ColumnSpec],
     rows: Rows,
@@ -97,8 +99,8 @@ pub fn assemble(
     })
 }
 
-/// The arenas of a batch that one task filled, in the order of slots, are what joining them would make: they become the
-/// batch's memory as they are.
+/// Uses a task's arenas as the batch's memory without copying them. This is possible if a single task filled the batch
+/// in slot order, because joining would then return the same bytes.
 fn take_over(fragment: &mut Fragment, parts: &[Part], ranges: &mut [BufferRange], slabs: &mut Vec<Slab>) {
     for (i, (part, range)) in parts.iter().zip(ranges).enumerate() {
         if part.per_row().is_some() {
@@ -155,7 +157,7 @@ fn join(
     Ok(())
 }
 
-/// Turns lengths into the offsets behind the first, in place.
+/// Converts lengths to end offsets, in place. The caller stores the leading zero.
 fn accumulate(lengths: &mut [u8]) {
     let mut sum = 0i64;
     for chunk in lengths.as_chunks_mut::<8>().0 {
@@ -164,7 +166,7 @@ fn accumulate(lengths: &mut [u8]) {
     }
 }
 
-/// The dense shape of a sparse column: where a dimension is open, its greatest index plus one.
+/// Returns the dense shape of a sparse column. The size of an open dimension is its largest index plus one.
 fn dense_shape(form: &SparseForm, rows: usize, coordinates: &[u8]) -> Vec<i64> {
     let width = form.coordinates();
     let skip = width - form.shape.len();
@@ -185,11 +187,11 @@ fn dense_shape(form: &SparseForm, rows: usize, coordinates: &[u8]) -> Vec<i64> {
     shape
 }
 
-/// Where the rows of a batch are among the fragments.
+/// The order of a batch's rows among the fragments.
 enum Order {
-    /// Each fragment's slots are consecutive, and fragments are in order: arenas are copied whole.
+    /// Each fragment's slots are consecutive and the fragments are in order, so whole arenas are copied.
     Whole,
-    /// For each slot its fragment, and its row there.
+    /// The fragment index and the row index in that fragment, for each slot.
     Rows(Vec<(u32, u32)>),
 }
 
@@ -244,7 +246,7 @@ impl Order {
 
 #[cold]
 fn lost() -> Error {
-    Error::new(ErrorKind::Internal, "a row of a batch was written by no task")
+    Error::new(ErrorKind::Internal, "no task wrote one of the rows of a batch")
 }
 
 #[cfg(test)]
@@ -254,7 +256,7 @@ mod tests {
     use crate::sink::Sink;
     use crate::spec::NestedForm;
 
-    /// A ragged column of strings, a sparse one and a dense one; row `i` has `i % 3` strings and entries.
+    /// A ragged column of strings, a sparse column and a dense column. Row `i` has `i % 3` strings and entries.
     fn columns() -> Vec<ColumnSpec> {
         let text = NestedForm {
             ragged: 1,

@@ -1,4 +1,4 @@
-//! Byte buffers that are used again.
+//! Byte buffers that are reused.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use fastpipe_memory::{HugePageArena, OwnedMemory};
 
 use crate::error::Error;
 
-/// Bytes with memory of their own.
+/// A byte buffer that owns its memory.
 #[derive(Debug, Default)]
 pub struct Buffer {
     memory: Option<OwnedMemory>,
@@ -15,12 +15,12 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Keeps the first `len` bytes.
+    /// Shortens the buffer to its first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Bytes that its memory has room for.
+    /// Returns the number of bytes that fit in the buffer's memory.
     pub fn capacity(&self) -> usize {
         self.memory.as_ref().map_or(0, OwnedMemory::capacity)
     }
@@ -43,9 +43,11 @@ impl DerefMut for Buffer {
     }
 }
 
-/// Buffers kept for the next use. Fresh memory costs a page fault for each page, which is more than reading into it.
+/// A pool of reusable buffers. Fresh memory costs one page fault per page, which is more than the cost of reading data
+/// into it.
 ///
-/// As many buffers are kept as were in use at once: shuffled passes hold dozens of units, and come back for as many.
+/// The pool keeps up to the maximum number of buffers that were in use at once. Shuffled passes hold dozens of units
+/// and soon need the same number again.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     state: Mutex<State>,
@@ -54,44 +56,47 @@ pub struct BufferPool {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<OwnedMemory>,
-    /// Buffers in use.
+    /// Number of buffers in use.
     taken: usize,
-    /// The most of them so far.
+    /// The largest value of `taken` so far.
     most: usize,
-    /// Bytes of free buffers.
+    /// Total bytes of the free buffers.
     free_bytes: usize,
-    /// Bytes of buffers in use.
+    /// Total bytes of the buffers in use.
     taken_bytes: usize,
-    /// Bytes of buffers in use and free ones together beyond which no free ones are kept, if that is limited.
+    /// Limit for the bytes of free and used buffers together. The pool drops free buffers to stay below it. `None`
+    /// means no limit.
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
     huge_pages: HugePageArena,
 }
 
-/// How often a pool had what was asked for.
+/// How many requests a pool served with reused memory and with fresh memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Memory that was used before.
+    /// Requests that were served from memory used before.
     pub reused: u64,
-    /// Memory that had to be got from the system.
+    /// Requests that needed new memory from the system.
     pub fresh: u64,
 }
 
-/// Buffers that may exist at least; of those beyond, and beyond what was in use at once, free ones are let go.
+/// The pool always keeps at least this many buffers. It drops free buffers beyond this number and beyond the most that
+/// were in use at once.
 const KEPT: usize = 16;
 
-/// A free buffer is not used for less than this fraction of its size, or small units would pin large buffers.
+/// A free buffer is not reused for a request smaller than its capacity divided by this number. Otherwise, small units
+/// would pin large buffers.
 const LARGEST_WASTE: usize = 2;
 
 /// Sizes are rounded up to a multiple of this, so that units of similar sizes share buffers.
 const GRAIN: usize = 64 << 10;
 
-/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small
-/// buffers are allocated, not mapped.
+/// Small sizes are rounded up to a multiple of this, which is the page size of most systems. On systems with larger
+/// pages, small buffers are allocated, not mapped.
 const SMALL_GRAIN: usize = 4096;
 
-/// Bytes of a new buffer for `len`: a little more, since units vary in size.
+/// Returns the capacity of a new buffer for `len` bytes. It is slightly larger than `len` because units vary in size.
 fn size(len: usize) -> usize {
     match len {
         len if len < GRAIN / 2 => len.next_multiple_of(SMALL_GRAIN).max(SMALL_GRAIN),
@@ -103,15 +108,15 @@ fn size(len: usize) -> usize {
 }
 
 impl BufferPool {
-    /// A buffer of exactly `len` bytes, whose contents are arbitrary but initialised; an error where there is no such
-    /// memory.
+    /// Returns a buffer of exactly `len` bytes. Its contents are arbitrary but initialized. Returns an error if the
+    /// system has no memory left.
     pub fn take(&self, len: usize) -> Result<Buffer, Error> {
         let (found, limited) = {
             let mut state = self.lock();
             state.taken += 1;
             state.most = state.most.max(state.taken);
             let most = match state.keep {
-                // What is held is counted.
+                // With a limit, the whole capacity counts as used, so only a close fit is reused.
                 Some(_) => size(len.saturating_add(len / 16)),
                 None => LARGEST_WASTE.saturating_mul(len.max(GRAIN)),
             };
@@ -134,7 +139,7 @@ impl BufferPool {
             (found, limited)
         };
         let fresh = || OwnedMemory::new(size(len), limited);
-        // What is free is too small or too large: others need its memory more.
+        // The free buffers are too small or too large for this request. Release their memory and try again.
         let fresh = || fresh().or_else(|| (self.release() > 0).then(fresh).flatten());
         let memory = found.or_else(fresh).ok_or_else(|| {
             self.lock().taken -= 1;
@@ -147,17 +152,17 @@ impl BufferPool {
         })
     }
 
-    /// A buffer with a copy of these bytes.
+    /// Returns a buffer with a copy of these bytes.
     pub fn copy(&self, bytes: &[u8]) -> Result<Buffer, Error> {
         let mut copy = self.take(bytes.len())?;
         copy.copy_from_slice(bytes);
         Ok(copy)
     }
 
-    /// Gives a buffer back.
+    /// Returns a buffer to the pool.
     pub fn put(&self, buffer: Buffer) {
         let mut state = self.lock();
-        // Buffers that were made elsewhere come, too.
+        // The pool also accepts buffers that it didn't create.
         state.taken = state.taken.saturating_sub(1);
         if let Some(memory) = buffer.memory {
             state.taken_bytes = state.taken_bytes.saturating_sub(memory.capacity());
@@ -174,15 +179,15 @@ impl BufferPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps free buffers only while they and those in use have at most this many bytes; without a limit if it is
-    /// `None`.
+    /// Sets the limit in bytes for free and used buffers together. Free buffers above the limit are dropped. `None`
+    /// removes the limit.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
         state.trim();
     }
 
-    /// Gives free buffers back to the system. Returns how many bytes they had.
+    /// Returns all free buffers to the system. Returns their size in bytes.
     pub fn release(&self) -> usize {
         let mut state = self.lock();
         let (dropped, bytes) = (std::mem::take(&mut state.free), std::mem::take(&mut state.free_bytes));
@@ -191,12 +196,12 @@ impl BufferPool {
         bytes
     }
 
-    /// Bytes of free buffers.
+    /// Returns the total bytes of the free buffers.
     pub fn free_bytes(&self) -> usize {
         self.lock().free_bytes
     }
 
-    /// How often buffers were used again.
+    /// Returns how often buffers were reused.
     pub fn reuse(&self) -> Reuse {
         let state = self.lock();
         Reuse {
@@ -217,7 +222,7 @@ impl State {
         self.make_room(0);
     }
 
-    /// Lets go of free buffers that would be too much beside this many bytes more.
+    /// Drops the oldest free buffers until `more` additional bytes fit within the limit.
     fn make_room(&mut self, more: usize) {
         let Some(keep) = self.keep else { return };
         while !self.free.is_empty() && (self.free_bytes + self.taken_bytes).saturating_add(more) > keep {

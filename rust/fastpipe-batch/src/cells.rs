@@ -1,22 +1,22 @@
-//! Parts of one value a row, written where they belong.
+//! Writes to parts that have exactly one value per row.
 //!
-//! A [`Writer`](crate::Writer) knows how far it has come, which has to be set up and checked for each row. Where a row
-//! has one value of a part, there is nothing to know: its place follows from the slot. Rows in consecutive slots, of
-//! which every part has one value, can be written column by column.
+//! A [`Writer`](crate::Writer) tracks its position, which must be set up and checked for each row. A part with one
+//! value per row needs no position: the slot determines the address. If every part has one value per row, rows in
+//! consecutive slots can be written column by column.
 //!
 //! # Why this is sound
 //!
-//! A cell knows the memory of a part for all slots. [`Cells`] is made for a slot that a sink has claimed, and lives no
-//! longer than the sink is borrowed; a write is of exactly the cell's size. [`Columns`] is made for a stretch of such
-//! slots.
+//! A cell knows the memory of a part for all slots. A sink creates [`Cells`] for a slot that it has claimed, and the
+//! borrow of the sink outlives them. Each write has exactly the cell's size. [`Columns`] is created for a range of
+//! claimed slots.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind};
 use crate::writer::{Element, Overflow};
 
-/// A part of one value a row.
+/// A part with one value per row.
 ///
-/// Invariant: `start` is valid for writes of `rows * size` bytes, of which each sink accesses those of slots it
+/// Invariant: `start` is valid for writes of `rows * size` bytes. Each sink accesses only the slots that it has
 /// claimed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cell {
@@ -26,12 +26,12 @@ pub(crate) struct Cell {
     rows: usize,
 }
 
-// SAFETY: it is an address; whoever dereferences it has claimed the slot.
+// SAFETY: a cell is only an address; code that dereferences it must have claimed the slot.
 unsafe impl Send for Cell {}
 
 impl Cell {
     pub(crate) fn new(start: *mut u8, part: u32, size: usize, rows: usize) -> Self {
-        // One element: eight bytes at most.
+        // A cell is one element, so its size is at most eight bytes.
         let size = size as u32;
         Cell {
             start,
@@ -49,7 +49,7 @@ impl Cell {
         self.size as usize
     }
 
-    /// Where the value of a slot is.
+    /// Returns the address of a slot's value.
     pub(crate) fn at(&self, slot: usize) -> Option<*mut u8> {
         // SAFETY: within the part, by the invariant.
         (slot < self.rows).then(|| unsafe { self.start.add(slot * self.size()) })
@@ -66,13 +66,14 @@ pub struct Cells<'s> {
 impl<'s> Cells<'s> {
     /// # Safety
     ///
-    /// `slot` is one of the cells' rows, claimed by whoever calls, and written by nobody else meanwhile.
+    /// `slot` must be one of the cells' rows. The caller must have claimed it, and no other code may write to it while
+    /// the returned value exists.
     #[inline(always)]
     pub(crate) unsafe fn new(cells: &'s [Cell], slot: usize, written: &'s mut usize) -> Self {
         Cells { cells, slot, written }
     }
 
-    /// Writes the value of a cell. [`Cells::written`] must be told.
+    /// Writes the value of a cell. The caller must count it with [`Cells::written`].
     #[inline(always)]
     pub fn put<T: Element>(&self, cell: u32, value: T) -> Result<(), Overflow> {
         let Some(cell) = self.cells.get(cell as usize) else {
@@ -81,19 +82,19 @@ impl<'s> Cells<'s> {
         if cell.size as usize != size_of::<T>() {
             return Err(Overflow::Row);
         }
-        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and this one is ours alone (see `new`).
+        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and only this sink uses this slot (see `new`).
         unsafe { cell.start.cast::<T>().add(self.slot).write_unaligned(value) };
         Ok(())
     }
 
-    /// Counts cells that were written. Unless it counts each cell of a row once, the row is not complete.
+    /// Counts `n` written cells. A row is complete only after each of its cells was counted once.
     #[inline(always)]
     pub fn written(self, n: usize) {
         *self.written += n;
     }
 }
 
-/// Rows in consecutive slots, column by column.
+/// Rows in consecutive slots that are written column by column.
 pub struct Columns<'s> {
     cells: &'s [Cell],
     first: usize,
@@ -105,8 +106,8 @@ pub struct Columns<'s> {
 impl<'s> Columns<'s> {
     /// # Safety
     ///
-    /// The slots from `first` on, `rows` many, are the cells', claimed by whoever calls, and written by nobody else
-    /// meanwhile.
+    /// The `rows` slots that begin at `first` must be within the cells. The caller must have claimed them, and no other
+    /// code may write to them while the returned value exists.
     pub(crate) unsafe fn new(cells: &'s [Cell], first: usize, rows: usize, ended: &'s mut usize) -> Self {
         Columns {
             cells,
@@ -117,7 +118,7 @@ impl<'s> Columns<'s> {
         }
     }
 
-    /// Writes the values of the next cell, one for each row.
+    /// Writes the values of the next cell. `values` must contain one value per row.
     #[inline(always)]
     pub fn put<T: Element>(&mut self, values: &[T]) -> Result<(), Overflow> {
         let Some(cell) = self.cells.get(self.written) else {
@@ -126,8 +127,8 @@ impl<'s> Columns<'s> {
         if cell.size as usize != size_of::<T>() || values.len() != self.rows {
             return Err(Overflow::Row);
         }
-        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and these are ours alone (see `new`), so nobody
-        // has a reference to them.
+        // SAFETY: the part has `size_of::<T>()` bytes for each slot, and only this sink uses these slots (see `new`),
+        // so no other references to them exist.
         unsafe {
             let to = cell.start.add(self.first * size_of::<T>());
             std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values));
@@ -136,7 +137,7 @@ impl<'s> Columns<'s> {
         Ok(())
     }
 
-    /// Ends the rows: each cell must have been written.
+    /// Ends the rows. Returns an error unless each cell was written.
     pub fn end(self) -> Result<(), Error> {
         if self.written != self.cells.len() {
             return Err(Error::new(

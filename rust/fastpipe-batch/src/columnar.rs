@@ -1,7 +1,7 @@
-//! Rows in consecutive slots, written part by part.
+//! Writes rows in consecutive slots part by part.
 //!
-//! Where columns are finished, a part of many rows is written at once: its memory in the slots, or its stretches of an
-//! arena, one for each row.
+//! Sources with finished columns write one part of many rows at once. A part's memory is either a range of slots or
+//! consecutive ranges of an arena, one per row.
 
 use std::ops::Range;
 
@@ -10,23 +10,23 @@ use crate::fallible::try_filled;
 use crate::sink::Sink;
 use crate::writer::{Element, Overflow, Writer};
 
-/// Rows that were begun in consecutive slots. Each part is asked for once, and all of it written.
+/// Rows in consecutive slots that are being written. The caller must request each part once and write all of it.
 pub struct ColumnarRows<'s, 'a> {
     sink: &'s mut Sink<'a>,
     slots: Range<usize>,
-    /// Which parts were asked for.
+    /// Whether each part was requested.
     asked: Vec<bool>,
-    /// The arena that was asked for last; whether it has as many rows is looked at when the next one is asked for.
+    /// The last requested arena. Its number of rows is checked when the next part is requested.
     open: Option<usize>,
-    /// Whether some of the rows can't be written.
+    /// Whether the caller reported that some rows can't be written.
     failed: bool,
 }
 
 impl<'a> Sink<'a> {
-    /// Starts rows in consecutive slots, to be written part by part.
+    /// Begins rows in consecutive slots, to be written part by part.
     pub fn begin_columnar(&mut self, slots: Range<u32>) -> Result<ColumnarRows<'_, 'a>, Error> {
         self.begin_parts(slots.clone())?;
-        let asked = try_filled(false, self.parts().len(), "what is noted of a batch's parts")?;
+        let asked = try_filled(false, self.parts().len(), "the bookkeeping of a batch's parts")?;
         Ok(ColumnarRows {
             sink: self,
             slots: slots.start as usize..slots.end as usize,
@@ -38,12 +38,12 @@ impl<'a> Sink<'a> {
 }
 
 impl ColumnarRows<'_, '_> {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.slots.len()
     }
 
-    /// The first row's slot.
+    /// Returns the slot of the first row.
     pub fn first_slot(&self) -> usize {
         self.slots.start
     }
@@ -57,8 +57,8 @@ impl ColumnarRows<'_, '_> {
         Ok(())
     }
 
-    /// Some of the rows can't be written: they won't end well, and parts that are asked for from now on may be left
-    /// short.
+    /// Marks the rows as failed: some of them can't be written. [`ColumnarRows::end`] will return an error, and parts
+    /// that are requested after this call may be incomplete.
     pub fn fail(&mut self) {
         self.failed = true;
     }
@@ -70,13 +70,13 @@ impl ColumnarRows<'_, '_> {
         }
     }
 
-    /// The memory of a placed part for these rows: all of it is to be written.
+    /// Returns the memory of a placed part for these rows. The caller must write all of it.
     pub fn placed<T: Element>(&mut self, part: usize) -> Result<&mut [T], Overflow> {
         self.ask(part)?;
         self.sink.placed_of(part, self.slots.clone())
     }
 
-    /// The arena of a part: each row is to be begun there, in their order.
+    /// Returns the arena of a part. The caller must begin each row in it, in order.
     pub fn arena(&mut self, part: usize) -> Result<ArenaRows<'_>, Overflow> {
         self.ask(part)?;
         self.open = Some(part);
@@ -84,7 +84,7 @@ impl ColumnarRows<'_, '_> {
         Ok(ArenaRows { writer })
     }
 
-    /// Ends the rows: each part must have been asked for, and each row begun in each arena.
+    /// Ends the rows. Returns an error unless each part was requested and each row was begun in each arena.
     pub fn end(mut self) -> Result<(), Error> {
         self.check_open()?;
         if self.failed || !self.asked.iter().all(|&asked| asked) {
@@ -98,7 +98,7 @@ impl ColumnarRows<'_, '_> {
     }
 }
 
-/// The arena of a part, to which rows are appended one after the other.
+/// The arena of a part, to which rows are appended in order.
 pub struct ArenaRows<'w> {
     writer: &'w mut Writer,
 }
@@ -110,14 +110,14 @@ impl ArenaRows<'_> {
         self.writer.begin_arena_row()
     }
 
-    /// Begins rows with these lengths in bytes, and returns the memory of all of them: its contents are arbitrary, and
-    /// to be overwritten.
+    /// Begins rows with these lengths in bytes and returns the memory of all of them. Its contents are arbitrary, and
+    /// the caller must overwrite them.
     pub fn take_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<&mut [u8], Overflow> {
         let total = self.writer.begin_arena_rows(lens)?;
         self.writer.take(total)
     }
 
-    /// What the row's values are appended to.
+    /// Returns the writer to which the row's values are appended.
     #[inline]
     pub fn writer(&mut self) -> &mut Writer {
         self.writer
@@ -188,10 +188,10 @@ mod tests {
         let mut columnar = sink.begin_columnar(0..2).unwrap();
         assert_eq!(columnar.placed::<i32>(0).unwrap().len(), 4);
         assert_eq!(columnar.placed::<i32>(0).unwrap_err(), Overflow::Row);
-        // A part of no fixed size isn't placed, and the other way round.
+        // A part without a fixed size isn't placed, and a placed part has no arena.
         assert_eq!(columnar.placed::<u8>(2).unwrap_err(), Overflow::Row);
         assert!(columnar.arena(1).is_err());
-        // Not all were asked for.
+        // A part was never requested.
         assert!(columnar.end().is_err());
         let mut columnar = sink.begin_columnar(2..4).unwrap();
         columnar.placed::<i32>(0).unwrap();

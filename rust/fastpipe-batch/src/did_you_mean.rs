@@ -1,11 +1,11 @@
-//! Which name may have been meant.
+//! Suggests the name that a user may have meant.
 
-/// Names of more bytes are compared for equality only, but for their case: the distance takes the product of two
-/// lengths.
+/// Names longer than this many bytes are only compared for equality, ignoring case. The time to compute the distance is
+/// proportional to the product of the two lengths.
 const LONGEST: usize = 64;
 
-/// The name that is most like `wanted`, if one is like it: the same but for case, or with at most a third of its
-/// characters to change.
+/// Returns the name that is most similar to `wanted`, if one is similar enough. A similar name is equal except for
+/// case, or differs in at most a third of the characters of `wanted`.
 pub fn nearest<'n>(wanted: &str, names: impl IntoIterator<Item = &'n str>) -> Option<&'n str> {
     let most = (wanted.chars().count() / 3).max(1);
     let mut best: Option<(usize, &str)> = None;
@@ -17,7 +17,7 @@ pub fn nearest<'n>(wanted: &str, names: impl IntoIterator<Item = &'n str>) -> Op
         } else {
             distance(&wanted.to_lowercase(), &name.to_lowercase())
         };
-        // Names that have nothing in common aren't alike, however short they are.
+        // Names with no character in common are never similar, even if both are very short.
         let alike = distance <= most && distance < name.chars().count();
         if alike && best.is_none_or(|(least, _)| distance < least) {
             best = Some((distance, name));
@@ -26,7 +26,8 @@ pub fn nearest<'n>(wanted: &str, names: impl IntoIterator<Item = &'n str>) -> Op
     best.map(|(_, name)| name)
 }
 
-/// The least number of characters to insert, delete, replace or swap with the next one (Damerau, restricted).
+/// Returns the minimum number of characters to insert, delete, replace or swap with the next one (restricted
+/// Damerau-Levenshtein distance).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before: Vec<usize> = Vec::new();

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-/// The unit in which dates and times are counted.
+/// The unit of dates, times and durations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // They say it themselves.
+#[allow(missing_docs)] // The names say it all.
 pub enum TimeUnit {
     Days,
     Seconds,
@@ -13,9 +13,9 @@ pub enum TimeUnit {
     Nanoseconds,
 }
 
-/// The type of one element of a column, named as NumPy names it.
+/// The type of one element of a column. The names follow NumPy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // The variants are NumPy's dtypes.
+#[allow(missing_docs)] // The variants correspond to NumPy's dtypes.
 pub enum DType {
     Bool,
     I8,
@@ -34,7 +34,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type.
+    /// All element types.
     pub const ALL: [DType; 22] = {
         use TimeUnit::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
         [
@@ -63,7 +63,7 @@ impl DType {
         ]
     };
 
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
             DType::Bool | DType::I8 | DType::U8 => 1,
@@ -73,7 +73,7 @@ impl DType {
         }
     }
 
-    /// NumPy's name of this type.
+    /// Returns NumPy's name of this type.
     pub const fn name(self) -> &'static str {
         use TimeUnit::{Days, Microseconds, Milliseconds, Nanoseconds, Seconds};
         match self {
@@ -102,7 +102,7 @@ impl DType {
         }
     }
 
-    /// The type that NumPy calls `name`.
+    /// Returns the type that NumPy calls `name`.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|d| d.name() == name)
     }
@@ -117,7 +117,7 @@ impl DType {
         matches!(self, DType::F16 | DType::F32 | DType::F64)
     }
 
-    /// Whether this is a date, a time or a duration, for which the least integer stands for none (NaT).
+    /// Whether this is a date, a time or a duration. For these types, the smallest integer means "not a time" (NaT).
     pub const fn is_time(self) -> bool {
         matches!(self, DType::Datetime(_) | DType::Timedelta(_))
     }
@@ -129,12 +129,12 @@ impl fmt::Display for DType {
     }
 }
 
-/// What the innermost values of a column are.
+/// The type of the innermost values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Leaf {
-    /// Elements of a fixed width.
+    /// Elements of a fixed size.
     Fixed(DType),
-    /// Byte strings of any length; `utf8` ones are known to be text.
+    /// Byte strings of any length. If `utf8` is set, they are known to be text.
     Bytes {
         /// Whether the bytes are checked to be UTF-8.
         utf8: bool,

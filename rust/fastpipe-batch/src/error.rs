@@ -1,13 +1,13 @@
-//! Located errors: what went wrong, and in which file, unit, byte, record and feature.
+//! Errors with a location: the reason, and the file, unit, byte, record and feature.
 //!
-//! Boxed, so that `Result<(), Error>` stays one word; rendered late, so that the hot path never builds a `String`
-//! unless it fails.
+//! An error is boxed so that `Result<(), Error>` is one word. Its text is rendered late, so the hot path builds no
+//! `String` unless an error occurs.
 
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// The class of an error. Each becomes one Python exception type.
+/// The class of an error. Each class is raised as one Python exception type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -15,32 +15,32 @@ pub enum ErrorKind {
     Malformed,
     /// A documented absolute limit is exceeded.
     Limit,
-    /// The schema doesn't parse, or what was asked for doesn't fit it.
+    /// The schema can't be parsed, or the request doesn't fit it.
     Schema,
-    /// Well-formed, but not supported.
+    /// The data is well-formed, but fastpipe doesn't support it.
     Unsupported,
-    /// A length doesn't fit the shape that was asked for.
+    /// A length doesn't fit the requested shape.
     Shape,
-    /// A value doesn't fit the type that was asked for.
+    /// A value doesn't fit the requested type.
     ValueRange,
-    /// A null where none was allowed.
+    /// A null where nulls aren't allowed.
     Null,
-    /// A file that isn't there.
+    /// A file doesn't exist.
     NotFound,
     /// The storage failed.
     Storage,
     /// The system has no more memory.
     OutOfMemory,
-    /// Code that isn't fastpipe's, and that a source calls, raised an error of its own: [`Error::cause`].
+    /// Code outside of fastpipe that a source calls raised its own error: see [`Error::cause`].
     Raised,
-    /// The pass was closed while the call waited.
+    /// The pass was closed during a blocking call.
     Closed,
-    /// A fault of fastpipe itself.
+    /// A bug in fastpipe.
     Internal,
 }
 
 impl ErrorKind {
-    /// Whether the data itself is at fault: reading the same again fails again, and reading other data may well not.
+    /// Whether the data itself is at fault. Reading the same data again would fail again; other data may be readable.
     pub const fn is_damage(self) -> bool {
         use ErrorKind::{Limit, Malformed, Null, Schema, Shape, Unsupported, ValueRange};
         matches!(
@@ -50,53 +50,54 @@ impl ErrorKind {
     }
 }
 
-/// Where an error was met. Unknown parts are `None`.
+/// The location of an error. Unknown fields are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Location {
-    /// The file, as [`path_text`](crate::path_text) has it.
+    /// The file, in the format of [`path_text`](crate::path_text).
     pub path: Option<Arc<str>>,
-    /// The unit, in its source's words, where a file and a number don't say it.
+    /// The unit, in terms of its source, if a file and a block index don't identify it.
     pub unit: Option<Arc<str>>,
-    /// The unit's number within its file: a block's, where those are counted.
+    /// Index of the unit in its file. For formats that count blocks, this is the block index.
     pub block: Option<u64>,
-    /// Byte offset in the file: of the fault itself where that is known, else of its unit.
+    /// Byte offset in the file: of the fault if it is known, otherwise of its unit.
     pub offset: Option<u64>,
-    /// The record's number within its unit.
+    /// Index of the record in its unit.
     pub record: Option<u64>,
-    /// Byte position of the fault, and in what: in the words of whoever counted it.
+    /// Byte position of the fault, and a description of the buffer in which it was counted.
     pub position: Option<(u64, &'static str)>,
     /// The feature, or the path of the field in the schema.
     pub feature: Option<Arc<str>>,
 }
 
-/// The lengths that an error of kind [`ErrorKind::Shape`] is about.
+/// The lengths that caused an error of kind [`ErrorKind::Shape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lengths {
-    /// An array's, in a dimension of which the shape has the number. The outermost dimension is 0.
+    /// The length of an array differs from the shape. The outermost dimension is 0.
     Dimension {
         /// The dimension.
         dimension: u32,
-        /// Its number in the shape.
+        /// Its size in the shape.
         expected: u64,
-        /// Items up to where the array was given up.
+        /// Number of items that were read before the array was rejected.
         found: u64,
     },
-    /// Those of two arrays of a sparse value, each named by its dimension, or by `None` for the values.
+    /// Two arrays of a sparse value have different lengths. An array of indices is given by its dimension, the values
+    /// by `None`.
     Sparse {
-        /// The first array of the record, and its entries.
+        /// The first array of the record and its number of entries.
         first: (Option<u32>, u64),
-        /// The first array that differs, and its entries.
+        /// The first array whose length differs and its number of entries.
         other: (Option<u32>, u64),
     },
 }
 
-/// Bytes of a reason: files may make what is quoted as long as they like.
+/// Maximum length of a reason in bytes. Text quoted from a file can be arbitrarily long.
 const MAX_REASON: usize = 1000;
 
-/// Bytes of a feature's name in a message.
+/// Maximum length of a feature's name in a message, in bytes.
 const MAX_FEATURE: usize = 300;
 
-/// A text of more than `most` bytes without its middle.
+/// Returns the text with its middle removed if it has more than `most` bytes.
 fn shorten(text: &str, most: usize) -> Option<String> {
     (text.len() > most).then(|| {
         let (mut head, mut tail) = (most * 2 / 3, text.len() - most / 3);
@@ -127,8 +128,8 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `kind`; `reason` says what was expected and what was found. What a long one quotes is cut out of its
-    /// middle.
+    /// Creates an error of `kind`. `reason` says what was expected and what was found. The middle of a long reason is
+    /// removed.
     #[cold]
     pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Self {
         let reason = reason.into();
@@ -144,7 +145,7 @@ impl Error {
         }))
     }
 
-    /// An error of the storage below, from what the operating system said.
+    /// Creates an error of the storage from an I/O error of the operating system.
     #[cold]
     pub fn io(path: &str, error: &std::io::Error) -> Self {
         let kind = match error.kind() {
@@ -157,7 +158,7 @@ impl Error {
         e.at_path(path)
     }
 
-    /// The system refused an allocation of `bytes` bytes for `what`.
+    /// Creates an error for a failed allocation of `bytes` bytes for `what`.
     #[cold]
     pub fn out_of_memory(bytes: usize, what: &str) -> Self {
         Error::new(
@@ -166,7 +167,7 @@ impl Error {
         )
     }
 
-    /// More memory is needed than the user's limit allows.
+    /// Creates an error for a request that needs more memory than the user's limit allows.
     #[cold]
     pub fn over_memory_limit(reason: impl Into<String>) -> Self {
         let mut e = Error::new(ErrorKind::Limit, reason);
@@ -174,75 +175,75 @@ impl Error {
         e
     }
 
-    /// Whether it was made by [`Error::over_memory_limit`].
+    /// Whether the error was created by [`Error::over_memory_limit`].
     pub fn is_over_memory_limit(&self) -> bool {
         self.0.over_memory_limit
     }
 
-    /// The class.
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was expected and what was found, without the location.
+    /// Returns what was expected and what was found, without the location.
     pub fn reason(&self) -> &str {
         &self.0.reason
     }
 
-    /// Where it happened.
+    /// Returns the location of the error.
     pub fn location(&self) -> &Location {
         &self.0.location
     }
 
-    /// The lengths that don't fit, where they are known.
+    /// Returns the lengths that don't fit, if known.
     pub fn lengths(&self) -> Option<Lengths> {
         self.0.lengths
     }
 
-    /// The operating system's number, for storage errors.
+    /// Returns the operating system's error code for storage errors.
     pub fn os_error(&self) -> Option<i32> {
         self.0.os_error
     }
 
-    /// The unit of the source that it was met in, where it is one unit's.
+    /// Returns the index of the unit in the source, if the error belongs to a single unit.
     pub fn unit(&self) -> Option<u64> {
         self.0.unit
     }
 
-    /// What was raised by code that isn't fastpipe's, for whoever knows its type.
+    /// Returns the error that was raised by code outside of fastpipe. The caller must know its type.
     pub fn cause(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.0.cause.as_deref()
     }
 
-    /// Keeps what was raised.
+    /// Adds the error that caused this one.
     #[must_use]
     pub fn with_cause(mut self, cause: Arc<dyn Any + Send + Sync>) -> Self {
         self.0.cause = Some(cause);
         self
     }
 
-    /// Names the unit in its source's words, unless it is named already.
+    /// Sets the unit in terms of its source, unless it is already set.
     #[must_use]
     pub fn in_unit(mut self, name: &str) -> Self {
         self.0.location.unit.get_or_insert_with(|| Arc::from(name));
         self
     }
 
-    /// Says which unit of the source it was met in.
+    /// Sets the index of the unit in the source.
     #[must_use]
     pub fn at_unit(mut self, unit: u64) -> Self {
         self.0.unit = Some(unit);
         self
     }
 
-    /// Names the file, unless it is named already.
+    /// Sets the file, unless it is already set.
     #[must_use]
     pub fn at_path(mut self, path: &str) -> Self {
         self.0.location.path.get_or_insert_with(|| Arc::from(path));
         self
     }
 
-    /// Names the unit by its number within its file, and the file offset of its start, unless they are named already.
+    /// Sets the unit's index in its file and its file offset, unless they are already set.
     #[must_use]
     pub fn at_block(mut self, block: u64, offset: u64) -> Self {
         self.0.location.block.get_or_insert(block);
@@ -250,42 +251,42 @@ impl Error {
         self
     }
 
-    /// Names the byte offset in the file, unless it is named already.
+    /// Sets the byte offset in the file, unless it is already set.
     #[must_use]
     pub fn at_offset(mut self, offset: u64) -> Self {
         self.0.location.offset.get_or_insert(offset);
         self
     }
 
-    /// Names the record, unless it is named already.
+    /// Sets the record, unless it is already set.
     #[must_use]
     pub fn at_record(mut self, record: u64) -> Self {
         self.0.location.record.get_or_insert(record);
         self
     }
 
-    /// Names the record, in the place of any that is named.
+    /// Sets the record, replacing the previous one.
     #[must_use]
     pub fn with_record(mut self, record: u64) -> Self {
         self.0.location.record = Some(record);
         self
     }
 
-    /// Names no record: its number is none that users know.
+    /// Removes the record: its index would mean nothing to users.
     #[must_use]
     pub fn without_record(mut self) -> Self {
         self.0.location.record = None;
         self
     }
 
-    /// Names the byte offset in the file, in the place of any that is named.
+    /// Sets the byte offset in the file, replacing the previous one.
     #[must_use]
     pub fn with_offset(mut self, offset: u64) -> Self {
         self.0.location.offset = Some(offset);
         self
     }
 
-    /// Names a message by its number and a byte of it, in the place of a record and of a position in anything else.
+    /// Sets the index of a message and a byte offset in it, replacing the record. Removes the position.
     #[must_use]
     pub fn in_message(mut self, number: u64, byte: u64) -> Self {
         let at = &mut self.0.location;
@@ -293,15 +294,15 @@ impl Error {
         self
     }
 
-    /// Names the byte position within something, `"decompressed block"` say, unless it is named already.
+    /// Sets the byte position in a buffer, such as `"decompressed block"`, unless it is already set.
     #[must_use]
     pub fn at_position(mut self, position: u64, within: &'static str) -> Self {
         self.0.location.position.get_or_insert((position, within));
         self
     }
 
-    /// Says that the byte offset, if one is named, is one within something, `"decompressed text"` say, and not of the
-    /// file.
+    /// Declares that the byte offset, if there is one, is a position in a buffer such as `"decompressed text"`, and not
+    /// in the file.
     #[must_use]
     pub fn with_offset_within(self, within: &'static str) -> Self {
         let mut moved = self;
@@ -311,14 +312,14 @@ impl Error {
         }
     }
 
-    /// Says which lengths don't fit.
+    /// Sets the lengths that don't fit.
     #[must_use]
     pub fn with_lengths(mut self, lengths: Lengths) -> Self {
         self.0.lengths = Some(lengths);
         self
     }
 
-    /// Names the feature, unless it is named already.
+    /// Sets the feature, unless it is already set.
     #[must_use]
     pub fn at_feature(mut self, feature: &str) -> Self {
         self.0.location.feature.get_or_insert_with(|| Arc::from(feature));
@@ -337,7 +338,7 @@ impl fmt::Display for Error {
     }
 }
 
-/// The parts that are known, but the feature, in parentheses that follow a reason: ` (file a.avro, block 2)`.
+/// Shows the known fields except the feature, in parentheses after a reason: ` (file a.avro, block 2)`.
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut separator = " (";

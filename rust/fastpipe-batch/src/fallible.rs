@@ -1,15 +1,16 @@
-//! Tables whose size follows from a file or an argument: an error where there is no memory, not the end of the process.
+//! Tables whose size depends on a file or an argument. If memory is exhausted, they return an error and don't abort the
+//! process.
 
 use crate::error::Error;
 
-/// Makes room for `more` elements; `what` says what for.
+/// Reserves room for `more` elements. `what` names the table in the error.
 pub fn try_reserve<T>(table: &mut Vec<T>, more: usize, what: &str) -> Result<(), Error> {
     table
         .try_reserve(more)
         .map_err(|_| Error::out_of_memory((table.len().saturating_add(more)).saturating_mul(size_of::<T>()), what))
 }
 
-/// An empty table with room for exactly `capacity` elements.
+/// Returns an empty table with room for exactly `capacity` elements.
 pub fn try_with_capacity<T>(capacity: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut table = Vec::new();
     table
@@ -18,20 +19,20 @@ pub fn try_with_capacity<T>(capacity: usize, what: &str) -> Result<Vec<T>, Error
     Ok(table)
 }
 
-/// `len` times the same.
+/// Returns a table of `len` clones of `element`.
 pub fn try_filled<T: Clone>(element: T, len: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut table = try_with_capacity(len, what)?;
     table.resize(len, element);
     Ok(table)
 }
 
-/// All elements of an iterator, which says at least how many there are.
+/// Collects all elements of an iterator. The iterator's size hint determines the initial capacity.
 #[inline]
 pub fn try_collect<T>(elements: impl Iterator<Item = T>, what: &str) -> Result<Vec<T>, Error> {
     let (least, most) = elements.size_hint();
     let mut table = try_with_capacity(least, what)?;
     if most == Some(least) {
-        // There is room for all of them: no look at it for each.
+        // There is room for all elements, so checking the capacity for each is unnecessary.
         table.extend(elements);
         return Ok(table);
     }

@@ -1,4 +1,4 @@
-//! What is wanted of a data set: features by name, and the form in which each is wanted.
+//! Requested features: their names and the form of each.
 
 use std::sync::Arc;
 
@@ -9,70 +9,72 @@ use crate::error::{Error, ErrorKind};
 use crate::lookup::Lookup;
 use crate::sparse::SparseLayout;
 
-/// Dimensions of a ragged or a sparse feature: its forms lie within each other, and Python walks them by recursion.
+/// Maximum number of dimensions of a ragged or sparse feature. Its forms are nested, and Python traverses them
+/// recursively.
 pub const MAX_DIMENSIONS: usize = 128;
 
-/// Fixed dimensions of a feature: those of a NumPy array (32 before NumPy 2, and in what arrays are made with here),
-/// less the one for rows. What is inferred decides the form of a batch, so it doesn't depend on the NumPy at hand.
+/// Maximum number of fixed dimensions of a feature: the limit of a NumPy array, less one for the rows. The limit is 32
+/// before NumPy 2 and in the library that creates arrays here. It doesn't depend on the installed NumPy version because
+/// inferred features determine the form of a batch.
 pub const MAX_FIXED_DIMENSIONS: usize = 31;
 
-/// A wanted feature.
+/// A requested feature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Feature {
-    /// What it is called in batches.
+    /// Its name in batches.
     pub name: String,
-    /// The path of its field: names of nested record fields joined by dots; below a map `keys` or `values`. Several
+    /// The path of its field: names of nested record fields joined by dots, or `keys` or `values` below a map. Several
     /// features may read one field.
     pub field: String,
-    /// Its form.
+    /// The requested form.
     pub request: Request,
-    /// What nulls become.
+    /// How nulls are handled.
     pub nulls: Nulls,
-    /// Whether the values are the numbers of items in the arrays, or maps, that lie below all of the dimensions.
+    /// Whether the values are item counts of the arrays or maps below all of the dimensions.
     pub counts: bool,
-    /// Whether the values are the bytes that an Avro file encodes the field's value as, whatever its type: of the whole
-    /// record if the field's path is empty.
+    /// Whether the values are the Avro-encoded bytes of the field's value, regardless of its type. If the field's path
+    /// is empty, they are the bytes of the whole record.
     pub encoded: bool,
-    /// The number of decimal places, where the values are decimals that are read as integers.
+    /// The number of decimal places if the values are decimals that are read as integers.
     pub scale: Option<i8>,
-    /// How text becomes indices, where the values, or a sparse feature's coordinates, are those.
+    /// How text is converted to indices, if the values or the coordinates of a sparse feature are indices.
     pub lookup: Option<Arc<Lookup>>,
 }
 
-/// The form in which a feature is wanted.
+/// The requested form of a feature.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
     /// The same shape in every row.
     Dense {
         /// Exact lengths of the arrays, outermost first.
         shape: Vec<usize>,
-        /// The values.
+        /// The type of the values.
         leaf: Leaf,
-        /// Pads shorter arrays with this, and truncates longer ones.
+        /// The padding value. If it is set, shorter arrays are padded and longer ones are truncated.
         pad: Option<Scalar>,
     },
     /// Arrays of different lengths.
     Ragged {
-        /// Lengths of the arrays, outermost first; `None` for any.
+        /// Lengths of the arrays, outermost first. `None` allows any length.
         shape: Vec<Option<usize>>,
-        /// The values.
+        /// The type of the values.
         leaf: Leaf,
     },
     /// A record of `indices0`, `indices1`, ... and `values`.
     Sparse {
-        /// The dense shape; `None` for as much as a batch needs.
+        /// The dense shape. `None` means that the size is the minimum that the batch needs.
         shape: Vec<Option<u64>>,
-        /// The values.
+        /// The type of the values.
         leaf: Leaf,
-        /// Coordinates with or without the batch index.
+        /// Whether coordinates include the batch index.
         layout: SparseLayout,
-        /// Whether indices are held against the shape.
+        /// Whether indices are checked against the shape.
         check_indices: bool,
     },
 }
 
 impl Request {
-    /// The dimensions of a row.
+    /// Returns the number of dimensions of a row.
     pub fn rank(&self) -> usize {
         match self {
             Request::Dense { shape, .. } => shape.len(),
@@ -81,7 +83,7 @@ impl Request {
         }
     }
 
-    /// What the length of the array of dimension `dim` must be.
+    /// Returns the rule for the length of arrays in dimension `dim`.
     pub fn length_rule(&self, dim: usize) -> LengthRule {
         match self {
             Request::Dense { shape, pad: None, .. } => LengthRule::Exact(shape[dim]),
@@ -91,7 +93,7 @@ impl Request {
         }
     }
 
-    /// The type of the values.
+    /// Returns the type of the values.
     pub fn leaf(&self) -> Leaf {
         match self {
             Request::Dense { leaf, .. } | Request::Ragged { leaf, .. } | Request::Sparse { leaf, .. } => *leaf,
@@ -99,19 +101,19 @@ impl Request {
     }
 }
 
-/// What the length of an array must be.
+/// The rule for the length of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LengthRule {
-    /// Any.
+    /// Any length.
     Free,
-    /// Exactly this.
+    /// Exactly this length.
     Exact(usize),
-    /// Padded and truncated to this.
+    /// The array is padded or truncated to this length.
     Pad(usize),
 }
 
-/// Python code of the spec that reads values within `dims` levels of arrays, whatever their lengths: arrays of `last`
-/// if that is given, and integers in units of a power of ten if `scale` is.
+/// Returns the Python code of the spec that reads values within `dims` levels of arrays of any length. `last` adds an
+/// innermost fixed dimension, and `scale` reads decimals as integers in units of a power of ten.
 pub fn spec_code(dims: usize, last: Option<usize>, leaf: Leaf, nullable: bool, scale: Option<i8>) -> String {
     let nulls = if nullable { ", nulls=\"mask\"" } else { "" };
     let scale = scale.map_or_else(String::new, |scale| format!(", scale={scale}"));
@@ -126,7 +128,7 @@ pub fn spec_code(dims: usize, last: Option<usize>, leaf: Leaf, nullable: bool, s
 }
 
 impl Feature {
-    /// The same; if it is sparse, in this layout.
+    /// Returns a copy of the feature. If it is sparse, the copy uses this layout.
     #[must_use]
     pub fn in_layout(&self, wanted: SparseLayout) -> Feature {
         let mut feature = self.clone();
@@ -137,18 +139,19 @@ impl Feature {
     }
 }
 
-/// What a null becomes.
+/// How nulls are handled.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Nulls {
-    /// An error.
+    /// A null is an error.
     Error,
-    /// A mask tells them apart.
+    /// A mask marks the nulls.
     Mask,
-    /// This value, or else 0, false or empty. A null array becomes an empty one where it may have any length.
+    /// A null is replaced by this value, or by 0, false or an empty string. A null array is read as an empty array if
+    /// its length is free.
     Fill(Option<Scalar>),
 }
 
-/// A value to fill with.
+/// A value that replaces nulls or pads arrays.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scalar {
     /// For bool.
@@ -162,7 +165,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// The bytes of this value as an element of `dtype`.
+    /// Returns the bytes of this value as an element of `dtype`.
     pub fn element(&self, dtype: DType) -> Result<Vec<u8>, Error> {
         let misfit = || {
             Error::new(

@@ -1,10 +1,11 @@
-//! Copying rows between memory by index.
+//! Copies rows between buffers by index.
 //!
-//! A row is `width` elements in a row; index `i` is the row that starts at `i * width`. Indices and spans are checked
-//! before anything is copied. Elements are bytes that may be uninitialised, or numbers: whatever can be copied.
+//! A row is `width` consecutive elements, and row `i` starts at `i * width`. Indices and spans are checked before
+//! anything is copied, unless a function says otherwise. Elements may be numbers or uninitialized bytes: any `Copy`
+//! type.
 //!
-//! Rows of few elements, the commonest widths, are copied without a call. Wide ones are asked for some rows ahead: the
-//! processor doesn't see by itself where the next ones will be.
+//! Narrow rows of common widths are copied without a function call. Wide rows are prefetched several rows in advance
+//! because the processor can't predict the next address.
 
 use std::fmt;
 
@@ -12,13 +13,13 @@ use fastpipe_memory::{LINE, LINES, copy_and_prefetch, hint};
 
 use crate::error::{Error, ErrorKind};
 
-/// An index or span beyond the rows, or a target of another size than what it was to get.
+/// An index or a span is out of range, or the target has the wrong size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfBounds;
 
 impl fmt::Display for OutOfBounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("rows were to be copied from or to where there are none")
+        f.write_str("rows to copy are out of bounds")
     }
 }
 
@@ -31,25 +32,25 @@ impl From<OutOfBounds> for Error {
     }
 }
 
-/// Consecutive rows: the first, and how many.
+/// A range of consecutive rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// The first row.
     pub start: usize,
-    /// How many.
+    /// The number of rows.
     pub len: usize,
 }
 
-/// A row of one of several sources.
+/// A row in one of several sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Which source.
+    /// Index of the source.
     pub source: u32,
-    /// Which of its rows.
+    /// Index of the row in the source.
     pub row: u32,
 }
 
-/// Calls `$copy::<W>` for the width `$width` if it is a common one, else `$wide`.
+/// Calls `$narrow::<T, W>` if `$width` is a common width, otherwise evaluates `$wide`.
 macro_rules! by_width {
     ($width:expr, $narrow:ident($($argument:expr),*), $wide:expr) => {
         match $width {
@@ -69,7 +70,8 @@ macro_rules! by_width {
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all rows of `index`. Nothing was copied.
+/// Returns [`OutOfBounds`] if an index is out of range or if `target` doesn't have exactly one row per index. Nothing
+/// is copied in this case.
 pub fn gather<T: Copy>(source: &[T], width: usize, index: &[u32], target: &mut [T]) -> Result<(), OutOfBounds> {
     let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
     check(rows, width, index, 0, target.len())?;
@@ -85,7 +87,8 @@ pub fn gather<T: Copy>(source: &[T], width: usize, index: &[u32], target: &mut [
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if there is no such row, or if `source` isn't as long as all rows of `index`. Nothing was copied.
+/// Returns [`OutOfBounds`] if an index is out of range or if `source` doesn't have exactly one row per index. Nothing
+/// is copied in this case.
 pub fn scatter<T: Copy>(
     source: &[T],
     width: usize,
@@ -103,12 +106,12 @@ pub fn scatter<T: Copy>(
     Ok(())
 }
 
-/// Copies spans of rows of `source` to `target`, one behind the other.
+/// Copies spans of rows of `source` to consecutive rows of `target`.
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if a span doesn't lie within `source`, or if `target` isn't as long as all of them. Nothing was
-/// copied.
+/// Returns [`OutOfBounds`] if a span is not within `source` or if `target` doesn't have exactly the size of all spans.
+/// Nothing is copied in this case.
 pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target: &mut [T]) -> Result<(), OutOfBounds> {
     let rows = source.len().checked_div(width).unwrap_or(usize::MAX);
     let mut total = 0usize;
@@ -136,11 +139,12 @@ pub fn gather_spans<T: Copy>(source: &[T], width: usize, spans: &[Span], target:
     Ok(())
 }
 
-/// Copies the rows at these places of `sources` to `target`, one behind the other. Meant for wide rows.
+/// Copies the rows at these places of `sources` to consecutive rows of `target`. Intended for wide rows.
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if there is no such row, or if `target` isn't as long as all of them. Some may have been copied.
+/// Returns [`OutOfBounds`] if a place doesn't exist or if `target` doesn't have exactly one row per place. Some rows
+/// may already be copied in this case.
 pub fn gather_places<T: Copy>(
     sources: &[&[T]],
     width: usize,
@@ -165,11 +169,12 @@ pub fn gather_places<T: Copy>(
     Ok(())
 }
 
-/// Copies row `from[k]` of `source` to row `to[k]` of `target`, for all `k`. Meant for wide rows.
+/// Copies row `from[k]` of `source` to row `to[k]` of `target`, for all `k`. Intended for wide rows.
 ///
 /// # Errors
 ///
-/// [`OutOfBounds`] if there is no such row, or if `from` is longer or shorter than `to`. Some may have been copied.
+/// Returns [`OutOfBounds`] if a row doesn't exist or if `from` and `to` have different lengths. Some rows may already
+/// be copied in this case.
 pub fn move_rows<T: Copy>(
     source: &[T],
     width: usize,
@@ -197,8 +202,8 @@ fn row_of<T>(source: &[T], width: usize, row: u32) -> Option<&[T]> {
     source.get((row as usize).checked_mul(width)?..)?.get(..width)
 }
 
-/// How many rows ahead wide rows are asked for: so many that their memory has come when it is their turn, but not so
-/// many that it was pushed out again.
+/// Returns how many rows in advance wide rows are prefetched. The distance is long enough for the memory to arrive in
+/// time, and short enough that it isn't evicted from the cache before use.
 fn rows_ahead<T>(width: usize) -> usize {
     BYTES_AHEAD
         .checked_div(width * size_of::<T>())
@@ -206,9 +211,11 @@ fn rows_ahead<T>(width: usize) -> usize {
         .clamp(1, AHEAD)
 }
 
-/// Checks that all of an index, less `first`, are below `rows`, and that `len` elements are as many as it asks for.
+/// Checks that all indices, less `first`, are below `rows` and that `len` is the number of elements of all indexed
+/// rows.
 fn check(rows: usize, width: usize, index: &[u32], first: u32, len: usize) -> Result<(), OutOfBounds> {
-    // Without an early end: most often all are, and this way many are looked at at once.
+    // This doesn't stop at the first bad index. Bad indices are rare, and the loop can be vectorized without the early
+    // exit.
     let most = index.iter().fold(0, |most, &i| most.max(i.wrapping_sub(first)));
     let below = index.is_empty() || (most as usize) < rows;
     if below && index.len().checked_mul(width) == Some(len) {
@@ -253,12 +260,12 @@ fn scatter_wide<T: Copy>(source: &[T], width: usize, index: &[u32], first: u32, 
     }
 }
 
-/// How many rows ahead memory is asked for.
+/// Maximum number of rows in advance that memory is prefetched.
 const AHEAD: usize = 8;
-/// Of wide rows about so much is asked for ahead.
+/// Number of bytes in advance that wide rows are prefetched.
 const BYTES_AHEAD: usize = 4096;
 
-/// Tells the processor that `len` elements from `start` will be read soon.
+/// Prefetches `len` elements from `start`.
 #[inline(always)]
 fn ask_for<T>(source: &[T], start: usize, len: usize) {
     let Some(wanted) = source.get(start..).map(|rest| &rest[..len.min(rest.len())]) else {
@@ -304,7 +311,7 @@ mod tests {
             gather(&source, width, &index, &mut there).unwrap();
             scatter(&there, width, &index, 0, &mut back).unwrap();
             assert_eq!(back, source, "{width}");
-            // The same from row 2 on.
+            // Scatter again, this time from row 2 on.
             let mut tail = vec![0; 3 * width];
             scatter(&source[..2 * width], width, &[2, 4], 2, &mut tail).unwrap();
             assert_eq!(

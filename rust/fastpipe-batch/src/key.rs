@@ -2,22 +2,22 @@
 
 use twox_hash::XxHash3_64;
 
-/// Keys that are looked up at once at most.
+/// Maximum number of keys per lookup call.
 pub const MOST_KEYS: usize = 32;
 
-/// What [`Lookup::find`](crate::Lookup::find) says of a key that has no index.
+/// The result of [`Lookup::find`](crate::Lookup::find) for a key that has no index.
 pub const UNKNOWN: i64 = -1;
 
-/// A key as a record has it.
+/// A key as it is stored in a record.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Key<'a> {
-    /// The text, or the name.
+    /// The text of the key, or its name if the key also has a term.
     pub text: &'a [u8],
-    /// What follows the name and the separator.
+    /// The term: the part of the key after the name and the separator.
     pub term: Option<&'a [u8]>,
 }
 
-/// XXH3 (64 bits) of bytes.
+/// Returns the 64-bit XXH3 hash of the bytes.
 pub(crate) fn hash_of(bytes: &[u8], seed: u64) -> u64 {
     XxHash3_64::oneshot_with_seed(seed, bytes)
 }

@@ -1,19 +1,20 @@
-//! The words that sources and the engine share.
+//! The types that sources and the engine share.
 //!
-//! Sources and the engine know each other through this crate alone, so a new source touches neither. It says
+//! Sources and the engine depend on this crate and not on each other, so a new source changes neither. The crate
+//! defines
+//! - columns and the memory that they need ([`ColumnSpec`], [`Part`]),
+//! - the memory that rows are written to ([`Slab`], [`Sink`], [`Rows`]),
+//! - the interface of a source ([`Source`], [`Unit`]),
+//! - errors and their locations ([`Error`], [`Location`]).
 //!
-//! - what a column is and which memory it takes ([`ColumnSpec`], [`Part`]),
-//! - where rows are written ([`Slab`], [`Sink`], [`Rows`]),
-//! - what a source is ([`Source`], [`Unit`]),
-//! - what an error is and where it happened ([`Error`], [`Location`]).
+//! # Each row is written once, to its final place
 //!
-//! # Place rows where they belong, once
 //!
-//! The number of rows of a unit is known before it is read, so the place of each row in its batch is, too. Every column
-//! is cut into *parts* ([`Part`]). A part with a fixed number of bytes a row is *placed*: decoding writes it straight
-//! to its slot of the batch's slab. All others (items of ragged columns, entries of sparse ones, the bytes of strings)
-//! are appended to an arena of the task that decodes them, with a note of where each row starts, and are joined once,
-//! in the order of slots, when all lengths are known ([`assemble`]).
+//! The number of rows in a unit is known before the unit is read, so each row's place in its batch is also known. Every
+//! column consists of *parts* ([`Part`]). A part with a fixed number of bytes per row is *placed*: the decoder writes
+//! each value directly to its slot in the batch's slab. All other parts (items of ragged columns, entries of sparse
+//! ones, the bytes of strings) are appended to an arena of the task that decodes them. The arena also records where
+//! each row starts. When all lengths are known, [`assemble`] joins the arenas once, in slot order.
 
 mod allocator;
 mod assemble;
@@ -73,7 +74,7 @@ pub use vocabulary::Vocabulary;
 pub use writer::{Element, Overflow, Writer};
 
 #[cfg(target_endian = "big")]
-compile_error!("fastpipe copies little-endian values as they stand and needs a little-endian machine");
+compile_error!("fastpipe copies little-endian values without conversion and needs a little-endian machine");
 
-/// What a public function of this crate returns.
+/// The result type of this crate's public functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,9 +1,9 @@
-//! Text to indices, without making strings: by a vocabulary, or by a hash.
+//! Converts text to indices without creating strings, by a vocabulary or by a hash.
 //!
-//! A key is a text, or a name and a term: then it is both with a separator between them, though nobody joins them in
-//! memory unless they are short. Keys are looked up several at once: first all are hashed, then the lines of the table
-//! where they may be are asked for, then the keys that stand there are compared. So a processor waits for memory once
-//! for many keys, not twice for each.
+//! A key is either a text or a name and a term. The latter is equivalent to the text of both with a separator between
+//! them, but only short keys are joined in memory. Keys are looked up in groups: first all keys are hashed, then the
+//! possible cache lines of the table are prefetched, then the stored keys are compared. So the processor waits for
+//! memory once per group, not twice per key.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -16,51 +16,51 @@ use crate::key::{Key, MOST_KEYS, UNKNOWN};
 use crate::sparse::SparseLayout;
 use crate::vocabulary::Vocabulary;
 
-/// Bytes of a name, separator and term that are joined on the stack to be hashed.
+/// Names, separators and terms up to this many bytes in total are joined on the stack for hashing.
 const JOINED: usize = 128;
 
-/// What becomes of keys that a vocabulary lacks.
+/// How to handle keys that are not in the vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// They are left out.
+    /// Leave them out.
     Drop,
-    /// An error.
+    /// Return an error.
     Error,
-    /// So many indices behind those of the vocabulary are shared out among them, by their hash.
+    /// Distribute them by hash over this many additional indices after the vocabulary's own indices.
     Buckets(u64),
 }
 
-/// Where keys get their indices from.
+/// The source of the indices.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Indices {
-    /// A vocabulary, and what becomes of other keys.
+    /// A vocabulary, and how to handle keys that it doesn't contain.
     Vocabulary(Arc<Vocabulary>, Unknown),
-    /// XXH3 of the key with this seed, modulo the number of buckets.
+    /// The XXH3 hash of the key with this seed, modulo the number of buckets.
     Hash {
-        /// Their number, 1 or more.
+        /// The number of buckets, at least 1.
         buckets: u64,
-        /// The seed.
+        /// The seed of the hash.
         seed: u64,
     },
 }
 
-/// How text becomes indices.
+/// How text is converted to indices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lookup {
-    /// Where they come from.
+    /// The source of the indices.
     pub indices: Indices,
-    /// What is between a name and a term.
+    /// The separator between a name and a term.
     pub separator: Box<[u8]>,
-    /// The type of indices that are values; the coordinates of bags are `int64`.
+    /// The type of indices that are values. The coordinates of bags are always `int64`.
     pub dtype: DType,
-    /// The type of a bag's values; `None` for that of the file.
+    /// The type of a bag's values. `None` means the type in the file.
     pub values: Option<DType>,
-    /// How a bag is laid out.
+    /// The layout of a bag.
     pub layout: SparseLayout,
 }
 
 impl Lookup {
-    /// One more than the greatest index, which is less than 2^63.
+    /// Returns the upper bound of the indices: the largest possible index plus one. Indices are below 2^63.
     pub fn size(&self) -> u64 {
         match &self.indices {
             Indices::Vocabulary(vocabulary, Unknown::Buckets(buckets)) => vocabulary.size().saturating_add(*buckets),
@@ -69,19 +69,19 @@ impl Lookup {
         }
     }
 
-    /// Whether keys that have no index are left out.
+    /// Whether keys without an index are left out.
     pub fn drops(&self) -> bool {
         matches!(self.indices, Indices::Vocabulary(_, Unknown::Drop))
     }
 
-    /// The index of a key, or [`UNKNOWN`].
+    /// Returns the index of a key, or [`UNKNOWN`].
     pub fn find_one(&self, key: Key<'_>) -> i64 {
         let mut found = [UNKNOWN];
         self.find(&[key], &mut found);
         found[0]
     }
 
-    /// The indices of up to [`MOST_KEYS`] keys: those of others aren't looked for.
+    /// Finds the indices of up to [`MOST_KEYS`] keys. Further keys are ignored.
     #[inline]
     pub fn find(&self, keys: &[Key<'_>], found: &mut [i64]) {
         let keys = &keys[..keys.len().min(MOST_KEYS)];
@@ -115,8 +115,8 @@ fn bucket(hash: u64, buckets: u64) -> i64 {
     (hash % buckets.max(1)) as i64
 }
 
-/// XXH3 (64 bits) of a key, as XXH3 of its name, the separator and the term in one piece: the hash has a specification,
-/// so it stays the same over versions and machines.
+/// Returns the 64-bit XXH3 hash of a key. A name with a term is hashed as if name, separator and term were one string.
+/// XXH3 has a specification, so hashes are the same on all versions and machines.
 #[inline]
 fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) -> u64 {
     let Some(term) = key.term else {
@@ -128,7 +128,7 @@ fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) ->
     };
     all[..name].copy_from_slice(key.text);
     match *separator {
-        // Most are one byte, which needs no call.
+        // Most separators are one byte, which needs no call.
         [byte] => all[name] = byte,
         _ => all[name..at].copy_from_slice(separator),
     }
@@ -136,7 +136,7 @@ fn hash(key: Key<'_>, separator: &[u8], seed: u64, joined: &mut [u8; JOINED]) ->
     XxHash3_64::oneshot_with_seed(seed, all)
 }
 
-/// The same of long ones, which nobody joins.
+/// Returns the same hash for long keys without joining their pieces.
 #[cold]
 #[inline(never)]
 fn hash_of_pieces(pieces: [&[u8]; 3], seed: u64) -> u64 {
@@ -147,7 +147,7 @@ fn hash_of_pieces(pieces: [&[u8]; 3], seed: u64) -> u64 {
             pieces.iter().for_each(|piece| hasher.write(piece));
             hasher.finish()
         }
-        // The length of the secret is the one that the hash's specification asks for, so this doesn't happen.
+        // The secret has the length that the specification of the hash requires, so this error never occurs.
         Err(_) => XxHash3_64::oneshot_with_seed(seed, &pieces.concat()),
     }
 }
@@ -179,7 +179,7 @@ mod tests {
         Key { text, term: None }
     }
 
-    /// Whoever has stored indices of hashes relies on them. The first two are those of XXH3's specification.
+    /// Users may have stored indices that depend on these hashes. The first two are from the specification of XXH3.
     #[test]
     fn hashes_stay_what_they_are() {
         assert_eq!(hash_of(b"", 0), 0x2d06_8005_38d3_94c2);

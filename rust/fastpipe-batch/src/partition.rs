@@ -1,4 +1,4 @@
-//! Some of a source's units as a source.
+//! A source that consists of some units of another source.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,15 +9,15 @@ use crate::error::Error;
 use crate::sink::Sink;
 use crate::source::{Fetched, Pass, Row, Source, SourceFacts, Unit, UnitInfo, Unpicked};
 
-/// Consecutive units of a source. They are numbered from 0; what is drawn for them, and what errors say of them, stays
-/// what it is in the whole.
+/// A range of consecutive units of a source. The units are numbered from 0. Random draws and error locations are the
+/// same as in the whole source.
 pub struct UnitRange {
     source: Arc<dyn Source>,
     units: Range<u64>,
 }
 
 impl UnitRange {
-    /// Those of `units` that there are.
+    /// Creates the range. Units beyond the end of the source are ignored.
     pub fn new(source: Arc<dyn Source>, units: Range<u64>) -> UnitRange {
         let end = units.end.min(source.units());
         UnitRange {
@@ -27,9 +27,9 @@ impl UnitRange {
     }
 }
 
-/// Divides a source into partitions that cost about the same, one behind the other: at most `count`, none of them
-/// empty. A unit costs its bytes, or its rows where those aren't known beforehand. Units that follow another stay with
-/// it.
+/// Divides a source into at most `count` consecutive partitions of about the same cost, none of them empty. The cost of
+/// a unit is its size in bytes, or its number of rows if its size isn't known in advance. A unit that follows another
+/// one stays in the same partition.
 pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let cost = |unit| {
         let info = source.describe(unit);
@@ -46,7 +46,7 @@ pub fn partitions(source: &dyn Source, count: u64) -> Vec<Range<u64>> {
     let (mut found, mut start, mut sum) = (Vec::new(), 0, 0);
     for unit in 0..source.units() {
         let middle = 2 * sum + cost(unit);
-        // The unit in whose middle a partition should end belongs to the one behind it.
+        // If the ideal boundary is in the middle of a unit, the unit belongs to the next partition.
         let end = u128::from(found.len() as u64 + 1) * total * 2;
         if unit > start && middle * u128::from(count) >= end && !source.follows(unit) {
             found.push(start..unit);

@@ -1,40 +1,40 @@
-//! The parts of memory that a column is made of: which there are, in which order, and what each is for.
+//! The parts of memory that a column consists of: their kinds, their order and their roles.
 //!
-//! A part is an array of elements. Of a part at depth 0 each row has the same number of them, its `width`. Parts of
-//! lengths open the next depth: there is an item for each that they count, and each item has `width` elements of the
-//! parts at that depth. So a row of any column is a stretch of each of its parts.
+//! A part is an array of elements. At depth 0, each row has the same number of elements, the `width` of the part. Each
+//! part of lengths opens the next depth: it counts items, and each item has `width` elements in every part of that
+//! depth. So a row of any column is a contiguous range of each of its parts.
 
 use crate::dtype::{DType, Leaf};
 use crate::sparse::SparseLayout;
 use crate::spec::{ColumnSpec, Form};
 
-/// What a part holds.
+/// The kind of data in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PartKind {
     /// Values or coordinates.
     Values(DType),
-    /// One bool for each value that may be null: true where it is present.
+    /// One bool for each value that may be null. True means that the value is present.
     Valid,
-    /// Numbers of items (`i64`); they become offsets when the batch is joined.
+    /// Item counts (`i64`). They are converted to offsets when the batch is joined.
     Lengths,
-    /// Bytes: of strings, or of values whose type is not ours to know.
+    /// Bytes of strings, or of values whose type fastpipe doesn't interpret.
     Bytes,
 }
 
-/// A stretch of memory of a column.
+/// An array that is one part of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// What it holds.
+    /// The kind of its data.
     pub kind: PartKind,
-    /// Within how many of the column's lengths it lies: 0 for what rows have, 1 for what the items that they count
-    /// have.
+    /// The number of the column's length parts that it is nested in: 0 for elements of rows, 1 for elements of the
+    /// items that the first lengths count.
     pub depth: usize,
-    /// Elements that each row, or each item of its depth, has.
+    /// The number of elements per row, or per item at its depth.
     pub width: usize,
 }
 
 impl Part {
-    /// Bytes of one element.
+    /// Returns the size of one element in bytes.
     pub const fn size(&self) -> usize {
         match self.kind {
             PartKind::Values(d) => d.size(),
@@ -43,8 +43,8 @@ impl Part {
         }
     }
 
-    /// The parts of a column from what each holds and how wide it is, from the outermost to the innermost: each lies
-    /// within all lengths before it.
+    /// Returns the parts of a column, given the kind and the width of each part from the outermost to the innermost.
+    /// Each part is nested in all length parts before it.
     pub fn nested(parts: impl IntoIterator<Item = (PartKind, usize)>) -> Vec<Part> {
         let mut depth = 0;
         let part = |(kind, width)| {
@@ -55,66 +55,66 @@ impl Part {
         parts.into_iter().map(part).collect()
     }
 
-    /// For placed parts: elements in each row. Others have any number.
+    /// Returns the number of elements per row for placed parts. Other parts have any number.
     pub const fn per_row(&self) -> Option<usize> {
         if self.depth == 0 { Some(self.width) } else { None }
     }
 }
 
-/// The number of a part, counted over the parts of all columns.
+/// The index of a part among the parts of all columns.
 pub type PartId = u32;
 
-/// Where the values of strings are.
+/// The parts of a string column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextParts {
-    /// The part of their lengths.
+    /// The part with the lengths of the strings.
     pub lengths: PartId,
-    /// The part of their bytes.
+    /// The part with the bytes of the strings.
     pub bytes: PartId,
 }
 
-/// Where values are.
+/// The parts that contain the values of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueParts {
-    /// Elements of a dtype.
+    /// Elements of a dtype, and their part.
     Elements(DType, PartId),
-    /// Strings, which are UTF-8 or any bytes.
+    /// Strings, which are UTF-8 or arbitrary bytes.
     Text {
-        /// Whether they are UTF-8.
+        /// Whether the strings are UTF-8.
         utf8: bool,
-        /// Their parts.
+        /// The parts of the strings.
         to: TextParts,
     },
 }
 
-/// The numbers of a column's parts, by what they are for.
+/// The indices of a column's parts, by role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartIds {
-    /// Lengths of the ragged dimensions; of a sparse column as CSR those of its rows.
+    /// Lengths of the ragged dimensions. For a sparse column in CSR layout, lengths of its rows.
     pub lengths: Vec<PartId>,
     /// Coordinates of a sparse column.
     pub coordinates: Option<PartId>,
-    /// Values.
+    /// The values.
     pub values: ValueParts,
-    /// Masks, each with the level of which it says what is null, ascending.
+    /// Masks in ascending order of their level. A mask marks the nulls of its level.
     masks: Vec<(usize, PartId)>,
-    /// The mask of all levels within the last ragged dimension.
+    /// The mask shared by all levels inside the last ragged dimension.
     leaf_mask: Option<PartId>,
 }
 
-/// What is written where nothing is: a null, or padding.
+/// The data to write for an absent value, either a null or padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Absent {
-    /// The mask that says so, and how many of its entries.
+    /// The mask that marks the value as absent, and the number of entries to write.
     pub mask: Option<(PartId, usize)>,
-    /// Lengths that are 0: once.
+    /// The part in which a single length of 0 is written.
     pub lengths: Option<PartId>,
-    /// Values that nobody looks at.
+    /// The number of placeholder values to write. Their contents are ignored.
     pub values: usize,
 }
 
 impl PartIds {
-    /// Numbers the parts of a form in the order of [`Form::parts`].
+    /// Assigns indices to the parts of a form in the order of [`Form::parts`], starting at `first`.
     pub fn new(form: &Form, first: PartId) -> PartIds {
         let mut ids = PartIds {
             lengths: Vec::new(),
@@ -146,17 +146,17 @@ impl PartIds {
         ids
     }
 
-    /// The mask that has an entry for each value of a level.
+    /// Returns the mask that has one entry for each value of a level.
     pub fn mask_at(&self, level: usize) -> Option<PartId> {
         self.masks.iter().find(|mask| mask.0 == level).map(|mask| mask.1)
     }
 
-    /// The mask of all levels within the last ragged dimension.
+    /// Returns the mask shared by all levels inside the last ragged dimension.
     pub fn leaf_mask(&self) -> Option<PartId> {
         self.leaf_mask
     }
 
-    /// What is written for a level of a column of this form where nothing is.
+    /// Returns the data to write for an absent value at a level of a column of this form.
     pub fn absent(&self, form: &Form, level: usize) -> Absent {
         let outer = |lengths: Option<PartId>| Absent {
             mask: self.mask_at(level).map(|mask| (mask, 1)),
@@ -184,12 +184,12 @@ impl PartIds {
     }
 }
 
-/// What a part is for.
+/// The role of a part in its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// The mask of a level outside of the last ragged dimension, or of sparse rows.
     Mask(usize),
-    /// The mask of the levels within, of which it has an entry for each value of this one.
+    /// The mask shared by the inner levels. It has one entry per value of this level.
     LeafMask(usize),
     Lengths,
     Coordinates,
@@ -201,7 +201,7 @@ enum Role {
     TextBytes,
 }
 
-/// Parts, from the outermost to the innermost.
+/// Parts with their roles, from the outermost to the innermost.
 #[derive(Default)]
 struct Roles {
     parts: Vec<(Role, Part)>,
@@ -229,9 +229,9 @@ impl Roles {
 }
 
 impl Form {
-    /// The parts of a column of this form, in a fixed order: from the outermost level to the innermost, at each level
-    /// first the mask, then the lengths of the next one; at the innermost the values (strings: lengths, then bytes). A
-    /// sparse column has its mask, lengths (only CSR), coordinates, values.
+    /// Returns the parts of a column of this form in a fixed order, from the outermost level to the innermost. Each
+    /// level has its mask, then the lengths of the next level. The innermost level has its mask, then the values (for
+    /// strings: lengths, then bytes). A sparse column has its mask, lengths (CSR only), coordinates and values.
     pub fn parts(&self) -> Vec<Part> {
         self.roles().into_iter().map(|(_, part)| part).collect()
     }
@@ -258,7 +258,7 @@ impl Form {
                 }
                 match form.layout {
                     SparseLayout::Csr => roles.push(Role::Lengths, PartKind::Lengths, 1),
-                    // Rows have entries in any number, too: coordinates say whose they are.
+                    // Rows have any number of entries in this layout as well. The coordinates identify the row.
                     SparseLayout::Coo => roles.depth += 1,
                 }
                 roles.push(Role::Coordinates, PartKind::Values(DType::I64), form.coordinates());
@@ -270,7 +270,7 @@ impl Form {
 }
 
 impl ColumnSpec {
-    /// The parts of this column: see [`Form::parts`].
+    /// Returns the parts of this column. See [`Form::parts`].
     pub fn parts(&self) -> Vec<Part> {
         self.form.parts()
     }
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn what_is_absent_is_marked_and_as_long_as_its_level_says() {
         let form = ragged(&[true, false], &[3, 4], Leaf::Fixed(DType::I32), Some(1));
-        let ids = PartIds::new(&form, 0); // Mask, lengths, lengths, leaf mask, values.
+        let ids = PartIds::new(&form, 0); // Indices: mask, lengths, lengths, leaf mask, values.
         let absent = |level| {
             let Absent { mask, lengths, values } = ids.absent(&form, level);
             (mask, lengths, values)
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(absent(1), (None, Some(2), 0));
         assert_eq!(absent(2), (Some((3, 3)), None, 12));
         assert_eq!(absent(3), (Some((3, 1)), None, 4));
-        // Within what the mask marks as a whole.
+        // A level inside of the level that the mask marks.
         assert_eq!(absent(4), (None, None, 1));
 
         let csr = sparse(SparseLayout::Csr, 1, TEXT, true);

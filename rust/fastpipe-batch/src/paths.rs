@@ -1,12 +1,13 @@
-//! Paths as text.
+//! Represents paths as text.
 //!
-//! Nearly all paths are UTF-8, and stand for themselves. On Unix a path is any bytes but NUL; so a byte that isn't part
-//! of UTF-8 stands as a NUL and two hexadecimal digits, and a path's text is one that no other path has.
+//! Nearly all paths are UTF-8 and are represented as they are. On Unix, a path may contain any bytes except NUL, so a
+//! byte that is not valid UTF-8 is written as a NUL and two hexadecimal digits. Different paths always have different
+//! texts.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 
-/// The text of a path.
+/// Returns the text of a path.
 pub fn path_text(path: &OsStr) -> String {
     match path.to_str() {
         Some(text) if !text.contains('\0') => text.to_owned(),
@@ -30,7 +31,7 @@ fn escaped(bytes: &[u8]) -> String {
     text
 }
 
-/// The path that a text stands for.
+/// Returns the path that a text represents.
 #[cfg(unix)]
 pub fn text_path(text: &str) -> Cow<'_, OsStr> {
     use std::ffi::OsString;
@@ -53,13 +54,13 @@ pub fn text_path(text: &str) -> Cow<'_, OsStr> {
     Cow::Owned(OsString::from_vec(bytes))
 }
 
-/// The path that a text stands for.
+/// Returns the path that a text represents.
 #[cfg(not(unix))]
 pub fn text_path(text: &str) -> Cow<'_, OsStr> {
     Cow::Borrowed(OsStr::new(text))
 }
 
-/// A path's text as it is shown to people.
+/// Returns a path's text in a form for people to read.
 pub fn shown_path(text: &str) -> Cow<'_, str> {
     if text.contains('\0') {
         Cow::Owned(text.replace('\0', "\\x"))
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!(texts[..3], ["", "a/b.avro", "ä/😀"]);
         assert_eq!(shown_path(&texts[4]), "a\\xe4b.avro");
         assert_eq!(shown_path(&texts[1]), "a/b.avro");
-        // What isn't such a text, either.
+        // Text that isn't a valid escape is also accepted.
         assert_eq!(text_path("a\0z").as_bytes(), b"a\0z");
     }
 }

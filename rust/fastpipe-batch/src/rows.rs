@@ -1,6 +1,6 @@
-//! A batch that is being filled, and one that is.
+//! A batch that is being filled, and a filled batch.
 //!
-//! Sinks write to its memory, several at once: `sink.rs` says why that is sound.
+//! Several sinks write to its memory at the same time. `sink.rs` explains why this is sound.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -15,19 +15,19 @@ use crate::parts::{Part, PartKind};
 use crate::slab::{Slab, SlabPool};
 use crate::writer::Overflow;
 
-/// What memory is for that says where rows are.
-pub(crate) const BOOKKEEPING: &str = "what is noted of a batch's rows; a smaller batch_size needs less";
+/// The description of the bookkeeping memory in out-of-memory errors.
+pub(crate) const BOOKKEEPING: &str = "the bookkeeping of a batch's rows; a smaller batch_size needs less";
 
-/// Where a placed part lies in the slab of its batch.
+/// The place of a placed part in the slab of its batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
-    /// Of the first row's first byte.
+    /// Offset of the first row's first byte.
     pub(crate) offset: usize,
-    /// Bytes a row.
+    /// Bytes per row.
     pub(crate) stride: usize,
 }
 
-/// A batch that is being filled: its placed parts.
+/// A batch that is being filled. It owns the memory of the placed parts.
 pub struct Rows {
     pub(crate) slab: Slab,
     pub(crate) pool: Arc<SlabPool>,
@@ -39,7 +39,7 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// Memory for `rows` rows of columns with these parts.
+    /// Allocates memory for `rows` rows of columns with these parts.
     pub fn new(parts: Arc<[Part]>, rows: usize, pool: &Arc<SlabPool>) -> Result<Self, Error> {
         let (placed, end) = Rows::layout(&parts, rows)?;
         let slab = pool.take(end)?;
@@ -55,17 +55,17 @@ impl Rows {
         })
     }
 
-    /// Bytes of the memory for the placed parts of `rows` rows.
+    /// Returns the number of bytes that the placed parts of `rows` rows need.
     pub fn placed_bytes(parts: &[Part], rows: usize) -> Result<usize, Error> {
         Ok(Rows::layout(parts, rows)?.1)
     }
 
-    /// Where parts lie, and where the last one ends.
+    /// Returns the place of each part and the end of the last one.
     fn layout(parts: &[Part], rows: usize) -> Result<(Vec<Option<Placed>>, usize), Error> {
         let too_large = || {
             Error::new(
                 ErrorKind::Limit,
-                format!("a batch of {rows} rows takes more memory than exists"),
+                format!("a batch of {rows} rows needs more memory than can be addressed"),
             )
         };
         let mut end = 0usize;
@@ -76,7 +76,7 @@ impl Rows {
                 continue;
             };
             let start = end.next_multiple_of(ALIGNMENT);
-            // Lengths become n + 1 offsets; the first is 0.
+            // Lengths are converted to n + 1 offsets. The first offset is 0.
             let offset = start + if part.kind == PartKind::Lengths { part.size() } else { 0 };
             let stride = per_row.checked_mul(part.size()).ok_or_else(too_large)?;
             end = stride
@@ -91,21 +91,24 @@ impl Rows {
         Ok((placed, end))
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// The parts of all columns.
+    /// Returns the parts of all columns.
     pub fn parts(&self) -> &Arc<[Part]> {
         &self.parts
     }
 
-    /// Ends the filling. An error unless every row was filled.
+    /// Completes the batch. Returns an error unless every row was filled.
     pub fn complete(self) -> Result<Filled, Error> {
         let filled = self.filled.into_inner();
         if filled != self.rows {
-            let reason = format!("a batch of {} rows was handed over with {filled} filled", self.rows);
+            let reason = format!(
+                "a batch of {} rows was completed with only {filled} rows filled",
+                self.rows
+            );
             return Err(Error::new(ErrorKind::Internal, reason));
         }
         let lead = |part: &Part| if part.kind == PartKind::Lengths { part.size() } else { 0 };
@@ -133,7 +136,7 @@ impl Rows {
         if before & bit == 0 { Ok(()) } else { Err(Overflow::Row) }
     }
 
-    /// Counts rows that are filled to the last byte.
+    /// Adds to the number of completely filled rows.
     pub(crate) fn add_filled(&self, rows: usize) {
         self.filled.fetch_add(rows, Ordering::Release);
     }
@@ -156,31 +159,33 @@ impl Rows {
     }
 }
 
-/// The placed parts of a batch whose every row is filled.
+/// The placed parts of a batch in which every row is filled.
 pub struct Filled {
     slab: Slab,
     places: Vec<Option<Range<usize>>>,
 }
 
 impl Filled {
-    /// Where a placed part lies in the slab, in bytes; lengths with the element in front of them that becomes the first
-    /// offset.
+    /// Returns the byte range of a placed part in the slab. For lengths, the range includes the preceding element,
+    /// which is the first offset.
     pub fn place(&self, part: usize) -> Option<Range<usize>> {
         self.places.get(part).cloned().flatten()
     }
 
-    /// All bytes.
+    /// Returns all bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the slab has `len` initialised bytes; the sinks that wrote to it are gone, and it wasn't handed out.
+        // SAFETY: the slab has `len` initialized bytes. The sinks that wrote to it are gone, and the slab is still
+        // private.
         unsafe { std::slice::from_raw_parts(self.slab.as_ptr(), self.slab.len()) }
     }
 
-    /// All bytes, to write.
+    /// Returns all bytes for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.slab.bytes_mut()
     }
 
-    /// Turns the lengths of a placed part into offsets, in place. Returns the last one, which is their sum.
+    /// Converts the lengths of a placed part to offsets in place. Returns the last offset, which is the sum of the
+    /// lengths.
     pub fn accumulate(&mut self, part: usize) -> i64 {
         let Some(place) = self.place(part) else { return 0 };
         let mut sum = 0i64;
@@ -191,7 +196,7 @@ impl Filled {
         sum
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn into_slab(self) -> Slab {
         self.slab
     }

@@ -1,18 +1,20 @@
-//! Where decoded values go.
+//! The destination of decoded values.
 //!
-//! [`Rows`] is the batch that is being filled (`rows.rs`): one slab with the placed parts of all columns. A [`Sink`] is
-//! one task's access to it, plus the task's arenas for everything whose size isn't known ahead. Several sinks may fill
-//! the same batch at once, from several threads.
+//! [`Rows`] is the batch that is being filled (`rows.rs`): one slab with the placed parts of all columns. A [`Sink`]
+//! gives one task access to it. The sink also has the task's arenas for all data whose size isn't known in advance.
+//! Several threads may fill the same batch at once, each with its own sink.
 //!
 //! # Why this is sound
 //!
-//! - A slot is *claimed* before it is written, by an atomic test-and-set in a bitmap, alone or with those behind it.
-//!   Claiming twice is an error, and a claim serves for one row. So at most one sink ever holds pointers into a slot.
-//! - Writers check each write against the space left in their slot or arena, so no write leaves it; cells have one
-//!   size.
-//! - Slabs are initialised memory, and every element type accepts any bits, so nothing uninitialised is ever read.
-//! - [`Rows::complete`] hands the slab out only when as many rows were filled to the last byte as the batch has. Sinks
-//!   borrow `Rows`, so by then none is left.
+//! - A sink *claims* a slot before it writes to it, by an atomic test-and-set in a bitmap. It may claim one slot or
+//!   a range. Claiming a slot twice is an error, and a claim is valid for one row. So at most one sink holds pointers into
+//!   a slot.
+//! - Writers check each write against the space left in their slot or arena, so every write stays inside. Cells have a
+//!   fixed size.
+//! - Slabs are initialized memory, and every element type accepts any bit pattern, so uninitialized memory is never
+//!   read.
+//! - [`Rows::complete`] returns the slab only if all rows of the batch were filled completely. Sinks borrow `Rows`, so
+//!   no sink exists at that time.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -26,8 +28,8 @@ use crate::rows::{BOOKKEEPING, Placed, Rows};
 use crate::slab::Slab;
 use crate::writer::{Element, Overflow, Writer};
 
-/// What a task leaves behind for the batch to be joined: its rows' slots, and its arenas. Memory is kept by
-/// [`Fragment::clear`].
+/// The output of a task, from which the batch is joined: the slots of its rows, and its arenas. [`Fragment::clear`]
+/// keeps the memory.
 #[derive(Debug, Default)]
 pub struct Fragment {
     slots: Vec<u32>,
@@ -35,20 +37,20 @@ pub struct Fragment {
 }
 
 impl Fragment {
-    /// The slots that were filled, in the order of decoding.
+    /// Returns the slots that were filled, in decoding order.
     pub fn slots(&self) -> &[u32] {
         &self.slots
     }
 
-    /// What was appended to part `part`, and the byte at which each row of [`Fragment::slots`] starts there. Empty for
-    /// placed parts.
+    /// Returns the bytes that were appended to part `part`, and the byte at which each row of [`Fragment::slots`]
+    /// starts. Both are empty for placed parts.
     pub fn arena(&self, part: usize) -> (&[u8], &[usize]) {
         let Some(writer) = self.writers.get(part) else {
             return (&[], &[]);
         };
         match &writer.arena {
             Some(arena) if writer.len > arena.lead => {
-                // SAFETY: by the invariant of `Writer`, `len` initialised bytes that only `self` accesses.
+                // SAFETY: by the invariant of `Writer`, these are `len` initialized bytes that only `self` accesses.
                 let bytes = unsafe { std::slice::from_raw_parts(writer.start, writer.len) };
                 (&bytes[arena.lead..], &arena.starts)
             }
@@ -57,21 +59,21 @@ impl Fragment {
         }
     }
 
-    /// Takes the memory of part `part` out: what was appended to it; lengths have a zero in front, in the place of the
-    /// first offset. `None` for placed parts, and where nothing was appended.
+    /// Removes and returns the memory that was appended to part `part`. Lengths begin with an additional zero, which is
+    /// the first offset. Returns `None` for placed parts and if nothing was appended.
     pub fn take_arena(&mut self, part: usize) -> Option<Slab> {
         let writer = self.writers.get_mut(part)?;
         let arena = writer.arena.as_mut()?;
         let mut slab = arena.slab.take()?;
         slab.truncate(writer.len);
-        // A little more, since batches vary.
+        // Reserve a little more next time because batches vary in size.
         arena.guess = writer.len + writer.len / 8;
         arena.starts.clear();
         (writer.start, writer.len, writer.capacity) = (std::ptr::null_mut(), 0, 0);
         Some(slab)
     }
 
-    /// Bytes that its arenas hold.
+    /// Returns the capacity of the arenas in bytes.
     pub fn held_bytes(&self) -> usize {
         self.writers
             .iter()
@@ -80,19 +82,19 @@ impl Fragment {
             .sum()
     }
 
-    /// Bytes that were appended to its arenas.
+    /// Returns the number of bytes that were appended to the arenas.
     pub fn arena_bytes(&self) -> usize {
         self.writers.iter().filter(|w| w.arena.is_some()).map(|w| w.len).sum()
     }
 
-    /// Forgets all rows, keeps the memory.
+    /// Removes all rows and keeps the memory.
     pub fn clear(&mut self) {
         self.slots.clear();
         self.writers.iter_mut().for_each(Writer::clear);
     }
 }
 
-/// Appends an element, where there is memory.
+/// Appends an element, or returns an error if memory is exhausted.
 #[inline(always)]
 fn push<T>(table: &mut Vec<T>, element: T) -> Result<(), Overflow> {
     if table.len() == table.capacity() {
@@ -102,36 +104,36 @@ fn push<T>(table: &mut Vec<T>, element: T) -> Result<(), Overflow> {
     Ok(())
 }
 
-/// Makes room for more elements.
+/// Reserves room for more elements.
 #[cold]
 #[inline(never)]
 fn make_room<T>(table: &mut Vec<T>, more: usize) -> Result<(), Overflow> {
     table.try_reserve(more).map_err(|_| Overflow::Memory)
 }
 
-/// One task's access to a batch.
+/// The access of one task to a batch.
 pub struct Sink<'a> {
     rows: &'a Rows,
     fragment: Fragment,
     slot: u32,
-    /// Whether `slot` is claimed, and its row hasn't ended.
+    /// Whether `slot` is claimed and its row hasn't ended.
     begun: bool,
-    /// Slots that are claimed, and whose rows begin next.
+    /// Claimed slots whose rows begin next.
     coming: Range<u32>,
     ended: usize,
     /// The parts that every row appends to.
     parts: Parts,
-    /// The parts of one value a row that are written without a writer.
+    /// The parts with one value per row that are written without a writer.
     cells: Vec<Cell>,
     chosen: Option<Arc<[u32]>>,
-    /// Cells of the row that were written.
+    /// Number of cells of the current row that were written.
     written: usize,
 }
 
-/// So many parts of a batch are more than the processor foresees writing to.
+/// With this many parts or more, the processor no longer predicts the memory that is written next.
 const MANY_PARTS: usize = 4;
 
-/// Parts by what is to be done where a row begins and ends.
+/// Parts, grouped by the work at the beginning and the end of each row.
 #[derive(Default)]
 struct Parts {
     placed: Vec<(u32, Placed)>,
@@ -139,7 +141,8 @@ struct Parts {
 }
 
 impl<'a> Sink<'a> {
-    /// Access to `rows` with the arenas of a cleared fragment of a batch of the same columns, or a new one.
+    /// Creates a sink for `rows`. It reuses the arenas of `fragment` if it comes from a batch of the same columns.
+    /// Otherwise it creates new ones.
     pub fn new(rows: &'a Rows, mut fragment: Fragment) -> Result<Self, Error> {
         let fits = |(writer, part): (&Writer, &Part)| writer.arena.is_none() == part.per_row().is_some();
         if fragment.writers.len() != rows.parts.len() || !fragment.writers.iter().zip(rows.parts.iter()).all(fits) {
@@ -193,7 +196,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// From the next row on these parts, which have one value a row, are written as [`Sink::cells`], counted in this
+    /// Writes these parts, which have one value per row, by [`Sink::cells`] from the next row on. The cells are in this
     /// order.
     pub fn choose_cells(&mut self, parts: &Arc<[u32]>) -> Result<(), Overflow> {
         if self
@@ -211,7 +214,7 @@ impl<'a> Sink<'a> {
             if placed.stride != spec.size() {
                 return Err(Overflow::Row);
             }
-            // SAFETY: the part lies within the slab, so it starts there, too.
+            // SAFETY: the part is within the slab, so its start is also within the slab.
             let start = unsafe { self.rows.slab.as_ptr().add(placed.offset) };
             cells.push(Cell::new(start, part, placed.stride, self.rows.rows()));
         }
@@ -222,17 +225,17 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// The cells of the row that has begun.
+    /// Returns the cells of the current row.
     #[inline(always)]
     pub fn cells(&mut self) -> Result<Cells<'_>, Overflow> {
         if !self.begun {
             return Err(Overflow::Row);
         }
-        // SAFETY: the slot is claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
+        // SAFETY: this sink has claimed the slot and is borrowed exclusively; the cells belong to `rows`.
         Ok(unsafe { Cells::new(&self.cells, self.slot as usize, &mut self.written) })
     }
 
-    /// Starts rows in consecutive slots, to be written column by column. All parts of the batch must be cells.
+    /// Begins rows in consecutive slots, to be written column by column. All parts of the batch must be cells.
     #[inline]
     pub fn begin_rows(&mut self, slots: Range<u32>) -> Result<Columns<'_>, Overflow> {
         self.begun = false;
@@ -243,11 +246,11 @@ impl<'a> Sink<'a> {
         make_room(&mut self.fragment.slots, end.saturating_sub(first))?;
         self.rows.claim_all(first..end)?;
         self.fragment.slots.extend(slots);
-        // SAFETY: the slots are claimed by this sink, which is borrowed exclusively; the cells are those of `rows`.
+        // SAFETY: this sink has claimed the slots and is borrowed exclusively; the cells belong to `rows`.
         Ok(unsafe { Columns::new(&self.cells, first, end - first, &mut self.ended) })
     }
 
-    /// Starts rows in consecutive slots, whose parts are asked for one by one.
+    /// Begins rows in consecutive slots. The caller requests their parts one by one.
     pub(crate) fn begin_parts(&mut self, slots: Range<u32>) -> Result<(), Overflow> {
         self.begun = false;
         self.make_room(slots.len())?;
@@ -256,34 +259,34 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Rows that were begun, by any means.
+    /// Returns the number of rows that were begun by any method.
     pub(crate) fn slots_begun(&self) -> usize {
         self.fragment.slots.len()
     }
 
-    /// Rows that were begun in an arena.
+    /// Returns the number of rows that were begun in an arena.
     pub(crate) fn arena_rows(&self, part: usize) -> Option<usize> {
         let arena = self.fragment.writers.get(part)?.arena.as_ref()?;
         Some(arena.starts.len())
     }
 
-    /// The memory of a placed part in slots that this sink has claimed.
+    /// Returns the memory of a placed part in slots that this sink has claimed.
     pub(crate) fn placed_of<T: Element>(&mut self, part: usize, slots: Range<usize>) -> Result<&mut [T], Overflow> {
         let placed = self.rows.placed.get(part).copied().flatten().ok_or(Overflow::Row)?;
         if slots.end > self.rows.rows() || slots.start > slots.end || placed.stride % size_of::<T>() != 0 {
             return Err(Overflow::Row);
         }
-        // SAFETY: the slots are within the batch (above), so the part's bytes for them lie within the slab.
+        // SAFETY: the slots are within the batch (checked above), so the part's bytes for them are within the slab.
         let start = unsafe { self.rows.slab.as_ptr().add(placed.offset + slots.start * placed.stride) }.cast::<T>();
         if !start.is_aligned() {
             return Err(Overflow::Row);
         }
-        // SAFETY: this many initialised bytes, aligned (above). The slots are claimed by this sink, which is borrowed
-        // exclusively while the slice lives; any bits are a valid element.
+        // SAFETY: the slice covers initialized, aligned bytes (checked above). This sink has claimed the slots and is
+        // borrowed exclusively while the slice exists. Any bit pattern is a valid element.
         Ok(unsafe { std::slice::from_raw_parts_mut(start, slots.len() * (placed.stride / size_of::<T>())) })
     }
 
-    /// The arena of a part.
+    /// Returns the arena of a part.
     pub(crate) fn arena_of(&mut self, part: usize) -> Result<&mut Writer, Overflow> {
         let writer = self.fragment.writers.get_mut(part).ok_or(Overflow::Row)?;
         if writer.arena.is_none() {
@@ -292,12 +295,12 @@ impl<'a> Sink<'a> {
         Ok(writer)
     }
 
-    /// Rows were written part by part.
+    /// Counts rows that were written part by part.
     pub(crate) fn end_by_part(&mut self, rows: usize) {
         self.ended += rows;
     }
 
-    /// Lets the writer of a cell's part write to it.
+    /// Makes the writer of a cell's part write to the cell.
     #[cold]
     pub fn begin_cell(&mut self, cell: u32) -> Result<(), Overflow> {
         if !self.begun {
@@ -310,7 +313,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Ends what [`Sink::begin_cell`] began: the cell must be full.
+    /// Ends a write that [`Sink::begin_cell`] began. The cell must be full.
     #[cold]
     pub fn end_cell(&mut self, cell: u32) -> Result<(), Overflow> {
         let cell = self.cells.get(cell as usize).ok_or(Overflow::Row)?;
@@ -322,8 +325,8 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Claims consecutive slots, whose rows begin next and in this order. That saves each row a claim of its own, for
-    /// which threads that fill other slots of the batch would wait.
+    /// Claims consecutive slots whose rows begin next, in this order. This replaces one claim per row, which could
+    /// contend with threads that fill other slots of the batch.
     pub fn claim(&mut self, slots: Range<u32>) -> Result<(), Overflow> {
         self.rows.claim_all(slots.start as usize..slots.end as usize)?;
         self.make_room(slots.len())?;
@@ -331,7 +334,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Makes room for what is noted of this many more rows.
+    /// Reserves the bookkeeping memory for this many additional rows.
     fn make_room(&mut self, rows: usize) -> Result<(), Overflow> {
         make_room(&mut self.fragment.slots, rows)?;
         let mut arenas = self
@@ -342,16 +345,16 @@ impl<'a> Sink<'a> {
         arenas.try_for_each(|arena| make_room(&mut arena.starts, rows))
     }
 
-    /// From now on memory is asked for one row before it is written to. That pays where records come from all over the
-    /// memory, which drives the batch out of the caches, and many parts are written to, more than the processor
-    /// foresees by itself.
+    /// From now on, prefetches memory one row before it is written. This pays off if records come from all over the
+    /// memory and evict the batch from the caches, and if there are too many parts for the processor to predict the
+    /// writes.
     pub fn ask_ahead(&mut self) {
         let many = self.fragment.writers.len() >= MANY_PARTS;
         let writers = self.fragment.writers.iter_mut();
         writers.for_each(|writer| writer.asks_ahead = many);
     }
 
-    /// Starts the row in `slot`.
+    /// Begins the row in `slot`.
     #[inline]
     pub fn begin_row(&mut self, slot: u32) -> Result<(), Overflow> {
         self.begun = false;
@@ -365,8 +368,8 @@ impl<'a> Sink<'a> {
         let slab = self.rows.slab.as_ptr();
         for &(part, p) in &self.parts.placed {
             let writer = &mut self.fragment.writers[part as usize];
-            // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes lie within the slab; they are initialised,
-            // and claimed by this sink alone until the batch is complete.
+            // SAFETY: `slot < rows` (claimed), so the row's `stride` bytes are within the slab. They are initialized,
+            // and only this sink uses them until the batch is complete.
             writer.start = unsafe { slab.add(p.offset + slot as usize * p.stride) };
             (writer.len, writer.capacity) = (0, p.stride);
         }
@@ -379,7 +382,7 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// Ends the row: every placed part must be full.
+    /// Ends the row. Every placed part must be full.
     #[inline]
     pub fn end_row(&mut self) -> Result<(), Error> {
         let mut full = self.written == self.cells.len();
@@ -398,24 +401,24 @@ impl<'a> Sink<'a> {
         Ok(())
     }
 
-    /// The parts of all columns.
+    /// Returns the parts of all columns.
     pub fn parts(&self) -> &Arc<[Part]> {
         self.rows.parts()
     }
 
-    /// The row being written.
+    /// Returns the slot of the current row.
     #[inline]
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// The writer of a part, counted over the parts of all columns.
+    /// Returns the writer of a part, by its index among the parts of all columns.
     #[inline(always)]
     pub fn writer(&mut self, part: usize) -> &mut Writer {
         &mut self.fragment.writers[part]
     }
 
-    /// Ends the task. Rows that were begun but didn't end don't count as filled, so their batch never completes.
+    /// Ends the task. Rows that were begun but not ended don't count as filled, so their batch can't be completed.
     pub fn finish(self) -> Fragment {
         self.rows.add_filled(self.ended);
         self.fragment

@@ -1,12 +1,13 @@
-//! Slabs: the memory of batches, used again as soon as nobody looks at it.
+//! Slabs: the memory of batches, reused as soon as it is unreferenced.
 //!
-//! In a probe, page faults on fresh memory made everything 2.5 times slower than decoding into memory that was used
-//! before. So a slab goes back to its pool when the last array over it dies, and the next batch is written to it. What
-//! the system hands out is zero, so no slab ever shows memory that was not written, and large ones are in large pages.
-//! A pool may also get its memory from an [allocator](SlabAllocator) of the consumer's.
+//! In a benchmark, page faults on fresh memory made decoding 2.5× slower than decoding into reused memory. So a slab
+//! returns to its pool when the last array that references it is released, and the next batch is written to it. Memory
+//! from the system is zero-filled, so a slab never exposes uninitialized memory. Large slabs use large pages. A pool
+//! may also get its memory from an [allocator](SlabAllocator) of the consumer.
 //!
-//! After `fork` a child has copies of its parent's slabs, but the lock of the pool may have been held by a thread that
-//! doesn't exist in the child. A slab that dies in another process than it was made in is therefore freed, not pooled.
+//! After `fork`, a child process has copies of its parent's slabs. A thread that doesn't exist in the child may have
+//! held the lock of the pool. So a slab that is dropped in another process than the one that created it is freed and
+//! not returned to the pool.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -18,23 +19,23 @@ use crate::allocator::SlabAllocator;
 use crate::buffers::Reuse;
 use crate::error::{Error, ErrorKind};
 
-/// Memory for the arrays of one batch. Returns to its pool when dropped.
+/// Memory for the arrays of one batch. It returns to its pool when dropped.
 pub struct Slab {
     memory: Option<OwnedMemory>,
     len: usize,
     pool: Weak<SlabPool>,
     process: u32,
-    /// Whether it is counted as the engine's no longer.
+    /// Whether the consumer owns the slab, so that it doesn't count as used by the engine.
     handed_off: bool,
-    /// The thread that took it.
+    /// The thread that took the slab from the pool.
     taker: u32,
-    /// Whether others have it from now on: its memory goes back to its allocator, not to the pool.
+    /// Whether the slab was lent to other processes. Its memory then returns to its allocator instead of the pool.
     detached: AtomicBool,
 }
 
 impl Slab {
-    /// All bytes of a region, of no pool: the region is given back when it is dropped. `None` if it doesn't begin at a
-    /// multiple of [`ALIGNMENT`](crate::ALIGNMENT).
+    /// Creates a slab without a pool from all bytes of a region, which is released when the slab is dropped. Returns
+    /// `None` if the region doesn't begin at a multiple of [`ALIGNMENT`](crate::ALIGNMENT).
     pub fn of(region: Region) -> Option<Slab> {
         let len = region.len();
         Some(Slab {
@@ -48,7 +49,7 @@ impl Slab {
         })
     }
 
-    /// Says that a consumer has it from now on: it no longer counts as used by the engine.
+    /// Marks the slab as owned by a consumer. It no longer counts as used by the engine.
     pub fn hand_off(&mut self) {
         if let (false, Some(memory), Some(pool)) = (self.handed_off, &self.memory, self.pool.upgrade()) {
             pool.lock().used_bytes -= memory.capacity();
@@ -56,41 +57,43 @@ impl Slab {
         }
     }
 
-    /// Says that it was lent to others: when it is dropped its memory goes back to its allocator, which knows of them.
+    /// Marks the slab as lent to other processes. When it is dropped, its memory returns to its allocator, which tracks
+    /// the borrowers.
     pub fn detach(&self) {
         self.detached.store(true, Ordering::Relaxed);
     }
 
-    /// The first byte. Valid, and initialised, for [`Slab::len`] bytes, for as long as the slab lives.
+    /// Returns the address of the first byte. [`Slab::len`] bytes are valid and initialized while the slab exists.
     pub fn as_ptr(&self) -> *mut u8 {
         self.memory.as_ref().map_or(std::ptr::null_mut(), OwnedMemory::as_ptr)
     }
 
-    /// The bytes in use. Whoever dereferences a pointer from [`Slab::as_ptr`] must not do so meanwhile.
+    /// Returns the bytes in use for writing. During this borrow, no code may access them through a pointer from
+    /// [`Slab::as_ptr`].
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         if self.len == 0 {
             return &mut [];
         }
-        // SAFETY: `len <= capacity` initialised bytes, owned by the slab, which is borrowed exclusively.
+        // SAFETY: these are `len <= capacity` initialized bytes, owned by the slab, which is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len) }
     }
 
-    /// The bytes in use. Whoever writes through a pointer from [`Slab::as_ptr`] must not do so meanwhile.
+    /// Returns the bytes in use. During this borrow, no code may write to them through a pointer from [`Slab::as_ptr`].
     pub fn bytes(&self) -> &[u8] {
         if self.len == 0 {
             return &[];
         }
-        // SAFETY: `len <= capacity` initialised bytes, owned by the slab. Nobody writes to them: not through it, which
-        // is borrowed, nor through a pointer, as whoever has one has promised.
+        // SAFETY: these are `len <= capacity` initialized bytes, owned by the slab. The slab is borrowed, and users of
+        // `as_ptr` promise not to write during the borrow.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    /// Lets only the first `len` bytes be in use.
+    /// Shortens the slab to its first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -127,19 +130,19 @@ impl Drop for Slab {
     }
 }
 
-/// A number for each thread.
+/// Returns a unique number for each thread.
 fn this_thread() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     thread_local!(static NUMBER: u32 = NEXT.fetch_add(1, Ordering::Relaxed));
     NUMBER.with(|&number| number)
 }
 
-/// Slabs that nobody uses at present.
+/// A pool of unused slabs.
 pub struct SlabPool {
     state: Mutex<State>,
-    /// `None` for the system.
+    /// The allocator. `None` means the system's allocator.
     allocator: Option<Arc<dyn SlabAllocator>>,
-    /// Bytes of slabs in use at most.
+    /// Maximum number of bytes of slabs in use.
     most: usize,
 }
 
@@ -151,19 +154,20 @@ impl std::fmt::Debug for SlabPool {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Those that came last, last, with the threads that used them.
+    /// Free slabs, each with the thread that used it last. The most recently returned slab is last.
     free: Vec<(OwnedMemory, u32)>,
     free_bytes: usize,
-    /// Free slabs that may be kept.
+    /// Maximum number of free slabs.
     kept: usize,
-    /// Bytes of slabs in use that weren't handed off.
+    /// Bytes of the slabs in use that don't belong to a consumer.
     used_bytes: usize,
-    /// Bytes of slabs in use and free ones together beyond which no free ones are kept, if that is limited.
+    /// Limit for the bytes of used and free slabs together. The pool drops free slabs to stay below it. `None` means no
+    /// limit.
     keep: Option<usize>,
     reused: u64,
     fresh: u64,
     huge_pages: HugePageArena,
-    /// What the allocator last said when it had no memory.
+    /// The last error of the allocator.
     failure: Option<Error>,
 }
 
@@ -174,9 +178,9 @@ impl State {
         memory
     }
 
-    /// Takes out what is too much: those that have been of no use for longest. The caller drops them when it has
-    /// unlocked the pool, since an allocator may do anything when memory is given back to it: take a batch down, for
-    /// example, and so come here.
+    /// Removes and returns the free slabs that exceed the limits, least recently used first. The caller must drop them
+    /// after it has unlocked the pool. An allocator may run any code when it gets memory back. It may release a batch,
+    /// for example, and so lock the pool.
     #[must_use]
     fn trim(&mut self) -> Vec<(OwnedMemory, u32)> {
         let mut bytes = self.free_bytes;
@@ -191,27 +195,27 @@ impl State {
     }
 }
 
-/// A free slab is not used for less than this fraction of its size.
+/// A free slab is not used for a batch smaller than the slab's capacity divided by this number.
 const LARGEST_WASTE: usize = 4;
 
-/// Slabs are carved from large pages once a pool holds so much with them: what is less stays in the caches, and large
-/// pages are no faster.
+/// A pool carves slabs from large pages once it holds this many bytes. Smaller pools stay in the caches, where large
+/// pages don't help.
 const CARVED: usize = 4 << 20;
 
 /// Sizes are rounded up to a multiple of this, so that batches of similar sizes share slabs.
 const GRAIN: usize = 64 * 1024;
 
-/// Small sizes are rounded up to a multiple of this. Those are pages on most systems; where they are larger, small
-/// slabs are allocated, not mapped.
+/// Small sizes are rounded up to a multiple of this, which is the page size of most systems. On systems with larger
+/// pages, small slabs are allocated, not mapped.
 const SMALL_GRAIN: usize = 4096;
 
 impl SlabPool {
-    /// A pool that keeps at most `kept` free slabs.
+    /// Creates a pool that keeps at most `kept` free slabs.
     pub fn new(kept: usize) -> Arc<Self> {
         SlabPool::with_allocator(kept, None)
     }
 
-    /// A pool that gets its memory from an allocator; from the system if there is none.
+    /// Creates a pool that gets its memory from an allocator, or from the system if `allocator` is `None`.
     pub fn with_allocator(kept: usize, allocator: Option<Arc<dyn SlabAllocator>>) -> Arc<Self> {
         Arc::new(SlabPool {
             state: Mutex::new(State {
@@ -223,7 +227,7 @@ impl SlabPool {
         })
     }
 
-    /// A pool that keeps no free slabs, of which slabs of at most this many bytes can be in use at once.
+    /// Creates a pool that keeps no free slabs and whose slabs in use have at most this many bytes in total.
     pub fn bounded(most: usize) -> Arc<Self> {
         Arc::new(SlabPool {
             state: Mutex::default(),
@@ -232,10 +236,10 @@ impl SlabPool {
         })
     }
 
-    /// A slab of `len` bytes with arbitrary contents; an error where there is no such memory.
+    /// Returns a slab of `len` bytes with arbitrary contents, or an error if memory is exhausted.
     ///
-    /// One that this thread used before is preferred, and of those the one that came last: it may still be in the
-    /// processor's caches, where another processor would have to get it from.
+    /// Prefers a slab that this thread used before, and among these the most recently returned one. It may still be in
+    /// the caches of this thread's processor.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Slab, Error> {
         let taker = this_thread();
         let memory = {
@@ -259,7 +263,7 @@ impl SlabPool {
         let memory = match memory {
             Some(memory) => memory,
             None => {
-                // What is free is too small, or it would have been taken: others need its memory more.
+                // All free slabs are too small for this request. Release their memory and try again.
                 let fresh = self.fresh(len).or_else(|error| match self.release() {
                     0 => Err(error),
                     _ => self.fresh(len),
@@ -287,7 +291,7 @@ impl SlabPool {
         })
     }
 
-    /// Memory for a new slab of `len` bytes. The pool isn't locked meanwhile.
+    /// Allocates memory for a new slab of `len` bytes. The pool is not locked during the allocation.
     fn fresh(&self, len: usize) -> Result<OwnedMemory, Error> {
         let bytes = SlabPool::size(len);
         let Some(allocator) = &self.allocator else {
@@ -317,8 +321,8 @@ impl SlabPool {
             })
     }
 
-    /// What the allocator last said when it had no memory, since this was last asked for. Some who come for memory
-    /// can't pass on more than that there was none.
+    /// Returns the last error of the allocator since the previous call. Some callers that take slabs can only report
+    /// that memory is exhausted, without the reason.
     pub fn take_failure(&self) -> Option<Error> {
         self.lock().failure.take()
     }
@@ -327,7 +331,7 @@ impl SlabPool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that a new slab takes for `len` in use: an eighth more, since ragged batches vary in size.
+    /// Returns the capacity of a new slab for `len` bytes. It is an eighth larger because ragged batches vary in size.
     pub fn size(len: usize) -> usize {
         let (ample, grain) = match len {
             len if len < GRAIN => (len.max(1), SMALL_GRAIN),
@@ -336,8 +340,8 @@ impl SlabPool {
         ample.checked_next_multiple_of(grain).unwrap_or(usize::MAX)
     }
 
-    /// Keeps free slabs only while they and those in use that weren't handed off have at most this many bytes; without
-    /// a limit if it is `None`.
+    /// Sets the limit in bytes for free slabs and slabs used by the engine together. Free slabs above the limit are
+    /// dropped. `None` removes the limit.
     pub fn keep(&self, bytes: Option<usize>) {
         let mut state = self.lock();
         state.keep = bytes;
@@ -346,8 +350,8 @@ impl SlabPool {
         drop(dropped);
     }
 
-    /// Gives free slabs back to the system. Returns how many bytes they had. Those of an allocator are kept: it knows
-    /// what it has.
+    /// Returns all free slabs to the system. Returns their size in bytes. Slabs from an allocator are kept because the
+    /// allocator manages its own memory.
     pub fn release(&self) -> usize {
         if self.allocator.is_some() {
             return 0;
@@ -359,28 +363,28 @@ impl SlabPool {
         bytes
     }
 
-    /// Keeps at least this many free slabs from now on, if there are that many.
+    /// Raises the maximum number of free slabs to at least this many.
     pub fn keep_at_least(&self, slabs: usize) {
         let mut state = self.lock();
         state.kept = state.kept.max(slabs);
     }
 
-    /// Number of free slabs.
+    /// Returns the number of free slabs.
     pub fn free(&self) -> usize {
         self.lock().free.len()
     }
 
-    /// Bytes of free slabs.
+    /// Returns the total bytes of the free slabs.
     pub fn free_bytes(&self) -> usize {
         self.lock().free_bytes
     }
 
-    /// Bytes of slabs in use that aren't [handed off](Slab::hand_off).
+    /// Returns the total bytes of the slabs in use that aren't [handed off](Slab::hand_off).
     pub fn used_bytes(&self) -> usize {
         self.lock().used_bytes
     }
 
-    /// How often slabs were used again.
+    /// Returns how often slabs were reused.
     pub fn reuse(&self) -> Reuse {
         let state = self.lock();
         Reuse {
@@ -389,7 +393,7 @@ impl SlabPool {
         }
     }
 
-    /// A slab's memory doesn't come back.
+    /// Updates the counters for a slab whose memory doesn't return to the pool.
     fn lose(&self, memory: &OwnedMemory, handed_off: bool) {
         if !handed_off {
             self.lock().used_bytes -= memory.capacity();
@@ -409,11 +413,11 @@ impl SlabPool {
     }
 }
 
-/// A slab that another process has lent. `None` if there is none such.
+/// Creates a slab from memory that another process has lent. Returns `None` if the memory can't be used as a slab.
 pub fn borrowed(piece: Borrowed) -> Option<Slab> {
     let (start, len) = (piece.start()?, piece.len());
-    // SAFETY: so many bytes are mapped, and were written by whoever lent them; until the piece is dropped, nobody else
-    // writes to them.
+    // SAFETY: these bytes are mapped, and the lender has written them. Until the block is dropped, no other code writes
+    // to them.
     Slab::of(unsafe { Region::initialised(start, len, piece) })
 }
 
@@ -424,7 +428,8 @@ mod tests {
 
     use super::*;
 
-    /// Hands out boxes full of ones, each `shift` bytes from where it should begin, and counts those that aren't back.
+    /// Allocates boxes filled with ones, each starting `shift` bytes after an aligned address, and counts the
+    /// outstanding boxes.
     #[derive(Default)]
     struct Boxes {
         out: Arc<AtomicUsize>,
@@ -442,7 +447,7 @@ mod tests {
         fn drop(&mut self) {
             assert!(self.memory.contains(&1), "it is alive until now");
             self.out.fetch_sub(1, Ordering::Relaxed);
-            // The pool isn't locked.
+            // This would deadlock if the pool were locked.
             self.pool.upgrade().map(|pool| pool.free());
         }
     }
@@ -465,7 +470,8 @@ mod tests {
                         out: out.clone(),
                         pool: self.1.get().cloned().unwrap_or_default(),
                     };
-                    // SAFETY: the bytes are the owner's, which moves with its vector and doesn't touch them.
+                    // SAFETY: the bytes belong to the owner, which moves together with its vector and doesn't access
+                    // them.
                     Ok(unsafe { Region::new(NonNull::new(start).unwrap(), bytes, owner) })
                 }
             }
@@ -484,7 +490,7 @@ mod tests {
             let carved = taken.iter().map(|slab| slab.memory.as_ref().unwrap().is_carved());
             carved.collect::<Vec<_>>()
         };
-        // A slab takes 1,048,576 bytes, and the one that is asked for counts.
+        // A slab takes 1,048,576 bytes, and the requested slab counts as well.
         assert_eq!(
             carved(&SlabPool::new(8)),
             [false, false, false, true, true, true, true, true]
@@ -581,7 +587,7 @@ mod tests {
         let (first, last, other) = (mine[0].as_ptr(), mine[1].as_ptr(), theirs.as_ptr());
         drop(mine.remove(0));
         drop(mine);
-        // It came last, but somebody else wrote it.
+        // This slab was returned last, but another thread wrote to it.
         drop(theirs);
         let taken: Vec<_> = (0..3).map(|_| pool.take(90_000).unwrap()).collect();
         let found: Vec<_> = taken.iter().map(Slab::as_ptr).collect();

@@ -1,13 +1,14 @@
-//! The seam between sources and the engine.
+//! The interface between sources and the engine.
 //!
-//! A source turns one *unit* (an Avro block, a stretch of CSV rows, a shard of interactions, a row group) into rows. It
-//! sees one unit at a time: never the order or a thread. The engine fetches what a unit is made of, opens it, and asks
-//! for its records in slots of a batch: in sequence ([`Unit::place`]), or those of several open units at random
-//! ([`Source::pick`], one call for many rows, since a row may take no longer than a call).
+//! A source converts one *unit* (an Avro block, a chunk of CSV rows, a shard of interactions, a row group) to rows. It
+//! sees one unit at a time and never the order or a thread. The engine fetches a unit's data, opens the unit and
+//! requests its rows for slots of a batch. It requests them in sequence ([`Unit::place`]) or at random from several
+//! open units ([`Source::pick`]). `pick` handles many rows per call because a row may take less time than a call.
 //!
-//! What a unit is made of is nothing (it makes its rows), a range of a local file ([`UnitInfo::range`]), which the
-//! engine reads where it opens the unit, or what a call brings that may wait ([`Source::fetch`]): for a server, a file
-//! far away, or somebody else's code. Such calls have threads of their own, and several wait at once.
+//! There are three ways to get the data of a unit. A unit may need no data because it generates its rows. It may be a
+//! range of a local file ([`UnitInfo::range`]), which the engine reads when it opens the unit. Or it may need a
+//! blocking call ([`Source::fetch`]) to a server, a remote file or user code. Blocking calls run on separate threads,
+//! several at a time.
 
 use std::any::Any;
 use std::ops::Range;
@@ -21,59 +22,60 @@ use crate::fallible::try_with_capacity;
 use crate::sink::Sink;
 use crate::spec::ColumnSpec;
 
-/// Where the bytes of a unit lie.
+/// The location of a unit's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteRange {
-    /// Which of [`SourceFacts::locations`].
+    /// Index into [`SourceFacts::locations`].
     pub location: u32,
     /// First byte.
     pub offset: u64,
-    /// Number of bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What a file looked like when its units were found. Where it looks otherwise later, it was changed.
+/// The size and time of a file when its units were found. A different stamp later means that the file was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// When it was modified, in nanoseconds since 1970.
+    /// Its modification time, in nanoseconds since 1970.
     pub modified: i128,
 }
 
-/// What is known of a unit before it is read.
+/// The facts about a unit that are known before it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnitInfo {
     /// Number of rows.
     pub rows: u32,
-    /// The bytes to fetch before it can be opened; `None` for sources that make their rows.
+    /// The bytes to fetch before the unit can be opened. `None` for sources that generate their rows.
     pub range: Option<ByteRange>,
-    /// Which of [`SourceFacts::classes`].
+    /// Index into [`SourceFacts::classes`].
     pub class: u32,
-    /// Whether it is opened into other memory than its bytes were fetched to, so that there are both for a while.
+    /// Whether the unit is opened into separate memory, so that its fetched bytes and the opened unit exist at the same
+    /// time.
     pub apart: bool,
-    /// Bytes that it takes while it is open, where that is known or guessed at: by sources that make their rows, or
-    /// fetch them.
+    /// The memory of the open unit in bytes, if it is known or can be estimated. Used by sources that generate or fetch
+    /// their rows.
     pub held: Option<u64>,
 }
 
-/// What a unit was fetched as.
+/// The fetched data of a unit.
 pub enum Fetched {
-    /// Nothing, for units that make their rows.
+    /// No data, for units that generate their rows.
     Nothing,
-    /// Bytes, of a file or from elsewhere.
+    /// Bytes of a file or another storage.
     Bytes(Buffer),
-    /// Something of the source's own.
+    /// Data in a type of the source.
     Other {
-        /// What it is.
+        /// The data.
         what: Box<dyn Any + Send>,
-        /// Bytes of memory that it holds.
+        /// The memory of the data in bytes.
         held: usize,
     },
 }
 
 impl Fetched {
-    /// Bytes of memory that it holds.
+    /// Returns the memory of the data in bytes.
     pub fn held_bytes(&self) -> usize {
         match self {
             Fetched::Nothing => 0,
@@ -82,7 +84,7 @@ impl Fetched {
         }
     }
 
-    /// The bytes; none if it is something else.
+    /// Returns the bytes. Returns an empty buffer if the data is of another kind.
     pub fn into_bytes(self) -> Buffer {
         match self {
             Fetched::Bytes(bytes) => bytes,
@@ -100,65 +102,65 @@ impl From<Buffer> for Fetched {
 /// How the rows of open units are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// A record starts where the one in front of it ends, so those in front have to be read or passed over first.
+    /// Each record starts where the previous one ends, so all previous records must be read or skipped first.
     Sequence,
-    /// Any record can be read at once. Marks count records and no bytes, and nothing is indexed.
+    /// Any record can be read directly. Marks count records, not bytes, and no index is needed.
     Random,
 }
 
-/// What a source calls its work, where it is said what time goes into.
+/// The names of a source's operations in reports of time spent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// [`Source::open`]: decompressing, say.
+    /// The name of [`Source::open`], for example decompressing.
     pub open: &'static str,
-    /// [`Unit::place`] and [`Source::pick`]: decoding, say.
+    /// The name of [`Unit::place`] and [`Source::pick`], for example decoding.
     pub place: &'static str,
 }
 
-/// Which reading of the data this is: sources that draw at random (negatives, augmentation) key their draws by it.
+/// Identifies one pass over the data. Sources that draw at random (negatives, augmentation) key their draws by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
     /// The user's seed.
     pub seed: u64,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Bytes that an open unit may take at most, if the user limits memory: what takes more is an error.
+    /// The maximum memory of an open unit in bytes, if the user limits memory. A unit that needs more is an error.
     pub most_bytes: Option<u64>,
 }
 
-/// One record of a unit, and the slot of the batch in which it belongs.
+/// One record of a unit, and its slot in the batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pick {
-    /// The record's number within the unit.
+    /// The index of the record in the unit.
     pub record: u32,
     /// The row of the batch.
     pub slot: u32,
 }
 
-/// A record of one of several units.
+/// A record in one of several units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Which of the units.
+    /// Index of the unit.
     pub unit: u32,
-    /// The record's number within it.
+    /// Index of the record in the unit.
     pub record: u32,
 }
 
-/// The row of a batch that couldn't be picked.
+/// A row of a batch that couldn't be picked.
 #[derive(Debug)]
 pub struct Unpicked {
     /// The row of the batch.
     pub slot: usize,
-    /// What went wrong.
+    /// The error.
     pub error: Error,
 }
 
-/// A place within a unit: the record that comes next, and the byte at which it starts.
+/// A position in a unit: the next record and the byte at which it starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark {
-    /// The next record's number.
+    /// The index of the next record.
     pub record: u32,
-    /// Where it starts in the opened unit.
+    /// The byte at which it starts in the opened unit.
     pub byte: u64,
 }
 
@@ -167,34 +169,36 @@ impl Mark {
     pub const START: Mark = Mark { record: 0, byte: 0 };
 }
 
-/// Where the records of a unit start, as the unit itself counts; and where the last one ends.
+/// The positions at which the records of a unit start, followed by the end of the last one. The unit defines how
+/// positions are counted.
 pub type Starts = Arc<Vec<u32>>;
 
-/// What stays the same for as long as a source exists.
+/// The properties of a source that never change.
 #[derive(Clone, Debug)]
 pub struct SourceFacts {
     /// The columns of every batch.
     pub columns: Arc<[ColumnSpec]>,
-    /// Names of classes of units that cost alike: a byte to open, a row and a byte to decode. What is learned of one
-    /// unit is expected of all others of its class. At least one.
+    /// Names of the classes of units. Units of a class have similar costs: per byte to open, and per row and byte to
+    /// decode. The engine applies the costs measured for one unit to all units of its class. There is at least one
+    /// class.
     pub classes: Vec<Arc<str>>,
-    /// What its work is called.
+    /// The names of its operations.
     pub work: Work,
-    /// The files that [`ByteRange::location`] counts.
+    /// The files, indexed by [`ByteRange::location`].
     pub locations: Vec<Arc<str>>,
-    /// What these files looked like before their units were found; empty if the caller didn't look.
+    /// The stamps of these files before their units were found. Empty if the caller didn't record them.
     pub stamps: Vec<FileStamp>,
-    /// For each location its bytes, if they are in memory and not in a file; empty if all are files.
+    /// The bytes of each location, if they are in memory and not in a file. Empty if all locations are files.
     pub contents: Vec<Option<Bytes>>,
     /// How rows of its units are found.
     pub access: Access,
-    /// How many calls of [`Source::fetch`] may wait at once. 0: there are none, since units are read from local files,
-    /// or make their rows.
+    /// Maximum number of concurrent calls of [`Source::fetch`]. 0 means that the source never fetches because its units
+    /// are read from local files or generate their rows.
     pub fetches: usize,
 }
 
 impl SourceFacts {
-    /// The facts of a source of one class of units that reads no files, in sequence.
+    /// Returns the facts of a source that has one class of units, reads no files and accesses rows in sequence.
     pub fn new(columns: impl Into<Arc<[ColumnSpec]>>, class: &str, work: Work) -> SourceFacts {
         SourceFacts {
             columns: columns.into(),
@@ -209,109 +213,112 @@ impl SourceFacts {
     }
 }
 
-/// Something that yields rows by units.
+/// A dataset that is read in units.
 pub trait Source: Send + Sync + 'static {
-    /// What is known of all its units.
+    /// Returns the facts that apply to all its units.
     fn facts(&self) -> &SourceFacts;
 
-    /// The same units, with sparse columns as [`SparseLayout::Csr`](crate::SparseLayout::Csr); `None` if none are
-    /// otherwise. Arrow lays them out like that: the rows of entries needn't be written to be taken out again.
+    /// Returns the same units with sparse columns in the layout [`SparseLayout::Csr`](crate::SparseLayout::Csr).
+    /// Returns `None` if no column has another layout. Arrow uses the CSR layout, so writing the row index of each
+    /// entry would be wasted work.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if this source has another layout and only that.
+    /// [`ErrorKind::Unsupported`] if this source supports only another layout.
     fn in_csr(&self) -> Result<Option<Arc<dyn Source>>, Error> {
         match self.facts().columns.iter().find(|column| column.is_coo()) {
             None => Ok(None),
             Some(column) => {
-                let reason = "this source has sparse columns only as coordinates";
+                let reason = "this source supports sparse columns only as coordinates";
                 Err(Error::new(ErrorKind::Unsupported, reason).at_feature(&column.name))
             }
         }
     }
 
-    /// Number of units.
+    /// Returns the number of units.
     fn units(&self) -> u64;
 
-    /// What is known of a unit before it is read.
+    /// Returns the facts about a unit that are known before it is read.
     fn describe(&self, unit: u64) -> UnitInfo;
 
-    /// Whether units can be read in any order, and not only from the first to the last.
+    /// Returns `Ok` if units can be read in any order, and not only from the first to the last.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] if they can't, with what to do instead.
+    /// [`ErrorKind::Unsupported`] if the order is fixed. The message says what to do instead.
     fn check_random(&self) -> Result<(), Error> {
         Ok(())
     }
 
-    /// Whether a unit is the rest of the one in front of it, and fetched only when that is: of one call the next.
+    /// Whether a unit is the continuation of the previous one and can be fetched only after it, for example the next
+    /// result of the same call.
     fn follows(&self, unit: u64) -> bool {
         let _ = unit;
         false
     }
 
-    /// Brings what a unit is made of; it may wait, and gives up when `cancelled`. Several threads call it at once, for
-    /// a unit at most one. What the unit takes beforehand is guessed at ([`UnitInfo::held`]).
+    /// Fetches the data of a unit. This may block, and returns early if `cancelled` returns true. Several threads call
+    /// it at once, but at most one per unit. Before the fetch, [`UnitInfo::held`] is an estimate of the unit's memory.
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched, Error> {
         let _ = cancelled;
-        let reason = format!("unit {unit} was to be fetched by a source that doesn't fetch");
+        let reason = format!("cannot fetch unit {unit}: the source does not support fetching");
         Err(Error::new(ErrorKind::Internal, reason))
     }
 
-    /// Makes a unit ready to be placed: decompresses it, say. Pure in `(unit, pass, fetched)`; memory comes from
-    /// `pool`.
+    /// Prepares a unit for placing, for example by decompressing it. The result depends only on `(unit, pass,
+    /// fetched)`. Memory is taken from `pool`.
     fn open(&self, unit: u64, pass: Pass, fetched: Fetched, pool: &BufferPool) -> Result<Box<dyn Unit>, Error>;
 
-    /// Writes records of several units, all of which [`Unit::index`] was called of, each to its slot: `rows[slot]` for
-    /// each of `slots`, in this order. What stands in `rows` behind them is picked soon, if all goes well. Several
-    /// threads may pick of the same units at once.
+    /// Writes `rows[slot]` to `slot` for each of `slots`, in this order. The caller has called [`Unit::index`] on all
+    /// `units`. Rows after `slots.end` are normally picked by later calls, so a source may prefetch them. Several
+    /// threads may pick from the same units at once.
     fn pick(&self, units: &[&dyn Unit], rows: &[Row], slots: Range<usize>, out: &mut Sink<'_>) -> Result<(), Unpicked>;
 
-    /// Adds to an error what only the source knows of where a unit lies.
+    /// Adds location details to an error that only the source knows.
     fn locate(&self, unit: u64, error: Error) -> Error;
 }
 
-/// A unit that is open.
+/// An open unit.
 pub trait Unit: Any + Send + Sync {
-    /// Number of rows.
+    /// Returns the number of rows.
     fn rows(&self) -> u32;
 
-    /// Memory that it holds, in bytes.
+    /// Returns the memory of the unit in bytes.
     fn held_bytes(&self) -> usize;
 
-    /// Bytes of its rows: what a [`Mark`] counts, not the memory that they lie in.
+    /// Returns the size of its rows in bytes, as counted by a [`Mark`]. This isn't the memory that the unit uses.
     fn bytes(&self) -> usize;
 
     /// Writes the picked records to their slots.
     ///
-    /// Picks ascend by record and none lies before `from`, which is [`Mark::START`] or an earlier return: so a unit can
-    /// be read piecemeal. Returns the mark behind the last pick. When that is the unit's end, everything of the unit
-    /// must have been used up; left-over bytes are an error.
+    /// Picks are in ascending order of records, and all records are at or after `from`. `from` is [`Mark::START`] or
+    /// the result of an earlier call, so a unit can be read in several steps. Returns the mark after the last pick. If
+    /// that is the end of the unit, the implementation must return an error for remaining bytes.
     fn place(&self, from: Mark, picks: &[Pick], out: &mut Sink<'_>) -> Result<Mark, Error>;
 
-    /// Passes over the records from `from` up to `record`, without decoding them: so that another thread can go on
-    /// there before those in front are placed. Checks no more than it must to find their end.
+    /// Skips the records between `from` and `record` without decoding them, so that another thread can continue at
+    /// `record` before the earlier records are placed. Checks only what is necessary to find the ends of records.
     fn advance(&self, from: Mark, record: u32) -> Result<Mark, Error>;
 
-    /// Finds where every record starts, so that any of them can be picked at once; or takes over what was found when
-    /// the unit was open before.
+    /// Finds the start of every record, so that each record can be picked directly. If `known` contains the result of
+    /// an earlier call for this unit, it is reused.
     fn index(&mut self, known: Option<Starts>) -> Result<Starts, Error>;
 
-    /// Gives the memory that it holds back to the pool.
+    /// Returns the memory of the unit to the pool.
     fn recycle(&mut self, pool: &BufferPool) {
         let _ = pool;
     }
 }
 
-/// Open units as what their source made of them, for [`Source::pick`], which only gets units that its source has
-/// opened.
+/// Converts open units to the concrete type of their source. [`Source::pick`] uses it because it receives only units
+/// that the source itself opened.
 ///
 /// # Errors
-/// [`ErrorKind::Internal`] if one is of another source; [`ErrorKind::OutOfMemory`] if there is none for the list.
+/// [`ErrorKind::Internal`] if a unit belongs to another source; [`ErrorKind::OutOfMemory`] if the list can't be
+/// allocated.
 pub fn own_units<'u, U: Unit>(units: &[&'u dyn Unit]) -> Result<Vec<&'u U>, Error> {
     let mut own = try_with_capacity(units.len(), "the units of a batch")?;
     for &unit in units {
         let Some(unit) = (unit as &dyn Any).downcast_ref() else {
-            let reason = "a unit was given to a source that hasn't opened it";
+            let reason = "a source received a unit that it did not open";
             return Err(Error::new(ErrorKind::Internal, reason));
         };
         own.push(unit);
@@ -321,17 +328,17 @@ pub fn own_units<'u, U: Unit>(units: &[&'u dyn Unit]) -> Result<Vec<&'u U>, Erro
 
 /// Random access to the bytes of one file.
 pub trait ReadAt: Send + Sync {
-    /// Name for errors.
+    /// Returns the name of the file for errors.
     fn location(&self) -> &str;
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     fn size(&self) -> Result<u64, Error>;
 
-    /// Reads up to `out.len()` bytes from `offset`; fewer only at the end of the file.
+    /// Reads up to `out.len()` bytes from `offset`. Reads fewer only at the end of the file.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error>;
 
-    /// Like [`ReadAt::read_at`], for a few bytes of which the neighbours aren't read now: a file may do without keeping
-    /// them.
+    /// Reads a few bytes like [`ReadAt::read_at`]. The caller won't read adjacent bytes soon, so caching the range is
+    /// unnecessary.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize, Error> {
         self.read_at(offset, out)
     }

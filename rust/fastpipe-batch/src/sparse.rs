@@ -1,31 +1,31 @@
-//! How sparse columns are laid out.
+//! The layout of sparse columns.
 
 use crate::dtype::Leaf;
 
-/// How a sparse column is laid out.
+/// The layout of a sparse column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SparseLayout {
-    /// Coordinates with the batch index first.
+    /// Coordinate list. Each coordinate begins with the batch index.
     Coo,
-    /// Offsets of rows, and coordinates without the batch index.
+    /// Compressed rows: row offsets, and coordinates without the batch index.
     Csr,
 }
 
-/// A sparse column.
+/// The form of a sparse column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SparseForm {
-    /// Which layout.
+    /// The layout.
     pub layout: SparseLayout,
-    /// The dense shape of one row; `None` where it is the greatest index of the batch plus one.
+    /// The dense shape of one row. `None` means that the size is the largest index in the batch plus one.
     pub shape: Vec<Option<u64>>,
-    /// The values.
+    /// The type of the values.
     pub leaf: Leaf,
     /// Whether whole rows may be null.
     pub mask: bool,
 }
 
 impl SparseForm {
-    /// Numbers in one row of `indices`.
+    /// Returns the number of integers in one row of `indices`.
     pub fn coordinates(&self) -> usize {
         self.shape.len() + usize::from(self.layout == SparseLayout::Coo)
     }

@@ -1,8 +1,8 @@
-//! Columns, and how they are laid out.
+//! Columns and their layout.
 //!
-//! A column is nested: items in lists in lists in rows, each of which may be null. Its *form* says how it is
-//! laid out in a batch: `ragged` dimensions outermost, each with its offsets; fixed dimensions inside; the leaves
-//! innermost; and masks at the levels that may be null. Level `l` is inside `l` dimensions; level 0 is the row.
+//! A column is nested: items in lists in lists in rows, all of which may be null. The *form* of a column is its layout
+//! in a batch. Ragged dimensions are outermost and have offsets. Fixed dimensions are inside, and the values (leaves)
+//! are innermost. Levels that may be null have masks. Level `l` is inside `l` dimensions, and level 0 is the row.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::sparse::{SparseForm, SparseLayout};
 pub struct ColumnSpec {
     /// The feature's name.
     pub name: Arc<str>,
-    /// How it is laid out.
+    /// The layout of the column.
     pub form: Form,
-    /// Of integers that stand for decimals, in units of which power of ten they are: 10 to the minus this.
+    /// For integers that represent decimals, the number of decimal places: the unit is 10^(-scale).
     pub scale: Option<i8>,
 }
 
 impl ColumnSpec {
-    /// A column whose values are what they are.
+    /// Creates a column whose values aren't scaled decimals.
     pub fn new(name: &str, form: Form) -> ColumnSpec {
         ColumnSpec {
             name: name.into(),
@@ -31,7 +31,7 @@ impl ColumnSpec {
         }
     }
 
-    /// Whether it is sparse, as coordinates with the batch index.
+    /// Whether the column is sparse in the layout of coordinates with the batch index.
     pub fn is_coo(&self) -> bool {
         matches!(&self.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
     }
@@ -42,7 +42,7 @@ impl ColumnSpec {
 pub enum Form {
     /// Dense and ragged columns.
     Nested(NestedForm),
-    /// Coordinates and values.
+    /// Sparse columns, with coordinates and values.
     Sparse(SparseForm),
 }
 
@@ -51,18 +51,18 @@ pub enum Form {
 pub struct NestedForm {
     /// Number of ragged dimensions.
     pub ragged: usize,
-    /// The fixed dimensions inside of them.
+    /// The fixed dimensions inside of the ragged ones.
     pub shape: Vec<usize>,
-    /// The innermost values.
+    /// The type of the innermost values.
     pub leaf: Leaf,
     /// Whether levels `0..ragged` have a mask.
     pub masks: Vec<bool>,
-    /// The mask of the innermost level, if there is one: how many of the fixed dimensions it spans.
+    /// The number of fixed dimensions that the mask of the innermost level spans. `None` if that level has no mask.
     pub leaf_mask: Option<usize>,
 }
 
 impl NestedForm {
-    /// A dense column without a mask.
+    /// Creates a dense column without a mask.
     pub fn dense(shape: &[usize], leaf: Leaf) -> Self {
         NestedForm {
             ragged: 0,
@@ -73,18 +73,18 @@ impl NestedForm {
         }
     }
 
-    /// Values of one item of the innermost ragged level.
+    /// Returns the number of values in one item of the innermost ragged level.
     pub fn width(&self) -> usize {
         self.shape.iter().product()
     }
 }
 
 impl Form {
-    /// The form of a feature. `nullable` says which levels of its field may be null; those that it doesn't reach may
-    /// not.
+    /// Returns the form of a feature. `nullable` says which levels of its field may be null. Missing levels are not
+    /// nullable.
     ///
-    /// The levels within the last ragged dimension share one mask, that of the innermost of them which may be null: a
-    /// null further out marks all that lies within it.
+    /// The levels inside the last ragged dimension share one mask, at the innermost of these levels that may be null. A
+    /// null at an outer level marks everything inside it.
     pub fn of(feature: &Feature, nullable: &[bool]) -> Form {
         let masked = |level: usize| feature.nulls == Nulls::Mask && nullable.get(level) == Some(&true);
         let nested = |ragged: usize, shape: Vec<usize>, leaf: Leaf| {
@@ -100,7 +100,7 @@ impl Form {
         match &feature.request {
             Request::Dense { shape, leaf, .. } => nested(0, shape.clone(), *leaf),
             Request::Ragged { shape, leaf } => {
-                // Dimensions behind the last ragged one become dimensions of the values.
+                // Dimensions after the last ragged one are dimensions of the values.
                 let ragged = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
                 nested(ragged, shape[ragged..].iter().map(|d| d.unwrap_or(0)).collect(), *leaf)
             }
@@ -115,7 +115,7 @@ impl Form {
         }
     }
 
-    /// Whether a null at a level has a mask to be marked in.
+    /// Whether a null at a level can be marked in a mask.
     pub fn marks_null(&self, level: usize) -> bool {
         match self {
             Form::Nested(form) if level < form.ragged => form.masks[level],

@@ -1,22 +1,23 @@
-//! The table of a vocabulary: keys, each with its index.
+//! The hash table of a vocabulary, which maps keys to indices.
 //!
-//! Keys lie one behind the other in one buffer, each behind its index and its length. An open-addressing table says
-//! where: a slot has 24 bits of the key's hash and 40 of the place in the buffer, so that a key that isn't there is
-//! known from the table alone but for one in millions. Half of the slots are free, or more.
+//! All keys are stored consecutively in one buffer, each after its index and its length. An open-addressing table
+//! points into the buffer. A slot consists of 24 bits of the key's hash and a 40-bit position in the buffer. So the
+//! table alone is enough to reject a missing key in all but one of millions of cases. At least half of the slots are
+//! free.
 
 use crate::error::{Error, ErrorKind};
 use crate::key::{Key, MOST_KEYS, UNKNOWN, hash_of};
 use fastpipe_memory::{hint, prefetch_of, try_reserve_large};
 
-/// Bits of a slot that say where the key is; those above are of its hash. A free slot is 0.
+/// Bits of a slot for the position of the key. The bits above contain part of its hash. A free slot is 0.
 const PLACE: u64 = (1 << 40) - 1;
 
-/// Bytes in front of a key: its index and its length.
+/// Number of bytes before a key, for its index and its length.
 const HEAD: usize = 8;
 
 const WHAT: &str = "a vocabulary";
 
-/// Keys, each with its index.
+/// A map from keys to indices.
 pub struct Vocabulary {
     slots: Vec<u64>,
     buffer: Vec<u8>,
@@ -38,7 +39,7 @@ impl PartialEq for Vocabulary {
 }
 
 impl Vocabulary {
-    /// An empty one, with room for this many keys that take this many bytes in all.
+    /// Creates an empty vocabulary with room for `keys` keys of `bytes` bytes in total.
     pub fn with_capacity(keys: usize, bytes: usize) -> Result<Vocabulary, Error> {
         let mut vocabulary = Vocabulary {
             slots: Vec::new(),
@@ -53,7 +54,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Keys with their indices, none of them twice.
+    /// Creates a vocabulary from distinct keys and their indices.
     #[cfg(test)]
     pub(crate) fn of<'k>(keys: impl IntoIterator<Item = (&'k [u8], u32)>) -> Result<Vocabulary, Error> {
         let mut vocabulary = Vocabulary::with_capacity(0, 0)?;
@@ -64,7 +65,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Slots for this many keys, all of them free.
+    /// Allocates free slots for this many keys.
     fn make_slots(&mut self, keys: usize) -> Result<(), Error> {
         let most = keys.checked_mul(2).and_then(usize::checked_next_power_of_two);
         let slots = most.unwrap_or(usize::MAX).max(8);
@@ -76,7 +77,7 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Adds a key. Returns the index that it has already, if it has one: then nothing is added.
+    /// Adds a key. If the key already exists, returns its index and changes nothing.
     pub fn push(&mut self, key: &[u8], index: u32) -> Result<Option<u32>, Error> {
         if self.keys >= self.slots.len() / 2 {
             self.grow()?;
@@ -92,10 +93,13 @@ impl Vocabulary {
         }
         let place = self.buffer.len() as u64;
         let Ok(len) = u32::try_from(key.len()) else {
-            return Err(Error::new(ErrorKind::Limit, "a key of a vocabulary has 4 GiB or more"));
+            return Err(Error::new(
+                ErrorKind::Limit,
+                "a key of a vocabulary must be smaller than 4 GiB",
+            ));
         };
         if place + 1 >= PLACE {
-            return Err(Error::new(ErrorKind::Limit, "a vocabulary has a tebibyte or more"));
+            return Err(Error::new(ErrorKind::Limit, "a vocabulary must be smaller than 1 TiB"));
         }
         let more = HEAD + key.len();
         self.buffer
@@ -107,14 +111,14 @@ impl Vocabulary {
         self.slots[slot] = hash & !PLACE | (place + 1);
         self.keys += 1;
         self.size = self.size.max(u64::from(index) + 1);
-        // A sum doesn't depend on the order in which keys were added.
+        // The digest is a sum, which doesn't depend on the order in which keys were added.
         let seed = u64::from(index);
         let digest = u128::from(hash_of(key, seed)) << 64 | u128::from(hash_of(key, !seed));
         self.digest = self.digest.wrapping_add(digest);
         Ok(None)
     }
 
-    /// Twice as many slots.
+    /// Doubles the number of slots.
     #[cold]
     fn grow(&mut self) -> Result<(), Error> {
         self.make_slots(self.keys.saturating_mul(2))?;
@@ -132,8 +136,8 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// The same in no more memory than it takes, and in large pages: whatever looks for keys anywhere in it depends on
-    /// these.
+    /// Returns the same vocabulary without spare memory, in large pages. Lookups access random places of the buffer, so
+    /// they are slow without large pages.
     pub fn settled(mut self) -> Result<Vocabulary, Error> {
         let mut buffer = Vec::new();
         try_reserve_large(&mut buffer, self.buffer.len()).map_err(|_| Error::out_of_memory(self.buffer.len(), WHAT))?;
@@ -142,44 +146,40 @@ impl Vocabulary {
         Ok(self)
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.keys
     }
 
-    /// Whether there is none.
+    /// Whether the vocabulary is empty.
     pub fn is_empty(&self) -> bool {
         self.keys == 0
     }
 
-    /// One more than the greatest index.
+    /// Returns the largest index plus one.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Says which keys there are, with which indices, in whatever order they were added: for comparisons.
+    /// Returns a digest of the keys and their indices, which doesn't depend on the order in which they were added. Used
+    /// for comparisons.
     pub fn digest(&self) -> u128 {
         self.digest
     }
 
-    /// Bytes that it takes.
+    /// Returns the size of its memory in bytes.
     pub fn bytes(&self) -> usize {
         self.buffer.capacity() + self.slots.capacity() * size_of::<u64>()
     }
 
-    /// Keys and indices, for [`Vocabulary::from_bytes`].
+    /// Returns the keys and indices in the format of [`Vocabulary::from_bytes`].
     pub fn as_bytes(&self) -> &[u8] {
         &self.buffer
     }
 
-    /// The vocabulary whose [`Vocabulary::as_bytes`] these are.
+    /// Creates a vocabulary from the result of [`Vocabulary::as_bytes`].
     pub fn from_bytes(mut bytes: &[u8]) -> Result<Vocabulary, Error> {
-        let damaged = || {
-            Error::new(
-                ErrorKind::Malformed,
-                "expected the bytes of a vocabulary, found other ones",
-            )
-        };
+        let damaged = || Error::new(ErrorKind::Malformed, "the bytes of a vocabulary are corrupt");
         let mut vocabulary = Vocabulary::with_capacity(0, bytes.len())?;
         while let Some((&[a, b, c, d, len @ ..], rest)) = bytes.split_first_chunk::<HEAD>() {
             let (key, rest) = rest
@@ -197,7 +197,7 @@ impl Vocabulary {
         }
     }
 
-    /// All keys with their indices, in the order in which they were added.
+    /// Returns all keys with their indices, in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], u32)> {
         let mut place = 0;
         std::iter::from_fn(move || {
@@ -219,8 +219,8 @@ impl Vocabulary {
         (slot + 1) & (self.slots.len() - 1)
     }
 
-    /// The place of the next key from this slot on that has these bits in its hash, and the slot where that is; `None`
-    /// and a free slot if there is none.
+    /// Returns the position of the next key, from this slot on, whose hash has the same upper bits. Sets `slot` to the
+    /// slot of that key. If no key matches, returns `None` and sets `slot` to a free slot.
     #[inline(always)]
     fn place_of_tag(&self, slot: &mut usize, hash: u64) -> Option<usize> {
         loop {
@@ -235,7 +235,7 @@ impl Vocabulary {
         }
     }
 
-    /// The index and the bytes of the key at a place.
+    /// Returns the index and the bytes of the key at a position.
     #[inline(always)]
     fn key_at(&self, place: usize) -> (u32, &[u8]) {
         let [a, b, c, d, len @ ..] = *self.buffer[place..].first_chunk::<HEAD>().unwrap_or(&[0; HEAD]);
@@ -244,7 +244,7 @@ impl Vocabulary {
         (u32::from_le_bytes([a, b, c, d]), &self.buffer[start..end])
     }
 
-    /// Says that a key with this hash will be looked for.
+    /// Prefetches the slot of a key with this hash, for a later lookup.
     #[inline(always)]
     pub(crate) fn ask_for(&self, hash: u64) {
         if let Some(slot) = self.slots.get(self.home(hash)) {
@@ -252,7 +252,7 @@ impl Vocabulary {
         }
     }
 
-    /// Looks for up to [`MOST_KEYS`] keys that have these hashes.
+    /// Finds up to [`MOST_KEYS`] keys with these hashes.
     #[inline]
     pub(crate) fn find(&self, hashes: &[u64], keys: &[Key<'_>], separator: &[u8], found: &mut [i64]) {
         let mut slots = [0; MOST_KEYS];
@@ -261,7 +261,7 @@ impl Vocabulary {
             if let Some(place) = self.place_of_tag(slot, hash) {
                 let head = self.buffer.as_ptr().wrapping_add(place);
                 hint(head);
-                // Many keys lie on two lines.
+                // Many keys span two cache lines.
                 hint(head.wrapping_add(HEAD + 24));
             }
         }
@@ -279,7 +279,7 @@ impl Vocabulary {
     }
 }
 
-/// Whether a key of the vocabulary is that of a record.
+/// Whether a key of the vocabulary is equal to the key of a record.
 #[inline(always)]
 fn is(own: &[u8], key: Key<'_>, separator: &[u8]) -> bool {
     let Some(term) = key.term else { return own == key.text };

@@ -1,9 +1,9 @@
-//! Appending values to memory.
+//! Appends values to memory.
 //!
 //! # Why this is sound
 //!
-//! Writers check each write against the space left in their slot or arena, so no write leaves it. The memory is
-//! initialised, and every element type accepts any bits, so nothing uninitialised is ever read.
+//! Writers check each write against the space left in their slot or arena, so every write stays inside. The memory is
+//! initialized, and every element type accepts any bit pattern, so uninitialized memory is never read.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::error::{Error, ErrorKind};
 use crate::parts::{Part, PartKind};
 use crate::slab::{Slab, SlabPool};
 
-/// A fixed-width value that may have any bit pattern.
+/// A value of fixed width that accepts any bit pattern.
 ///
 /// # Safety
 ///
-/// Every bit pattern of `size_of::<Self>()` bytes is a valid value, and there is no padding.
+/// Every bit pattern of `size_of::<Self>()` bytes must be a valid value, and the type must not have padding.
 pub unsafe trait Element: Copy + Send + Sync + 'static {}
 
 macro_rules! elements {
@@ -29,12 +29,13 @@ macro_rules! elements {
 }
 elements!(i8 i16 i32 i64 u8 u16 u32 u64 f32 f64);
 
-/// A write that can't be done.
+/// The reason why a write failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
-    /// More values were written to a row than it has room for, or a slot was claimed twice: a fault of the source.
+    /// More values were written to a row than it has room for, or a slot was claimed twice. This is a bug in the
+    /// source.
     Row,
-    /// There is no memory for an arena to grow.
+    /// An arena couldn't grow because memory is exhausted.
     Memory,
 }
 
@@ -56,30 +57,30 @@ impl From<Overflow> for Error {
 
 /// Appends values to a slot of a placed part, or to an arena.
 ///
-/// Invariant: `start` is valid for reads and writes of `capacity` initialised bytes that nobody else accesses, and
+/// Invariant: `start` is valid for reads and writes of `capacity` initialized bytes that only this writer accesses, and
 /// `len <= capacity`.
 #[derive(Debug)]
 pub struct Writer {
     pub(crate) start: *mut u8,
     pub(crate) len: usize,
     pub(crate) capacity: usize,
-    /// Whether memory is asked for before it is written to.
+    /// Whether memory is prefetched before it is written.
     pub(crate) asks_ahead: bool,
-    /// `None` for placed parts. In a box, so that the writers of many columns are close together.
+    /// The arena. `None` for placed parts. It is boxed to keep the writers of many columns close together.
     pub(crate) arena: Option<Box<Arena>>,
 }
 
 /// Memory that a writer owns.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// Owns the memory at `start`, if there is any yet.
+    /// The owner of the memory at `start`, if memory was allocated.
     pub(crate) slab: Option<Slab>,
     pool: Arc<SlabPool>,
-    /// How much was needed last time.
+    /// The size to allocate next, based on the previous batch.
     pub(crate) guess: usize,
-    /// Bytes in front of the first value: room for the offset in front of lengths.
+    /// Number of bytes before the first value. Lengths reserve room for the leading offset.
     pub(crate) lead: usize,
-    /// Where each row starts, in bytes.
+    /// The byte at which each row starts.
     pub(crate) starts: Vec<usize>,
 }
 
@@ -120,8 +121,8 @@ impl Writer {
         let size = need.max(2 * self.capacity).max(arena.guess).max(4096);
         let slab = arena.pool.take(size).map_err(|_| Overflow::Memory)?;
         if self.len > 0 {
-            // SAFETY: `len` initialised bytes of the old slab, which is still ours, to a larger one that nobody else
-            // has.
+            // SAFETY: copies `len` initialized bytes of the old slab, which this writer still owns, to a larger slab
+            // that no other code can access.
             unsafe { std::ptr::copy_nonoverlapping(self.start, slab.as_ptr(), self.len) };
         }
         self.start = slab.as_ptr();
@@ -130,7 +131,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Forgets what was written, keeps the memory of an arena.
+    /// Removes all values. Keeps the memory of an arena.
     pub(crate) fn clear(&mut self) {
         self.len = 0;
         match &mut self.arena {
@@ -139,7 +140,7 @@ impl Writer {
         }
     }
 
-    /// Asks for the memory behind `bytes` that are written to `to`: there the next row's will go, or about there.
+    /// Prefetches the memory after the `bytes` bytes that are written to `to`. The next row is written there or nearby.
     #[inline(always)]
     fn ask_for_next(&self, to: *const u8, bytes: usize) {
         if self.asks_ahead {
@@ -150,7 +151,7 @@ impl Writer {
         }
     }
 
-    /// Notes that a row starts here.
+    /// Records the start of a row at the current position.
     #[inline]
     pub(crate) fn begin_arena_row(&mut self) -> Result<(), Overflow> {
         let Some(arena) = &mut self.arena else {
@@ -163,7 +164,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Notes where rows with these lengths in bytes start, the first of them here. Returns the sum of the lengths.
+    /// Records the starts of rows with these lengths in bytes, beginning at the current position. Returns the sum of
+    /// the lengths.
     pub(crate) fn begin_arena_rows(&mut self, lens: impl Iterator<Item = usize>) -> Result<usize, Overflow> {
         let Some(arena) = &mut self.arena else {
             return Err(Overflow::Row);
@@ -184,7 +186,7 @@ impl Writer {
         Ok(total)
     }
 
-    /// Room for `bytes` more bytes.
+    /// Reserves room for `bytes` more bytes and returns its address.
     #[inline(always)]
     fn reserve(&mut self, bytes: usize) -> Result<*mut u8, Overflow> {
         if bytes > self.capacity - self.len {
@@ -208,15 +210,15 @@ impl Writer {
     #[inline(always)]
     pub fn extend(&mut self, bytes: &[u8]) -> Result<(), Overflow> {
         let to = self.reserve(bytes.len())?;
-        // SAFETY: `reserve` made room; the source can't overlap memory that only this writer accesses.
+        // SAFETY: `reserve` made room; `bytes` can't overlap memory that only this writer accesses.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         self.ask_for_next(to, bytes.len());
         self.len += bytes.len();
         Ok(())
     }
 
-    /// Appends the first `n` bytes; an error if there are fewer. Where there is room, some of those behind are written
-    /// behind them, so that most need no call: short ones are copied a few fixed steps at a time.
+    /// Appends the first `n` bytes. Returns an error if there are fewer. If there is room, the function copies in fixed
+    /// steps and may write some of the bytes after `n`. So most short copies need no call.
     #[inline(always)]
     pub fn extend_loosely(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
         const STEP: usize = 32;
@@ -227,8 +229,8 @@ impl Writer {
         let mut done = 0;
         while done < n {
             // SAFETY: `done + STEP <= MOST`, since both `MOST` and `done` are multiples of `STEP` and `done < n <=
-            // MOST`. There are `MOST` bytes to read, and room for as many behind `len`; the source can't overlap memory
-            // that only this writer accesses.
+            // MOST`. There are `MOST` bytes to read, and room for `MOST` bytes after `len`. `bytes` can't overlap
+            // memory that only this writer accesses.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), self.start.add(self.len + done), STEP) };
             done += STEP;
         }
@@ -237,23 +239,25 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends `n` values with arbitrary contents and returns them to be overwritten.
+    /// Appends `n` values with arbitrary contents and returns them. The caller must overwrite them.
     #[inline(always)]
     pub fn take<T: Element>(&mut self, n: usize) -> Result<&mut [T], Overflow> {
         let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
         let to = self.reserve(bytes)?.cast::<T>();
         if n == 0 || !to.is_aligned() {
-            // A misaligned writer means that values of another width were pushed before: a fault of the source.
+            // A misaligned address means that the source previously pushed values of another width, which is a bug in
+            // the source.
             return if n == 0 { Ok(&mut []) } else { Err(Overflow::Row) };
         }
         self.ask_for_next(to.cast(), bytes);
         self.len += bytes;
-        // SAFETY: room for `n` values, aligned, initialised, and exclusively ours while `self` is borrowed.
+        // SAFETY: there is room for `n` values, aligned, initialized and exclusively owned while `self` is borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(to, n) })
     }
 
-    /// Like [`Writer::take`], but returns up to `slack` values more, where there is room that nobody else has a use
-    /// for: so whoever writes several at once needn't stop at the last. They aren't appended.
+    /// Appends `n` values like [`Writer::take`], but returns up to `slack` additional values if there is unused room.
+    /// Code that writes several values at once then has no special case for the last values. The additional values
+    /// aren't appended.
     #[inline(always)]
     pub fn take_loosely<T: Element>(&mut self, n: usize, slack: usize) -> Result<&mut [T], Overflow> {
         let bytes = n.checked_mul(size_of::<T>()).ok_or(Overflow::Row)?;
@@ -264,12 +268,12 @@ impl Writer {
         }
         self.ask_for_next(to.cast(), bytes);
         self.len += bytes;
-        // SAFETY: room for `all` values by the capacity, which is `n` or more since `n` were reserved; aligned,
-        // initialised, and exclusively ours while `self` is borrowed.
+        // SAFETY: the capacity has room for `all` values, and at least `n` were reserved. They are aligned, initialized
+        // and exclusively owned while `self` is borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(to, all) })
     }
 
-    /// Bytes written to the row, or to the arena.
+    /// Returns the number of bytes written to the row or the arena.
     #[inline(always)]
     pub fn len(&self) -> usize {
         self.len
@@ -280,7 +284,7 @@ impl Writer {
         self.len == 0
     }
 
-    /// The values that were appended since [`Writer::len`] was `start`.
+    /// Returns the values that were appended since [`Writer::len`] was `start`.
     pub fn since<T: Element>(&mut self, start: usize) -> Result<&mut [T], Overflow> {
         let bytes = self.len.checked_sub(start).ok_or(Overflow::Row)?;
         if bytes < size_of::<T>() {
@@ -291,11 +295,11 @@ impl Writer {
         if !from.is_aligned() {
             return Err(Overflow::Row);
         }
-        // SAFETY: `bytes` initialised bytes from there on are exclusively ours while `self` is borrowed.
+        // SAFETY: the `bytes` initialized bytes from there on are exclusively owned while `self` is borrowed.
         Ok(unsafe { std::slice::from_raw_parts_mut(from, bytes / size_of::<T>()) })
     }
 
-    /// Appends `n` times the same bytes.
+    /// Appends the same bytes `n` times.
     pub fn repeat(&mut self, bytes: &[u8], n: usize) -> Result<(), Overflow> {
         let total = bytes.len().checked_mul(n).ok_or(Overflow::Row)?;
         self.reserve(total)?;
