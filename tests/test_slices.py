@@ -181,18 +181,18 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
     "too few": (
         lambda table, last: table.slice(1),
         fastpipe.ShapeError,
-        r"expected 5 rows in the slice that begins with row 20, and found 4 .*page 1",
+        r"expected 5 rows in the slice that begins at row 20, but found 4 .*page 1",
     ),
     "too many": (
         lambda table, last: pa.concat_tables([table, table]),
         fastpipe.ShapeError,
-        r"expected 5 rows in the slice that begins with row 20, and found 10",
+        r"expected 5 rows in the slice that begins at row 20, but found 10",
     ),
     "no table": (lambda table, last: 7, TypeError, r"read_slices\(1\) must yield Arrow data .* yielded 7"),
     "another schema": (
         lambda table, last: pa.table({"y": [0] * 5}),
         fastpipe.SchemaError,
-        "there is a column 'x', and there is none",
+        "the column 'x', but the record batch does not",
     ),
 }
 

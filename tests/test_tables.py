@@ -131,7 +131,7 @@ def test_sparse_columns(layout: str) -> None:
     np.testing.assert_array_equal(made, dense)
     (again,) = fastpipe.from_arrays({"s": sparse}, batch_size=4)
     same(again["s"], sparse)
-    with pytest.raises(fastpipe.ValueRangeError, match=r"index 4 lies outside of dimension 0, which has size 4"):
+    with pytest.raises(fastpipe.ValueRangeError, match=r"index 4 is out of range for dimension 0, which has size 4"):
         list(fastpipe.from_arrow(table, features={"s": SparseSpec((4,), "float32")}, batch_size=4))
 
 

@@ -7,8 +7,8 @@
 //! # Why this is sound
 //!
 //! - A sink *claims* a slot before it writes to it, by an atomic test-and-set in a bitmap. It may claim one slot or
-//!   a range. Claiming a slot twice is an error, and a claim is valid for one row. So at most one sink holds pointers into
-//!   a slot.
+//!   a range. Claiming a slot twice is an error, and a claim is valid for one row. So at most one sink holds pointers
+//!   into a slot.
 //! - Writers check each write against the space left in their slot or arena, so every write stays inside. Cells have a
 //!   fixed size.
 //! - Slabs are initialized memory, and every element type accepts any bit pattern, so uninitialized memory is never

@@ -179,7 +179,12 @@ impl Vocabulary {
 
     /// Creates a vocabulary from the result of [`Vocabulary::as_bytes`].
     pub fn from_bytes(mut bytes: &[u8]) -> Result<Vocabulary, Error> {
-        let damaged = || Error::new(ErrorKind::Malformed, "the bytes of a vocabulary are corrupt");
+        let damaged = || {
+            Error::new(
+                ErrorKind::Malformed,
+                "cannot load the vocabulary: its bytes are corrupt or incomplete",
+            )
+        };
         let mut vocabulary = Vocabulary::with_capacity(0, bytes.len())?;
         while let Some((&[a, b, c, d, len @ ..], rest)) = bytes.split_first_chunk::<HEAD>() {
             let (key, rest) = rest

@@ -1,12 +1,11 @@
-//! Columns of a record batch, bound to what is wanted of them: from here on rows are gathered without a look at types.
+//! Columns of a record batch, bound to a requested feature. After binding, rows are gathered without checking types.
 //!
-//! Values stay where they are, be it behind views, the keys of a dictionary or run ends. Values of another type than
-//! the wanted one are rewritten when a unit is opened: those of a dictionary once each, those of a run once. So are
-//! dictionaries and run ends around lists and structs, which hardly anybody makes.
+//! Values stay in place, even if views, dictionary keys or run ends refer to them. Values that need another type are
+//! rewritten when a unit is opened: each value of a dictionary once, each run once. Dictionaries and run ends around
+//! lists and structs are also rewritten, because they are rare.
 //!
-//! Nothing here looks whether offsets, views, keys and run ends lie within what they refer to: `Columns::check` has had
-//! arrays checked by then (`ArrayData::validate_full`). What is found to lie beyond nevertheless is an error, and no
-//! panic.
+//! This module doesn't check that offsets, views, keys and run ends are within range: `Columns::check` has already
+//! called `ArrayData::validate_full`. If a reference is out of range nevertheless, the result is an error, not a panic.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -24,7 +23,7 @@ use crate::trace::{Step, plain};
 use crate::values::{Values, elements, internal};
 use crate::wanted::{Finished, Wanted, finish, pairs, rewritten};
 
-/// How the items of a level are found.
+/// The lists of a level, in one of Arrow's layouts.
 #[derive(Debug)]
 pub(crate) enum Lists {
     Short(OffsetBuffer<i32>),
@@ -35,7 +34,7 @@ pub(crate) enum Lists {
 }
 
 impl Lists {
-    /// The first item of list `i`, and how many it has.
+    /// Returns the first item of list `i` and its number of items.
     #[inline]
     pub(crate) fn range(&self, i: usize) -> (usize, usize) {
         match self {
@@ -47,7 +46,7 @@ impl Lists {
         }
     }
 
-    /// How many lists there are, of as many items.
+    /// Returns the number of lists. `items` is the total number of items.
     fn len(&self, items: usize) -> usize {
         match self {
             Lists::Short(offsets) => offsets.len() - 1,
@@ -59,35 +58,35 @@ impl Lists {
     }
 }
 
-/// One level: nulls, and the lists of the next one.
+/// One level of nesting: its nulls, and the lists that lead to the next level.
 #[derive(Debug)]
 pub(crate) struct Level {
     pub(crate) nulls: Option<NullBuffer>,
     pub(crate) lists: Lists,
 }
 
-/// A column of one record batch.
+/// One column, bound to one record batch.
 #[derive(Debug)]
 pub(crate) struct Binding {
     pub(crate) levels: Vec<Level>,
-    /// Of the rows of the innermost level, wherever their values are.
+    /// Nulls of the innermost level, indexed by row and not by value.
     pub(crate) nulls: Option<NullBuffer>,
-    /// From these rows to their values; empty if they lie side by side.
+    /// The indirections from rows to values. Empty if row `i` has value `i`.
     indirections: Vec<Indirection>,
     pub(crate) values: Values,
-    /// Values that don't fit what is wanted: bits are set where they do.
+    /// Bits are set for values that fit the requested type. `None` if all values fit.
     pub(crate) fitting: Option<BooleanBuffer>,
-    /// Of codes, the texts that they stand for.
+    /// The texts of the codes, if the values are codes of a dictionary.
     texts: Option<Values>,
-    /// What the values were made of, if they were rewritten: record batches may share a dictionary.
+    /// The original values, if they were rewritten. Record batches may share a dictionary.
     origin: Option<ArrayData>,
-    /// Indices of a sparse column, one for each dimension; its values are the column's own.
+    /// The indices of a sparse column, one binding per dimension. The other fields describe its values.
     pub(crate) indices: Vec<Binding>,
-    /// Memory that was taken to rewrite it.
+    /// Memory used for rewritten values, in bytes.
     pub(crate) bytes: usize,
 }
 
-/// Without dictionaries and run ends around it.
+/// Removes the dictionaries and run ends around an array. Also returns the memory used for it, in bytes.
 fn flat(array: ArrayRef) -> Result<(ArrayRef, usize), Error> {
     let mut taken = 0;
     let mut array = array;
@@ -102,16 +101,16 @@ fn flat(array: ArrayRef) -> Result<(ArrayRef, usize), Error> {
     }
 }
 
-/// What steps lead to.
+/// The array at the end of a path.
 struct Reached {
     array: ArrayRef,
-    /// Nulls above it, at its own level.
+    /// Nulls of outer structs at the array's own level.
     nulls: Option<NullBuffer>,
     levels: Vec<Level>,
     taken: usize,
 }
 
-/// Follows steps through the columns of a record batch.
+/// Follows the steps of a path through the columns of a record batch.
 fn reach(columns: &[ArrayRef], steps: &[Step]) -> Result<Reached, Error> {
     let missing = || Error::new(ErrorKind::Schema, "a record batch lacks a column of the schema");
     let Some((Step::Field(first), steps)) = steps.split_first() else {
@@ -140,7 +139,7 @@ fn reach(columns: &[ArrayRef], steps: &[Step]) -> Result<Reached, Error> {
     Ok(found)
 }
 
-/// What an array leads through, and the values that it leads to.
+/// Returns the indirections of an array and the values that they lead to.
 fn peel(array: &ArrayRef) -> (Vec<Indirection>, ArrayRef) {
     let (mut indirections, mut values) = (Vec::new(), array.clone());
     while let Some((step, below)) = Indirection::of(&values) {
@@ -150,13 +149,13 @@ fn peel(array: &ArrayRef) -> (Vec<Indirection>, ArrayRef) {
     (indirections, values)
 }
 
-/// The dictionary that the values of a column lie in.
+/// Returns the dictionary that contains the values of a column.
 pub(crate) fn dictionary(column: &Column, columns: &[ArrayRef]) -> Result<ArrayRef, Error> {
     Ok(peel(&reach(columns, &column.value_steps())?.array).1)
 }
 
 impl Binding {
-    /// Binds a column of a record batch, whose columns these are. `last` is the same column of the one before.
+    /// Binds a column to a record batch with these columns. `last` is the same column in the previous record batch.
     pub(crate) fn new(column: &Column, columns: &[ArrayRef], last: Option<&Binding>) -> Result<Binding, Error> {
         let wanted = Wanted {
             leaf: column.feature.request.leaf(),
@@ -223,11 +222,11 @@ impl Binding {
         })
     }
 
-    /// Binds the values.
+    /// Binds the values at the end of a path.
     fn at_leaf(found: Reached, wanted: Wanted<'_>, last: Option<&Binding>) -> Result<Binding, Error> {
         let array = found.array;
         let items = array.len();
-        // Of a type without values all are null.
+        // Arrays of the null type have no values: all their rows are null.
         let nulls = NullBuffer::union(found.nulls.as_ref(), array.logical_nulls().as_ref());
         let (mut indirections, mut values) = peel(&array);
         let mut taken = found.taken;
@@ -240,7 +239,7 @@ impl Binding {
         let (finished, origin) = if let Some(last) = shared {
             (last.finished(), origin)
         } else if rewrites && !indirections.is_empty() && values.len() > array.len() {
-            // A slice of a column with a large dictionary: there are fewer rows to rewrite.
+            // A slice of a column with a large dictionary has fewer rows than values, so rewriting the rows is cheaper.
             let more;
             (values, more) = flat(array)?;
             taken += more;
@@ -266,7 +265,7 @@ impl Binding {
         }
     }
 
-    /// The same without the items of the innermost lists that have no index. `items` is how many there are.
+    /// Removes the items of the innermost lists that have no index in the vocabulary. `items` is the number of items.
     fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Binding, Error> {
         const WHAT: &str = "the indices of a vocabulary";
         let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than it says");
@@ -280,13 +279,13 @@ impl Binding {
         offsets.push(0);
         for i in 0..level.lists.len(items) {
             let (start, len) = level.lists.range(i);
-            // The items of a list that is null don't count.
+            // The items of a null list don't count.
             let len = if level.nulls.as_ref().is_some_and(|nulls| nulls.is_null(i)) {
                 0
             } else {
                 len
             };
-            // Views may lie over one another, so that there are more items than values.
+            // Views may overlap, so there may be more items than values.
             try_reserve(&mut values, len.saturating_mul(size), WHAT)?;
             try_reserve(&mut valid, len, WHAT)?;
             for item in start..start + len {
@@ -328,7 +327,7 @@ impl Binding {
         }
     }
 
-    /// Its values for another one, which take no memory of their own.
+    /// Returns the values for use in another binding, which then uses no additional memory for them.
     fn finished(&self) -> Finished {
         Finished {
             values: self.values.clone(),
@@ -338,29 +337,29 @@ impl Binding {
         }
     }
 
-    /// Whether the values of its rows lie side by side.
+    /// Whether the values of the rows are stored in order, without indirection.
     pub(crate) fn is_direct(&self) -> bool {
         self.indirections.is_empty()
     }
 
-    /// Where the value of row `i` of the innermost level is.
+    /// Returns the index of the value of row `i` at the innermost level.
     #[inline]
     pub(crate) fn at(&self, i: usize) -> usize {
         self.indirections.iter().fold(i, |i, indirections| indirections.at(i))
     }
 
-    /// The text of row `i`.
+    /// Returns the text of row `i`.
     #[inline]
     pub(crate) fn text(&self, i: usize) -> Option<&[u8]> {
         self.values.text(self.at(i))
     }
 
-    /// The bytes of all these rows' texts, if they lie one after the other.
+    /// Returns the bytes of the texts of all these rows, if they are contiguous.
     pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
         self.is_direct().then(|| self.values.texts(rows)).flatten()
     }
 
-    /// Whether the value of row `i` fits what is wanted.
+    /// Whether the value of row `i` fits the requested type.
     pub(crate) fn fits(&self, i: usize) -> bool {
         self.fitting.as_ref().is_none_or(|fitting| {
             let at = self.at(i);
@@ -368,13 +367,13 @@ impl Binding {
         })
     }
 
-    /// The text that the code of row `i` was to stand for.
+    /// Returns the text of the code in row `i`.
     pub(crate) fn coded(&self, i: usize) -> Option<Cow<'_, str>> {
         Some(String::from_utf8_lossy(self.texts.as_ref()?.text(self.at(i))?))
     }
 }
 
-/// The lists of an array, and their items.
+/// Returns the lists of an array and their items.
 fn lists_of(array: &ArrayRef, step: Step) -> Result<(Lists, ArrayRef), Error> {
     Ok(match array.data_type() {
         DataType::List(_) => {
@@ -412,7 +411,7 @@ fn lists_of(array: &ArrayRef, step: Step) -> Result<(Lists, ArrayRef), Error> {
     })
 }
 
-/// The numbers of items of an array's lists, as int64.
+/// Returns the lengths of an array's lists as int64.
 fn lengths(array: &ArrayRef) -> Result<Buffer, Error> {
     let (lists, _) = lists_of(array, Step::Keys)?;
     let lengths = (0..array.len()).map(|i| lists.range(i).1 as i64);
@@ -455,7 +454,7 @@ mod tests {
         Binding::new(&column(array, leaf), std::slice::from_ref(array), last).unwrap()
     }
 
-    /// Texts as an array of some layout.
+    /// Returns the texts as an array in one of several layouts.
     fn laid_out(texts: &[Option<String>], layout: usize) -> ArrayRef {
         let plain = StringArray::from(texts.to_vec());
         let views = StringViewArray::from(texts.iter().map(Option::as_deref).collect::<Vec<_>>());
@@ -471,7 +470,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the layout, texts are where they are looked for, and nothing was copied.
+        /// Texts are found in every layout, and nothing is copied.
         #[test]
         fn texts_are_found_in_every_layout(
             texts in prop::collection::vec(prop::option::of("[a-zä]{0,30}"), 1..20),
@@ -513,7 +512,7 @@ mod tests {
             binding.values.element(binding.at(7), &mut element).unwrap();
             assert_eq!(f32::from_le_bytes(element), 7.0);
         }
-        // A slice of few rows takes no memory for the values of others.
+        // A slice with few rows uses no memory for the other values.
         let few = binding(&whole.slice(7, 2), f32, None);
         assert!(few.bytes < first.bytes && few.is_direct(), "{}", few.bytes);
         assert_eq!(binding(&whole, Leaf::Fixed(DType::I64), None).bytes, 0);

@@ -1,4 +1,4 @@
-//! Columns of one schema, and the record batches that they are bound to.
+//! The columns of one schema, and the record batches to which they are bound.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -17,10 +17,10 @@ use crate::layout::Column;
 use crate::symbols::Symbols;
 use crate::trace::misfit;
 
-/// What memory is for that says where picked rows are.
-pub(crate) const PICKED: &str = "where picked rows are; a smaller batch_size needs less";
+/// The description of the memory for picked rows in out-of-memory errors.
+pub(crate) const PICKED: &str = "the locations of picked rows; a smaller batch_size needs less";
 
-/// The wanted columns of record batches of one schema.
+/// The requested columns of record batches with one schema.
 #[derive(Debug)]
 pub(crate) struct Columns {
     columns: Vec<Column>,
@@ -49,7 +49,8 @@ impl Columns {
         &self.specs
     }
 
-    /// The same with sparse columns as CSR; `None` if none are otherwise. What was bound stays so.
+    /// Returns the same columns with sparse ones in CSR layout, or `None` if no column has another layout. Existing
+    /// bindings remain valid.
     pub(crate) fn in_csr(&self) -> Result<Option<Columns>> {
         if !self.specs.iter().any(ColumnSpec::is_coo) {
             return Ok(None);
@@ -63,14 +64,14 @@ impl Columns {
         Ok(Some(same))
     }
 
-    /// Says what codes of dictionaries stand for, by the paths of their columns.
+    /// Sets the texts of dictionary codes, by the paths of their columns.
     pub(crate) fn with_dictionaries(mut self, given: &HashMap<String, Vec<String>>) -> Result<Columns> {
         for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
             let (feature, path) = (&column.feature, &column.feature.field);
             let symbols = given.get(path).map(|texts| Symbols::new(texts)).unwrap_or_else(|| {
                 Err(misfit(format!(
-                    "units may differ in their dictionaries, so codes mean nothing unless the source says what: give a source \
-                     of your own an attribute `dictionaries`, {{\"{path}\": [...]}}, or ask for \"string\""
+                    "units may differ in their dictionaries, so their codes have no fixed meaning: set the source's attribute \
+                     `dictionaries` to {{\"{path}\": [...]}}, or request \"string\""
                 )))
             });
             let symbols = symbols.map_err(|error| error.at_feature(&feature.name))?;
@@ -80,8 +81,8 @@ impl Columns {
         Ok(self)
     }
 
-    /// Makes the dictionaries of a table's record batches, which were checked, one for each column whose codes are
-    /// wanted.
+    /// Unifies the dictionaries of a table's record batches, for each column whose codes are requested. The record
+    /// batches must already be checked.
     pub(crate) fn with_unified(mut self, batches: &[RecordBatch]) -> Result<Columns> {
         for column in self.columns.iter_mut().filter(|column| column.is_coded()) {
             let mut symbols = Symbols::default();
@@ -89,7 +90,7 @@ impl Columns {
             for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
                 let dictionary = dictionary(column, batch.columns())?;
                 let data = dictionary.to_data();
-                // Most often record batches share one.
+                // Record batches usually share one dictionary.
                 if last.as_ref().is_none_or(|last| !last.ptr_eq(&data)) {
                     symbols.add_all(&dictionary)?;
                     last = Some(data);
@@ -101,7 +102,7 @@ impl Columns {
         Ok(self)
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for.
+    /// Returns the texts of the codes of each feature that consists of dictionary codes.
     pub(crate) fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
         let coded = self
             .columns
@@ -110,8 +111,8 @@ impl Columns {
         coded.map(|(column, symbols)| (column.feature.name.as_str(), symbols.texts()))
     }
 
-    /// Refuses record batches that lack columns of the schema, or contradict themselves: offsets, views, keys and run
-    /// ends must lie within what they refer to, and text must be UTF-8.
+    /// Returns an error for record batches that lack columns of the schema or are inconsistent. Offsets, views, keys
+    /// and run ends must be within range, and text must be UTF-8.
     pub(crate) fn check(&self, batches: &[RecordBatch]) -> Result<()> {
         for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
             check_types(&self.schema, &batch.schema())?;
@@ -123,7 +124,7 @@ impl Columns {
         Ok(())
     }
 
-    /// Binds record batches that were checked.
+    /// Binds the columns to record batches that were checked.
     pub(crate) fn bind(&self, batches: &[RecordBatch]) -> Result<Chunks> {
         let mut chunks = Chunks::default();
         for batch in batches.iter().filter(|batch| batch.num_rows() > 0) {
@@ -139,16 +140,16 @@ impl Columns {
         Ok(chunks)
     }
 
-    /// The arrays of a record batch that something is wanted of.
+    /// Returns the arrays of a record batch that are used by a column.
     fn used<'b>(&self, batch: &'b RecordBatch) -> impl Iterator<Item = &'b ArrayRef> {
         let used: HashSet<usize> = self.columns.iter().filter_map(Column::first_step).collect();
         let columns = batch.columns().iter().enumerate();
         columns.filter(move |(i, _)| used.contains(i)).map(|(_, array)| array)
     }
 
-    /// Writes rows, each of which is at its place in some chunks, to consecutive slots, column by column. Of several
-    /// rows that can't be written the first is told of, whichever column it is of. `stretches` are the same rows, if
-    /// they are read one after the other.
+    /// Writes rows to consecutive slots, column by column. `rows` gives the chunk and the index of each row. If several
+    /// rows can't be written, the error of the first row is returned, regardless of its column. `stretches` describes
+    /// the same rows as contiguous ranges if the source is read in sequence.
     pub(crate) fn write(
         &self,
         chunks: &[&[Binding]],
@@ -187,11 +188,11 @@ impl Columns {
     }
 }
 
-/// Refuses record batches of another schema: columns of other names or types.
+/// Returns an error if a record batch has other columns than the schema, or other types.
 fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
     if expected.fields.len() != found.fields.len() {
         let reason = format!(
-            "a record batch has {} columns, and the schema {}",
+            "a record batch has {} columns, but the schema has {}",
             found.fields.len(),
             expected.fields.len()
         );
@@ -200,7 +201,7 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
     for (expected, found) in expected.fields.iter().zip(&found.fields) {
         if expected.name() != found.name() || !is_alike(expected.data_type(), found.data_type()) {
             let reason = format!(
-                "a record batch has a column '{}' of type {}, where the schema has '{}' of type {}",
+                "a record batch has a column '{}' of type {}, but the schema has '{}' of type {}",
                 found.name(),
                 found.data_type(),
                 expected.name(),
@@ -212,8 +213,8 @@ fn check_types(expected: &Schema, found: &Schema) -> Result<()> {
     Ok(())
 }
 
-/// Whether types are the same but for names within lists, for what may be null (nulls are looked for where values are
-/// read), and for dictionaries and run ends of the other one.
+/// Whether two types are the same, except for three details: the names of fields inside lists, nullability (nulls are
+/// checked when values are read), and dictionaries and run ends of the second type.
 fn is_alike(one: &DataType, other: &DataType) -> bool {
     use DataType::{Dictionary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
     let alike = |one: &Field, other: &Field| is_alike(one.data_type(), other.data_type());
@@ -229,26 +230,26 @@ fn is_alike(one: &DataType, other: &DataType) -> bool {
         }
         (RunEndEncoded(a, c), RunEndEncoded(b, d)) => alike(a, b) && alike(c, d),
         (Dictionary(a, c), Dictionary(b, d)) => a == b && is_alike(c, d),
-        // Values are the same wherever they are.
+        // The layout doesn't change the values.
         (one, Dictionary(_, values)) => is_alike(one, values),
         (one, RunEndEncoded(_, values)) => is_alike(one, values.data_type()),
         (one, other) => one == other,
     }
 }
 
-/// Binding record batches, one after the other.
+/// Consecutive record batches with bound columns.
 #[derive(Debug, Default)]
 pub(crate) struct Chunks {
     pub(crate) binding: Vec<Vec<Binding>>,
-    /// Where each ends, in rows.
+    /// The number of rows up to the end of each record batch.
     ends: Vec<usize>,
     pub(crate) rows: usize,
-    /// Memory that was taken to rewrite columns.
+    /// Memory used for rewritten columns, in bytes.
     pub(crate) bytes: usize,
 }
 
 impl Chunks {
-    /// Where a row is; `None` if there is no such row.
+    /// Returns the location of a row, or `None` if the row doesn't exist.
     #[inline]
     pub(crate) fn find(&self, row: usize) -> Option<At> {
         if let [end] = self.ends[..] {

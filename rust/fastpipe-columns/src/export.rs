@@ -1,13 +1,17 @@
-//! Batches as Arrow record batches, over the same memory.
+//! Exports batches as Arrow record batches that share their memory.
 //!
-//! Arrow's layouts are those of a batch's parts, so most buffers are handed over as they are: numbers, offsets, bytes
-//! of strings. Only these are copied, since their layouts differ: bools and masks, which Arrow packs into bits; indices
-//! of sparse columns of several dimensions, which Arrow has one by one; dates, which Arrow counts in 32 bits; and
-//! integers that stand for decimals, which Arrow has in 128 or 256.
+//! Most parts of a batch already have Arrow's layout (numbers, offsets, bytes of strings), so their buffers are passed
+//! without a copy. Four kinds of data have another layout and are copied:
 //!
-//! The type of a column follows from its [`ColumnSpec`] without the masks: whether there is one depends on the files,
-//! and a schema must not. So each level is nullable.
-#![allow(unsafe_code)] // One block: to check what the engine has just made takes as long as all the rest.
+//! - bools and masks, which Arrow packs into bits,
+//! - indices of sparse columns with several dimensions, which Arrow stores in one array per dimension,
+//! - dates, which Arrow counts in 32 bits,
+//! - integers that represent decimals, which Arrow stores in 128 or 256 bits.
+//!
+//!
+//! The type of a column depends on its [`ColumnSpec`] but not on the masks. Masks depend on the files, and a schema
+//! must not. So each level is nullable.
+#![allow(unsafe_code)] // One block: validating data that the engine has just made takes as long as all other work.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,15 +28,15 @@ use fastpipe_batch::{
 
 use crate::types::arrow;
 
-/// Named in errors as the use of memory for columns whose layout differs.
-const COPIED: &str = "columns that Arrow lays out otherwise; a smaller batch_size needs less";
+/// The description of memory for columns with another layout in out-of-memory errors.
+const COPIED: &str = "columns with another layout in Arrow; a smaller batch_size needs less";
 
-/// The memory of a batch as a buffer, which keeps it until the last slice of it dies.
+/// Converts the memory of a batch to a buffer, which owns it until the last slice is dropped.
 pub fn buffer(slab: Slab) -> Buffer {
     Buffer::from(Bytes::from_owner(slab))
 }
 
-/// The schema of batches of these columns, after which comes a bool column `valid` if that has a name.
+/// Returns the schema of batches with these columns. If `valid` is a name, a bool column with that name is appended.
 pub fn schema(columns: &[ColumnSpec], valid: Option<&str>, metadata: HashMap<String, String>) -> Result<SchemaRef> {
     let mut fields = try_with_capacity(columns.len() + 1, "columns")?;
     for column in columns {
@@ -47,7 +51,7 @@ fn item(ty: DataType) -> FieldRef {
     Arc::new(Field::new_list_field(ty, true))
 }
 
-/// The type of decimals with `scale` decimal places that holds all integers of a dtype.
+/// Returns the decimal type with `scale` decimal places that can represent all integers of a dtype.
 fn decimal_type(dtype: DType, scale: i8) -> Option<DataType> {
     let digits = match dtype {
         DType::I8 | DType::U8 => 3,
@@ -66,12 +70,12 @@ fn decimal_type(dtype: DType, scale: i8) -> Option<DataType> {
 
 fn leaf_type(leaf: Leaf, scale: Option<i8>) -> Result<DataType> {
     if let (Leaf::Fixed(dtype), Some(scale)) = (leaf, scale) {
-        let none = || Error::new(ErrorKind::Internal, format!("{dtype} stands for no decimals"));
+        let none = || Error::new(ErrorKind::Internal, format!("{dtype} cannot represent decimals"));
         return decimal_type(dtype, scale).ok_or_else(none);
     }
     match leaf {
         Leaf::Fixed(DType::Timedelta(TimeUnit::Days)) => {
-            let reason = "Arrow has no durations in days: ask for timedelta64[s]";
+            let reason = "Arrow does not support durations in days; request timedelta64[s]";
             Err(Error::new(ErrorKind::Unsupported, reason))
         }
         leaf => Ok(arrow(leaf)),
@@ -84,7 +88,7 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
             let mut ty = leaf_type(form.leaf, scale)?;
             for &size in form.shape.iter().rev() {
                 let size = i32::try_from(size).map_err(|_| {
-                    let reason = format!("a fixed-size list of Arrow has fewer than 2**31 items, not {size}");
+                    let reason = format!("an Arrow fixed-size list must have fewer than 2**31 items; got {size}");
                     Error::new(ErrorKind::Limit, reason)
                 })?;
                 ty = DataType::FixedSizeList(item(ty), size);
@@ -100,9 +104,9 @@ fn type_of(form: &Form, scale: Option<i8>) -> Result<DataType> {
     }
 }
 
-/// A batch of these columns, whose schema [`schema`] has made. `parts` are theirs, in their order; the first `valid`
-/// rows aren't there to fill the batch up, if it has the column that says so. NaN is null in the columns named in
-/// `nan_is_null`.
+/// Exports a batch with these columns. `schema` must be the result of [`schema`], and `parts` must be in the order of
+/// the columns. The first `valid` rows are data and the others are padding. If the schema has the additional bool
+/// column, it shows which is which. In the columns named in `nan_is_null`, NaN is exported as null.
 pub fn to_record_batch(
     schema: &SchemaRef,
     columns: &[ColumnSpec],
@@ -146,7 +150,7 @@ pub fn to_record_batch(
     })
 }
 
-/// An array of what the engine has made.
+/// Creates an array of data that the engine has produced.
 fn array(
     ty: &DataType,
     len: usize,
@@ -156,9 +160,9 @@ fn array(
 ) -> ArrayData {
     let builder = ArrayData::builder(ty.clone()).len(len).nulls(nulls);
     let builder = builder.buffers(buffers.to_vec()).child_data(children.to_vec());
-    // SAFETY: whoever calls this has seen that buffers and children are as long as `len` asks for, and that the last of
-    // the offsets is their end. The engine adds offsets up from lengths, so they ascend from 0; and text was checked to
-    // be UTF-8, each string of it, when it was written. Slabs begin and place their parts at multiples of 64 bytes.
+    // SAFETY: the callers check that buffers and children have the lengths that `len` requires, and that the last
+    // offset is the end of the values. The engine computes offsets as sums of lengths, so they start at 0 and ascend.
+    // Each string was checked to be UTF-8 when it was written. Slabs and their parts start at multiples of 64 bytes.
     unsafe { builder.build_unchecked() }
 }
 
@@ -167,7 +171,7 @@ fn unfit(what: &str) -> Error {
     Error::new(ErrorKind::Internal, format!("{what} of a batch don't fit one another"))
 }
 
-/// Whether numbers begin with 0 and end with `end`, as offsets do.
+/// Checks that the numbers are offsets, which begin with 0 and end with `end`. Returns the number of ranges.
 fn offsets_of(buffer: &Buffer, end: usize) -> Result<usize> {
     let offsets = buffer.typed_data::<i64>();
     match offsets {
@@ -176,7 +180,7 @@ fn offsets_of(buffer: &Buffer, end: usize) -> Result<usize> {
     }
 }
 
-/// Bools, a byte each, as bits.
+/// Packs bools, one byte each, into bits.
 fn packed(bools: &[u8]) -> Result<BooleanBuffer> {
     // Moves bit 0 of byte i to bit i of the highest byte.
     const GATHER: u64 = 0x0102_0408_1020_4080;
@@ -201,13 +205,13 @@ fn nulls_of(mask: Option<&Buffer>, len: usize) -> Result<Option<NullBuffer>> {
     }
 }
 
-/// Adds nulls for the values that aren't `there`.
+/// Adds nulls for all values for which `there` returns false.
 fn also_null(nulls: Option<NullBuffer>, len: usize, there: impl Fn(usize) -> bool) -> Option<NullBuffer> {
     let there = NullBuffer::new(BooleanBuffer::collect_bool(len, there));
     NullBuffer::union(nulls.as_ref(), Some(&there))
 }
 
-/// Adds nulls for floats that are NaN.
+/// Adds nulls for all NaN values.
 fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Option<NullBuffer> {
     fn found<T: ArrowNativeType>(
         floats: &Buffer,
@@ -215,7 +219,7 @@ fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Opt
         is_nan: impl Fn(T) -> bool,
     ) -> Option<NullBuffer> {
         let floats = floats.typed_data::<T>();
-        // Most batches have no NaN. This finds that out without a branch for each value.
+        // Most batches contain no NaN. This detects that case without a branch per value.
         let mut chunks = floats.chunks(128);
         match chunks.any(|chunk| chunk.iter().fold(false, |any, &float| any | is_nan(float))) {
             true => also_null(nulls, floats.len(), |i| !is_nan(floats[i])),
@@ -230,7 +234,7 @@ fn nulls_of_floats(of: DType, floats: &Buffer, nulls: Option<NullBuffer>) -> Opt
     }
 }
 
-/// Times as Arrow has them. NaT is null.
+/// Converts times to Arrow's representation. NaT is exported as null.
 fn times(of: DType, times: Buffer, nulls: Option<NullBuffer>) -> Result<(Buffer, Option<NullBuffer>)> {
     const NONE: i64 = i64::MIN;
     let numbers = times.typed_data::<i64>();
@@ -245,14 +249,14 @@ fn times(of: DType, times: Buffer, nulls: Option<NullBuffer>) -> Result<(Buffer,
     for &number in numbers {
         let day = if number == NONE { 0 } else { number };
         days.push(i32::try_from(day).map_err(|_| {
-            let reason = "the date doesn't fit Arrow's, which count days in 32 bits; ask for datetime64[s]";
+            let reason = "the date is out of range for Arrow, which counts days in 32 bits; request datetime64[s]";
             Error::new(ErrorKind::ValueRange, reason)
         })?);
     }
     Ok((Buffer::from_vec(days), nulls))
 }
 
-/// Integers as decimals of a type.
+/// Converts integers to decimals of a type.
 fn decimals(dtype: DType, integers: &Buffer, ty: &DataType) -> Result<Buffer> {
     fn of<T: ArrowNativeType>(integers: &Buffer, ty: &DataType) -> Result<Buffer>
     where
@@ -277,7 +281,7 @@ fn decimals(dtype: DType, integers: &Buffer, ty: &DataType) -> Result<Buffer> {
     }
 }
 
-/// A level of lists, all of which have the same offsets.
+/// Returns one level of lists. All lists of the level share the same offsets.
 fn list(ty: &DataType, offsets: &Buffer, items: ArrayData, mask: Option<&Buffer>) -> Result<ArrayData> {
     let len = offsets_of(offsets, items.len())?;
     Ok(array(
@@ -289,7 +293,7 @@ fn list(ty: &DataType, offsets: &Buffer, items: ArrayData, mask: Option<&Buffer>
     ))
 }
 
-/// The types of the levels of lists, from the outermost to the values.
+/// Returns the types of all levels of lists, from the outermost to the values.
 fn levels(ty: &DataType) -> Vec<&DataType> {
     let mut levels = vec![ty];
     let mut inner = ty;
@@ -300,7 +304,7 @@ fn levels(ty: &DataType) -> Vec<&DataType> {
     levels
 }
 
-/// Goes through the parts of a batch in the order in which columns list them.
+/// Consumes the parts of a batch in the order of its columns.
 struct Exporter<I> {
     parts: I,
     rows: usize,
@@ -332,8 +336,9 @@ impl<I: Iterator<Item = Buffer>> Exporter<I> {
         Ok(array)
     }
 
-    /// Values `[n, *shape]`, n as many as there are; `types` are those of `shape`'s lists and of the values. The mask
-    /// spans so many dimensions of the shape.
+    /// Exports values of shape `[n, *shape]`. `n` is the number of rows, or follows from the number of values. `types`
+    /// contains the types of the lists of `shape` and of the values. `mask` includes the number of dimensions of the
+    /// shape that it spans.
     fn values(
         &mut self,
         leaf: Leaf,
@@ -386,7 +391,7 @@ impl<I: Iterator<Item = Buffer>> Exporter<I> {
         Ok(values)
     }
 
-    /// A struct with a list for each dimension, and one for the values; all have the same offsets.
+    /// Exports a struct of lists: one list per dimension and one for the values. All lists share the same offsets.
     fn sparse(&mut self, form: &SparseForm, ty: &DataType) -> Result<ArrayData> {
         let DataType::Struct(fields) = ty else {
             return Err(unfit("columns and types"));
@@ -408,7 +413,7 @@ impl<I: Iterator<Item = Buffer>> Exporter<I> {
     }
 }
 
-/// The indices of each dimension.
+/// Returns the indices of each dimension.
 fn indices_of(coordinates: Buffer, dimensions: usize, fields: &Fields) -> Result<Vec<ArrayData>> {
     let ty = &DataType::Int64;
     let mut indices = try_with_capacity(fields.len(), "columns")?;
@@ -457,7 +462,7 @@ mod tests {
         Ok(array)
     }
 
-    /// Lists of pairs of strings, each level with a mask.
+    /// The form of lists of pairs of strings, with a mask at each level.
     fn texts() -> NestedForm {
         NestedForm {
             ragged: 1,

@@ -1,9 +1,9 @@
-//! Rows of finished columns, copied to where they belong, a column at a time.
+//! Copies rows of finished columns to batches, one column at a time.
 //!
-//! Columns of one fixed width a row, strings, and lists of such elements are copied by loops of their own, and nulls
-//! are put over what was copied; rows that follow one another in a record batch are copied at once. Whatever is nested
-//! deeper is written value by value (`nested.rs`), and so is a column with a null that its spec doesn't allow, so
-//! that there is one place that says so.
+//! There are specialized loops for columns with one fixed width per row, for strings, and for lists of fixed-width
+//! elements. They copy all values first and then overwrite the nulls. Consecutive rows of a record batch are copied at
+//! once. Columns with deeper nesting are written value by value (`nested.rs`). So are columns with a null that the spec
+//! doesn't allow, so that only that module reports it.
 
 use arrow_buffer::NullBuffer;
 use fastpipe_batch::{
@@ -15,25 +15,25 @@ use crate::binding::{Binding, Level, Lists};
 use crate::layout::Column;
 use crate::values::Values;
 
-/// Rows that are asked for before they are copied.
+/// Number of rows in advance that memory is prefetched.
 const AHEAD: usize = 8;
 
-/// Bytes of a line of the processor's cache.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
 
-/// Where a picked row is.
+/// The location of a picked row.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct At {
-    /// Which of the record batches.
+    /// Index of the record batch.
     pub(crate) chunk: u32,
-    /// Its row there.
+    /// Row in that record batch.
     pub(crate) row: usize,
 }
 
-/// Rows that follow one another in a record batch.
+/// A range of consecutive rows of a record batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stretch {
-    /// Which of the record batches.
+    /// Index of the record batch.
     pub(crate) chunk: usize,
     /// The first row.
     pub(crate) row: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Stretch {
     pub(crate) len: usize,
 }
 
-/// The rows as stretches, the fewest that there are.
+/// Groups the rows into the minimum number of contiguous ranges.
 pub(crate) fn stretches(rows: &[At]) -> Result<Vec<Stretch>> {
     let follow = |pair: &At, next: &At| pair.chunk == next.chunk && pair.row + 1 == next.row;
     let stretches = rows.chunk_by(follow).map(|rows| Stretch {
@@ -49,10 +49,10 @@ pub(crate) fn stretches(rows: &[At]) -> Result<Vec<Stretch>> {
         row: rows[0].row,
         len: rows.len(),
     });
-    try_collect(stretches, "where picked rows are")
+    try_collect(stretches, "the locations of picked rows")
 }
 
-/// What went wrong, in which of the picked rows.
+/// An error and the index of the picked row that caused it.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) at: usize,
@@ -61,17 +61,17 @@ pub(crate) struct Fault {
 
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Rows of one column: the column in each of the record batches, and the picked rows.
+/// The arguments to gather one column: the column in each record batch, and the picked rows.
 pub(crate) struct Gather<'a> {
     pub(crate) column: &'a Column,
     pub(crate) chunks: &'a [&'a Binding],
     pub(crate) rows: &'a [At],
-    /// The same rows, if they are read one after the other; none if they were picked.
+    /// The same rows as contiguous ranges if they are read in sequence. Empty if they were picked at random.
     pub(crate) stretches: &'a [Stretch],
 }
 
 impl Gather<'_> {
-    /// Writes the parts of the column.
+    /// Writes all parts of the column.
     pub(crate) fn write(&self, columnar: &mut ColumnarRows<'_, '_>) -> Result<(), Fault> {
         let done = match &self.column.spec.form {
             Form::Nested(form) if self.chunks.iter().all(|chunk| chunk.fitting.is_none()) => self.copy(form, columnar),
@@ -84,7 +84,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Copies what can be copied. Says whether it has.
+    /// Copies the column if a specialized loop exists. Returns whether it did.
     fn copy(&self, form: &NestedForm, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         match (form.ragged, self.column.parts.values) {
             (0, ValueParts::Elements(dtype, part)) if self.is_plain(form) => {
@@ -100,7 +100,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Whether all rows have the same number of elements, side by side; only rows of one element may be null.
+    /// Whether all rows have the same number of consecutive elements. Only rows of one element may be null.
     fn is_plain(&self, form: &NestedForm) -> bool {
         self.chunks.iter().all(|chunk| {
             let fixed = |(dim, level): (usize, &Level)| {
@@ -113,7 +113,7 @@ impl Gather<'_> {
         })
     }
 
-    /// Copies rows of `width` elements, of `size` bytes each.
+    /// Copies rows of `width` elements with `size` bytes each.
     fn plain(&self, (width, size): (usize, usize), part: usize, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
         let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
@@ -148,7 +148,8 @@ impl Gather<'_> {
         Ok(true)
     }
 
-    /// The picked rows that are null, by their place among them. None if there are some and the spec doesn't allow it.
+    /// Returns the indices of the null rows among the picked rows. Returns `None` if there are nulls that the spec
+    /// doesn't allow.
     fn null_rows<'c>(
         &'c self,
         nulls: impl Fn(&'c Binding) -> Option<&'c NullBuffer>,
@@ -164,7 +165,7 @@ impl Gather<'_> {
                 .is_some_and(|nulls| nulls.is_some_and(|nulls| nulls.is_null(row.row)))
         };
         let null = self.rows.iter().enumerate().filter(|(_, row)| is_null(row));
-        let null = try_collect(null.map(|(at, _)| at), "which rows are null")?;
+        let null = try_collect(null.map(|(at, _)| at), "the list of null rows")?;
         Ok((null.is_empty() || self.check_null(shown).is_ok()).then_some(null))
     }
 
@@ -172,7 +173,7 @@ impl Gather<'_> {
         self.chunks.get(row.chunk as usize).copied().ok_or_else(lost)
     }
 
-    /// Elements of one chunk.
+    /// Returns the elements of one chunk.
     fn bytes_of(&self, chunk: usize) -> Result<&[u8]> {
         match self.chunks.get(chunk).map(|chunk| &chunk.values) {
             Some(Values::Elements(bytes)) => Ok(bytes),
@@ -180,7 +181,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Copies elements that are found one by one. Those of nulls may be nowhere.
+    /// Copies elements that must be located one by one. Elements of null rows may be out of range and are skipped.
     fn one_by_one<const N: usize>(&self, width: usize, out: &mut [u8]) -> Result<()> {
         let rows = out.as_chunks_mut::<N>().0.chunks_exact_mut(width.max(1));
         for (row, out) in self.rows.iter().zip(rows) {
@@ -196,7 +197,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies `width` bytes a row, of rows that follow one another.
+    /// Copies `width` bytes per row for contiguous ranges of rows.
     fn copy_stretches(&self, width: usize, out: &mut [u8]) -> Result<()> {
         let mut rest = out;
         for stretch in self.stretches {
@@ -209,7 +210,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies one element a row.
+    /// Copies one element per row.
     fn elements<const N: usize>(&self, out: &mut [u8]) -> Result<()> {
         let out = out.as_chunks_mut::<N>().0.iter_mut().zip(self.rows);
         if let [_] = self.chunks {
@@ -228,7 +229,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies `width` bytes a row.
+    /// Copies `width` bytes per row.
     fn wide(&self, width: usize, out: &mut [u8]) -> Result<()> {
         if width == 0 {
             return Ok(());
@@ -249,7 +250,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// Copies strings. Says whether it has.
+    /// Copies strings. Returns whether it did.
     fn texts(&self, to: TextParts, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let leaf_mask = self.column.parts.leaf_mask();
         let Some(nulls) = self.null_rows(|chunk| chunk.nulls.as_ref(), leaf_mask.is_some())? else {
@@ -266,7 +267,7 @@ impl Gather<'_> {
                 Some(_) => fill,
                 None => self.chunk(*row)?.text(row.row).ok_or_else(lost)?,
             };
-            // Its bytes are wanted in a moment, and may be anywhere.
+            // The second loop reads these bytes, which may be anywhere in memory.
             text.first().into_iter().for_each(|byte| hint(byte));
             *out = text.len() as i64;
         }
@@ -300,7 +301,7 @@ impl Gather<'_> {
         Ok(true)
     }
 
-    /// Copies lists of elements of `size` bytes. Says whether it has.
+    /// Copies lists of elements with `size` bytes each. Returns whether it did.
     fn lists(&self, size: usize, values: usize, columnar: &mut ColumnarRows<'_, '_>) -> Result<bool> {
         let parts = &self.column.parts;
         if !self
@@ -353,7 +354,7 @@ impl Gather<'_> {
         Ok(true)
     }
 
-    /// The items of the picked rows; none of the null ones.
+    /// Returns the item ranges of the picked rows. Null rows have empty ranges.
     fn ranges(&self, nulls: &[usize]) -> Result<Ranges> {
         let mut nulls = nulls.iter().copied().peekable();
         let mut last = (0, 0);
@@ -363,7 +364,7 @@ impl Gather<'_> {
                 Some(_) => (0, 0),
                 None => self.chunks[chunk].levels[0].lists.range(row.row),
             };
-            // Wherever a row without items is, it doesn't part those around it.
+            // The position of an empty row is irrelevant, so it must not split a contiguous run of items.
             let start = match (len, last.0 == chunk) {
                 (0, true) => last.1,
                 (0, false) => 0,
@@ -373,12 +374,12 @@ impl Gather<'_> {
             (chunk, start, start + len)
         });
         Ok(Ranges {
-            rows: try_collect(ranges, "where the items of lists are")?,
+            rows: try_collect(ranges, "the item ranges of lists")?,
         })
     }
 }
 
-/// Marks rows as valid, but for these.
+/// Marks all rows as valid except the given ones.
 fn mask(out: &mut [u8], nulls: &[usize]) {
     out.fill(1);
     for &row in nulls {
@@ -388,14 +389,15 @@ fn mask(out: &mut [u8], nulls: &[usize]) {
     }
 }
 
-/// The items of lists.
+/// The item ranges of lists.
 struct Ranges {
-    /// Of each row: which of the record batches, its first item, and where they end.
+    /// For each row: the index of the record batch, the first item and the end of the items.
     rows: Vec<(usize, usize, usize)>,
 }
 
 impl Ranges {
-    /// Rows whose items follow one another: the record batch, the items, and how many each row has.
+    /// Groups consecutive rows with contiguous items. Returns the record batch, the items, and the item count of each
+    /// row.
     fn runs(&self) -> impl Iterator<Item = (usize, std::ops::Range<usize>, impl Iterator<Item = usize>)> {
         let follow = |one: &(usize, usize, usize), next: &(usize, usize, usize)| one.0 == next.0 && one.2 == next.1;
         self.rows.chunk_by(follow).map(|rows| {
@@ -406,7 +408,7 @@ impl Ranges {
     }
 }
 
-/// Whether the elements of its rows lie side by side.
+/// Whether the elements of the rows are contiguous.
 fn is_elements(chunk: &Binding) -> bool {
     chunk.is_direct() && matches!(chunk.values, Values::Elements(_))
 }
@@ -424,12 +426,12 @@ pub(crate) fn null() -> Error {
     )
 }
 
-/// The error of a null that can't be marked: there is no mask where the schema says that nothing is null.
+/// Returns the error for a null that can't be marked because the schema says that the values are never null.
 pub(crate) fn denied_null() -> Error {
     Error::new(
         ErrorKind::Null,
-        "found null, which the schema does not allow; fill=... replaces nulls, and where the schema lets values be null, \
-         nulls=\"mask\" marks them",
+        "found null, which the schema does not allow; fill=... replaces nulls, and nulls=\"mask\" marks them if \
+         the schema allows them",
     )
 }
 

@@ -1,4 +1,4 @@
-//! Arrays of other libraries, as those of the arrow crates.
+//! Imports arrays of other libraries as arrays of the arrow crates.
 
 use arrow_array::{RecordBatch, RecordBatchOptions, make_array};
 use arrow_buffer::{BooleanBufferBuilder, NullBuffer};
@@ -10,13 +10,12 @@ fn malformed(error: &ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
 }
 
-/// A record batch of what came through Arrow's C data interface: a struct of the columns.
+/// Converts data from Arrow's C data interface, a struct of the columns, to a record batch.
 pub fn record_batch(schema: &SchemaRef, data: ArrayData) -> Result<RecordBatch> {
     let rows = data.len();
     let data = without_offsets(data).map_err(|error| malformed(&error))?;
     if data.null_count() > 0 {
-        let reason =
-            "rows of the table are null as a whole, which has no meaning; take the fields of its structs apart";
+        let reason = "rows of the table are null as a whole, which is not supported; flatten its structs";
         return Err(Error::new(ErrorKind::Unsupported, reason));
     }
     let columns = data.child_data().iter().map(|column| make_array(column.clone()));
@@ -24,7 +23,8 @@ pub fn record_batch(schema: &SchemaRef, data: ArrayData) -> Result<RecordBatch> 
     RecordBatch::try_new_with_options(schema.clone(), columns.collect(), &options).map_err(|error| malformed(&error))
 }
 
-/// How many rows of its children a row has, of an array whose children the arrow crates slice with it.
+/// Returns the number of child rows per row for types whose children the arrow crates slice together with the parent.
+/// Returns `None` for other types.
 fn rows_below(data: &ArrayData) -> Option<usize> {
     match data.data_type() {
         DataType::Struct(_) => Some(1),
@@ -33,17 +33,18 @@ fn rows_below(data: &ArrayData) -> Option<usize> {
     }
 }
 
-/// The same with structs and fixed-size lists that begin where their children do. The arrow crates slice what lies in a
-/// sliced struct twice (`ArrayData::slice` does, and `StructArray::from` once more), so none may be sliced by then.
+/// Removes the offsets of structs and fixed-size lists by slicing their children. The arrow crates slice the children
+/// of a sliced struct twice: in `ArrayData::slice` and again in `StructArray::from`. So arrays must not have offsets
+/// when they reach that code.
 fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
     if data.is_empty() {
-        // The crates take its offsets for damage, since they take no values over.
+        // The crates report the offsets of an empty array as damage because they don't copy its values.
         return Ok(ArrayData::new_empty(data.data_type()));
     }
     if let DataType::Dictionary(_, values) = data.data_type()
         && !values.is_nested()
     {
-        // Its keys are checked as soon as it is known which of them are below a null.
+        // Its keys are checked later, when the nulls above them are known.
         data.validate()?;
         return Ok(data);
     }
@@ -55,11 +56,11 @@ fn without_offsets(data: ArrayData) -> Result<ArrayData, ArrowError> {
     }
 }
 
-/// Some rows of an array that `without_offsets` has made.
+/// Returns some rows of an array that was returned by `without_offsets`.
 fn slice(data: &ArrayData, offset: usize, len: usize) -> Result<ArrayData, ArrowError> {
     if offset.checked_add(len).is_none_or(|end| end > data.len()) {
         return Err(ArrowError::InvalidArgumentError(format!(
-            "{len} rows from {offset} on are taken of a child that has {}",
+            "{len} rows from row {offset} on exceed a child array of length {}",
             data.len()
         )));
     }
@@ -73,7 +74,7 @@ fn slice(data: &ArrayData, offset: usize, len: usize) -> Result<ArrayData, Arrow
     }
 }
 
-/// An array of such rows of its children, without an offset of its own.
+/// Creates an array without an offset from the given rows of its children.
 fn from_children(
     like: &ArrayData,
     children: Vec<ArrayData>,
@@ -93,8 +94,7 @@ fn from_children(
     builder.child_data(children.collect::<Result<_, _>>()?).build()
 }
 
-/// The same with the nulls above it, down to dictionaries: keys below a null may be those of values that a dictionary
-/// doesn't have.
+/// Adds the nulls of outer levels down to dictionaries. A key of a null row may be out of range of the dictionary.
 fn below_nulls(data: ArrayData, above: &NullBuffer) -> Result<ArrayData, ArrowError> {
     let Some(nulls) = NullBuffer::union(Some(above), data.nulls()) else {
         return Ok(data);
@@ -112,7 +112,8 @@ fn below_nulls(data: ArrayData, above: &NullBuffer) -> Result<ArrayData, ArrowEr
     data.into_builder().nulls(Some(nulls)).child_data(children).build()
 }
 
-/// The same nulls in a buffer that has as many values before them, which the crates require of sliced arrays.
+/// Returns the same nulls in a buffer with `offset` valid values before them. The crates require this for sliced
+/// arrays.
 fn from_offset(nulls: &NullBuffer, offset: usize) -> NullBuffer {
     let mut valid = BooleanBufferBuilder::new(offset + nulls.len());
     valid.append_n(offset, true);
@@ -136,7 +137,7 @@ mod tests {
         Arc::new(StructArray::from(vec![(field, array)]))
     }
 
-    /// An array that is sliced as other libraries do it: by an offset of its own, over whole children.
+    /// Slices an array in the style of other libraries: with an offset in the parent and unsliced children.
     fn with_offset(array: &dyn Array, offset: usize, len: usize) -> ArrayData {
         let builder = array.to_data().into_builder().offset(offset).len(len);
         builder.build().unwrap()
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Keys below nulls may be of any value, also where they begin behind an offset.
+    /// Keys of null rows may have any value, including when the array starts at an offset.
     #[test]
     fn sliced_dictionaries_below_nulls_have_their_rows() {
         for from in 0..9 {
@@ -177,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// However deep structs and fixed-size lists lie in each other, a slice of the outermost has its rows.
+        /// A slice of nested structs and fixed-size lists has the expected rows at any depth.
         #[test]
         fn slices_of_nested_columns_have_their_rows(kinds in prop::collection::vec(any::<bool>(), 0..4), from in 0..5usize, len in 0..5usize) {
             let lists = kinds.iter().filter(|&&list| list).count();

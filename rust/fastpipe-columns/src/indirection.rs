@@ -1,5 +1,4 @@
-//! Layouts that only say where values are: dictionaries and run ends. Values are gathered through them, and never
-//! rewritten.
+//! Layouts that refer to values: dictionaries and run ends. Values are gathered through them and never rewritten.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type, UInt16Type, UInt32Type, UInt64Type};
@@ -7,7 +6,7 @@ use arrow_array::{Array, ArrayRef};
 use arrow_buffer::{RunEndBuffer, ScalarBuffer};
 use arrow_schema::DataType;
 
-/// From rows to values.
+/// A mapping from rows to values.
 #[derive(Clone, Debug)]
 pub(crate) enum Indirection {
     I8(ScalarBuffer<i8>),
@@ -24,7 +23,8 @@ pub(crate) enum Indirection {
 }
 
 impl Indirection {
-    /// What an array of such a layout leads through, and the values behind it.
+    /// Returns the mapping of an array and the values that it refers to. Returns `None` if the array has another
+    /// layout.
     pub(crate) fn of(array: &ArrayRef) -> Option<(Indirection, ArrayRef)> {
         match array.data_type() {
             DataType::Dictionary(keys, _) => {
@@ -62,8 +62,8 @@ impl Indirection {
         }
     }
 
-    /// Where the value of row `i` is; beyond all values if there is no such row. Of a null it may be anywhere: keys
-    /// below nulls are whatever they like, and only the others were checked.
+    /// Returns the index of the value of row `i`. If the row doesn't exist, the index is out of range. For a null row,
+    /// the index is arbitrary because keys of null rows are not validated.
     #[inline]
     pub(crate) fn at(&self, i: usize) -> usize {
         const NOWHERE: usize = usize::MAX;
@@ -76,7 +76,7 @@ impl Indirection {
             Indirection::U16(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
             Indirection::U32(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
             Indirection::U64(keys) => keys.get(i).map_or(NOWHERE, |&key| key as usize),
-            // By bisection: there are far fewer runs than rows, or they would be a waste.
+            // Uses bisection. Run-end encoding is only used if there are far fewer runs than rows.
             Indirection::ShortRuns(ends) if i < ends.len() => ends.get_physical_index(i),
             Indirection::Runs(ends) if i < ends.len() => ends.get_physical_index(i),
             Indirection::LongRuns(ends) if i < ends.len() => ends.get_physical_index(i),
@@ -108,7 +108,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each row of a slice leads to the run that it lies in.
+        /// Each row of a slice refers to the run that contains it.
         #[test]
         fn runs_lead_to_their_values(lengths in prop::collection::vec(1..5i16, 1..10), from in 0..10usize, len in 0..20usize) {
             let ends = lengths.iter().scan(0, |end, length| { *end += length; Some(*end) });

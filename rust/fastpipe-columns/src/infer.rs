@@ -1,4 +1,4 @@
-//! Features that a schema suggests.
+//! Infers features from a schema.
 
 use std::collections::HashSet;
 
@@ -10,23 +10,23 @@ use fastpipe_batch::{
 use crate::trace::{entries, items, plain};
 use crate::types::leaf;
 
-/// Columns that are inferred at most: more are named by whoever wants them.
+/// Maximum number of inferred columns. For wider schemas, the user must select columns.
 const MOST_COLUMNS: usize = 1 << 16;
 
-/// What was found of a schema.
+/// The features inferred from a schema.
 #[derive(Debug, Default)]
 pub struct Inferred {
-    /// What can be read.
+    /// The columns that can be read.
     pub features: Vec<Feature>,
-    /// What can't, and why.
+    /// The columns that can't be read, each with the reason.
     pub left_out: Vec<(String, String)>,
 }
 
-/// What lies above a field.
+/// The path and the nesting of a field.
 #[derive(Clone, Default)]
 struct Above {
     path: String,
-    /// Lengths of lists, `None` for any.
+    /// Lengths of the outer lists. `None` means any length.
     shape: Vec<Option<usize>>,
     nullable: bool,
 }
@@ -46,10 +46,10 @@ impl Above {
     }
 }
 
-/// Finds the features of a schema as [`infer`] does, of which all must be readable.
+/// Infers the features of a schema like [`infer`], but requires that all columns can be read.
 ///
 /// # Errors
-/// If a column can't be read, if one of `columns` isn't there, or if two features have one name.
+/// If a column can't be read, if one of `columns` doesn't exist, or if two features have the same name.
 pub fn infer_all(schema: &Schema, columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
     let Inferred { features, left_out } = infer(schema, columns)?;
     let Some((name, reason)) = left_out.first() else {
@@ -60,7 +60,7 @@ pub fn infer_all(schema: &Schema, columns: Option<&[String]>) -> Result<Vec<Feat
     Err(Error::new(ErrorKind::Unsupported, reason).at_feature(name))
 }
 
-/// Finds the features of a schema: of all columns, or of those that are named, with what is nested in them.
+/// Infers the features of all columns of a schema, or of the given ones, including nested columns.
 pub fn infer(schema: &Schema, columns: Option<&[String]>) -> Result<Inferred, Error> {
     let mut inferred = Inferred::default();
     for field in &schema.fields {
@@ -119,7 +119,8 @@ fn no_column(schema: &Schema, inferred: &Inferred, column: &str) -> Error {
     Error::new(ErrorKind::Schema, reason).at_feature(column)
 }
 
-/// The dimensions of a struct of exactly `indices0`, `indices1`, ... and `values`, all of them lists.
+/// Returns the number of dimensions and the value field of a sparse struct. A sparse struct contains only lists, named
+/// `indices0`, `indices1`, ... and `values`.
 fn sparse_dims(fields: &Fields) -> Option<(usize, &Field)> {
     let item = |name: &str| {
         let field = fields.iter().find(|field| field.name() == name)?;
@@ -141,7 +142,7 @@ impl Inferred {
     fn push(&mut self, above: &Above, request: Request) -> Result<(), Error> {
         if self.features.len() == MOST_COLUMNS {
             let reason =
-                format!("the schema has more than {MOST_COLUMNS} columns; name those that are wanted in columns=");
+                format!("the schema has more than {MOST_COLUMNS} columns; select the ones to read with columns=[...]");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         self.features.push(Feature {
@@ -206,7 +207,7 @@ impl Inferred {
             Some(shape) if shape.len() <= MAX_FIXED_DIMENSIONS => Request::Dense { shape, leaf, pad: None },
             _ => {
                 let mut shape = above.shape.clone();
-                // Dimensions behind the last open one are a NumPy array's.
+                // NumPy arrays represent the dimensions after the last open one.
                 let open = shape.iter().rposition(Option::is_none).map_or(0, |i| i + 1);
                 let most = shape.len().saturating_sub(MAX_FIXED_DIMENSIONS);
                 if open < most {

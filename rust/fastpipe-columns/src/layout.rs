@@ -1,4 +1,4 @@
-//! From wanted features to columns: how each is laid out in a batch, and which parts it has.
+//! Converts requested features to columns: their layout in a batch and their parts.
 
 use std::sync::Arc;
 
@@ -12,27 +12,27 @@ use crate::symbols::Symbols;
 use crate::trace::{Step, Trace, is_coded, misfit, trace};
 use crate::types::{fits, fits_scale, leaf};
 
-/// A feature, where it comes from, and where it goes.
+/// A feature with its origin in the schema and its destination in the batch.
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
     pub(crate) feature: Feature,
     pub(crate) spec: ColumnSpec,
     pub(crate) trace: Trace,
-    /// Numbers of its parts.
+    /// Indices of its parts.
     pub(crate) parts: PartIds,
-    /// The number of its first part.
+    /// Index of its first part.
     pub(crate) first_part: PartId,
-    /// Of a sparse column: the fields of its indices, one for each dimension, and of its values.
+    /// For a sparse column: the struct fields of its indices, one per dimension, and the struct field of its values.
     pub(crate) sparse: Option<(Vec<usize>, usize)>,
-    /// Of a dictionary's codes, what they stand for, as soon as that is known.
+    /// For codes of a dictionary: the texts of the codes, once they are known.
     pub(crate) symbols: Option<Arc<Symbols>>,
-    /// What stands for a null: an element, or the bytes of a string.
+    /// The value that replaces a null: an element, or the bytes of a string.
     pub(crate) fill: Vec<u8>,
-    /// What arrays are padded with.
+    /// The element that arrays are padded with.
     pub(crate) pad: Option<Vec<u8>>,
 }
 
-/// An element that stands for none: zero, but for times, which have one of their own.
+/// Returns the default replacement of a null: NaT for times, zero for other elements, and an empty string.
 fn nothing(leaf: Leaf) -> Vec<u8> {
     match leaf {
         Leaf::Bytes { .. } => Vec::new(),
@@ -50,7 +50,7 @@ fn element(scalar: Option<&Scalar>, leaf: Leaf) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// What to ask for instead: a spec that reads the column as it is.
+/// Returns a hint with a spec that reads the column without conversion.
 fn instead(field: &str, trace: &Trace) -> Option<String> {
     let spec = spec_code(
         trace.dims(),
@@ -62,7 +62,7 @@ fn instead(field: &str, trace: &Trace) -> Option<String> {
     Some(format!("; features={{\"{field}\": {spec}}} reads it"))
 }
 
-/// The fields of a sparse struct: of its indices and of its values.
+/// Returns the fields of a sparse struct that contain its indices and its values.
 fn sparse_fields(ty: &DataType, dims: usize) -> Option<(Vec<usize>, usize)> {
     let DataType::Struct(fields) = ty else { return None };
     let place = |name: &str| fields.iter().position(|field| field.name() == name);
@@ -74,7 +74,7 @@ fn sparse_fields(ty: &DataType, dims: usize) -> Option<(Vec<usize>, usize)> {
 }
 
 impl Column {
-    /// Lays out a feature. `first_part` is the number of the column's first part.
+    /// Lays out a feature. `first_part` is the index of the column's first part.
     pub(crate) fn new(schema: &Schema, feature: &Feature, first_part: PartId) -> Result<Column, Error> {
         let at = |error: Error| error.at_feature(feature.name.as_str());
         Column::laid_out(schema, feature, first_part).map_err(at)
@@ -104,7 +104,7 @@ impl Column {
             spec: ColumnSpec {
                 name: feature.name.as_str().into(),
                 form,
-                // Pairs have no scale that says what they are.
+                // The scale doesn't describe a pair of integers.
                 scale: feature.scale.filter(|_| !is_pair(feature, &trace)),
             },
             feature: feature.clone(),
@@ -117,7 +117,7 @@ impl Column {
         })
     }
 
-    /// The column of record batches that it is read from.
+    /// Returns the index of the record batch column that it is read from.
     pub(crate) fn first_step(&self) -> Option<usize> {
         match self.trace.steps.first() {
             Some(Step::Field(column)) => Some(*column),
@@ -125,7 +125,7 @@ impl Column {
         }
     }
 
-    /// Whether it is the codes of a dictionary.
+    /// Whether the values are codes of a dictionary.
     pub(crate) fn is_coded(&self) -> bool {
         let coded = match (&self.sparse, &self.trace.end) {
             (Some((_, values)), DataType::Struct(fields)) => {
@@ -137,12 +137,12 @@ impl Column {
         coded && !self.feature.counts && self.feature.lookup.is_none() && is_code(self.feature.request.leaf())
     }
 
-    /// Whether it is decimals as pairs of int64.
+    /// Whether the values are decimals read as pairs of int64.
     pub(crate) fn is_pair(&self) -> bool {
         is_pair(&self.feature, &self.trace)
     }
 
-    /// The steps to the values.
+    /// Returns the steps of the path to the values.
     pub(crate) fn value_steps(&self) -> Vec<Step> {
         match self.sparse {
             Some((_, values)) => into_lists(&self.trace.steps, values),
@@ -150,7 +150,7 @@ impl Column {
         }
     }
 
-    /// The type of the values.
+    /// Returns the type of the values.
     pub(crate) fn value_type(&self) -> &DataType {
         let end = &self.trace.end;
         let (Some((_, values)), DataType::Struct(fields)) = (&self.sparse, end) else {
@@ -160,12 +160,12 @@ impl Column {
         item.map_or(end, |item| crate::trace::plain(item.data_type()))
     }
 
-    /// What the length of the list of dimension `dim` must be.
+    /// Returns the rule for the length of lists in dimension `dim`.
     pub(crate) fn length_rule(&self, dim: usize) -> LengthRule {
         self.feature.request.length_rule(dim)
     }
 
-    /// Whether each row of a sparse column begins with the batch index.
+    /// Whether each coordinate of a sparse column begins with the batch index.
     pub(crate) fn has_batch_index(&self) -> bool {
         matches!(&self.spec.form, Form::Sparse(form) if form.layout == SparseLayout::Coo)
     }
@@ -175,7 +175,7 @@ fn is_code(leaf: Leaf) -> bool {
     matches!(leaf, Leaf::Fixed(dtype) if dtype.is_integer())
 }
 
-/// Whether decimals are read as integers of 128 bits, each a pair of int64, the lower half first.
+/// Whether decimals are read as 128-bit integers, each a pair of int64 with the lower half first.
 fn is_pair(feature: &Feature, trace: &Trace) -> bool {
     let request = &feature.request;
     trace.end.is_decimal()
@@ -188,7 +188,8 @@ fn is_pair(feature: &Feature, trace: &Trace) -> bool {
         )
 }
 
-/// Whether values of a type, in a dictionary of text or not, can become what is asked for; else what to ask for.
+/// Checks that values of a type can be converted to the requested type. `coded` says whether they are in a dictionary
+/// of text. Otherwise, returns the types that can be requested.
 fn check_values(ty: &DataType, coded: bool, asked: Leaf) -> Result<(), String> {
     if coded && is_code(asked) {
         return Ok(());
@@ -197,18 +198,18 @@ fn check_values(ty: &DataType, coded: bool, asked: Leaf) -> Result<(), String> {
     fits(ty, asked).map_err(|ask| format!("{ask}{codes}"))
 }
 
-/// Checks that a column can yield what is asked for.
+/// Checks that a column can provide the requested feature.
 fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
     let rank = feature.request.rank();
     let asked = feature.request.leaf();
     if feature.lookup.is_some() {
-        // What the spec is follows from the first schema, which says so itself.
+        // The spec was derived from the first schema. Deriving it again must give the same form.
         let form = with_form_of(feature, trace)?;
         return if form.request == feature.request {
             Ok(())
         } else {
             Err(misfit(
-                "the column has another number of lists than in the first schema".into(),
+                "the column has another nesting depth than in the first schema".into(),
             ))
         };
     }
@@ -267,18 +268,18 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
     Ok(())
 }
 
-/// Features in the forms that follow from a schema: see [`with_form`].
+/// Derives the forms of features from a schema. See [`with_form`].
 ///
 /// # Errors
-/// If it lacks one.
+/// If the schema lacks the column of a feature.
 pub fn with_forms(schema: &Schema, features: &[Feature]) -> Result<Vec<Feature>, Error> {
     features.iter().map(|feature| with_form(schema, feature)).collect()
 }
 
-/// A feature with the form that follows from its lookup and a schema; any other as it is.
+/// Derives the form of a feature with a lookup from a schema. Returns other features unchanged.
 ///
 /// # Errors
-/// [`ErrorKind::Schema`](fastpipe_batch::ErrorKind::Schema) if the column isn't text, or lists of it.
+/// [`ErrorKind::Schema`](fastpipe_batch::ErrorKind::Schema) if the column isn't text or lists of text.
 pub fn with_form(schema: &Schema, feature: &Feature) -> Result<Feature, Error> {
     if feature.lookup.is_none() {
         return Ok(feature.clone());
@@ -331,7 +332,7 @@ fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     })
 }
 
-/// Refuses fill and pad values, which are one number each.
+/// Returns an error for fill and pad values, which are single numbers and not pairs.
 fn check_pair(feature: &Feature) -> Result<(), Error> {
     let given = matches!(feature.nulls, Nulls::Fill(Some(_)))
         || matches!(&feature.request, Request::Dense { pad: Some(_), .. });
@@ -345,12 +346,12 @@ fn check_pair(feature: &Feature) -> Result<(), Error> {
 fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<usize>, usize), Error> {
     if trace.dims() > 0 {
         return Err(misfit(
-            "sparse structs inside lists or maps are not read; ask for their fields one by one".into(),
+            "sparse structs inside lists or maps are not supported; request their fields separately".into(),
         ));
     }
     let Some((indices, values)) = sparse_fields(&trace.end, dims) else {
         return Err(misfit(format!(
-            "a SparseSpec of {dims} dimensions needs a struct of {}values, and the column is of type {}",
+            "a SparseSpec of {dims} dimensions needs a struct of {}values, but the column is of type {}",
             (0..dims).map(|dim| format!("indices{dim}, ")).collect::<String>(),
             trace.end
         )));
@@ -382,7 +383,7 @@ fn check_sparse(feature: &Feature, trace: &Trace, dims: usize) -> Result<(Vec<us
     }
 }
 
-/// The steps from the column to a field of a struct, and on to the items of its lists.
+/// Returns the steps from a column to a field of its struct, and further to the items of the field's lists.
 pub(crate) fn into_lists(steps: &[Step], field: usize) -> Vec<Step> {
     let mut steps = steps.to_vec();
     steps.extend([Step::Field(field), Step::Items]);

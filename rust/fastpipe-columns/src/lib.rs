@@ -1,15 +1,19 @@
-//! Finished columns to rows of batches.
+//! Copies rows of finished columns to batches.
 //!
-//! What arrives as Arrow (tables in memory, row groups, query results, batches from elsewhere) is finished: nothing has
-//! to be decoded, and picked rows are gathered from it, a whole column at a time. A feature is traced in the schema
-//! once (`trace.rs`), laid out as a column of a batch (`layout.rs`), and bound to the memory of each record batch
-//! (`binding.rs`): to its values (`values.rs`), converted if need be (`wanted.rs`), or through dictionaries and run
-//! ends to values behind them (`indirection.rs`). Rows are gathered from what is bound (`gather.rs`). Codes of
-//! dictionaries mean the same in all record batches (`symbols.rs`). Tables are sources (`table.rs`), and so are units
-//! that are fetched one by one (`units.rs`), or large ones a slice at a time (`slices.rs`). The other way, batches
-//! become Arrow again, over their own memory (`export.rs`).
+//! Data that arrives as Arrow (tables in memory, row groups, query results, batches of other libraries) needs no
+//! decoding. Picked rows are gathered from it, one whole column at a time. The steps are:
 //!
-//! No I/O, no threads, no Python.
+//! 1. The path of a feature is traced in the schema once (`trace.rs`), and its column in batches is laid out
+//!    (`layout.rs`).
+//! 2. The column is bound to the memory of each record batch (`binding.rs`): to its values (`values.rs`), to converted
+//!    values (`wanted.rs`), or to the values that dictionaries and run ends refer to (`indirection.rs`).
+//! 3. Rows are gathered from the bound columns (`gather.rs`).
+//!
+//! Codes of dictionaries have the same meaning in all record batches (`symbols.rs`). There are sources for tables
+//! (`table.rs`) and for units that are fetched one by one (`units.rs`), large ones in slices (`slices.rs`). In the
+//! other direction, batches are exported to Arrow without copying most of their memory (`export.rs`).
+//!
+//! This crate contains no I/O, no threads and no Python.
 
 mod binding;
 mod columns;

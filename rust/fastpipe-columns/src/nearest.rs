@@ -1,4 +1,4 @@
-//! Decimals as the floating-point numbers that are nearest to them.
+//! Converts decimals to the nearest floating-point numbers.
 
 use std::fmt::{Display, Write};
 use std::str::FromStr;
@@ -10,16 +10,16 @@ use arrow_buffer::Buffer;
 use arrow_schema::DataType;
 use fastpipe_batch::{DType, Error, ErrorKind, try_with_capacity};
 
-/// What memory is for.
+/// The description of the memory in out-of-memory errors.
 const WHAT: &str = "decimals as floating-point numbers";
 
-/// Powers of ten up to this one are doubles.
+/// The largest exponent of ten for which the power is exact as a double.
 const EXACT_POWERS: u8 = 22;
 
-/// Integers up to this one are doubles.
+/// The largest integer up to which all integers are exact as doubles.
 const EXACT: u64 = 1 << 53;
 
-/// Elements of type `to`, which is of floating-point numbers.
+/// Converts decimals to elements of the floating-point type `to`.
 pub(crate) fn nearest(array: &ArrayRef, to: DType) -> Result<Buffer, Error> {
     match *array.data_type() {
         DataType::Decimal32(_, scale) => of::<Decimal32Type>(array, to, scale, |v| Some(i64::from(v))),
@@ -30,7 +30,7 @@ pub(crate) fn nearest(array: &ArrayRef, to: DType) -> Result<Buffer, Error> {
         }
         ref other => Err(Error::new(
             ErrorKind::Internal,
-            format!("decimals were expected of a column, found {other}"),
+            format!("expected a column of decimals, found {other}"),
         )),
     }
 }
@@ -51,7 +51,7 @@ where
         short,
         text: String::new(),
     };
-    // The bits below nulls may be anything.
+    // Nulls may have any bits below them, so use zero instead.
     let values = (0..array.len()).map(|i| {
         if array.is_null(i) {
             P::Native::default()
@@ -72,17 +72,17 @@ where
         }
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!("decimals were to become floating-point numbers, and {other} is none"),
+            format!("cannot convert decimals to {other}, which is not a floating-point type"),
         )),
     }
 }
 
-/// Makes numbers of the integers of a column of decimals.
+/// Converts the integers of a column of decimals.
 struct Numbers<P: ArrowPrimitiveType> {
     scale: i8,
-    /// `10**|scale|`, if that is a double.
+    /// `10**|scale|`, if it is exact as a double.
     power: f64,
-    /// The integer, if it has no more than 64 bits.
+    /// Returns the integer if it fits into 64 bits.
     short: fn(P::Native) -> Option<i64>,
     text: String,
 }
@@ -94,7 +94,7 @@ where
     #[inline]
     fn double(&mut self, value: P::Native) -> f64 {
         match (self.short)(value) {
-            // Both are exact, so the result is rounded once.
+            // Both operands are exact, so the result is rounded only once.
             Some(short) if short.unsigned_abs() <= EXACT && self.scale.unsigned_abs() <= EXACT_POWERS => {
                 if self.scale < 0 {
                     short as f64 * self.power
@@ -108,12 +108,14 @@ where
 
     #[inline]
     fn single(&mut self, value: P::Native) -> f32 {
-        /// The bits of a double that a single doesn't have, and those of them that are half of its last one.
+        /// The bits of a double that a single lacks, and the highest of these bits, which is half a unit in the last
+        /// place of a single.
         const LOST: u64 = (1 << 29) - 1;
         const HALF: u64 = 1 << 28;
         let double = self.double(value);
         let is_between = double.to_bits() & LOST == HALF || double.abs() < f64::from(f32::MIN_POSITIVE);
-        // Which of two neighbors is nearer can't be told of a double that was rounded to their middle.
+        // If the double is exactly between two singles, it may be the result of rounding, so the nearer single is
+        // unknown.
         if is_between && double != 0.0 {
             self.parsed(value)
         } else {
@@ -124,7 +126,7 @@ where
     #[cold]
     fn parsed<F: FromStr + Default>(&mut self, value: P::Native) -> F {
         self.text.clear();
-        // Writing to a text doesn't fail, and what is written is a number.
+        // Writing to a string can't fail, and the text is always a number.
         let _ = write!(self.text, "{value}e{}", -i16::from(self.scale));
         self.text.parse().unwrap_or_default()
     }
@@ -187,7 +189,8 @@ mod tests {
 
     #[test]
     fn middles_of_singles_are_rounded_once() {
-        // One part in 10**20 above the middle of two neighbors: as a double it is the middle.
+        // The value is slightly above the middle of two neighboring singles, by 1 in 10**20. As a double, it is exactly
+        // the middle.
         let middle = (1i128 << 24) + 1;
         let array = Decimal128Array::from(vec![middle * 10i128.pow(20) + 1, middle * 10i128.pow(20) - 1]);
         let array: ArrayRef = Arc::new(array.with_precision_and_scale(38, 20).unwrap());
@@ -196,7 +199,7 @@ mod tests {
     }
 
     proptest! {
-        /// Python, C and Rust parse decimals to the nearest number.
+        /// Python, C and Rust parse decimals to the nearest floating-point number.
         #[test]
         fn numbers_are_nearest(values in prop::collection::vec(any::<i128>().prop_map(|v| v >> (v & 127)), 0..20), scale in -38..=38i8) {
             let limit = 10i128.pow(38);

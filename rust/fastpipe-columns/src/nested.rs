@@ -1,5 +1,5 @@
-//! Columns that are nested, or have nulls: written value by value to memory of their own, and copied to the batch from
-//! there.
+//! Writes columns that are nested or have nulls. Values are written one by one to temporary memory and then copied to
+//! the batch.
 
 use fastpipe_batch::{
     ColumnarRows, DType, Error, ErrorKind, Form, Leaf, LengthRule, Nulls, Overflow, PartId, Request, SparseForm,
@@ -10,11 +10,11 @@ use crate::binding::Binding;
 use crate::gather::{Fault, Gather, Result, denied_null, lost, null, wrong_length};
 use crate::types::scale;
 
-/// Characters of a key that an error quotes.
+/// Maximum number of characters of a key in an error message.
 const QUOTED: usize = 80;
 
 impl Gather<'_> {
-    /// Writes whatever there is, value by value.
+    /// Writes all rows, value by value.
     pub(crate) fn value_by_value(&self, columnar: &mut ColumnarRows<'_, '_>) -> Result<(), Fault> {
         let parts = self.column.spec.parts();
         let mut written = Written::new(self.column.first_part, parts.len());
@@ -34,14 +34,14 @@ impl Gather<'_> {
                     if written.bytes[i].len() != parts[i].size() * per_row * self.rows.len() {
                         return Err(lost());
                     }
-                    // There are more rows where one of them can't be written, of another column.
+                    // If a row of another column failed, this column has fewer rows than the batch.
                     let out = columnar.placed::<u8>(part)?.get_mut(..written.bytes[i].len());
                     out.ok_or_else(lost)?.copy_from_slice(&written.bytes[i]);
                 }
                 None => {
                     let mut arena = columnar.arena(part)?;
                     let starts = &written.starts[i];
-                    // There are no rows where the first one can't be written, of another column.
+                    // If the first row of another column failed, this column has no rows.
                     let ends = starts.iter().skip(1).copied().chain([written.bytes[i].len()]);
                     for (&start, end) in starts.iter().zip(ends) {
                         arena.begin_row()?;
@@ -54,8 +54,7 @@ impl Gather<'_> {
         copied.map_err(|error| Fault { at: 0, error })
     }
 
-    /// What is written for a null or for padding at a level that lies within fixed dimensions only, or for a null
-    /// above.
+    /// Writes the replacement for padding or for a null at `level`.
     fn nothing(&self, level: usize, value: &[u8], out: &mut Written) {
         let absent = self.column.parts.absent(&self.column.spec.form, level);
         if let Some((mask, times)) = absent.mask {
@@ -72,7 +71,8 @@ impl Gather<'_> {
         }
     }
 
-    /// Refuses a null that the spec doesn't allow; or that no mask shows, since the schema says that there is none.
+    /// Returns an error for a null that the spec doesn't allow, or that can't be marked because the schema says that
+    /// the values are never null.
     pub(crate) fn check_null(&self, shown: bool) -> Result<()> {
         match self.column.feature.nulls {
             Nulls::Error => Err(null()),
@@ -81,7 +81,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Writes what is at a level: a list with all that is in it, or a value.
+    /// Writes the item at a level: a list with all its items, or a value.
     fn item(&self, level: usize, chunk: &Binding, i: usize, out: &mut Written) -> Result<()> {
         let nulls = match chunk.levels.get(level) {
             Some(at) => at.nulls.as_ref(),
@@ -151,7 +151,7 @@ impl Gather<'_> {
             let column = &self.column.feature.field;
             let reason = format!(
                 "'{text}' is not among the values that the source's `dictionaries` list for '{column}', so it has no code; \
-                 list it there, or ask for \"string\""
+                 add it there, or request \"string\""
             );
             return Error::new(ErrorKind::ValueRange, reason);
         }
@@ -172,7 +172,7 @@ impl Gather<'_> {
         Error::new(ErrorKind::ValueRange, reason)
     }
 
-    /// Writes the entries of a row of a sparse column.
+    /// Writes the entries of one row of a sparse column.
     fn sparse(&self, form: &SparseForm, chunk: &Binding, i: usize, slot: usize, out: &mut Written) -> Result<()> {
         let level = chunk.levels.first().ok_or_else(lost)?;
         let parts = &self.column.parts;
@@ -195,7 +195,7 @@ impl Gather<'_> {
             let there = !is_null && level.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(i));
             let (first, found) = if there { level.lists.range(i) } else { (0, 0) };
             if found != len {
-                let reason = format!("a sparse row has {len} values, and {found} indices of dimension {dim}");
+                let reason = format!("a sparse row has {len} values, but {found} indices in dimension {dim}");
                 return Err(Error::new(ErrorKind::Shape, reason));
             }
             starts.push(first);
@@ -223,7 +223,7 @@ impl Gather<'_> {
         Ok(())
     }
 
-    /// One index of an entry.
+    /// Returns one index of an entry.
     fn index_at(&self, form: &SparseForm, dim: usize, index: &Binding, at: usize) -> Result<i64> {
         let known = index.nulls.as_ref().is_none_or(|nulls| nulls.is_valid(at)) && index.fits(at);
         let mut value = [0; 8];
@@ -242,20 +242,20 @@ impl Gather<'_> {
         if !known || (!inside && checks) {
             let shape = form.shape[dim].map_or_else(|| "any size".to_owned(), |size| format!("size {size}"));
             let found = if known { value.to_string() } else { "none".to_owned() };
-            let reason = format!("index {found} lies outside of dimension {dim}, which has {shape}");
+            let reason = format!("index {found} is out of range for dimension {dim}, which has {shape}");
             return Err(Error::new(ErrorKind::ValueRange, reason));
         }
         Ok(value)
     }
 }
 
-/// Memory of the parts of a column, for rows that are written value by value.
+/// Temporary memory for the parts of a column whose rows are written value by value.
 struct Written {
-    /// The number of the first one.
+    /// Index of the first part.
     first: PartId,
     bytes: Vec<Vec<u8>>,
     starts: Vec<Vec<usize>>,
-    /// Whether there was no memory for something that was to be written.
+    /// Whether a write failed because memory was exhausted.
     out_of_memory: bool,
 }
 
@@ -294,7 +294,7 @@ impl Written {
         self.push(to.bytes, text);
     }
 
-    /// Says whether all was written so far.
+    /// Returns an error if a write has failed.
     fn check(&self) -> Result<()> {
         if self.out_of_memory {
             Err(Overflow::Memory.into())

@@ -1,4 +1,4 @@
-//! The columns of a table that have nulls, which its schema may not say.
+//! Determines which columns of a table actually have nulls, because most schemas don't say.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use arrow_array::{Array, RecordBatch};
 use arrow_data::ArrayData;
 use arrow_schema::{Field, Schema};
 
-/// The schema with columns that say they may have nulls, and have none, saying so: most producers let all columns be
-/// null. Below the first level nulls are taken to be where they may be, unless no value of the column is null.
+/// Returns the schema with columns marked as non-nullable if they contain no nulls. Most producers declare all columns
+/// as nullable. A nested column that contains any null keeps the nullability of all its levels.
 pub fn without_nulls(schema: &Schema, batches: &[RecordBatch]) -> Schema {
     let fields = schema.fields.iter().enumerate().map(|(i, field)| {
         let any = batches.iter().any(|batch| has_nulls(&batch.columns()[i].to_data()));
@@ -20,7 +20,7 @@ fn has_nulls(data: &ArrayData) -> bool {
     data.null_count() > 0 || data.child_data().iter().any(has_nulls)
 }
 
-/// A field without nulls at any level.
+/// Returns the field without nulls at any level.
 fn certain(field: &Field) -> Field {
     use arrow_schema::DataType::{FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded, Struct};
     let inner = |field: &Arc<Field>| Arc::new(certain(field));

@@ -1,4 +1,4 @@
-//! Decimals as integers in units of a power of ten: of one dtype, or of 128 bits.
+//! Converts decimals to integers in units of a power of ten. The integers have a given dtype or 128 bits.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -12,10 +12,11 @@ use fastpipe_batch::{DType, Error, ErrorKind, try_with_capacity};
 
 use crate::types;
 
-/// What memory is for.
+/// The description of the memory in out-of-memory errors.
 const WHAT: &str = "decimals as integers";
 
-/// Elements of type `to`, or of 128 bits without it, in units of `10**-scale`; and which of them fit if some don't.
+/// Converts decimals to integers of type `to`, or of 128 bits if `to` is `None`, in units of `10**-scale`. Also returns
+/// which values fit, if some don't.
 pub(crate) fn unscaled(
     array: &ArrayRef,
     to: Option<DType>,
@@ -25,7 +26,7 @@ pub(crate) fn unscaled(
         DataType::Decimal32(..) => of::<Decimal32Type>(array, to, scale, |v| Some(i128::from(v))),
         DataType::Decimal64(..) => of::<Decimal64Type>(array, to, scale, |v| Some(i128::from(v))),
         DataType::Decimal128(..) => of::<Decimal128Type>(array, to, scale, Some),
-        // No dtype has numbers beyond 128 bits, and they don't get smaller.
+        // No dtype can represent numbers beyond 128 bits, and scaling can only make them larger.
         DataType::Decimal256(..) => of::<Decimal256Type>(array, to, scale, i256::to_i128),
         DataType::Int8 => of::<Int8Type>(array, to, scale, |v| Some(i128::from(v))),
         DataType::Int16 => of::<Int16Type>(array, to, scale, |v| Some(i128::from(v))),
@@ -37,7 +38,7 @@ pub(crate) fn unscaled(
         DataType::UInt64 => of::<UInt64Type>(array, to, scale, |v| Some(i128::from(v))),
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!("decimals were expected of a column, found {other}"),
+            format!("expected a column of decimals, found {other}"),
         )),
     }
 }
@@ -52,7 +53,7 @@ fn of<P: ArrowPrimitiveType>(
     let places = u32::try_from(i16::from(scale) - i16::from(own));
     let places = places.map_err(|_| Error::new(ErrorKind::Internal, "decimals would be rounded"))?;
     let array = array.as_primitive::<P>();
-    // Where it is beyond 128 bits, nothing but 0 fits.
+    // If the factor exceeds 128 bits, only 0 fits.
     let factor = 10i128.checked_pow(places);
     let exact = |v: P::Native| {
         let v = widened(v)?;
@@ -76,7 +77,7 @@ fn of<P: ArrowPrimitiveType>(
         DType::U64 => integers(array, exact, |v| u64::try_from(v).ok()),
         other => Err(Error::new(
             ErrorKind::Internal,
-            format!("decimals were to become integers, and {other} is none"),
+            format!("cannot convert decimals to {other}, which is not an integer type"),
         )),
     }
 }
@@ -93,7 +94,7 @@ fn integers<P: ArrowPrimitiveType, T: ArrowNativeType>(
         lost |= value.is_none();
         found.push(value.unwrap_or_default());
     }
-    // What lies below a null may be anything: it isn't looked at.
+    // The value below a null may be anything and is never read.
     let fits = |i: usize| exact(array.values()[i]).and_then(fit).is_some();
     let fitting = lost.then(|| BooleanBuffer::collect_bool(array.len(), |i| array.is_null(i) || fits(i)));
     let fitting = fitting.filter(|fitting| fitting.count_set_bits() < fitting.len());
@@ -181,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each value is what the exact product is, where that fits.
+        /// Each value equals the exact product if the product fits.
         #[test]
         fn products_are_exact(values in prop::collection::vec(any::<i128>().prop_map(|v| v >> (v & 127)), 0..20), own in -3..5i8, more in 0..4i8) {
             let limit = 10i128.pow(u32::from(Decimal128Type::MAX_PRECISION));

@@ -1,45 +1,46 @@
-//! Units that are read whole, and large ones that are read a slice at a time.
+//! Units that are read whole, and large units that are read in slices.
 //!
-//! A pass in sequence needs no more of a unit than the rows that come next. So a large unit is cut: to the engine each
-//! slice is a unit, and who reads is told which rows of which unit it has. Rows keep their order, and so do batches.
+//! A sequential pass needs only the next rows of a unit. So a large unit is cut into slices, and the engine treats each
+//! slice as a unit. The reader gets the unit and the range of rows for each slice. The order of rows is unchanged, and
+//! so are the batches.
 
 use std::ops::Range;
 
 use fastpipe_batch::{Error, Result, try_with_capacity};
 
-/// Slices of a unit, at most: what is declared of a unit decides on how many there are.
+/// Maximum number of slices per unit. The number depends on the declared size of the unit, which may be wrong.
 const MOST: u64 = 1024;
 
-/// What memory is for that says how units are cut.
+/// The description of the memory in out-of-memory errors.
 const SLICES: &str = "the slices of units";
 
-/// Some rows of a unit, or all.
+/// A range of rows of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The unit.
+    /// Index of the unit.
     pub unit: u64,
-    /// Which of its rows.
+    /// The range of its rows.
     pub rows: Range<u32>,
-    /// Whether these are all that it has.
+    /// Whether the slice contains all rows of the unit.
     pub whole: bool,
 }
 
-/// How units are cut.
+/// The division of units into slices.
 #[derive(Debug)]
 pub(crate) struct Slices {
-    /// Rows of each unit.
+    /// Number of rows of each unit.
     rows: Vec<u32>,
-    /// The unit of each slice, and its first row; none if no unit is cut.
+    /// The unit and the first row of each slice. Empty if no unit is cut.
     cuts: Vec<(u64, u32)>,
 }
 
 impl Slices {
-    /// Units that aren't cut.
+    /// Creates slices that each contain a whole unit.
     pub(crate) fn whole(rows: Vec<u32>) -> Slices {
         Slices { rows, cuts: Vec::new() }
     }
 
-    /// Slices of about `slice_bytes` bytes, of units that take more than twice as many.
+    /// Cuts units of more than twice `slice_bytes` bytes into slices of about `slice_bytes` bytes.
     pub(crate) fn cut(rows: Vec<u32>, bytes: impl Fn(u64, u32) -> u64, slice_bytes: u64) -> Result<Slices> {
         let rows_of = |unit: u64, rows: u32| -> u32 {
             let bytes = bytes(unit, rows);
@@ -63,7 +64,7 @@ impl Slices {
         Ok(Slices { rows, cuts })
     }
 
-    /// Number of slices.
+    /// Returns the number of slices.
     pub(crate) fn len(&self) -> usize {
         if self.cuts.is_empty() {
             self.rows.len()
@@ -72,12 +73,12 @@ impl Slices {
         }
     }
 
-    /// Rows of each unit.
+    /// Returns the number of rows of each unit.
     pub(crate) fn units(&self) -> &[u32] {
         &self.rows
     }
 
-    /// A slice; without rows if there is no such slice.
+    /// Returns a slice. It has no rows if the index is out of range.
     pub(crate) fn get(&self, slice: u64) -> Slice {
         let at = usize::try_from(slice).unwrap_or(usize::MAX);
         let rows_of = |unit: u64| self.rows.get(unit as usize).copied().unwrap_or(0);

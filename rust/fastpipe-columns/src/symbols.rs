@@ -1,4 +1,4 @@
-//! What the codes of a dictionary stand for.
+//! The texts that the codes of a dictionary represent.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,10 +11,10 @@ use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Result, Scalar, try
 use crate::trace::misfit;
 use crate::values::Values;
 
-/// What memory is for.
+/// The description of the memory in out-of-memory errors.
 const WHAT: &str = "the values of a dictionary";
 
-/// Texts and their codes: code `i` stands for text `i`.
+/// Texts and their codes: code `i` represents text `i`.
 #[derive(Debug, Default)]
 pub(crate) struct Symbols {
     texts: Vec<Arc<str>>,
@@ -22,20 +22,20 @@ pub(crate) struct Symbols {
 }
 
 impl Symbols {
-    /// These texts, in their order.
+    /// Creates a table of these texts, in this order.
     pub(crate) fn new(texts: &[String]) -> Result<Symbols> {
         let mut symbols = Symbols::default();
         for text in texts {
             if !symbols.add(text)? {
                 return Err(misfit(format!(
-                    "`dictionaries` lists '{text}' twice for this column: a code has one value"
+                    "`dictionaries` lists '{text}' twice for this column: its texts must be unique"
                 )));
             }
         }
         Ok(symbols)
     }
 
-    /// Puts a text behind all others, unless it is there, and says whether it did.
+    /// Appends a text unless it already exists. Returns whether it was appended.
     fn add(&mut self, text: &str) -> Result<bool> {
         let memory = |_| Error::out_of_memory(text.len(), WHAT);
         self.codes.try_reserve(1).map_err(memory)?;
@@ -49,7 +49,7 @@ impl Symbols {
         Ok(true)
     }
 
-    /// Adds the values of a dictionary, which are text.
+    /// Adds the values of a dictionary of text.
     pub(crate) fn add_all(&mut self, dictionary: &ArrayRef) -> Result<()> {
         let texts = Values::of_text(dictionary)?;
         (0..dictionary.len())
@@ -61,7 +61,7 @@ impl Symbols {
         &self.texts
     }
 
-    /// Refuses a dtype that the greatest code doesn't fit.
+    /// Returns an error if the largest code doesn't fit the requested dtype.
     pub(crate) fn check(&self, feature: &Feature) -> Result<()> {
         let (Leaf::Fixed(to), Some(greatest)) = (feature.request.leaf(), self.texts.len().checked_sub(1)) else {
             return Ok(());
@@ -77,7 +77,8 @@ impl Symbols {
         .at_feature(&feature.name))
     }
 
-    /// The codes of the values of a dictionary as elements of type `to`; and which of them have one, if some don't.
+    /// Returns the codes of a dictionary's values as elements of type `to`. Also returns which values have a code, if
+    /// some don't.
     pub(crate) fn codes(&self, dictionary: &ArrayRef, to: DType) -> Result<(Buffer, Option<BooleanBuffer>)> {
         let texts = Values::of_text(dictionary)?;
         let size = to.size();
@@ -89,7 +90,7 @@ impl Symbols {
                 false => Some(0),
             };
             known.push(code.is_some());
-            // The greatest fits, and so all do: little-endian numbers begin with their lowest bytes.
+            // The largest code fits, so all codes fit. Little-endian numbers begin with their lowest bytes.
             found.extend_from_slice(&(code.unwrap_or(0) as u64).to_le_bytes()[..size]);
         }
         let lost = known.contains(&false);
@@ -97,13 +98,13 @@ impl Symbols {
     }
 }
 
-/// A value of a dictionary.
+/// Returns a value of a dictionary.
 fn text(texts: &Values, i: usize) -> Result<&str> {
     let text = texts.text(i).and_then(|text| str::from_utf8(text).ok());
     text.ok_or_else(|| {
         Error::new(
             ErrorKind::Internal,
-            "a dictionary has fewer values than it says, or no text",
+            "a dictionary has fewer values than declared, or a value isn't text",
         )
     })
 }

@@ -1,4 +1,4 @@
-//! Finished columns as a source: tables that lie in memory.
+//! A source that reads tables in memory.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -16,26 +16,27 @@ use crate::binding::Binding;
 use crate::columns::{Chunks, Columns, PICKED};
 use crate::gather::{At, stretches};
 
-/// Rows of a unit of a table in memory. Part of what orders are made from: how a table is cut in record batches is not.
+/// Number of rows in a unit of a table in memory. Orders depend on this constant, but not on the record batches of a
+/// table.
 pub const UNIT_ROWS: u64 = 1 << 15;
 
-/// Rows that are looked at for a digest of a table's contents.
+/// Maximum number of rows that are hashed for the digest of a table.
 const DIGESTED: u64 = 256;
 
-/// What the work of finished columns is called.
+/// The names of the operations of column sources.
 pub(crate) const GATHERING: Work = Work {
     open: "opening",
     place: "gathering",
 };
 
-/// Rows of bound record batches, as a unit.
+/// A unit that consists of rows of bound record batches.
 pub(crate) struct OpenRows {
     pub(crate) columns: Arc<Columns>,
     pub(crate) chunks: Arc<Chunks>,
-    /// The first of them.
+    /// The first row of the unit.
     pub(crate) first: usize,
     pub(crate) rows: u32,
-    /// Memory that is this unit's alone.
+    /// The memory that only this unit uses, in bytes.
     pub(crate) held: usize,
 }
 
@@ -43,11 +44,11 @@ pub(crate) struct OpenRows {
 fn missing(record: u32) -> Error {
     Error::new(
         ErrorKind::Internal,
-        format!("record {record} was picked, which the unit doesn't have"),
+        format!("record {record} was picked, but the unit has no such record"),
     )
 }
 
-/// The number of consecutive slots that picks begin with.
+/// Returns the number of picks at the beginning that have consecutive slots.
 fn consecutive(picks: &[Pick]) -> usize {
     let behind = picks.windows(2).take_while(|pair| pair[1].slot == pair[0].slot + 1);
     behind.count() + usize::from(!picks.is_empty())
@@ -62,7 +63,7 @@ impl Unit for OpenRows {
         self.held
     }
 
-    /// None: it knows where each row is, so marks count rows alone.
+    /// Returns 0. The unit knows the location of each row, so marks count only rows.
     fn bytes(&self) -> usize {
         0
     }
@@ -96,7 +97,7 @@ impl Unit for OpenRows {
     }
 }
 
-/// Picks rows of open units, as `Source::pick` says.
+/// Picks rows of open units. See [`Source::pick`].
 pub(crate) fn pick(
     columns: &Columns,
     units: &[&dyn Unit],
@@ -109,7 +110,7 @@ pub(crate) fn pick(
         error,
     };
     let open = own_units::<OpenRows>(units).map_err(at_start)?;
-    // Units that share their record batches follow one another or not: those that do are told of once.
+    // Consecutive units may share their record batches. These are then listed only once.
     let mut chunks: Vec<&[Binding]> = Vec::new();
     let mut bases: Vec<u32> = try_with_capacity(open.len(), PICKED).map_err(at_start)?;
     let mut last: Option<(&Arc<Chunks>, u32)> = None;
@@ -147,7 +148,7 @@ pub(crate) fn pick(
     })
 }
 
-/// A table in memory. Its units are stretches of [`UNIT_ROWS`] rows.
+/// A table in memory. Each unit is a range of [`UNIT_ROWS`] rows.
 pub struct TableSource {
     columns: Arc<Columns>,
     chunks: Arc<Chunks>,
@@ -155,7 +156,7 @@ pub struct TableSource {
 }
 
 impl TableSource {
-    /// These features of these record batches, all of which have the schema.
+    /// Creates a source of these features. All record batches must have the given schema.
     pub fn new(schema: SchemaRef, batches: &[RecordBatch], features: &[Feature]) -> Result<TableSource> {
         let columns = Columns::new(schema, features)?;
         columns.check(batches)?;
@@ -175,20 +176,20 @@ impl TableSource {
         }
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for: the values of the dictionaries of all
-    /// record batches, in the order in which they come first.
+    /// Returns the texts of the codes of each feature that consists of dictionary codes. The texts are the values of
+    /// the dictionaries of all record batches, in the order of first occurrence.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
         self.columns.symbols()
     }
 
-    /// The row of the table that a record of a unit is, if there is one.
+    /// Returns the table row of a record in a unit, or `None` if it doesn't exist.
     pub fn row_of(&self, unit: u64, record: u32) -> Option<u64> {
         let row = unit.checked_mul(UNIT_ROWS)?.checked_add(u64::from(record))?;
         (u64::from(record) < UNIT_ROWS && row < self.chunks.rows as u64).then_some(row)
     }
 
-    /// A digest of the number of rows, of the columns, and of the contents of some rows all over the table. SipHash has
-    /// a specification, so it stays the same over versions.
+    /// Returns a digest of the number of rows, the columns, and the contents of some evenly spaced rows. SipHash has a
+    /// specification, so the digest is the same in all versions.
     pub fn digest(&self) -> Result<[u8; 16]> {
         let mut hasher = SipHasher24::new();
         hasher.write(&(self.chunks.rows as u64).to_le_bytes());
@@ -212,7 +213,7 @@ impl TableSource {
         let batch = Rows::new(parts, 1, &SlabPool::new(1))?;
         let mut sink = Sink::new(&batch, Fragment::default())?;
         let open = self.open(unit, Pass::default(), Fetched::Nothing, &buffers)?;
-        // A row that can't be read says nothing of the others.
+        // Rows that can't be read are left out of the digest.
         if open.place(Mark::START, &[Pick { record, slot: 0 }], &mut sink).is_err() {
             return Ok(());
         }
@@ -250,7 +251,7 @@ impl Source for TableSource {
             range: None,
             class: 0,
             apart: false,
-            // The table is there anyway.
+            // The table is in memory in any case.
             held: Some(0),
         }
     }
@@ -277,7 +278,7 @@ impl Source for TableSource {
 
     fn locate(&self, unit: u64, error: Error) -> Error {
         match error.location().record {
-            // Tables have rows, and no blocks: a user counts from the first one.
+            // Tables have rows and no blocks, so errors count rows from the start of the table.
             Some(record) => error.with_record(unit * UNIT_ROWS + record),
             None => error,
         }

@@ -1,42 +1,42 @@
-//! Where the path of a feature leads in an Arrow schema.
+//! Traces the path of a feature in an Arrow schema.
 
 use arrow_schema::{DataType, Field, Fields, Schema};
 use fastpipe_batch::{Error, ErrorKind, Feature, Request, nearest};
 
-/// One step from a column to the values of a feature.
+/// One step on the path from a column to the values of a feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// To a field of a struct.
+    /// Into a field of a struct.
     Field(usize),
-    /// To the items of a list: one level deeper.
+    /// Into the items of a list, one level deeper.
     Items,
-    /// To the keys of a map: one level deeper.
+    /// Into the keys of a map, one level deeper.
     Keys,
-    /// To the values of a map: one level deeper.
+    /// Into the values of a map, one level deeper.
     Values,
 }
 
-/// The way to a feature's values.
+/// The path to a feature's values.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
-    /// The first is the column.
+    /// The steps. The first is the column.
     pub(crate) steps: Vec<Step>,
-    /// For each level whether a null can be there.
+    /// Whether each level may contain nulls.
     pub(crate) nullable: Vec<bool>,
     /// The type of the values, without the dictionaries and run ends around it.
     pub(crate) end: DataType,
-    /// Whether they lie in a dictionary of text.
+    /// Whether the values are in a dictionary of text.
     pub(crate) coded: bool,
 }
 
 impl Trace {
-    /// Dimensions above the values.
+    /// Returns the number of dimensions above the values.
     pub(crate) fn dims(&self) -> usize {
         self.nullable.len() - 1
     }
 }
 
-/// A type without what only says how values are stored.
+/// Returns a type without dictionaries and run ends, which only describe how values are stored.
 pub(crate) fn plain(mut ty: &DataType) -> &DataType {
     loop {
         ty = match ty {
@@ -47,7 +47,7 @@ pub(crate) fn plain(mut ty: &DataType) -> &DataType {
     }
 }
 
-/// Whether a type is a dictionary of text, whose codes can be asked for.
+/// Whether a type is a dictionary of text, whose codes can be requested.
 pub(crate) fn is_coded(ty: &DataType) -> bool {
     let text = matches!(plain(ty), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
     let mut around = ty;
@@ -60,7 +60,7 @@ pub(crate) fn is_coded(ty: &DataType) -> bool {
     }
 }
 
-/// The field of a list's items.
+/// Returns the field of a list's items.
 pub(crate) fn items(ty: &DataType) -> Option<&Field> {
     match ty {
         DataType::List(item)
@@ -72,7 +72,7 @@ pub(crate) fn items(ty: &DataType) -> Option<&Field> {
     }
 }
 
-/// The fields of a map's keys and values.
+/// Returns the fields of a map's keys and values.
 pub(crate) fn entries(ty: &DataType) -> Option<(&Field, &Field)> {
     match ty {
         DataType::Map(entries, _) => match entries.data_type() {
@@ -102,7 +102,7 @@ fn names(fields: &Fields) -> String {
     listed(fields.iter().map(|field| field.name().as_str()))
 }
 
-/// Finds the field whose name the path begins with. Names may have dots in them, so the longest that fits is taken.
+/// Finds the field whose name is a prefix of the path. Names may contain dots, so the longest match wins.
 fn enter<'p>(fields: &Fields, path: &'p str, above: &str) -> Result<(usize, &'p str), Error> {
     let fit = |name: &str| match path.strip_prefix(name)? {
         "" => Some(""),
@@ -146,7 +146,7 @@ fn enter<'p>(fields: &Fields, path: &'p str, above: &str) -> Result<(usize, &'p 
     )))
 }
 
-/// Follows the path of a feature.
+/// Follows the path of a feature in a schema.
 pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> {
     let sparse = matches!(feature.request, Request::Sparse { .. });
     let (column, mut rest) = enter(&schema.fields, &feature.field, "")?;

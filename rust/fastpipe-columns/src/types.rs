@@ -1,4 +1,4 @@
-//! Arrow's types and ours.
+//! Conversions between Arrow's types and fastpipe's types.
 
 use arrow_schema::{DataType, TimeUnit as ArrowUnit};
 use fastpipe_batch::{DType, Leaf, TimeUnit};
@@ -22,7 +22,7 @@ fn arrow_unit(unit: TimeUnit) -> Option<ArrowUnit> {
     }
 }
 
-/// What values of a type are by default; `None` for those that aren't read.
+/// Returns the default type of values of an Arrow type, or `None` if the type isn't supported.
 pub(crate) fn leaf(ty: &DataType) -> Option<Leaf> {
     let dtype = match ty {
         DataType::Null | DataType::Boolean => DType::Bool,
@@ -43,7 +43,7 @@ pub(crate) fn leaf(ty: &DataType) -> Option<Leaf> {
         | DataType::Decimal256(..) => DType::F64,
         DataType::Date32 => DType::Datetime(TimeUnit::Days),
         DataType::Date64 => DType::Datetime(TimeUnit::Milliseconds),
-        // Instants: of a zone as UTC.
+        // Timestamps are instants. Those with a time zone are read as UTC.
         DataType::Timestamp(of, _) => DType::Datetime(unit(*of)),
         DataType::Time32(of) | DataType::Time64(of) | DataType::Duration(of) => DType::Timedelta(unit(*of)),
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => return Some(Leaf::Bytes { utf8: true }),
@@ -55,7 +55,7 @@ pub(crate) fn leaf(ty: &DataType) -> Option<Leaf> {
     Some(Leaf::Fixed(dtype))
 }
 
-/// Arrow's type of the memory of such values. Days are counted in 32 bits there.
+/// Returns the Arrow type with the same memory layout, except that Arrow counts days in 32 bits.
 pub(crate) fn arrow(leaf: Leaf) -> DataType {
     let dtype = match leaf {
         Leaf::Bytes { utf8: true } => return DataType::LargeUtf8,
@@ -76,12 +76,12 @@ pub(crate) fn arrow(leaf: Leaf) -> DataType {
         DType::F32 => DataType::Float32,
         DType::F64 => DataType::Float64,
         DType::Datetime(of) => arrow_unit(of).map_or(DataType::Date32, |of| DataType::Timestamp(of, None)),
-        // There are no durations in days; they are given as seconds by nobody.
+        // Arrow has no durations in days, and callers reject them before this point.
         DType::Timedelta(of) => DataType::Duration(arrow_unit(of).unwrap_or(ArrowUnit::Second)),
     }
 }
 
-/// The number of decimal places of a type's values: of integers none.
+/// Returns the number of decimal places of a type's values, which is 0 for integers.
 pub(crate) fn scale(ty: &DataType) -> Option<i8> {
     match ty {
         DataType::Decimal32(_, scale)
@@ -93,7 +93,8 @@ pub(crate) fn scale(ty: &DataType) -> Option<i8> {
     }
 }
 
-/// Whether values of a type can become integers in units of `10**-asked`; else why not, and what to ask for.
+/// Checks that values of a type can be read as integers in units of `10**-asked`. Otherwise, returns the reason and
+/// what to request instead.
 pub(crate) fn fits_scale(ty: &DataType, asked: i8) -> Result<(), String> {
     match scale(ty) {
         Some(own) if own > asked => Err(format!(
@@ -102,12 +103,12 @@ pub(crate) fn fits_scale(ty: &DataType, asked: i8) -> Result<(), String> {
         Some(_) => Ok(()),
         None if *ty == DataType::Null => Ok(()),
         None => Err(format!(
-            "scale= is for decimals and integers, and the column's values are of type {ty}; leave it out"
+            "scale= requires decimals or integers, but the column's values are of type {ty}; remove it"
         )),
     }
 }
 
-/// Whether values of a type can become these; else what to ask for.
+/// Checks that values of a type can be read as the requested type. Otherwise, returns what to request instead.
 pub(crate) fn fits(ty: &DataType, asked: Leaf) -> Result<(), &'static str> {
     let number = |d: DType| d.is_integer() || d.is_float();
     let (fits, ask) = match ty {

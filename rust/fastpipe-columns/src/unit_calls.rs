@@ -1,8 +1,8 @@
-//! Calls that may wait: threads of a pass ask for units, and other threads answer.
+//! Blocking calls to fetch units: threads of a pass ask for units, and threads of the dataset answer.
 //!
-//! A thread of a pass that fetches never needs Python's lock: it asks, and waits for the answer or for the end of its
-//! pass. The threads that answer belong to the data set, so that no more calls are under
-//! way than it allows, even where a pass was left while some were.
+//! A fetching thread of a pass never needs Python's GIL. It asks, and waits for the answer or for the end of its pass.
+//! The answering threads belong to the dataset. So the dataset's limit for concurrent calls also holds if a pass was
+//! abandoned during some calls.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,18 +16,18 @@ use fastpipe_batch::{Error, ErrorKind};
 use crate::slices::Slice;
 use crate::units::ReadUnit;
 
-/// How long a call that was cancelled may take to be noticed.
+/// Maximum delay until a cancelled call is noticed.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The result of a call.
 pub type Answer = Result<(SchemaRef, Vec<RecordBatch>), Error>;
 
-/// A call that a thread of a pass waits for.
+/// A call for which a thread of a pass waits.
 struct Asked {
     slice: Slice,
     answer: Mutex<Option<Answer>>,
     answered: Condvar,
-    /// Whether its pass no longer waits for it.
+    /// Whether the pass has stopped waiting for the call.
     forgotten: AtomicBool,
 }
 
@@ -42,16 +42,16 @@ fn ending() -> Error {
     Error::new(ErrorKind::Closed, "the interpreter is ending")
 }
 
-/// A call that is to be answered once.
+/// A call that must be answered once.
 pub struct UnitCall(Arc<Asked>);
 
 impl UnitCall {
-    /// The rows that the pass asks for.
+    /// Returns the rows that the pass asks for.
     pub fn slice(&self) -> &Slice {
         &self.0.slice
     }
 
-    /// Answers.
+    /// Sets the answer of the call.
     pub fn give(&self, answer: Answer) {
         self.0.give(answer);
     }
@@ -60,7 +60,7 @@ impl UnitCall {
 impl Drop for UnitCall {
     fn drop(&mut self) {
         let mut answer = self.0.answer.lock().unwrap_or_else(PoisonError::into_inner);
-        // A thread waits: taken answers are gone, and given ones are there.
+        // If another reference exists, the asking thread still waits and needs an answer.
         if answer.is_none() && Arc::strong_count(&self.0) > 1 {
             *answer = Some(Err(Error::new(
                 ErrorKind::Internal,
@@ -71,19 +71,19 @@ impl Drop for UnitCall {
     }
 }
 
-/// Calls that wait, and the number of passes and of threads that answer.
+/// The waiting calls, and the numbers of passes and answering threads.
 #[derive(Default)]
 struct State {
     asked: VecDeque<Arc<Asked>>,
-    /// Passes that may ask.
+    /// Number of passes that may ask.
     passes: usize,
-    /// Threads of Python's.
+    /// Number of answering threads, which belong to Python.
     threads: usize,
-    /// Whether the interpreter ends: nothing is answered any more.
+    /// Whether the interpreter is shutting down, so that calls are no longer answered.
     ended: bool,
 }
 
-/// The calls of a data set: threads of passes ask, and other threads answer.
+/// The queue of calls of a dataset: threads of passes ask, and other threads answer.
 pub struct UnitCalls {
     state: Mutex<State>,
     changed: Condvar,
@@ -92,7 +92,7 @@ pub struct UnitCalls {
 }
 
 impl UnitCalls {
-    /// `at_once` is the number of calls that are answered at the same time.
+    /// Creates the queue. `at_once` is the maximum number of calls that are answered concurrently.
     pub fn new(at_once: usize) -> Arc<UnitCalls> {
         Arc::new(UnitCalls {
             state: Mutex::default(),
@@ -102,7 +102,7 @@ impl UnitCalls {
         })
     }
 
-    /// Whether its threads are of this process.
+    /// Whether the answering threads belong to this process.
     pub fn are_ours(&self) -> bool {
         self.process == std::process::id()
     }
@@ -111,7 +111,7 @@ impl UnitCalls {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a pass ask. Also how many threads must be started for it.
+    /// Registers a pass. Also returns the number of threads that the caller must start for it.
     pub fn enter(self: &Arc<Self>) -> (PassEntry, usize) {
         let mut state = self.lock();
         state.passes += 1;
@@ -120,14 +120,14 @@ impl UnitCalls {
         (PassEntry(self.clone()), missing)
     }
 
-    /// Notes that this number of threads could not be started.
+    /// Records that this number of threads could not be started.
     pub fn without(&self, threads: usize) {
         self.lock().threads -= threads;
     }
 
-    /// Lets threads that answer end after the calls that they answer.
+    /// Makes answering threads exit after their current call.
     pub fn end(&self) {
-        // In a forked child a thread that doesn't exist there may hold the lock.
+        // In a forked child, the lock may be held by a thread that doesn't exist there.
         if self.are_ours() {
             let mut state = self.lock();
             state.ended = true;
@@ -140,7 +140,7 @@ impl UnitCalls {
         }
     }
 
-    /// Waits for a call; `None` once no pass is left, and then the thread must end.
+    /// Waits for a call. Returns `None` if no pass is left; the thread must then exit.
     pub fn next(&self) -> Option<UnitCall> {
         let mut state = self.lock();
         loop {
@@ -163,12 +163,12 @@ impl UnitCalls {
     }
 }
 
-/// That a pass may ask, until this is dropped.
+/// Allows a pass to ask until it is dropped.
 pub struct PassEntry(Arc<UnitCalls>);
 
 impl Drop for PassEntry {
     fn drop(&mut self) {
-        // In a forked child a thread that doesn't exist there may hold the lock.
+        // In a forked child, the lock may be held by a thread that doesn't exist there.
         if self.0.are_ours() {
             self.0.lock().passes -= 1;
             self.0.changed.notify_all();
@@ -176,17 +176,17 @@ impl Drop for PassEntry {
     }
 }
 
-/// Returns the name that the source has for a unit.
+/// A function that returns the source's name for a unit.
 pub type UnitName = Arc<dyn Fn(u64) -> String + Send + Sync>;
 
-/// Asks for the units of a pass. An observer of the pass may keep it after the pass has ended.
+/// Asks for the units of a pass. An observer of the pass may keep this object after the pass has ended.
 pub struct UnitAsker {
     calls: Arc<UnitCalls>,
     name: UnitName,
 }
 
 impl UnitAsker {
-    /// Asks for units of these names.
+    /// Creates an asker. `name` returns the names of units.
     pub fn new(calls: Arc<UnitCalls>, name: UnitName) -> Self {
         UnitAsker { calls, name }
     }

@@ -1,4 +1,4 @@
-//! Finished columns that are fetched unit by unit: row groups, shards, what a call returns.
+//! A source whose units are fetched one by one: row groups, shards, or results of calls.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,37 +17,38 @@ use crate::layout::Column;
 use crate::slices::{Slice, Slices};
 use crate::table::{GATHERING, OpenRows, pick};
 
-/// Bytes that are taken for a value of no fixed size, before any was seen.
+/// Estimated bytes of a value of variable size before any unit was fetched.
 const VALUE: u64 = 16;
 
-/// Items that are taken for a list's, before any was seen.
+/// Estimated number of items of a list before any unit was fetched.
 const ITEMS: u64 = 8;
 
-/// What brings units.
+/// Fetches units.
 pub trait ReadUnit: Send + Sync + 'static {
-    /// How many may be under way at once; at least one.
+    /// Returns the maximum number of concurrent reads, at least 1.
     fn at_once(&self) -> usize;
 
-    /// A unit in the source's words: `row group 3 of a.parquet`.
+    /// Returns the name of a unit in terms of the source, such as `row group 3 of a.parquet`.
     fn name(&self, unit: u64) -> String;
 
-    /// Rows of a unit, and their schema. It may wait, and gives up when `cancelled`. Slices of a unit are asked for one
-    /// after the other, if nothing fails.
+    /// Reads rows of a unit and their schema. This may block, and returns early if `cancelled` returns true. Slices of
+    /// a unit are requested in order unless an error occurs.
     fn read(&self, slice: &Slice, cancelled: &dyn Fn() -> bool) -> Result<(SchemaRef, Vec<RecordBatch>)>;
 }
 
-/// What is known of units before they are fetched.
+/// The facts about units that are known before they are fetched.
 struct Known {
     /// The columns that are used.
     schema: SchemaRef,
     slices: Slices,
-    /// Bytes of each unit, if the source says so.
+    /// Bytes of each unit, if the source declares them.
     bytes: Option<Vec<u64>>,
-    /// Bytes that a row is taken to have: at first by its types, then what rows of units had that were fetched.
+    /// Estimated bytes per row. The first estimate is based on the types. Later ones are based on the units that were
+    /// fetched.
     row_bytes: AtomicU64,
 }
 
-/// Units of finished columns, fetched by calls.
+/// A source whose units are fetched by calls.
 pub struct UnitsSource<R> {
     known: Arc<Known>,
     columns: Arc<Columns>,
@@ -64,9 +65,9 @@ fn facts<R: ReadUnit>(columns: &Columns, read: &R) -> SourceFacts {
 }
 
 impl<R: ReadUnit> UnitsSource<R> {
-    /// These features of units, of which `rows` and `bytes` have an entry each; `bytes` is `None` if nobody knows. With
-    /// `slice_bytes`, a unit that takes more than twice as much is read a slice at a time. `dictionaries` gives the
-    /// texts of codes by the paths of their columns, since the dictionaries of units may differ.
+    /// Creates a source of these features. `rows` and `bytes` have one entry per unit. `bytes` is `None` if the sizes
+    /// are unknown. If `slice_bytes` is set, units of more than twice this size are read in slices. `dictionaries`
+    /// gives the texts of codes by the paths of their columns, because the dictionaries of units may differ.
     pub fn new(
         schema: &SchemaRef,
         features: &[Feature],
@@ -76,7 +77,7 @@ impl<R: ReadUnit> UnitsSource<R> {
         dictionaries: &HashMap<String, Vec<String>>,
         read: R,
     ) -> Result<UnitsSource<R>> {
-        // What isn't wanted needn't be there when units are read.
+        // Units don't need to contain columns that aren't requested.
         let whole = Columns::new(schema.clone(), features)?;
         let mut used: Vec<usize> = whole.columns().iter().filter_map(Column::first_step).collect();
         used.sort_unstable();
@@ -104,7 +105,7 @@ impl<R: ReadUnit> UnitsSource<R> {
         })
     }
 
-    /// The same units, brought by another reader.
+    /// Returns a source of the same units with another reader.
     pub fn with_reader<S: ReadUnit>(&self, read: S) -> UnitsSource<S> {
         UnitsSource {
             known: self.known.clone(),
@@ -114,27 +115,27 @@ impl<R: ReadUnit> UnitsSource<R> {
         }
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for.
+    /// Returns the texts of the codes of each feature that consists of dictionary codes.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, &[Arc<str>])> {
         self.columns.symbols()
     }
 
-    /// The names of the columns that are used.
+    /// Returns the names of the columns that are used.
     pub fn used(&self) -> impl Iterator<Item = &str> {
         self.known.schema.fields.iter().map(|field| field.name().as_str())
     }
 
-    /// Number of units before large ones were cut.
+    /// Returns the number of units before large ones were cut into slices.
     pub fn uncut(&self) -> u64 {
         self.known.slices.units().len() as u64
     }
 
-    /// The rows that the engine's unit stands for.
+    /// Returns the rows of one unit of the engine.
     pub fn slice(&self, unit: u64) -> Slice {
         self.known.slices.get(unit)
     }
 
-    /// Bytes that rows are taken to have, one with another.
+    /// Returns the estimated average number of bytes per row.
     pub fn row_bytes(&self) -> u64 {
         let (rows, known) = (
             self.known.slices.units().iter().map(|&rows| u64::from(rows)),
@@ -146,7 +147,7 @@ impl<R: ReadUnit> UnitsSource<R> {
         }
     }
 
-    /// The columns that are used of a record batch: it may have others, and in another order.
+    /// Selects the used columns of a record batch, which may have additional columns in any order.
     fn project(&self, batch: &RecordBatch) -> Result<RecordBatch> {
         let mut chosen = try_with_capacity(self.known.schema.fields.len(), "columns")?;
         let found = batch.schema_ref();
@@ -159,7 +160,7 @@ impl<R: ReadUnit> UnitsSource<R> {
         for field in &self.known.schema.fields {
             let Some(&i) = places.get(field.name().as_str()) else {
                 let reason = format!(
-                    "the schema says that there is a column '{}', and there is none",
+                    "the schema contains the column '{}', but the record batch does not",
                     field.name()
                 );
                 return Err(Error::new(ErrorKind::Schema, reason).at_feature(field.name()));
@@ -172,13 +173,13 @@ impl<R: ReadUnit> UnitsSource<R> {
     }
 }
 
-/// Bytes that a unit takes when it is open, as it says or by what rows are taken to have.
+/// Returns the bytes of an open unit, as declared by the source or estimated from its rows.
 fn held(bytes: Option<&[u64]>, row_bytes: u64, unit: u64, rows: u32) -> u64 {
     let said = bytes.and_then(|bytes| bytes.get(unit as usize)).copied();
     said.unwrap_or_else(|| u64::from(rows).saturating_mul(row_bytes))
 }
 
-/// Bytes that a value of a type is taken to have.
+/// Returns the estimated bytes of a value of a type.
 fn guess(ty: &DataType) -> u64 {
     use DataType::{
         Dictionary, FixedSizeBinary, FixedSizeList, LargeList, LargeListView, List, ListView, Map, RunEndEncoded,
@@ -197,7 +198,7 @@ fn guess(ty: &DataType) -> u64 {
     }
 }
 
-/// Bytes of the rows of record batches, without what else lies in their memory.
+/// Returns the bytes of the rows of record batches, without other data in the same buffers.
 fn bytes_of(batches: &[RecordBatch]) -> usize {
     let arrays = batches.iter().flat_map(|batch| batch.columns());
     arrays
@@ -264,9 +265,9 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         let found: usize = projected.iter().map(RecordBatch::num_rows).sum();
         if found != expected {
             let reason = match slice.whole {
-                true => format!("expected {expected} rows, as `rows` says of this unit, and found {found}"),
+                true => format!("expected {expected} rows, as `rows` declares for this unit, but found {found}"),
                 false => format!(
-                    "expected {expected} rows in the slice that begins with row {}, and found {found}",
+                    "expected {expected} rows in the slice that begins at row {}, but found {found}",
                     slice.rows.start
                 ),
             };
@@ -274,7 +275,8 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         }
         let held = bytes_of(&projected);
         if found > 0 {
-            // No less than it was: memory is reserved for the largest.
+            // The estimate follows increases at once and decreases slowly, because memory is reserved for the largest
+            // units.
             let row_bytes = held.div_ceil(found) as u64;
             let before = &self.known.row_bytes;
             let first = before.load(Ordering::Relaxed);
@@ -297,8 +299,8 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
         let held = held + chunks.bytes;
         if pass.most_bytes.is_some_and(|most| held as u64 > most) {
             let reason = format!(
-                "a unit takes {held} bytes when it is open, which is more than memory_limit: smaller units, or fewer \
-                 columns, take less"
+                "an open unit needs {held} bytes, which is more than memory_limit: use smaller units or fewer \
+                 columns"
             );
             return Err(Error::over_memory_limit(reason));
         }
@@ -446,13 +448,13 @@ mod tests {
                 whole.clone(),
                 3,
                 ErrorKind::Shape,
-                "expected 3 rows, as `rows` says of this unit, and found 2",
+                "expected 3 rows, as `rows` declares for this unit, but found 2",
             ),
             (
                 batch(&[("x", numbers(&[1, 2]))]),
                 2,
                 ErrorKind::Schema,
-                "'text', and there is none",
+                "'text', but the record batch does not",
             ),
         ];
         for (unit, rows, kind, what) in cases {

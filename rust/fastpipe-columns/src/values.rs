@@ -1,4 +1,4 @@
-//! Values of columns: where they lie.
+//! The values of columns and their memory layouts.
 
 use std::ops::Range;
 
@@ -8,20 +8,20 @@ use arrow_buffer::{BooleanBuffer, Buffer, OffsetBuffer};
 use arrow_schema::DataType;
 use fastpipe_batch::{Error, ErrorKind};
 
-/// The values.
+/// The values of a column in one record batch.
 #[derive(Clone, Debug)]
 pub(crate) enum Values {
-    /// Elements of a fixed width, one after the other.
+    /// Consecutive elements of a fixed width.
     Elements(Buffer),
     Bits(BooleanBuffer),
     ShortText(OffsetBuffer<i32>, Buffer),
     LongText(OffsetBuffer<i64>, Buffer),
-    /// Views of strings, and what those refer to that aren't short.
+    /// Views of strings, and the buffers that contain the long strings.
     Views(Buffer, Vec<Buffer>),
 }
 
 impl Values {
-    /// The strings of an array of them.
+    /// Returns the strings of a string array.
     pub(crate) fn of_text(array: &ArrayRef) -> Result<Values, Error> {
         Ok(match array.data_type() {
             DataType::Utf8 => {
@@ -52,7 +52,7 @@ impl Values {
         })
     }
 
-    /// The bytes of string `i`.
+    /// Returns the bytes of string `i`.
     #[inline]
     pub(crate) fn text(&self, i: usize) -> Option<&[u8]> {
         let end = i.checked_add(1)?;
@@ -64,7 +64,7 @@ impl Values {
         }
     }
 
-    /// The bytes of all these strings, if they lie one after the other.
+    /// Returns the bytes of all these strings, if they are contiguous.
     pub(crate) fn texts(&self, rows: Range<usize>) -> Option<&[u8]> {
         match self {
             Values::ShortText(offsets, bytes) => {
@@ -77,7 +77,7 @@ impl Values {
         }
     }
 
-    /// Writes element `i`, and says whether it is there.
+    /// Writes element `i` to `out`. Returns `None` if it doesn't exist.
     #[inline]
     pub(crate) fn element(&self, i: usize, out: &mut [u8]) -> Option<()> {
         match self {
@@ -92,8 +92,8 @@ impl Values {
     }
 }
 
-/// What a view refers to: bytes 0 to 3 are the length. Short strings follow; of others there are the first four bytes,
-/// the number of a buffer, and where they begin there.
+/// Returns the string of a view. Bytes 0 to 3 of a view are the length. A short string follows directly. For a long
+/// string, the first four bytes of the string follow, then the index of its buffer, then its offset in the buffer.
 #[inline]
 fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Option<&'a [u8]> {
     const SHORT: usize = 12;
@@ -108,11 +108,11 @@ fn viewed<'a>(view: &'a [u8; 16], buffers: &'a [Buffer]) -> Option<&'a [u8]> {
 
 #[cold]
 pub(crate) fn internal(what: &str, array: &dyn Array) -> Error {
-    let reason = format!("{what} was expected of a column, found {}", array.data_type());
+    let reason = format!("expected {what} in a column, found {}", array.data_type());
     Error::new(ErrorKind::Internal, reason)
 }
 
-/// The memory of elements of `size` bytes.
+/// Returns the memory of elements with `size` bytes each.
 pub(crate) fn elements(array: &ArrayRef, size: usize) -> Result<Values, Error> {
     let data = array.to_data();
     let buffer = data.buffers().first().ok_or_else(|| internal("values", array))?;

@@ -1,4 +1,4 @@
-//! Requests for values of a column, and conversion of the values to the requested type.
+//! The requested type of a column's values, and the conversion to it.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, make_array};
@@ -15,19 +15,19 @@ use crate::symbols::Symbols;
 use crate::types::{arrow, scale};
 use crate::values::{Values, elements};
 
-/// What is wanted of the values of a column.
+/// The request for the values of a column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted<'a> {
     pub(crate) leaf: Leaf,
-    /// Of decimals as integers, the decimal places.
+    /// The number of decimal places, if decimals are read as integers.
     pub(crate) scale: Option<i8>,
-    /// Whether decimals are integers of 128 bits, each a pair of int64.
+    /// Whether decimals are read as 128-bit integers, each a pair of int64.
     pub(crate) pair: bool,
-    /// Of a dictionary's codes, what they stand for.
+    /// The texts of the codes, if codes of a dictionary are requested.
     pub(crate) symbols: Option<&'a Symbols>,
-    /// How text becomes indices.
+    /// How text is converted to indices.
     pub(crate) lookup: Option<&'a Lookup>,
-    /// Whether it is the lengths of lists.
+    /// Whether the lengths of lists are requested instead of their items.
     pub(crate) counts: bool,
 }
 
@@ -41,7 +41,7 @@ impl Wanted<'_> {
         counts: false,
     };
 
-    /// Whether values of a type are what is wanted, as they are.
+    /// Whether values of a type already have the requested type, so that no conversion is necessary.
     pub(crate) fn is(&self, ty: &DataType) -> bool {
         use DataType::{Binary, BinaryView, LargeBinary, LargeUtf8, Timestamp, Utf8, Utf8View};
         if self.symbols.is_some() || self.lookup.is_some() {
@@ -53,7 +53,7 @@ impl Wanted<'_> {
             (DataType::Decimal64(..), Leaf::Fixed(_)) => whole(DType::I64),
             (Utf8 | LargeUtf8 | Utf8View, Leaf::Bytes { .. }) => true,
             (Binary | LargeBinary | BinaryView, Leaf::Bytes { utf8 }) => !utf8,
-            // Arrow counts days in 32 bits, and NumPy in 64.
+            // Arrow counts days in 32 bits, NumPy in 64.
             (DataType::Date32, _) => false,
             (Timestamp(unit, _), leaf) => Timestamp(*unit, None) == arrow(leaf),
             (ty, leaf) => *ty == arrow(leaf) && self.scale.is_none_or(|asked| asked == 0),
@@ -61,15 +61,15 @@ impl Wanted<'_> {
     }
 }
 
-/// Values as they are wanted.
+/// Values in the requested type.
 #[derive(Clone, Debug)]
 pub(crate) struct Finished {
     pub(crate) values: Values,
-    /// Which of them fit, if some don't.
+    /// Which values fit, if some don't.
     pub(crate) fitting: Option<BooleanBuffer>,
-    /// Of codes, the texts that they stand for.
+    /// The texts of the codes, if the values are codes or indices.
     pub(crate) texts: Option<Values>,
-    /// Memory that was taken to rewrite them.
+    /// Memory used for converted values, in bytes.
     pub(crate) taken: usize,
 }
 
@@ -77,7 +77,7 @@ fn malformed(error: &ArrowError) -> Error {
     Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}"))
 }
 
-/// Rewrites an array, with nulls for values that don't fit.
+/// Casts an array. Values that don't fit are null in the result.
 pub(crate) fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Error> {
     let options = CastOptions {
         safe: true,
@@ -89,13 +89,13 @@ pub(crate) fn rewritten(array: &dyn Array, to: &DataType) -> Result<ArrayRef, Er
     })
 }
 
-/// The same values under another type of the same width.
+/// Returns the same values as another type of the same width.
 fn relabelled(array: &dyn Array, ty: DataType) -> Result<ArrayRef, Error> {
     let data = array.to_data().into_builder().data_type(ty).build();
     data.map(make_array).map_err(|error| malformed(&error))
 }
 
-/// The values as they are wanted.
+/// Converts the values to the requested type.
 pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, Error> {
     let leaf = wanted.leaf;
     let mut finished = Finished {
@@ -146,7 +146,7 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
     }
     let to = arrow(leaf);
     let mut found = array.clone();
-    // Times of a day are counted as durations are, and instants without their zone.
+    // Times of day are read as durations, and instants are read without their time zone.
     let same = match array.data_type() {
         DataType::Time32(unit) => Some((DataType::Int32, *unit)),
         DataType::Time64(unit) => Some((DataType::Int64, *unit)),
@@ -178,7 +178,7 @@ pub(crate) fn finish(array: &ArrayRef, wanted: Wanted<'_>) -> Result<Finished, E
     Ok(finished)
 }
 
-/// The indices of texts as elements of type `to`; and which of them have one, if some don't.
+/// Returns the indices of texts as elements of type `to`. Also returns which texts have an index, if some don't.
 fn indices_of(
     texts: &Values,
     array: &ArrayRef,
@@ -194,14 +194,15 @@ fn indices_of(
     for start in (0..count).step_by(MOST_KEYS) {
         let some = start..count.min(start + MOST_KEYS);
         for (key, i) in keys.iter_mut().zip(some.clone()) {
-            // The text of a null may be anything.
+            // A null may have any text below it.
             let text = array.is_valid(i).then(|| texts.text(i)).flatten().unwrap_or_default();
             *key = Key { text, term: None };
         }
         lookup.find(&keys[..some.len()], &mut indices);
         for (&index, i) in indices.iter().zip(some) {
             known.push(index != UNKNOWN || array.is_null(i));
-            // All indices fit the dtype, as the spec has checked: little-endian numbers begin with their lowest bytes.
+            // All indices fit the dtype because the spec was checked. Little-endian numbers begin with their lowest
+            // bytes.
             found.extend_from_slice(&index.max(0).to_le_bytes()[..size]);
         }
     }
@@ -209,7 +210,7 @@ fn indices_of(
     Ok((Buffer::from_vec(found), lost.then(|| BooleanBuffer::from(known))))
 }
 
-/// Decimals as pairs of int64, the halves of 128 bits, in units of `10**-asked`.
+/// Converts decimals to pairs of int64, the halves of 128-bit integers, in units of `10**-asked`.
 pub(crate) fn pairs(array: &ArrayRef, asked: i8) -> Result<Finished, Error> {
     const WIDTH: usize = size_of::<i128>();
     let mut finished = Finished {
@@ -219,7 +220,7 @@ pub(crate) fn pairs(array: &ArrayRef, asked: i8) -> Result<Finished, Error> {
         taken: 0,
     };
     if matches!(array.data_type(), DataType::Decimal128(_, own) if *own == asked) {
-        // The lower half is first: this is little-endian memory.
+        // The memory is little-endian, so the lower half is first.
         finished.values = elements(array, WIDTH)?;
         return Ok(finished);
     }
@@ -230,12 +231,12 @@ pub(crate) fn pairs(array: &ArrayRef, asked: i8) -> Result<Finished, Error> {
     Ok(finished)
 }
 
-/// The memory of values of the wanted type.
+/// Returns the memory of values that have the requested type.
 fn stored(array: &ArrayRef, leaf: Leaf) -> Result<(Values, usize), Error> {
     Ok(match (array.data_type(), leaf) {
         (_, Leaf::Bytes { .. }) => (Values::of_text(array)?, 0),
         (DataType::Boolean, _) => (Values::Bits(array.as_boolean().values().clone()), 0),
-        // Days are counted in 32 bits in Arrow, and in 64 in NumPy.
+        // Arrow counts days in 32 bits, NumPy in 64.
         (DataType::Date32, Leaf::Fixed(DType::Datetime(TimeUnit::Days))) => {
             let days = array.as_primitive::<arrow_array::types::Date32Type>().values();
             let days = try_collect(days.iter().map(|&day| i64::from(day)), "dates")?;
