@@ -255,7 +255,7 @@ def test_integers_are_checked_for_their_range(dtype: str) -> None:
 def test_decimal_commas() -> None:
     data = b'a;b\n1,5;-0,25\n1234567,125;"3,5"\n12345678,5;,5\n'
     assert read(data, delimiter=";", decimal=",") == {"a": [1.5, 1234567.125, 12345678.5], "b": [-0.25, 3.5, 0.5]}
-    with pytest.raises(fastpipe.ValueRangeError, match=r'"1\.5" is no float64'):
+    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "1\.5" as float64'):
         read(b"a;b\n1.5;2\n", delimiter=";", decimal=",", features={"a": DenseSpec((), "float64")})
 
 
@@ -295,7 +295,7 @@ def test_nulls() -> None:
     assert np.array_equal(floats, [1, math.nan, math.nan, -9], equal_nan=True)
     with pytest.raises(fastpipe.NullValueError, match=r"feature 'x': the field is empty.*byte offset 8, record 1"):
         of(features={"x": DenseSpec((), "int32")})
-    with pytest.raises(fastpipe.ValueRangeError, match='"NA" is no int32'):
+    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "NA" as int32'):
         of(features={"x": DenseSpec((), "int32", fill=0)}, null_values=[""])
 
 
@@ -363,7 +363,7 @@ def test_times_need_no_seconds() -> None:
     for features in (None, {"t": DenseSpec((), "datetime64[s]")}):
         (batch,) = fastpipe.read_csv(data.encode(), features=features, batch_size=3)
         assert (batch["t"] == np.datetime64("2024-01-02T03:04")).all()
-    with pytest.raises(fastpipe.ValueRangeError, match='"11/6/18" is no date'):
+    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "11/6/18" as a date'):
         read(b"t\n11/6/18\n", features={"t": DenseSpec((), "datetime64[D]")})
 
 
@@ -381,7 +381,7 @@ def test_what_is_inferred_can_turn_out_wrong_later() -> None:
     data = ("a,b\n" + "\n".join(f"{row},." for row in rows)).encode()
     reader = fastpipe.read_csv(data, batch_size=1 << 20)
     assert reader.features["a"] == DenseSpec((), "int64")
-    with pytest.raises(fastpipe.ValueRangeError, match='"x" is no int64') as caught:
+    with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "x" as int64') as caught:
         list(reader)
     assert (caught.value.record, caught.value.feature, caught.value.offset) == (4_000_000, "a", 4 + 4 * 4_000_000)
 
@@ -418,7 +418,7 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
     assert read(tmp_path)["a"][2] == 1.5
     features = fastpipe.read_csv(tmp_path / "1.csv", batch_size=1).features
     (tmp_path / "2.csv").write_text("a,b\nx,3\n")
-    with pytest.raises(fastpipe.ValueRangeError, match=r'"x" is no float64: features=.*"a": fastpipe.DenseSpec'):
+    with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "x" as float64: .*"a": fastpipe.DenseSpec'):
         read(tmp_path, features=features)
 
 
@@ -433,7 +433,7 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
             b"a,b\n1,2\n3\n",
             {},
             fastpipe.MalformedFileError,
-            r"1 fields, and the file 2 columns.*byte offset 8, record 1",
+            r"1 fields, but the file has 2 columns.*byte offset 8, record 1",
         ),
         (b"a,b\n1,2,3\n", {}, fastpipe.MalformedFileError, r"3 fields.*record 0"),
         (b"a,b\n1,2\n\r3,4\n", {}, fastpipe.MalformedFileError, r"a carriage return.*byte offset 8, record 1"),

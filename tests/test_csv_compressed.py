@@ -454,7 +454,7 @@ def test_errors_name_the_file_and_its_byte(tmp_path: Path, data: bytes, error: t
             b"n,s\n1,x\ny,z\n",
             {},
             fastpipe.ValueRangeError,
-            r'"y" is no int64: .*record 1, byte of the decompressed text 8',
+            r'cannot parse "y" as int64: .*record 1, byte of the decompressed text 8',
         ),
         (b"n,s\n1,x\n2\n", {}, fastpipe.MalformedFileError, r"1 fields.*record 1, byte of the decompressed text 8"),
         (b'n,s\n1,"x\n', {}, fastpipe.MalformedFileError, r"within quotes.*byte of the decompressed text 4"),

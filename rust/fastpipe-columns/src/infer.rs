@@ -113,7 +113,7 @@ fn no_column(schema: &Schema, inferred: &Inferred, column: &str) -> Error {
         more => format!(" and {more} more"),
     };
     let reason = format!(
-        "there is no column '{column}', but {}{more}{meant}",
+        "the schema has no column '{column}'; it has {}{more}{meant}",
         names[..names.len().min(SHOWN)].join(", ")
     );
     Error::new(ErrorKind::Schema, reason).at_feature(column)

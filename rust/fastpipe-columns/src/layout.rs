@@ -311,8 +311,8 @@ fn with_form_of(feature: &Feature, trace: &Trace) -> Result<Feature, Error> {
     let request = match trace.dims() {
         0 if lookup.drops() => {
             return Err(misfit(
-                "unknown=\"drop\" leaves keys out of lists, and each row has one key here: unknown=\"bucket\" gives keys that \
-                 the vocabulary lacks an index, unknown=\"error\" refuses them"
+                "unknown=\"drop\" leaves keys out of lists, but each row has one key here: unknown=\"bucket\" gives keys \
+                 outside of the vocabulary an index, unknown=\"error\" rejects them"
                     .into(),
             ));
         }

@@ -141,7 +141,7 @@ fn enter<'p>(fields: &Fields, path: &'p str, above: &str) -> Result<(usize, &'p 
         format!("'{above}'")
     };
     Err(misfit(format!(
-        "{whose} has no column '{first}', but {}{meant}",
+        "{whose} has no column '{first}'; it has {}{meant}",
         names(fields)
     )))
 }
@@ -218,7 +218,7 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
             }
             _ => {
                 return Err(misfit(format!(
-                    "there is no column '{}': '{at}' is of type {ty}, which has no fields",
+                    "column '{}' does not exist: '{at}' is of type {ty}, which has no fields",
                     feature.field
                 )));
             }

@@ -79,7 +79,7 @@ struct State {
     passes: usize,
     /// Number of answering threads, which belong to Python.
     threads: usize,
-    /// Whether the interpreter is shutting down, so that calls are no longer answered.
+    /// Whether the interpreter is shutting down, and calls get an error instead of an answer.
     ended: bool,
 }
 

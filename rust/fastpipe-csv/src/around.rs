@@ -1,13 +1,13 @@
-//! The row around a byte of a file whose rows nobody has looked for.
+//! Finds the row around a byte of a file without scanning the file from the start.
 //!
-//! Rows may have newlines within quotes, so what stands around a byte doesn't say by itself where its row starts.
-//! Behind a newline there are two possibilities: a row starts there, or a quoted field goes on. Both are followed
-//! through a window around the byte, and one of them is ruled out by a row that has not as many fields as the file has
-//! columns, or makes no difference because both come to the same row. Where neither happens, the window grows.
+//! Quoted fields may contain newlines, so the bytes around a position don't always show where its row starts. After a
+//! newline, there are two possibilities: a row starts, or a quoted field continues. Both are followed through a window
+//! around the position. A possibility is refuted if a row's number of fields differs from the number of columns. If
+//! both lead to the same row, the choice makes no difference. Otherwise, the window grows.
 //!
-//! One thing can't be told by any window: a stretch without quotes could be the text of one field. It is taken for rows
-//! if there are several in it, all with the file's number of fields, of which there are two at least. So a file is
-//! misread if the text of a field looks like such rows for longer than a window.
+//! One case can't be decided by any window: text without quotes could be the content of a single quoted field. It is
+//! treated as rows if it contains several rows with the right number of fields, and the file has at least two columns.
+//! So a file is misread if the text of a field looks like such rows for longer than a window.
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result, try_filled};
 
@@ -16,67 +16,67 @@ use crate::fields::Fields;
 use crate::header::Header;
 use crate::rows::Next;
 
-/// Bytes in front of a byte that are looked at first, and at last.
+/// Bytes before the position in the first and in the largest window.
 const FIRST_REACH: u64 = 16 << 10;
 const LAST_REACH: u64 = 16 << 20;
 
-/// Rows with the right number of fields that are taken for rows where there are no quotes, and rows of which the fields
-/// are counted at most: more of them tell nothing new.
+/// `EVIDENCE` is the number of unquoted rows with the right number of fields that are accepted as rows. Counting the
+/// fields of more than `ENOUGH` rows gives no additional information.
 const EVIDENCE: usize = 8;
 const ENOUGH: usize = 64;
 
-/// A row of a file.
+/// The position of a row in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowAt {
-    /// Its first byte.
+    /// The offset of its first byte.
     pub offset: u64,
-    /// Its bytes, with the newline, which is counted even where the file ends without it.
+    /// Its length in bytes, including the newline. The newline is counted even if the file ends without it.
     pub len: u64,
 }
 
-/// Finds rows around bytes of a file.
+/// Finds the rows around given bytes of a file.
 pub struct Surroundings<'f> {
     file: &'f dyn ReadAt,
     lines: Lines,
     columns: usize,
     first: u64,
     size: u64,
-    /// The byte behind the last, which is that of a newline that may be missing.
+    /// One past the last byte of the rows, including the final newline that the file may lack.
     end: u64,
     window: Vec<u8>,
-    /// The byte of the file that the window begins with.
+    /// The file offset of the window's first byte.
     from: u64,
 }
 
-/// What one reading of a window says.
+/// The result of reading a window in one of the two ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reading {
-    /// A row has another number of fields: this isn't how the file is to be read.
+    /// A row has the wrong number of fields, so this reading is wrong.
     Refuted,
-    /// It may be right.
+    /// The reading may be right.
     Possible {
-        /// Whole rows whose fields were counted.
+        /// Number of whole rows whose fields were counted.
         rows: usize,
-        /// What the byte lies in, in the window.
+        /// The location of the byte in the window.
         place: Place,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// A row: from where to where.
+    /// In a row, given by its start and its end.
     Row(usize, usize),
-    /// No row: an empty line or a comment.
+    /// Outside of rows: in an empty line or a comment.
     Between,
-    /// The window doesn't have all of it.
+    /// Unknown because the row is not completely in the window.
     Beyond,
 }
 
 impl<'f> Surroundings<'f> {
-    /// Of a file with this header.
+    /// Prepares to find rows of a file with this header.
     ///
     /// # Errors
-    /// Of storage, if it can't be read.
+    /// [`ErrorKind::Storage`] if the file can't be read.
     pub fn new(file: &'f dyn ReadAt, dialect: &Dialect, header: &Header) -> Result<Surroundings<'f>> {
         let mut surroundings = Surroundings {
             file,
@@ -103,19 +103,19 @@ impl<'f> Surroundings<'f> {
         Ok(surroundings)
     }
 
-    /// The bytes in which rows lie, with that of a newline that the file may lack.
+    /// Returns the bytes that contain rows, including a final newline that the file may lack.
     pub fn span(&self) -> std::ops::Range<u64> {
         self.first..self.end
     }
 
-    /// Bytes that each row of such a file has at least: a delimiter between fields, and a newline; of one field a byte
-    /// too, for empty lines are no rows.
+    /// Returns the minimum size of a row with this many columns: the delimiters between the fields and a newline. A row
+    /// of one field has at least one more byte, because an empty line is not a row.
     pub fn least_bytes(columns: usize) -> u64 {
         columns.max(2) as u64
     }
 
-    /// Whether a row may start among the `least` bytes that end with this one. That takes no look at quotes: rows start
-    /// behind newlines.
+    /// Whether a row may start within the last `least` bytes up to and including byte `at`. Quotes don't matter for
+    /// this check: rows start only after newlines.
     pub fn may_start(&mut self, at: u64, least: u64) -> Result<bool> {
         let from = (at + 1).saturating_sub(least);
         if from <= self.first {
@@ -125,18 +125,18 @@ impl<'f> Surroundings<'f> {
         Ok(memchr::memchr(b'\n', &self.window).is_some())
     }
 
-    /// The row that a byte of the span lies in; `None` if that is an empty line or a comment.
+    /// Returns the row that contains a byte of the span, or `None` if the byte is in an empty line or a comment.
     ///
     /// # Errors
-    /// Malformed, if rows around it have other numbers of fields, however they are read; a limit, if the row can't be
-    /// told.
+    /// [`ErrorKind::Malformed`] if the rows around the byte have the wrong number of fields in both readings.
+    /// [`ErrorKind::Limit`] if the row can't be determined.
     pub fn row_at(&mut self, at: u64) -> Result<Option<RowAt>> {
         let mut reach = FIRST_REACH;
         loop {
             match self.place_within(at, reach)? {
                 Place::Row(start, end) => {
                     let (offset, end) = (self.from + start as u64, self.from + end as u64);
-                    // That of the last row may be missing.
+                    // The last row may lack its newline.
                     let missing = end == self.size && self.end > self.size;
                     let len = end - offset + u64::from(missing);
                     return Ok(Some(RowAt { offset, len }));
@@ -145,8 +145,8 @@ impl<'f> Surroundings<'f> {
                 Place::Beyond if reach < LAST_REACH => reach *= 4,
                 Place::Beyond => {
                     let reason = format!(
-                        "{LAST_REACH} bytes in front of this one don't tell in which row it lies, for quotes can be read in \
-                         two ways: draw with method=\"exact\", or quote=None if there are no quoted fields"
+                        "cannot determine the row of this byte from the {LAST_REACH} bytes before it, because quotes can be \
+                         read in two ways: use method=\"exact\", or quote=None if no fields are quoted"
                     );
                     return Err(Error::new(ErrorKind::Limit, reason).at_offset(at));
                 }
@@ -154,14 +154,14 @@ impl<'f> Surroundings<'f> {
         }
     }
 
-    /// The text of a row that was found last.
+    /// Returns the text of the row that was found last.
     pub fn text(&self, row: RowAt) -> &[u8] {
         let start = row.offset.saturating_sub(self.from) as usize;
         let end = start.saturating_add(row.len as usize).min(self.window.len());
         self.window.get(start..end).unwrap_or_default()
     }
 
-    /// What a byte lies in, as far as a window of this reach says.
+    /// Returns the location of a byte, as far as a window of this reach determines it.
     fn place_within(&mut self, at: u64, reach: u64) -> Result<Place> {
         let from = at.saturating_sub(reach).max(self.first);
         let to = at.saturating_add(reach / 4).min(self.size);
@@ -169,7 +169,7 @@ impl<'f> Surroundings<'f> {
         let begin = if from == self.first {
             0
         } else {
-            // A row or a line within quotes starts behind it.
+            // Either a row or a line within quotes starts after this newline.
             match memchr::memchr(b'\n', &self.window) {
                 Some(newline) => newline + 1,
                 None => return Ok(Place::Beyond),
@@ -197,7 +197,7 @@ impl<'f> Surroundings<'f> {
             (Refuted, Refuted) => return Err(self.ragged(at)),
             (Possible { place, .. }, Refuted) | (Refuted, Possible { place, .. }) => place,
             (Possible { place: one, .. }, Possible { place: other, .. }) if one == other => one,
-            // Not of one column: any text has a field a line.
+            // Not for one column: every line of any text has one field.
             (Possible { rows, place }, Possible { rows: 0, .. })
             | (Possible { rows: 0, .. }, Possible { rows, place })
                 if rows >= EVIDENCE && self.columns > 1 =>
@@ -208,8 +208,8 @@ impl<'f> Surroundings<'f> {
         })
     }
 
-    /// Follows rows through the window, the first of which starts at `at`, and counts the fields of those from a little
-    /// in front of the byte on.
+    /// Follows the rows through the window, starting with the row at `at`. Counts the fields of rows from a little
+    /// before the byte onwards.
     fn follow(&self, mut at: usize, byte: usize, whole: bool) -> Reading {
         let bytes = &self.window;
         let (mut rows, mut place) = (0, Place::Beyond);
@@ -233,7 +233,7 @@ impl<'f> Surroundings<'f> {
                 }
                 rows += 1;
             }
-            // Behind the last row is the newline that it may lack.
+            // The last row may lack its newline, which counts as part of the row.
             at = end + usize::from(bytes[end - 1] != b'\n');
             if (start..at).contains(&byte) {
                 place = Place::Row(start, end);
@@ -244,7 +244,7 @@ impl<'f> Surroundings<'f> {
         }
     }
 
-    /// Reads bytes of the file to the window.
+    /// Reads a range of the file into the window.
     fn read(&mut self, from: u64, to: u64) -> Result<()> {
         let len = (to - from) as usize;
         if self.window.capacity() < len {
@@ -254,7 +254,7 @@ impl<'f> Surroundings<'f> {
         self.from = from;
         let found = self.file.read_at(from, &mut self.window)?;
         if found < len {
-            let reason = "the file became shorter while rows were drawn: start again, once nobody writes to it";
+            let reason = "the file became shorter while rows were drawn: try again when no program writes to it";
             return Err(Error::new(ErrorKind::Storage, reason));
         }
         Ok(())
@@ -263,8 +263,8 @@ impl<'f> Surroundings<'f> {
     #[cold]
     fn ragged(&self, at: u64) -> Error {
         let reason = format!(
-            "rows around this byte don't have {} fields, as the file has columns, however quotes are read: read_csv says which, \
-             and method=\"exact\" draws without them",
+            "rows around this byte don't have {} fields, the number of columns, with either reading of quotes: read_csv shows \
+             which rows, and method=\"exact\" draws without them",
             self.columns
         );
         Error::new(ErrorKind::Malformed, reason).at_offset(at)
@@ -287,7 +287,7 @@ mod tests {
         }
     }
 
-    /// For each byte of the span the row that it lies in, by a scan from the first one.
+    /// Returns the row of each byte of the span, found by a scan from the first row.
     fn scanned(bytes: &[u8], dialect: &Dialect, header: &Header) -> Vec<Option<RowAt>> {
         let lines = Lines::new(dialect, header.names.len());
         let mut found = vec![None; bytes.len() + 1 - header.first as usize];
@@ -325,7 +325,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Files are made of few rows, again and again, so that windows begin within them.
+        /// A few rows are repeated many times so that windows begin inside of the file.
         #[test]
         fn rows_are_those_of_a_scan(
             rows in proptest::collection::vec(proptest::collection::vec(field(), 3), 1..40),
@@ -365,7 +365,7 @@ mod tests {
                 let row = expected[(at - span.start) as usize];
                 match around.row_at(at) {
                     Ok(found) => prop_assert_eq!(found, row, "byte {} of {}", at, memory.0.len()),
-                    // Rows that are repeated may be read in two ways, all of them.
+                    // A file of repeated rows may be ambiguous as a whole.
                     Err(error) => prop_assert_eq!(error.kind(), ErrorKind::Limit),
                 }
                 if let Some(row) = row {
@@ -379,7 +379,7 @@ mod tests {
             }
         }
 
-        /// Whatever stands in a file, what is drawn is a row of a scan, or an error.
+        /// For any bytes, the result is a row of a full scan or an error.
         #[test]
         fn any_bytes_have_rows_or_errors(
             bytes in proptest::collection::vec(proptest::sample::select(b"aab,,\n\n\r\"#".to_vec()), 0..200),
@@ -388,7 +388,7 @@ mod tests {
         ) {
             let dialect = Dialect { names: Names::Given(vec!["a".into(), "b".into()]), ..dialect(quoted, commented) };
             let memory = Memory(bytes);
-            // Rows that end with carriage returns alone are refused here.
+            // Files whose rows end with a carriage return only are rejected here.
             let Ok(header) = Header::read(&memory, &dialect) else { return Ok(()) };
             let expected = scanned(&memory.0, &dialect, &header);
             let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_can_be_read_in_two_ways_is_an_error() {
-        // Behind each newline the same follows, within quotes and outside of them.
+        // The same bytes follow each newline, both within quotes and outside of them.
         let (memory, dialect, header) = of(b"1,\"\n1,\"\n".repeat(5 << 20), 2);
         let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
         let error = around.row_at(20 << 20).unwrap_err();
@@ -449,7 +449,7 @@ mod tests {
         let mut around = Surroundings::new(&memory, &dialect, &header).unwrap();
         assert_eq!(around.row_at(8).unwrap().unwrap().offset, 8);
         assert_eq!(around.row_at(79_999).unwrap().unwrap().offset, 79_996);
-        // The quoted reading has no row at all, and grows up to the start of the file.
+        // The quoted reading contains no row at all, so the window grows up to the start of the file.
         assert_eq!(around.row_at(40_100).unwrap_err().kind(), ErrorKind::Malformed);
     }
 

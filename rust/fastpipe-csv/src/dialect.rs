@@ -1,45 +1,47 @@
-//! How a file is written.
+//! The syntax of a file.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
-/// Where the names of columns come from.
+/// The source of the column names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Names {
-    /// The first row.
+    /// The first row of the file.
     FirstRow,
-    /// Nowhere: columns are called `f0`, `f1`, ... and the first row is one of data.
+    /// Generated names `f0`, `f1`, ... The first row contains data.
     Numbered,
-    /// The user; the first row is one of data.
+    /// Names from the user. The first row contains data.
     Given(Vec<String>),
 }
 
-/// What becomes of rows with more or fewer fields than there are columns.
+/// How to handle rows with more or fewer fields than columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnRagged {
-    /// They are an error.
+    /// Such a row is an error.
     Error,
-    /// They are passed over, as if they weren't there.
+    /// Such rows are skipped as if they didn't exist.
     Skip,
 }
 
-/// How a file is written.
+/// The syntax of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dialect {
-    /// What stands between fields.
+    /// The character between fields.
     pub delimiter: u8,
-    /// What stands around fields with delimiters, newlines or quotes in them, which are doubled; `None` for nothing.
+    /// The character around fields that contain delimiters, newlines or quotes. Quotes inside are doubled. `None`
+    /// disables quoting.
     pub quote: Option<u8>,
-    /// What lines begin with that aren't rows.
+    /// The character at the start of comment lines.
     pub comment: Option<u8>,
-    /// What stands in front of the decimals of a number.
+    /// The decimal mark.
     pub decimal: u8,
-    /// Where the names of columns come from.
+    /// The source of the column names.
     pub names: Names,
-    /// What fields say that stand for no value.
+    /// The texts that represent nulls.
     pub null_values: Vec<Vec<u8>>,
-    /// What becomes of ragged rows.
+    /// How to handle ragged rows.
     pub on_ragged: OnRagged,
-    /// Whether floats refuse integers that they would round, and finite numbers that would be infinite.
+    /// Whether to reject values that a float can't keep: integers that it would round, and finite numbers that would be
+    /// infinite.
     pub lossless: bool,
 }
 
@@ -59,10 +61,10 @@ impl Default for Dialect {
 }
 
 impl Dialect {
-    /// Checks that its bytes can be told apart.
+    /// Checks that the special characters are valid and distinct.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if they can't.
+    /// [`ErrorKind::Schema`] if they aren't.
     pub fn check(&self) -> Result<()> {
         let bytes = [Some(self.delimiter), self.quote, self.comment, Some(self.decimal)];
         let names = ["delimiter", "quote", "comment", "decimal"];
@@ -70,7 +72,7 @@ impl Dialect {
         for (i, (&byte, name)) in bytes.iter().zip(names).enumerate() {
             let Some(byte) = byte else { continue };
             if !byte.is_ascii() || matches!(byte, b'\n' | b'\r' | 0) {
-                return refuse(format!("{name} is one ASCII character, and no end of a line"));
+                return refuse(format!("{name} must be one ASCII character that doesn't end a line"));
             }
             if let Some(other) = bytes[..i].iter().position(|&b| b == Some(byte)) {
                 let shown = char::from(byte);
@@ -78,12 +80,13 @@ impl Dialect {
             }
         }
         if self.decimal.is_ascii_alphanumeric() || self.delimiter.is_ascii_alphanumeric() {
-            return refuse("delimiter and decimal are no letters or digits".to_owned());
+            return refuse("delimiter and decimal must not be letters or digits".to_owned());
         }
         Ok(())
     }
 
-    /// What decides where rows start, which they are, and which of their fields are nulls.
+    /// Returns an encoding of the settings that determine the positions of rows, which rows are skipped, and which
+    /// fields are null.
     pub fn tag(&self) -> Vec<u8> {
         let option = |byte: Option<u8>| [u8::from(byte.is_some()), byte.unwrap_or(0)];
         let mut tag = b"csv1".to_vec();
@@ -103,35 +106,35 @@ impl Dialect {
         tag
     }
 
-    /// Whether a field stands for no value, with the blanks around it or without.
+    /// Whether a field represents a null, with or without the surrounding whitespace.
     pub(crate) fn stands_for_null(&self, field: &[u8]) -> bool {
         self.is_null(field) || self.is_null(field.trim_ascii())
     }
 
-    /// Whether a text is one of those that stand for no value.
+    /// Whether a text is one of the texts that represent nulls.
     pub(crate) fn is_null(&self, field: &[u8]) -> bool {
         self.null_values.iter().any(|word| word == field)
     }
 
-    /// Whether something that stands for no value could be taken for a number.
+    /// Whether a null could be parsed as a number.
     pub(crate) fn has_numeric_nulls(&self) -> bool {
         let begins = |word: &Vec<u8>| word.first().is_some_and(|&b| begins_number(b, self.decimal));
         self.null_values.iter().any(begins)
     }
 }
 
-/// What decides where rows are.
+/// The settings that determine where rows are.
 #[derive(Clone, Debug)]
 pub struct Lines {
     pub(crate) delimiter: u8,
     pub(crate) quote: Option<u8>,
     pub(crate) comment: Option<u8>,
-    /// Fields that rows have, if those with others are passed over.
+    /// The number of fields per row if rows with another number are skipped.
     pub(crate) fields: Option<usize>,
 }
 
 impl Lines {
-    /// Of files with this many columns.
+    /// Returns the settings for files with this many columns.
     pub fn new(dialect: &Dialect, columns: usize) -> Lines {
         Lines {
             delimiter: dialect.delimiter,
@@ -142,7 +145,7 @@ impl Lines {
     }
 }
 
-/// Whether a number that is no word begins with this byte.
+/// Whether a number can begin with this byte, except for words such as `inf`.
 #[inline(always)]
 pub(crate) fn begins_number(byte: u8, decimal: u8) -> bool {
     byte.is_ascii_digit() || byte == b'-' || byte == b'+' || byte == decimal

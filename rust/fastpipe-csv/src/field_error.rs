@@ -4,11 +4,11 @@ use fastpipe_batch::{ErrorKind, Overflow};
 
 use crate::fields::LoneReturn;
 
-/// Why a field couldn't be read.
+/// The reason why a field couldn't be read.
 pub(crate) enum FieldError {
-    /// Of the slot.
+    /// Writing to the slot failed.
     Overflow(Overflow),
-    /// It isn't what it should be: why, and what kind of error that is.
+    /// The value is invalid. Contains the kind of the error and the reason.
     Value(ErrorKind, String),
     LoneReturn(LoneReturn),
 }

@@ -1,4 +1,4 @@
-//! The fields of a row.
+//! Iterates over the fields of a row.
 
 use std::borrow::Cow;
 
@@ -6,20 +6,20 @@ use memchr::{memchr, memchr3};
 
 use crate::dialect::Lines;
 
-/// What stands behind a field.
+/// The end of a field: a delimiter or the end of the row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Another field.
+    /// A delimiter, so another field follows.
     Field,
     /// The end of the row.
     Row,
 }
 
-/// A carriage return that no newline follows, outside of quotes: at this byte.
+/// The position of a carriage return outside of quotes that is not followed by a newline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoneReturn(pub(crate) usize);
 
-/// Goes from field to field.
+/// A cursor over the fields of a row.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
     delimiter: u8,
@@ -29,7 +29,7 @@ pub(crate) struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// From a byte that a field starts with.
+    /// Starts at a byte that begins a field.
     pub(crate) fn new(lines: &Lines, bytes: &'a [u8], at: usize) -> Fields<'a> {
         Fields {
             delimiter: lines.delimiter,
@@ -39,7 +39,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The number of fields of a row; `None` if a lone return is among them.
+    /// Returns the number of fields of a row, or `None` if one of them contains a lone carriage return.
     pub(crate) fn count(lines: &Lines, row: &[u8]) -> Option<usize> {
         let mut fields = Fields::new(lines, row, 0);
         let mut count = 0;
@@ -51,7 +51,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// What stands behind a field that ends in front of byte `end`; goes there. `None` if no field can end there.
+    /// Advances past a field that ends at `end` and returns what ends it. Returns `None` if a field can't end there.
     #[inline(always)]
     pub(crate) fn ended(&mut self, end: usize) -> Option<Ended> {
         let (ended, behind) = match self.bytes.get(end) {
@@ -65,12 +65,13 @@ impl<'a> Fields<'a> {
         Some(ended)
     }
 
-    /// Where a field without quotes ends that `at` is a byte of, if that is within its first few bytes, and whether all
-    /// up to there are ASCII. Most fields are so short that a search for a byte takes less than to call one.
+    /// Returns the end of an unquoted field that contains `at`, and whether all bytes before it are ASCII. Returns
+    /// `None` unless the field ends within a few bytes. Most fields are so short that a call of a search function takes
+    /// longer than this search.
     #[inline(always)]
     fn short_end(&self, at: usize) -> Option<(usize, bool)> {
         const HIGH: u64 = 0x8080_8080_8080_8080;
-        // A high bit for each byte that is this one, and perhaps for others after it.
+        // Sets the high bit of each byte that equals `byte`. Bytes after a match may be set as well.
         let equal = |word: u64, byte: u8| {
             let zeros = word ^ (u64::from(byte) * 0x0101_0101_0101_0101);
             zeros.wrapping_sub(0x0101_0101_0101_0101) & !zeros
@@ -89,8 +90,8 @@ impl<'a> Fields<'a> {
         None
     }
 
-    /// The bytes of a field that is short, ASCII and not quoted, with some that follow, how many it has, and what ends
-    /// it; goes there. `None` for others.
+    /// Advances past a field that is short, ASCII and unquoted. Returns the bytes from its start, its length, and what
+    /// ends it. Returns `None` for other fields.
     #[inline(always)]
     pub(crate) fn short_text(&mut self) -> Option<(&'a [u8], usize, Ended)> {
         let start = self.at;
@@ -102,7 +103,7 @@ impl<'a> Fields<'a> {
         Some((&self.bytes[start..], end - start, ended))
     }
 
-    /// Where a field without quotes ends that `at` is a byte of.
+    /// Returns the end of an unquoted field that contains `at`.
     #[inline]
     fn plain_end(&self, at: usize) -> usize {
         if let Some((end, _)) = self.short_end(at) {
@@ -117,7 +118,7 @@ impl<'a> Fields<'a> {
         self.quote.is_some() && self.bytes.get(self.at).copied() == self.quote
     }
 
-    /// Passes over a field.
+    /// Advances past a field.
     #[inline]
     pub(crate) fn skip(&mut self) -> Result<Ended, LoneReturn> {
         let mut from = self.at;
@@ -128,8 +129,8 @@ impl<'a> Fields<'a> {
         self.ended(end).ok_or(LoneReturn(end))
     }
 
-    /// What a field says: without the quotes around it, and with one for each doubled one in it. What follows the
-    /// closing quote belongs to it.
+    /// Advances past a field and returns its content, without the surrounding quotes and with doubled quotes replaced.
+    /// Text after the closing quote belongs to the field.
     #[inline]
     pub(crate) fn next(&mut self) -> Result<(Cow<'a, [u8]>, Ended), LoneReturn> {
         let start = self.at;
@@ -143,7 +144,7 @@ impl<'a> Fields<'a> {
 
     fn quoted(&mut self, start: usize, quote: u8) -> Result<(Cow<'a, [u8]>, Ended), LoneReturn> {
         let bytes = self.bytes;
-        // Rows end in no quotes, so there is one that closes it.
+        // Rows never end within quotes, so a closing quote exists.
         let behind = closed(bytes, start + 1, quote).unwrap_or(bytes.len());
         let inner = &bytes[start + 1..behind.saturating_sub(1).max(start + 1)];
         let end = self.plain_end(behind);
@@ -163,7 +164,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The first byte behind the quote that closes what lies from `at` on.
+/// Returns the position after the next closing quote from `at` on. Doubled quotes are skipped.
 #[inline]
 pub(crate) fn closed(bytes: &[u8], mut at: usize, quote: u8) -> Option<usize> {
     loop {

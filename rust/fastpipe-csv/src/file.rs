@@ -1,4 +1,4 @@
-//! Indexed files: their rows in stretches, and the settings with which fields are read.
+//! Indexed files: the chunks of their rows, and the settings for parsing fields.
 
 use std::sync::Arc;
 
@@ -6,36 +6,36 @@ use crate::dialect::Dialect;
 use crate::header::Header;
 use crate::plan::Layout;
 
-/// Whole rows, one behind the other.
+/// A chunk: consecutive whole rows of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    /// Where they lie.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Their bytes, and those of whatever stands between them.
+    /// Length in bytes, including empty lines and comments.
     pub len: u32,
-    /// How many they are.
+    /// Number of rows.
     pub rows: u32,
 }
 
 /// A file whose rows were found.
 #[derive(Clone, Debug)]
 pub struct CsvFile {
-    /// Its path.
+    /// The path of the file.
     pub path: Arc<str>,
-    /// What its first row says.
+    /// The header of the file.
     pub header: Header,
-    /// Where its rows are.
+    /// The chunks of its rows.
     pub stretches: Vec<Stretch>,
 }
 
-/// How fields are read.
+/// The settings for parsing fields.
 #[derive(Debug)]
 pub(crate) struct Reading {
     pub(crate) dialect: Dialect,
     pub(crate) layout: Layout,
     pub(crate) decimal: u8,
-    /// Whether something that stands for no value could be taken for a number.
+    /// Whether a null could be parsed as a number.
     pub(crate) numeric_nulls: bool,
-    /// Whether floats refuse what they don't keep.
+    /// Whether floats reject values that they can't keep.
     pub(crate) lossless: bool,
 }

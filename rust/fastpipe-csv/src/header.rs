@@ -1,4 +1,4 @@
-//! What is known of a file before its rows are found.
+//! Reads the header of a file: everything that is known before its rows are found.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,63 +10,63 @@ use crate::dialect::{Dialect, Lines, Names};
 use crate::fields::{Ended, Fields, LoneReturn};
 use crate::rows::Next;
 
-/// Bytes that a first row has at most.
+/// Maximum size of the first row in bytes.
 const MOST_HEADER_BYTES: u64 = 64 << 20;
 
-/// Bytes at either end of a file that are held against those of a kept index, or of a state.
+/// Number of bytes at either end of a file that identify it. They are compared with those in a cached index or a state.
 const END_BYTES: u64 = 64 << 10;
 
-/// UTF-8's byte order mark.
+/// The byte order mark of UTF-8.
 const MARK: &[u8] = b"\xef\xbb\xbf";
 
-/// What the first bytes of text say that isn't CSV as it is read.
+/// First bytes of formats that can't be read as CSV, each with the error message.
 const OTHERS: [(&[u8], &str); 10] = [
-    // Starts like UTF-16.
+    // This also starts with the mark of UTF-16, so it must come first.
     (
         b"\xff\xfe\0\0",
-        "it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32 -t UTF-8`",
+        "the file is UTF-32, but only UTF-8 is supported: convert it with `iconv -f UTF-32 -t UTF-8`",
     ),
     (
         b"\0\0\xfe\xff",
-        "it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32 -t UTF-8`",
+        "the file is UTF-32, but only UTF-8 is supported: convert it with `iconv -f UTF-32 -t UTF-8`",
     ),
     (
         b"\xff\xfe",
-        "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
+        "the file is UTF-16, but only UTF-8 is supported: convert it with `iconv -f UTF-16 -t UTF-8`",
     ),
     (
         b"\xfe\xff",
-        "it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16 -t UTF-8`",
+        "the file is UTF-16, but only UTF-8 is supported: convert it with `iconv -f UTF-16 -t UTF-8`",
     ),
     (
         b"\x1f\x8b",
-        "it is compressed more than once, the last time but one with gzip: unpack it once, with `gunzip` or `zstd -d`",
+        "the file is compressed more than once (the inner layer is gzip): decompress it once with `gunzip` or `zstd -d`",
     ),
     (
         b"\x28\xb5\x2f\xfd",
-        "it is compressed more than once, the last time but one with zstandard: unpack it once, with `gunzip` or `zstd -d`",
+        "the file is compressed more than once (the inner layer is zstandard): decompress it once with `gunzip` or `zstd -d`",
     ),
     (
         b"\xfd7zXZ\0",
-        "it is compressed with xz, and gzip and zstandard are read: convert it, with `xzcat FILE | zstd`",
+        "the file is compressed with xz, but only gzip and zstandard are supported: convert it with `xzcat FILE | zstd`",
     ),
     (
         b"PK\x03\x04",
-        "it is a zip archive, and gzip and zstandard are read: unpack it, with `unzip`",
+        "the file is a zip archive, but only gzip and zstandard are supported: extract it with `unzip`",
     ),
-    (b"Obj\x01", "it is an Avro file: `read_avro` reads it"),
-    (b"PAR1", "it is a Parquet file: `read_parquet` reads it"),
+    (b"Obj\x01", "the file is an Avro file: use `read_avro`"),
+    (b"PAR1", "the file is a Parquet file: use `read_parquet`"),
 ];
 
-/// What a file of bzip2 starts with; a digit stands between.
+/// The first bytes of a bzip2 file. There is one digit between the two parts.
 const BZIP2: (&[u8], &[u8]) = (b"BZh", b"1AY&SY");
 
-/// Why text that begins like this isn't CSV as it is read.
+/// Returns the error message for text whose first bytes show that it can't be read as CSV.
 fn other(start: &[u8]) -> Option<&'static str> {
     let is_bzip2 = start.starts_with(BZIP2.0) && start.get(4..).is_some_and(|rest| rest.starts_with(BZIP2.1));
     if is_bzip2 {
         return Some(
-            "it is compressed with bzip2, and gzip and zstandard are read: convert it, with `bzcat FILE | zstd`",
+            "the file is compressed with bzip2, but only gzip and zstandard are supported: convert it with `bzcat FILE | zstd`",
         );
     }
     OTHERS
@@ -76,7 +76,8 @@ fn other(start: &[u8]) -> Option<&'static str> {
         .or_else(|| unmarked(start))
 }
 
-/// Text in UTF-16 or UTF-32 without a byte order mark, as its zero bytes tell: most characters of a CSV file are ASCII.
+/// Detects UTF-16 or UTF-32 without a byte order mark by its zero bytes. Most characters of a CSV file are ASCII, which
+/// have zero bytes in these encodings.
 fn unmarked(start: &[u8]) -> Option<&'static str> {
     let start = &start[..start.len().min(4096) / 4 * 4];
     let mut zeros = [0; 4];
@@ -89,21 +90,21 @@ fn unmarked(start: &[u8]) -> Option<&'static str> {
     let often = |i: usize| all > 0 && zeros[i] > all / 4;
     let seldom = |i: usize| zeros[i] <= all / 16;
     if often(1) && often(3) && seldom(0) && seldom(2) {
-        return Some("it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16LE -t UTF-8`");
+        return Some("the file is UTF-16, but only UTF-8 is supported: convert it with `iconv -f UTF-16LE -t UTF-8`");
     }
     if often(0) && often(2) && seldom(1) && seldom(3) {
-        return Some("it is UTF-16, and UTF-8 is read: convert it, with `iconv -f UTF-16BE -t UTF-8`");
+        return Some("the file is UTF-16, but only UTF-8 is supported: convert it with `iconv -f UTF-16BE -t UTF-8`");
     }
     if zeros[2..] == [all; 2] && often(1) && seldom(0) {
-        return Some("it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32LE -t UTF-8`");
+        return Some("the file is UTF-32, but only UTF-8 is supported: convert it with `iconv -f UTF-32LE -t UTF-8`");
     }
     if zeros[..2] == [all; 2] && often(2) && seldom(3) {
-        return Some("it is UTF-32, and UTF-8 is read: convert it, with `iconv -f UTF-32BE -t UTF-8`");
+        return Some("the file is UTF-32, but only UTF-8 is supported: convert it with `iconv -f UTF-32BE -t UTF-8`");
     }
     None
 }
 
-/// Whether a file has no newlines because its rows end with carriage returns.
+/// Detects a file without newlines whose rows end with carriage returns.
 fn returns_only(start: &[u8], lines: &Lines) -> Option<LoneReturn> {
     if memchr::memchr(b'\n', start).is_some() {
         return None;
@@ -113,45 +114,45 @@ fn returns_only(start: &[u8], lines: &Lines) -> Option<LoneReturn> {
         match fields.skip() {
             Ok(Ended::Field) => {}
             Ok(Ended::Row) => return None,
-            // A newline may follow the last byte.
+            // The byte may be the last one that was read, so a newline may follow.
             Err(found) => return (found.0 + 1 < start.len()).then_some(found),
         }
     }
 }
 
-/// What is known of a file before its rows are found.
+/// The header of a file: everything that is known before its rows are found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// The names of its columns.
+    /// The names of the columns.
     pub names: Vec<Arc<str>>,
-    /// Where its rows start: of a compressed file, in its text.
+    /// Offset of the first row of data. For a compressed file, this is an offset in the decompressed text.
     pub first: u64,
-    /// Its bytes, as they are stored.
+    /// Size of the file in bytes, as stored.
     pub size: u64,
-    /// Of its first and its last bytes, as they are stored.
+    /// Digest of the first and the last bytes of the file, as stored.
     pub digest: u64,
 }
 
 impl Header {
-    /// Reads it.
+    /// Reads the header of a file.
     ///
     /// # Errors
-    /// Without the file's path: malformed, if there is no first row, or it is damaged; unsupported, if it is of another
-    /// format.
+    /// Errors don't contain the path of the file. [`ErrorKind::Malformed`] if there is no first row or it is damaged.
+    /// [`ErrorKind::Unsupported`] if the file has another format.
     pub fn read(file: &dyn ReadAt, dialect: &Dialect) -> Result<Header> {
         let size = file.size()?;
         Self::of(file, size, (file, size), dialect)
     }
 
-    /// Reads that of a file whose text is compressed.
+    /// Reads the header of a compressed file.
     ///
     /// # Errors
-    /// As [`Header::read`], at offsets of the text; and those of decompressing.
+    /// Like [`Header::read`], with offsets in the decompressed text. Also returns errors of the decompression.
     pub fn read_compressed(file: &dyn ReadAt, text: &dyn ReadAt, dialect: &Dialect) -> Result<Header> {
         Self::of(file, file.size()?, (text, u64::MAX), dialect)
     }
 
-    /// Of a file with a size, and of its text, which has at most this many bytes.
+    /// Reads the header, given a file with its size, and its text with the maximum size of the text.
     fn of(file: &dyn ReadAt, size: u64, text: (&dyn ReadAt, u64), dialect: &Dialect) -> Result<Header> {
         let start = read(text.0, 0, END_BYTES.min(text.1))?;
         if let Some(reason) = other(&start) {
@@ -172,12 +173,13 @@ impl Header {
         })
     }
 
-    /// The digest that the file had when it had this many bytes, unless they were changed since.
+    /// Returns the digest that the file had when its size was `size`, provided that both ends of that part are
+    /// unchanged.
     pub(crate) fn digest_of_front(file: &dyn ReadAt, size: u64) -> Result<u64> {
         Ok(XxHash3_64::oneshot_with_seed(size, &ends(file, size)?))
     }
 
-    /// The names of columns, and where the first row of data is.
+    /// Returns the names of the columns and the offset of the first row of data.
     fn names((file, most): (&dyn ReadAt, u64), dialect: &Dialect, start: usize) -> Result<(Vec<Arc<str>>, u64)> {
         if let Names::Given(names) = &dialect.names {
             return Ok((names.iter().map(|name| name.as_str().into()).collect(), start as u64));
@@ -195,7 +197,7 @@ impl Header {
             match lines.next(&bytes, start) {
                 Next::Row { start, end } if all || end < bytes.len() => break (bytes, start..end),
                 Next::End if all && found > 0 && dialect.names == Names::Numbered => return Ok((Vec::new(), found)),
-                Next::End if all => return Err(malformed("there is no row: not even one with the names of columns")),
+                Next::End if all => return Err(malformed("there is no row, not even a header with column names")),
                 Next::Open { start } if all => {
                     return Err(malformed("the first row ends within quotes").at_offset(start as u64));
                 }
@@ -213,7 +215,7 @@ impl Header {
             let at = fields.at;
             let (text, ended) = fields.next().map_err(lone_return)?;
             let name = std::str::from_utf8(&text).map_err(|_| {
-                malformed("a column's name isn't UTF-8: convert the file, with `iconv -t UTF-8`").at_offset(at as u64)
+                malformed("a column's name isn't UTF-8: convert the file with `iconv -t UTF-8`").at_offset(at as u64)
             });
             match dialect.names {
                 Names::Numbered => names.push(format!("f{}", names.len()).into()),
@@ -231,7 +233,7 @@ impl Header {
         Ok((names, first as u64))
     }
 
-    /// The first name that two columns have.
+    /// Returns the first name that is used by two columns.
     pub(crate) fn twice(&self) -> Option<&Arc<str>> {
         let mut seen: HashSet<&str> = HashSet::new();
         self.names.iter().find(|&name| !seen.insert(name))
@@ -242,15 +244,16 @@ fn malformed(reason: &str) -> Error {
     Error::new(ErrorKind::Malformed, reason)
 }
 
-/// The error for a carriage return without a newline, at a byte of the file.
+/// Returns the error for a carriage return without a newline, at a byte of the file.
 #[cold]
 pub(crate) fn lone_return(LoneReturn(at): LoneReturn) -> Error {
-    let reason = "a carriage return ends no row: rows end with a newline, with or without one in front of it, and fields \
-                  with one are quoted. If all rows end with carriage returns alone, convert the file, with `tr '\\r' '\\n'`";
+    let reason = "a carriage return does not end a row: rows end with a newline, optionally after a carriage return, \
+                  and fields that contain a carriage return must be quoted. If all rows end with a carriage return only, \
+                  convert the file with `tr '\\r' '\\n'`";
     malformed(reason).at_offset(at as u64)
 }
 
-/// The first and the last of the first `size` bytes of a file.
+/// Returns both ends of the first `size` bytes of a file.
 fn ends(file: &dyn ReadAt, size: u64) -> Result<Vec<u8>> {
     let mut ends = read(file, 0, END_BYTES.min(size))?;
     let tail = size.saturating_sub(END_BYTES).max(ends.len() as u64);
@@ -259,7 +262,7 @@ fn ends(file: &dyn ReadAt, size: u64) -> Result<Vec<u8>> {
 }
 
 fn read(file: &dyn ReadAt, offset: u64, len: u64) -> Result<Vec<u8>> {
-    // A few megabytes: more only where a first row is so long.
+    // This allocates more than a few megabytes only if the first row is that long.
     let mut bytes = fastpipe_batch::try_filled(0, len as usize, "the first row of a file")?;
     let found = file.read_at(offset, &mut bytes)?;
     bytes.truncate(found);
@@ -372,13 +375,13 @@ pub(crate) mod tests {
         }
         for mark in [&b"\xff\xfe\0\0"[..], b"\0\0\xfe\xff"] {
             let error = header(&[mark, b"a\0\0\0"].concat(), Names::FirstRow).unwrap_err();
-            assert!(error.reason().starts_with("it is UTF-32"));
+            assert!(error.reason().starts_with("the file is UTF-32"));
         }
         assert!(
             header(b"\xff\xfea\0", Names::FirstRow)
                 .unwrap_err()
                 .reason()
-                .starts_with("it is UTF-16")
+                .starts_with("the file is UTF-16")
         );
     }
 

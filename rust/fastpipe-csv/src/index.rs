@@ -1,8 +1,9 @@
-//! The stretches of a file as few bytes, so that they can be kept: of each its length and its rows, as varints in
-//! [postcard's wire format](https://postcard.jamesmunns.com/wire-format); and which columns have nulls, if they were
-//! searched for. For a file with rows of 100 bytes that is a ten-thousandth of it.
+//! Encodes the chunks of a file compactly, so that they can be cached. The encoding contains the length and the number
+//! of rows of each chunk as varints in [postcard's wire format](https://postcard.jamesmunns.com/wire-format). It also
+//! contains the columns that have nulls, if nulls were searched for. For a file with rows of 100 bytes, the index is
+//! about 1/10,000 of the file's size.
 //!
-//! Nothing in those bytes is trusted: what comes out could be stretches of a file of this size.
+//! The decoder doesn't trust the bytes. It returns only chunks that could exist in a file of this size.
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use serde::{Deserialize, Serialize};
@@ -21,15 +22,15 @@ struct Index {
     digest: u64,
     columns: u64,
     first: u64,
-    /// Bytes and rows.
+    /// Bytes and rows of each chunk.
     stretches: Vec<(u32, u32)>,
     nulls: Option<FirstNulls>,
 }
 
-/// What is known of a file whose rows were found: its stretches, and its nulls, if these were searched for.
+/// The result of scanning a file: its chunks, and its nulls if they were searched for.
 pub type Indexed = (Vec<Stretch>, Option<FirstNulls>);
 
-/// Encodes what was found in a file.
+/// Encodes the result of scanning a file.
 pub fn encode_index(header: &Header, stretches: &[Stretch], nulls: Option<&FirstNulls>) -> Vec<u8> {
     let index = Index {
         version: VERSION,
@@ -39,13 +40,13 @@ pub fn encode_index(header: &Header, stretches: &[Stretch], nulls: Option<&First
         stretches: stretches.iter().map(|s| (s.len, s.rows)).collect(),
         nulls: nulls.cloned(),
     };
-    postcard::to_allocvec(&index).expect("memory takes whatever is written to it")
+    postcard::to_allocvec(&index).expect("writing to memory never fails")
 }
 
-/// Decodes what was found in a file; `None` if that was a file with another header.
+/// Decodes the result of scanning a file. Returns `None` if it belongs to a file with another header.
 ///
 /// # Errors
-/// Malformed, if the bytes are no index, or not one of stretches that such a file could have.
+/// [`ErrorKind::Malformed`] if the bytes are not an index, or if its chunks can't exist in such a file.
 pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<Indexed>> {
     let index = Index::parse(bytes)?;
     if (index.digest, index.columns, index.first) != (header.digest, header.names.len() as u64, header.first) {
@@ -53,17 +54,18 @@ pub fn decode_index(bytes: &[u8], header: &Header, size: u64) -> Result<Option<I
     }
     let (stretches, end) = index.stretches()?;
     if end != size && !stretches.is_empty() {
-        return Err(malformed("its stretches don't fill the file"));
+        return Err(malformed("its chunks don't cover the file"));
     }
     Ok(Some((stretches, index.nulls)))
 }
 
-/// Decodes what was found in a file that had fewer bytes when its index was made, as far as the whole file has it:
-/// stretches, and nulls in them. `None` if there are none, or the file isn't the same in front of what is new. That is
-/// told by its first bytes, and by those that were the last.
+/// Decodes the index of a file that has grown since. Returns the chunks that are still valid, and the nulls in them.
+/// Returns `None` if no chunk is valid, or if the old part of the file has changed. Only the first bytes and the former
+/// last bytes are compared to detect a change.
 ///
 /// # Errors
-/// Malformed, if the bytes are no index, or not one of stretches that a file could have; those of reading the file.
+/// [`ErrorKind::Malformed`] if the bytes are not an index, or if its chunks can't exist in a file. Also returns errors
+/// of reading the file.
 pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<Option<Indexed>> {
     let index = Index::parse(bytes)?;
     let (mut stretches, size) = index.stretches()?;
@@ -71,8 +73,8 @@ pub fn decode_front(bytes: &[u8], header: &Header, file: &dyn ReadAt) -> Result<
     if !alike || size >= header.size || Header::digest_of_front(file, size)? != index.digest {
         return Ok(None);
     }
-    // The last row may have gone on; and if that made it one that is passed over, nothing may begin with it any more,
-    // so that it is part of the stretch in front of it.
+    // The last row may have continued. If the longer row is skipped now, its chunk may have no rows left, and such a
+    // chunk is merged into the previous one. So the last two chunks must be scanned again.
     stretches.truncate(stretches.len().saturating_sub(2));
     let Some(end) = stretches.last().map(|last| last.offset + u64::from(last.len)) else {
         return Ok(None);
@@ -89,29 +91,29 @@ impl Index {
     fn parse(bytes: &[u8]) -> Result<Index> {
         let (index, rest) = postcard::take_from_bytes::<Index>(bytes).map_err(|e| malformed(&e.to_string()))?;
         if index.version != VERSION || !rest.is_empty() {
-            return Err(malformed("it is of another version, or something stands behind it"));
+            return Err(malformed("the index has another version, or other bytes follow it"));
         }
         Ok(index)
     }
 
-    /// The stretches, and where the last one ends.
+    /// Returns the chunks and the end of the last one.
     fn stretches(&self) -> Result<(Vec<Stretch>, u64)> {
         let mut stretches = fastpipe_batch::try_with_capacity(self.stretches.len(), "the index of a file's rows")?;
         let mut offset = self.first;
         for &(len, rows) in &self.stretches {
-            // A row has a byte at least.
+            // A row has at least one byte.
             if rows > len || len == 0 || u64::from(len) > MOST_BYTES {
-                return Err(malformed("it has a stretch that can't be"));
+                return Err(malformed("it contains an impossible chunk"));
             }
             stretches.push(Stretch { offset, len, rows });
             offset = offset
                 .checked_add(len.into())
-                .ok_or_else(|| malformed("its stretches don't fill the file"))?;
+                .ok_or_else(|| malformed("its chunks don't cover the file"))?;
         }
         if let Some(nulls) = &self.nulls {
             let lie_there = nulls.iter().flatten().all(|at| (self.first..offset).contains(at));
             if nulls.len() as u64 != self.columns || !lie_there {
-                return Err(malformed("it has nulls that can't be"));
+                return Err(malformed("it contains impossible positions of nulls"));
             }
         }
         Ok((stretches, offset))

@@ -1,4 +1,4 @@
-//! Of which types columns are, by a look at some of their rows.
+//! Infers the types of columns from a sample of rows.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -12,7 +12,7 @@ use crate::nulls::FirstNulls;
 use crate::unit::Rows;
 use crate::values::{boolean, float, integer, unit_of};
 
-/// What the values of a column could be, as far as they were looked at.
+/// The types that are still possible for the values of a column, given the values seen so far.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     values: u64,
@@ -20,10 +20,10 @@ struct Seen {
     signed: bool,
     unsigned: bool,
     float: bool,
-    /// Whether all numbers are written without decimals and exponents.
+    /// Whether all numbers are written without decimal places and exponents.
     whole: bool,
     boolean: bool,
-    /// The finest unit of its times.
+    /// The finest unit of the times seen so far.
     time: Option<TimeUnit>,
     all_times: bool,
 }
@@ -52,7 +52,8 @@ impl Seen {
             .strip_prefix(b"-")
             .or(trimmed.strip_prefix(b"+"))
             .unwrap_or(trimmed);
-        // Postal codes, phone numbers and the like would lose their zeros.
+        // Leading zeros are significant in postal codes, phone numbers and similar values, so they aren't read as
+        // numbers.
         let padded = matches!(digits, [b'0', b'0'..=b'9', ..]);
         if self.signed || self.unsigned {
             let whole = integer(trimmed)
@@ -77,14 +78,14 @@ impl Seen {
         }
     }
 
-    /// The type that all values have, and what nulls become. A type with a value that stands for none always reads
-    /// them.
+    /// Returns the type of all values and the handling of nulls. Types that can represent a null (as NaN or NaT) always
+    /// read nulls as that value.
     fn leaf(&self) -> (Leaf, Nulls) {
         let mask = if self.nulls > 0 { Nulls::Mask } else { Nulls::Error };
         let fixed = |dtype| (Leaf::Fixed(dtype), mask.clone());
         let float = (Leaf::Fixed(DType::F64), Nulls::Fill(Some(Scalar::Float(f64::NAN))));
         match self {
-            // Text is never null unless that is asked for.
+            // Text is never null unless the user requests it.
             Seen {
                 values: 0, nulls: 0, ..
             } => (Leaf::Bytes { utf8: true }, Nulls::Error),
@@ -108,9 +109,9 @@ impl Seen {
     }
 }
 
-/// Whether a float has all digits of the integer that it was parsed from.
+/// Whether a float keeps all digits of the integer from which it was parsed.
 fn keeps(value: f64, digits: &[u8]) -> bool {
-    // Any 15 digits fit its 53 bits.
+    // A double has 53 bits, enough for any 15 digits.
     digits.len() <= 15 || value.abs().to_string().as_bytes() == digits
 }
 
@@ -125,7 +126,7 @@ fn finer(a: TimeUnit, b: TimeUnit) -> TimeUnit {
     if rank(a) > rank(b) { a } else { b }
 }
 
-/// Of which types columns are, as far as rows were looked at.
+/// The inferred types of columns, based on the rows observed so far.
 pub struct Evidence<'d> {
     dialect: &'d Dialect,
     columns: Vec<Arc<str>>,
@@ -133,16 +134,16 @@ pub struct Evidence<'d> {
     seen: Vec<Seen>,
 }
 
-/// Starts to look at the columns of a file, or at some of them.
+/// Starts to infer the types of all columns of a file, or of the given ones.
 ///
 /// # Errors
-/// [`ErrorKind::Schema`] if one that is asked for isn't there, or two have one name.
+/// [`ErrorKind::Schema`] if a requested column doesn't exist or if two columns have the same name.
 pub fn inferring<'d>(dialect: &'d Dialect, header: &Header, wanted: Option<&[String]>) -> Result<Evidence<'d>> {
     if let Some(name) = header
         .twice()
         .filter(|name| wanted.is_none_or(|wanted| wanted.contains(&name.to_string())))
     {
-        let reason = format!("two columns are called {name:?}: give all names, as header=[...]");
+        let reason = format!("two columns are called {name:?}: pass all names with header=[...]");
         return Err(Error::new(ErrorKind::Schema, reason));
     }
     let columns: Vec<Arc<str>> = match wanted {
@@ -158,16 +159,13 @@ pub fn inferring<'d>(dialect: &'d Dialect, header: &Header, wanted: Option<&[Str
 }
 
 impl Evidence<'_> {
-    /// Looks at the first rows of a unit.
+    /// Observes the first rows of a unit.
     ///
     /// # Errors
-    /// [`ErrorKind::Internal`] if it is the unit of another source.
+    /// [`ErrorKind::Internal`] if the unit belongs to another source.
     pub fn observe(&mut self, unit: &dyn Unit, rows: u32) -> Result<()> {
         let Some(unit) = (unit as &dyn Any).downcast_ref::<Rows>() else {
-            return Err(Error::new(
-                ErrorKind::Internal,
-                "a unit of another source was looked at",
-            ));
+            return Err(Error::new(ErrorKind::Internal, "a unit of another source was observed"));
         };
         let names = unit.program.names.iter();
         let numbers: Vec<Option<usize>> = names.map(|name| self.numbers.get(name).copied()).collect();
@@ -179,7 +177,7 @@ impl Evidence<'_> {
         Ok(())
     }
 
-    /// Takes what a search of a whole file found.
+    /// Adds the nulls that were found by a search of a whole file.
     pub fn add_nulls(&mut self, header: &Header, nulls: &FirstNulls) {
         for (name, _) in header.names.iter().zip(nulls).filter(|(_, first)| first.is_some()) {
             if let Some(&number) = self.numbers.get(name) {
@@ -188,7 +186,7 @@ impl Evidence<'_> {
         }
     }
 
-    /// What was found.
+    /// Returns the inferred features.
     pub fn features(&self) -> Vec<Feature> {
         let feature = |(name, seen): (&Arc<str>, &Seen)| {
             let (leaf, nulls) = seen.leaf();

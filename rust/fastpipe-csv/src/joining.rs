@@ -1,4 +1,4 @@
-//! From what scans find to the stretches of a file.
+//! Joins the results of scans to the chunks of a file.
 
 use std::collections::VecDeque;
 
@@ -7,28 +7,28 @@ use fastpipe_batch::{Error, ErrorKind, Result};
 use crate::file::Stretch;
 use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES};
 
-/// Bytes that a stretch without rows has at least: others are part of the one in front of them.
+/// Minimum size in bytes of a chunk without rows. Smaller ones are merged into the previous chunk.
 const EMPTY_BYTES: u64 = 1 << 20;
 
-/// Bytes that a stretch has at most: it ends with the row that it is full with.
+/// Maximum size of a chunk in bytes. A chunk ends with the row that fills it.
 pub(crate) const MOST_BYTES: u64 = MOST_ROW_BYTES + EMPTY_BYTES + 2 * STRETCH_BYTES as u64;
 
-/// Rows that begin at a byte of the file, up to the next such byte.
+/// Rows that begin at a byte of the file, up to the next cut.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     offset: u64,
     rows: u32,
 }
 
-/// Joins what is found in pieces of a file, one behind the other, to its stretches. Whatever the pieces are, these are
-/// the same.
+/// Joins the results of scanning consecutive pieces of a file to its chunks. The chunks don't depend on the division
+/// into pieces.
 #[derive(Debug)]
 pub struct Joining {
     goal: u64,
     empty: u64,
-    /// What was found behind the last multiple of `goal`: the next piece may have more of it.
+    /// Rows found after the last multiple of `goal`. The next piece may add rows to it.
     cut: Option<Cut>,
-    /// The stretch in front of that, to which it may belong.
+    /// The previous chunk. The rows in `cut` may still be merged into it.
     pending: Option<Cut>,
     found: VecDeque<Stretch>,
 }
@@ -40,7 +40,7 @@ impl Default for Joining {
 }
 
 impl Joining {
-    /// Of stretches of about `goal` bytes; those without rows have `empty` at least.
+    /// Creates chunks of about `goal` bytes. Chunks without rows have at least `empty` bytes.
     pub fn new(goal: u64, empty: u64) -> Joining {
         Joining {
             goal: goal.max(1),
@@ -51,11 +51,11 @@ impl Joining {
         }
     }
 
-    /// Takes up what a scan found: this many rows from a byte of the file on, which is that of the first row, or that
-    /// up to which rows were found before.
+    /// Adds the result of a scan: `rows` rows that begin at byte `offset` of the file. `offset` is either the first
+    /// byte of the rows or the end of the previous rows.
     ///
     /// # Errors
-    /// Limit, if a row is too long.
+    /// [`ErrorKind::Limit`] if a row is too long.
     pub fn push(&mut self, offset: u64, rows: u32) -> Result<()> {
         match &mut self.cut {
             Some(cut) if cut.offset / self.goal == offset / self.goal => cut.rows += rows,
@@ -67,15 +67,15 @@ impl Joining {
         Ok(())
     }
 
-    /// The next stretch that is whole.
+    /// Returns the next complete chunk.
     pub fn pop(&mut self) -> Option<Stretch> {
         self.found.pop_front()
     }
 
-    /// Ends the last stretch, at the end of the file.
+    /// Ends the last chunk at the end of the file.
     ///
     /// # Errors
-    /// As [`Joining::push`].
+    /// Like [`Joining::push`].
     pub fn end(&mut self, size: u64) -> Result<()> {
         self.begin()?;
         match self.pending.take() {
@@ -84,7 +84,7 @@ impl Joining {
         }
     }
 
-    /// Begins a stretch with what was found last, or adds it to the one in front.
+    /// Begins a chunk with the latest rows, or merges them into the previous chunk.
     fn begin(&mut self) -> Result<()> {
         let Some(cut) = self.cut.take() else { return Ok(()) };
         match &mut self.pending {
@@ -114,7 +114,7 @@ impl Joining {
 #[cold]
 fn too_long(offset: u64) -> Error {
     let reason = format!(
-        "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
+        "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None reads quotes as ordinary characters"
     );
     Error::new(ErrorKind::Limit, reason).at_offset(offset)
 }
@@ -131,9 +131,9 @@ mod tests {
     use crate::nulls::NullSearch;
     use crate::scan::scan;
 
-    /// The stretches of a text from a byte on that is the start of a row or of what is between rows, found in pieces
-    /// that end at the given bytes, or at the end of the line or of the row that these are of; `None` if a row ends
-    /// within quotes.
+    /// Returns the chunks of a text from byte `from` on, at which a row or other text between rows starts. The text is
+    /// scanned in pieces. Each piece ends at one of the given bytes, extended to the end of its line or row. Returns
+    /// `None` if a row ends within quotes.
     fn stretches(
         text: &[u8],
         from: u64,
@@ -223,7 +223,7 @@ mod tests {
                 prop_assert!(stretch.rows > 0 || stretch.offset == 0 || u64::from(stretch.len) >= empty || end == text.len() as u64);
             }
             prop_assert_eq!(end, text.len() as u64);
-            // Whoever begins with any of them finds the others.
+            // A scan that begins with any chunk finds the same later chunks.
             for (number, stretch) in whole.iter().enumerate() {
                 let behind = stretches(&text, stretch.offset, &mut nulls, goal, empty, &ends);
                 prop_assert_eq!(behind.as_deref(), Some(&whole[number..]));
@@ -257,7 +257,7 @@ mod tests {
             ends.retain(|&end| end <= text.len());
             all.extend(stretches(&text, from, &mut on, goal, empty, &ends).unwrap());
             prop_assert_eq!(encode_index(&header, &all, Some(on.found())), encode_index(&header, &whole, Some(nulls.found())));
-            // What was rewritten in front isn't extended.
+            // If the front was rewritten, the index isn't extended.
             let mut other = text.clone();
             for at in [0, cut.saturating_sub(1)] {
                 if let Some(byte) = other.get_mut(at) {

@@ -1,4 +1,5 @@
-//! Rows that were picked out of a file, as a file of their own in memory: parsed like any, and located where they were.
+//! Rows that were picked from a file, stored as a separate file in memory. They are parsed like any file, but errors
+//! refer to their original positions.
 
 use std::sync::Arc;
 
@@ -9,22 +10,22 @@ use crate::file::{CsvFile, Stretch};
 use crate::header::Header;
 use crate::scan::STRETCH_BYTES;
 
-/// Where rows of a [`KeptRows`] were.
+/// The original positions of the rows in a [`KeptRows`].
 #[derive(Debug, Default)]
 pub struct Origins {
-    /// Of each row where it starts now, and where it did.
+    /// The current and the original offset of each row.
     starts: Vec<(u64, u64)>,
-    /// Their numbers in the file, if those are known.
+    /// The original indices of the rows, if they are known.
     numbers: Vec<u64>,
 }
 
 impl Origins {
-    /// The number of a row of the file, if it is known.
+    /// Returns the original index of a row, if it is known.
     pub(crate) fn number(&self, row: u64) -> Option<u64> {
         self.numbers.get(row as usize).copied()
     }
 
-    /// The error with the place where its row was.
+    /// Changes the location of an error to the row's original position.
     pub(crate) fn locate(&self, row: Option<u64>, mut error: Error) -> Error {
         if let Some(offset) = error.location().offset {
             let next = self.starts.partition_point(|&(now, _)| now <= offset);
@@ -41,7 +42,7 @@ impl Origins {
     }
 }
 
-/// Gathers rows of a file.
+/// Collects rows of a file.
 #[derive(Debug, Default)]
 pub struct KeptRows {
     bytes: Vec<u8>,
@@ -50,31 +51,31 @@ pub struct KeptRows {
 }
 
 impl KeptRows {
-    /// Makes room for this many bytes of rows.
+    /// Reserves room for this many bytes of rows.
     ///
     /// # Errors
-    /// Out of memory.
+    /// An error if memory is exhausted.
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         try_reserve(&mut self.bytes, bytes, "the rows that are kept")
     }
 
-    /// Adds a row: its text, the byte of the file at which it starts, and its number there, which is known of all rows
-    /// or of none.
+    /// Adds a row with its text, its byte offset in the file, and its index in the file. The index must be given for
+    /// all rows or for none.
     ///
     /// # Errors
-    /// Out of memory.
+    /// An error if memory is exhausted.
     pub fn push(&mut self, text: &[u8], offset: u64, number: Option<u64>) -> Result<()> {
         let start = self.bytes.len() as u64;
         try_reserve(&mut self.bytes, text.len() + 1, "the rows that are kept")?;
         self.bytes.extend_from_slice(text);
-        // The last row of a file may lack it.
+        // The last row of a file may lack its newline.
         if text.last() != Some(&b'\n') {
             self.bytes.push(b'\n');
         }
-        try_reserve(&mut self.origins.starts, 1, "where rows were")?;
+        try_reserve(&mut self.origins.starts, 1, "the positions of rows")?;
         self.origins.starts.push((start, offset));
         if let Some(number) = number {
-            try_reserve(&mut self.origins.numbers, 1, "the numbers of rows")?;
+            try_reserve(&mut self.origins.numbers, 1, "the indices of rows")?;
             self.origins.numbers.push(number);
         }
         let len = (self.bytes.len() as u64 - start) as u32;
@@ -84,7 +85,7 @@ impl KeptRows {
                 last.rows += 1;
             }
             _ => {
-                try_reserve(&mut self.stretches, 1, "the list of all stretches")?;
+                try_reserve(&mut self.stretches, 1, "the list of all chunks")?;
                 self.stretches.push(Stretch {
                     offset: start,
                     len,
@@ -95,7 +96,7 @@ impl KeptRows {
         Ok(())
     }
 
-    /// A file of that name with these rows, its bytes, and where its rows were.
+    /// Returns a file with these rows under the given path, its bytes, and the original positions of the rows.
     pub fn file(self, path: &Arc<str>, header: &Header) -> (CsvFile, Bytes, Arc<Origins>) {
         let header = Header {
             first: 0,

@@ -1,11 +1,11 @@
-//! CSV to rows: how a file is written ([`Dialect`]), where its rows stand ([`scan`]), of which types its columns are
-//! ([`Evidence`]), and what its fields say ([`CsvSource`]).
+//! Reads rows from CSV files: the syntax of a file ([`Dialect`]), the positions of its rows ([`scan`]), the types of
+//! its columns ([`Evidence`]) and the values of its fields ([`CsvSource`]).
 //!
-//! A unit is a *stretch*: whole rows of about 64 KiB. Fields are parsed straight to their slots of a batch; a number is
-//! parsed where it stands, and only then it is seen whether its field ends there, so most fields aren't looked for
-//! first.
+//! A unit is a *chunk* ([`Stretch`]): whole rows of about 64 KiB in total. Fields are parsed directly into their slots
+//! of a batch. The parser doesn't search for the end of a number first. It parses the number and then checks that the
+//! field ends there.
 //!
-//! Nothing here reads a file or starts a thread.
+//! This crate reads no files and starts no threads.
 #![forbid(unsafe_code)]
 
 mod around;

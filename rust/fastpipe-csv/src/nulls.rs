@@ -1,8 +1,8 @@
-//! Which columns have fields that stand for no value. Integers and truth values have no value of their own for that,
-//! so their dtype depends on whether there is one anywhere: a look at some rows can't tell.
+//! Finds the columns that contain nulls. Integers and bools have no null value, so the dtype of such a column depends
+//! on whether any row has a null. A sample of rows isn't enough to decide this.
 //!
-//! The search runs beside the scan for rows, over the same bytes. It asks of each byte behind a delimiter or a newline
-//! whether a null may begin there, many at once, and looks at the fields of a row only where one may.
+//! The search runs on the same bytes as the scan for rows. It checks each byte after a delimiter or a newline for a
+//! possible start of a null, many bytes at once. It parses the fields of a row only if a null is possible.
 
 use memchr::memrchr;
 
@@ -10,10 +10,10 @@ use crate::dialect::{Dialect, Lines};
 use crate::fields::{Ended, Fields};
 use crate::rows::newline;
 
-/// Of each column the byte of the file at which the first row starts that has a null there; `None` if no row has one.
+/// For each column, the file offset of the first row with a null in that column. `None` if no row has one.
 pub type FirstNulls = Vec<Option<u64>>;
 
-/// Bytes that are asked about at once.
+/// Number of bytes that are checked at once.
 const AT_ONCE: usize = 240;
 
 /// Searches rows for nulls.
@@ -21,23 +21,23 @@ const AT_ONCE: usize = 240;
 pub struct NullSearch {
     dialect: Dialect,
     lines: Lines,
-    /// The bytes that a null without quotes can begin with.
+    /// The bytes with which an unquoted null can begin.
     firsts: Vec<u8>,
-    /// The same by byte.
+    /// The same set, indexed by byte.
     begins_null: [bool; 256],
-    /// Whether one of these is a byte that a number has.
+    /// Whether the set contains a byte with which a number can begin.
     numeric: bool,
     found: FirstNulls,
-    /// Columns in which none was found yet.
+    /// Number of columns in which no null was found yet.
     left: usize,
 }
 
 impl NullSearch {
-    /// Starts with what was found in front of the rows that it will see, which is of all columns or of none.
+    /// Starts a search. `found` contains the results for the preceding rows, for all columns or for none.
     pub fn new(dialect: &Dialect, columns: usize, mut found: FirstNulls) -> NullSearch {
         found.resize(columns, None);
         let mut firsts: Vec<u8> = (0..=u8::MAX).filter(u8::is_ascii_whitespace).collect();
-        // A field without any byte ends where it begins.
+        // An empty field ends where it begins.
         if dialect.null_values.iter().any(Vec::is_empty) {
             firsts.extend([dialect.delimiter, b'\n', b'\r']);
         }
@@ -57,17 +57,17 @@ impl NullSearch {
         }
     }
 
-    /// What decides where rows are.
+    /// Returns the settings that determine where rows are.
     pub fn lines(&self) -> &Lines {
         &self.lines
     }
 
-    /// What was found.
+    /// Returns the result.
     pub fn found(&self) -> &FirstNulls {
         &self.found
     }
 
-    /// Takes what a search found in rows behind those that this one saw.
+    /// Adds the result of a search in the following rows.
     pub fn add(&mut self, behind: &NullSearch) {
         for (first, &other) in self.found.iter_mut().zip(&behind.found) {
             *first = first.or(other);
@@ -75,9 +75,9 @@ impl NullSearch {
         self.left = self.found.iter().filter(|first| first.is_none()).count();
     }
 
-    /// Looks at lines of which each is a row without quotes. `offset` is that of the bytes in the file.
+    /// Searches lines that are all rows without quotes. `offset` is the offset of the bytes in the file.
     pub(crate) fn see_lines(&mut self, bytes: &[u8], offset: u64) {
-        // Up to `at` lie rows that were looked at, and this column of the row that begins there.
+        // All bytes before `at` were searched. `at` is in column `column` of the row that begins at `row`.
         let (mut row, mut at, mut column) = (0, 0, 0);
         let mut candidates = [0; AT_ONCE];
         for block in (0..bytes.len()).step_by(AT_ONCE) {
@@ -85,7 +85,7 @@ impl NullSearch {
                 continue;
             }
             let eights = candidates.as_chunks::<8>().0.iter().enumerate();
-            // Most have none.
+            // Most groups have no candidates.
             let some = eights.filter(|(_, eight)| **eight != [0; 8]);
             for candidate in some.flat_map(|(i, _)| block + 8 * i..block + 8 * i + 8) {
                 if candidates[candidate - block] == 0 || candidate < at || !self.may_be_null(&bytes[candidate..]) {
@@ -105,14 +105,14 @@ impl NullSearch {
                 }
             }
         }
-        // The last line of a file may have no newline: an empty field at its end has no byte to begin with.
+        // The last line of a file may lack a newline. An empty field at its end has no byte that could be a candidate.
         if bytes.last() == Some(&self.lines.delimiter) {
             let row = memrchr(b'\n', bytes).map_or(0, |before| before + 1);
             self.see_row(&bytes[row..], offset + row as u64);
         }
     }
 
-    /// Looks at the fields of a row, which starts at this byte of the file, up to one that is damaged.
+    /// Searches the fields of a row, up to the first damaged one. `start` is the offset of the row in the file.
     pub(crate) fn see_row(&mut self, row: &[u8], start: u64) {
         if self.left == 0 {
             return;
@@ -136,7 +136,7 @@ impl NullSearch {
         }
     }
 
-    /// Whether a column has had no null so far.
+    /// Whether no null was found in a column so far.
     #[inline(always)]
     fn is_open(&self, column: usize) -> bool {
         matches!(self.found.get(column), Some(None))
@@ -146,13 +146,13 @@ impl NullSearch {
         byte == self.lines.delimiter || byte == b'\n'
     }
 
-    /// Marks the bytes of a block that a field begins with, and that a null may begin with. Whether there may be any.
+    /// Marks the bytes of a block that begin a field and with which a null may begin. Returns whether there may be any.
     fn find_candidates(&self, bytes: &[u8], block: usize, candidates: &mut [u8; AT_ONCE]) -> bool {
         let before = block
             .checked_sub(1)
             .and_then(|before| bytes[before..].first_chunk::<AT_ONCE>());
         let (Some(before), Some(these)) = (before, bytes[block..].first_chunk::<AT_ONCE>()) else {
-            // At either end of the bytes.
+            // The block is at one of the ends of the bytes.
             for (i, candidate) in candidates.iter_mut().enumerate() {
                 let begins = (block + i)
                     .checked_sub(1)
@@ -183,7 +183,7 @@ impl NullSearch {
         true
     }
 
-    /// Whether a field that begins here may be a null: if it isn't, it is none.
+    /// Whether a field that begins here may be null. If this returns false, the field is not null.
     fn may_be_null(&self, field: &[u8]) -> bool {
         match field {
             [] => true,
@@ -194,7 +194,7 @@ impl NullSearch {
             [first, ..] if !self.begins_null[usize::from(*first)] => false,
             [first, ..] if first.is_ascii_whitespace() || *first == self.lines.delimiter => true,
             _ => self.dialect.null_values.iter().any(|word| {
-                // Most texts differ in a byte.
+                // Most texts differ in the first byte.
                 if field.first() != word.first() {
                     return false;
                 }
@@ -208,7 +208,7 @@ impl NullSearch {
     }
 }
 
-/// Whether a byte is one that most numbers begin with; a slash as well, as it lies between the others.
+/// Whether most numbers begin with a byte like this one. The range also contains the slash.
 #[inline(always)]
 fn is_of_number(byte: u8) -> bool {
     byte.wrapping_sub(b'-') <= b'9' - b'-'
@@ -223,7 +223,7 @@ mod tests {
     use crate::rows::Next;
     use crate::scan::scan;
 
-    /// Field by field, row by row.
+    /// A reference implementation that checks every field of every row.
     fn naive(bytes: &[u8], dialect: &Dialect, columns: usize) -> FirstNulls {
         let lines = Lines::new(dialect, columns);
         let (mut found, mut at) = (vec![None; columns], 0);
@@ -284,7 +284,7 @@ mod tests {
             "{:?}",
             String::from_utf8_lossy(bytes)
         );
-        // Pieces that begin and end with a row find the same.
+        // The results for pieces that begin and end at row boundaries can be combined.
         let (mut front, mut back) = (new(), new());
         let rows = scan(bytes, 0, &lines, cut.max(1), None).cuts;
         let middle = rows.get(1).map_or(bytes.len(), |second| second.start);
@@ -292,7 +292,7 @@ mod tests {
         scan(&bytes[middle..], middle as u64, &lines, goal, Some(&mut back));
         front.add(&back);
         assert_eq!(front.found(), all.found());
-        // One that goes on from what lies in front finds the same as well.
+        // A search that continues from the result for the front gives the same result.
         let mut front = new();
         scan(&bytes[..middle], 0, &lines, goal, Some(&mut front));
         let mut on = NullSearch::new(dialect, columns, front.found().clone());
@@ -311,7 +311,7 @@ mod tests {
             check(&bytes, &dialect, goal, cut);
         }
 
-        /// Long lines of few nulls, so that blocks of bytes have none, or one at their ends.
+        /// Long lines with few nulls, so that most blocks of bytes contain no null or one at the edge.
         #[test]
         fn a_null_is_found_wherever_it_stands(
             fields in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! What is done with each field of a file's rows.
+//! Plans the processing of each field in the rows of a file.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,54 +11,54 @@ use fastpipe_batch::{
 
 use crate::header::Header;
 
-/// What values a field has.
+/// The type and the destination of a field's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum To {
-    /// An element of a dtype, in a cell.
+    /// An element of a dtype, written to a cell.
     Element(DType, u32),
-    /// Text, or any bytes.
+    /// Text, or arbitrary bytes.
     Text { utf8: bool, parts: TextParts },
 }
 
-/// What becomes of a field that stands for no value.
+/// How a null field is handled.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Null {
     Error,
-    /// Its mask says so; the value is of zeros.
+    /// The mask marks the null, and the value is zero.
     Mask,
-    /// These bytes.
+    /// The null is replaced by these bytes.
     Fill(Vec<u8>),
 }
 
-/// What a field is written to.
+/// The destination of a field.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Target {
-    /// Which of the columns.
+    /// Index of the column.
     pub(crate) column: usize,
     pub(crate) to: To,
-    /// The cell of its mask.
+    /// The cell of the mask.
     pub(crate) mask: Option<u32>,
     pub(crate) null: Null,
-    /// How text becomes the element.
+    /// The conversion of text to an index, if the element is an index.
     pub(crate) lookup: Option<Arc<Lookup>>,
 }
 
-/// Where the columns of a source are written to, whatever file they come from.
+/// The layout of a source's columns, which is the same for all files.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) specs: Vec<ColumnSpec>,
-    /// For each column the name of its field.
+    /// The field name of each column.
     pub(crate) fields: Vec<String>,
     targets: Vec<Target>,
-    /// The parts that are cells.
+    /// The parts that are written as cells.
     pub(crate) cells: Arc<[u32]>,
 }
 
 impl Layout {
-    /// Of these features.
+    /// Creates the layout of these features.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if one has a form that fields don't have.
+    /// [`ErrorKind::Schema`] if a feature has a form that CSV fields can't provide.
     pub(crate) fn new(features: &[Feature]) -> Result<Layout> {
         let (mut specs, mut targets) = (Vec::new(), Vec::new());
         let (mut cells, mut first) = (Vec::new(), 0);
@@ -95,22 +95,24 @@ impl Layout {
     }
 }
 
-/// The type of a feature that is one value a row.
+/// Returns the type of a feature with one value per row.
 fn scalar(feature: &Feature) -> Result<Leaf> {
     let refused = |reason: &str| Err(Error::new(ErrorKind::Schema, reason).at_feature(&feature.name));
     let Request::Dense { shape, leaf, .. } = &feature.request else {
-        return refused("a field of CSV is one value: give DenseSpec((), dtype)");
+        return refused("a CSV field is a single value: use DenseSpec((), dtype)");
     };
     if !shape.is_empty() || feature.counts {
-        return refused("a field of CSV is one value: give DenseSpec((), dtype), and make arrays of several features");
+        return refused(
+            "a CSV field is a single value: use DenseSpec((), dtype), and build arrays from several features",
+        );
     }
     match leaf {
         _ if feature.lookup.as_ref().is_some_and(|lookup| lookup.drops()) => refused(
-            "unknown=\"drop\" leaves keys out of bags and arrays, and each row has one key here: unknown=\"bucket\" gives keys \
-             that the vocabulary lacks an index, unknown=\"error\" refuses them",
+            "unknown=\"drop\" leaves keys out of bags and arrays, but each row has one key here: unknown=\"bucket\" gives keys \
+             outside of the vocabulary an index, unknown=\"error\" rejects them",
         ),
-        _ if feature.scale.is_some() => refused("decimals aren't read from CSV: read float64 or strings"),
-        Leaf::Fixed(DType::Timedelta(_)) => refused("durations aren't read from CSV: read numbers"),
+        _ if feature.scale.is_some() => refused("decimals are not supported in CSV: read float64 or strings"),
+        Leaf::Fixed(DType::Timedelta(_)) => refused("durations are not supported in CSV: read numbers"),
         leaf => Ok(*leaf),
     }
 }
@@ -119,32 +121,35 @@ fn null(feature: &Feature, leaf: Leaf) -> Result<Null> {
     Ok(match (&feature.nulls, leaf) {
         (Nulls::Error, _) => Null::Error,
         (Nulls::Mask, _) => Null::Mask,
-        // Of times it is none (NaT).
+        // The null value of times is NaT.
         (Nulls::Fill(None), Leaf::Fixed(dtype)) if dtype.is_time() => Null::Fill(i64::MIN.to_le_bytes().to_vec()),
         (Nulls::Fill(fill), Leaf::Fixed(dtype)) => Null::Fill(fill.as_ref().unwrap_or(&Scalar::Int(0)).element(dtype)?),
         (Nulls::Fill(None), Leaf::Bytes { .. }) => Null::Fill(Vec::new()),
         (Nulls::Fill(Some(Scalar::Bytes(bytes))), Leaf::Bytes { .. }) => Null::Fill(bytes.clone()),
         (Nulls::Fill(Some(_)), Leaf::Bytes { .. }) => {
-            return Err(Error::new(ErrorKind::Schema, "text is filled with text"));
+            return Err(Error::new(
+                ErrorKind::Schema,
+                "the fill value of a text feature must be text",
+            ));
         }
     })
 }
 
-/// What is done with the fields of a file, one after the other.
+/// The plan for the fields of one file, in order.
 #[derive(Debug)]
 pub(crate) struct Program {
-    /// For each field the targets that it is written to.
+    /// The range of targets for each field.
     pub(crate) fields: Vec<Range<usize>>,
     pub(crate) targets: Vec<Target>,
-    /// The names of its columns.
+    /// The names of the file's columns.
     pub(crate) names: Vec<Arc<str>>,
 }
 
 impl Program {
-    /// For files with this header.
+    /// Creates the plan for files with this header.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if a column isn't there, or is there twice.
+    /// [`ErrorKind::Schema`] if a column doesn't exist or exists twice.
     pub(crate) fn new(layout: &Layout, header: &Header) -> Result<Program> {
         let mut by_field: HashMap<&str, Vec<&Target>> = HashMap::new();
         for (field, target) in layout.fields.iter().zip(&layout.targets) {
@@ -161,7 +166,7 @@ impl Program {
         for (field, spec) in layout.fields.iter().zip(&layout.specs) {
             let reason = match found.get(field.as_str()) {
                 Some(1) => continue,
-                Some(count) => format!("{count} columns are called {field:?}: give other names, as header=[...]"),
+                Some(count) => format!("{count} columns are called {field:?}: pass other names with header=[...]"),
                 None => missing(field, header),
             };
             return Err(Error::new(ErrorKind::Schema, reason).at_feature(&spec.name));

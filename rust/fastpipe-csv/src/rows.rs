@@ -1,39 +1,39 @@
-//! Where rows start and end.
+//! Finds the start and the end of rows.
 //!
-//! A field that begins with a quote is quoted: delimiters and newlines up to the next quote that isn't doubled belong
-//! to it. A quote anywhere else is a character like any other. Python's `csv` module has it so, and so have others.
+//! A field that begins with a quote is quoted: delimiters and newlines belong to it up to the next quote that isn't
+//! doubled. A quote anywhere else is an ordinary character. Python's `csv` module and other parsers use the same rules.
 
 use memchr::{memchr, memchr2};
 
 use crate::dialect::Lines;
 use crate::fields::{Fields, closed};
 
-/// What stands somewhere.
+/// The next row at a position, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// A row, with the newline behind it.
+    /// A row, including its newline.
     Row {
-        /// Its first byte.
+        /// The position of its first byte.
         start: usize,
-        /// The first byte behind it.
+        /// One past its last byte.
         end: usize,
     },
     /// A row that ends within quotes.
     Open {
-        /// Its first byte.
+        /// The position of its first byte.
         start: usize,
     },
-    /// No more rows.
+    /// The end of the bytes, without another row.
     End,
 }
 
 impl Lines {
-    /// Whether each of these lines is a row, but for empty ones and comments.
+    /// Whether every line is a row, except empty lines and comments.
     pub(crate) fn are_rows(&self, bytes: &[u8]) -> bool {
         self.fields.is_none() && self.quote.is_none_or(|quote| memchr(quote, bytes).is_none())
     }
 
-    /// The first byte from `at` on that is of no empty line and of no comment.
+    /// Returns the first byte from `at` on that is not part of an empty line or a comment.
     #[inline(always)]
     pub(crate) fn past_others(&self, bytes: &[u8], mut at: usize) -> usize {
         loop {
@@ -46,7 +46,7 @@ impl Lines {
         }
     }
 
-    /// The next row from `at` on, which is the start of a line.
+    /// Returns the next row from `at` on, which must be the start of a line.
     #[inline]
     pub(crate) fn next(&self, bytes: &[u8], mut at: usize) -> Next {
         loop {
@@ -64,14 +64,15 @@ impl Lines {
         }
     }
 
-    /// Whether what ends like a row has the fields that rows have, where others are passed over.
+    /// Whether a candidate row has the right number of fields. Always true unless ragged rows are skipped.
     #[inline]
     pub(crate) fn is_row(&self, row: &[u8]) -> bool {
         self.fields
             .is_none_or(|fields| Fields::count(self, row) == Some(fields))
     }
 
-    /// Where the row that starts at `start` ends, behind its newline; `None` if that is within quotes.
+    /// Returns the end of the row that starts at `start`, after its newline. Returns `None` if the row ends within
+    /// quotes.
     #[inline]
     pub(crate) fn end(&self, bytes: &[u8], start: usize) -> Option<usize> {
         match self.quote {
@@ -80,8 +81,8 @@ impl Lines {
         }
     }
 
-    /// Where the row ends that `at` is a byte of, outside of quotes; `start` is where a field of it starts, if no
-    /// delimiter stands in front of that.
+    /// Returns the end of the row that contains `at`, which must be outside of quotes. `start` is the start of a field
+    /// that doesn't follow a delimiter.
     #[inline(always)]
     fn end_of_quoted(&self, bytes: &[u8], start: usize, mut at: usize, quote: u8) -> Option<usize> {
         loop {
@@ -99,8 +100,9 @@ impl Lines {
         }
     }
 
-    /// Where the row ends that `at` is a byte of, within quotes; `None` if it ends there. Behind a newline it isn't
-    /// known whether a row starts or goes on: this is the one, [`Lines::next`] the other.
+    /// Returns the end of the row that contains `at`, assuming that `at` is within quotes. Returns `None` if the row
+    /// ends within quotes. After a newline, it is unknown whether a row starts or continues. This function assumes the
+    /// latter, [`Lines::next`] the former.
     pub(crate) fn end_from_within(&self, bytes: &[u8], at: usize) -> Option<usize> {
         let quote = self.quote?;
         let at = closed(bytes, at, quote)?;
@@ -108,7 +110,7 @@ impl Lines {
     }
 }
 
-/// The first byte behind the next newline, or behind all.
+/// Returns the position after the next newline, or the end of the bytes.
 #[inline]
 pub(crate) fn newline(bytes: &[u8], at: usize) -> usize {
     memchr(b'\n', &bytes[at..]).map_or(bytes.len(), |found| at + found + 1)

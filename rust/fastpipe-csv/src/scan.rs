@@ -1,45 +1,46 @@
-//! The scan for rows.
+//! Scans bytes for rows.
 //!
-//! A file is cut at the first line behind each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So
-//! where it is cut, and with it the order of rows, depends on its bytes alone: not on how many threads scan it, on
-//! where each begins, or on whether the scan goes on from the index of a time when the file was shorter.
+//! A file is cut at the first line after each multiple of [`STRETCH_BYTES`], unless that line is within quotes. So the
+//! cuts, and with them the order of rows, depend only on the bytes of the file. They don't depend on the number of
+//! scanning threads, on where each thread begins, or on whether the scan continues from the index of a shorter version
+//! of the file.
 //!
-//! Where a scan begins in the middle of a file, it has to guess that a newline ends a row. Whoever scans what lies in
-//! front of it knows in the end where a row starts, and scans again what was begun elsewhere: so several threads can
-//! scan one file.
+//! A scan that begins in the middle of a file must guess that a newline ends a row. When the scan of the preceding
+//! bytes is complete, the true start of the row is known. If the guess was wrong, the bytes are scanned again. So
+//! several threads can scan one file.
 
 use crate::dialect::Lines;
 use crate::nulls::NullSearch;
 use crate::rows::newline;
 
-/// Bytes of the rows of a unit, about. With the row that it is full with, and a little room for others, it fits a
+/// Approximate size of the rows of a unit in bytes. Including the row that fills it and some slack, a unit fits a
 /// buffer of 64 KiB.
 pub const STRETCH_BYTES: usize = 56 << 10;
 
-/// Bytes that a row has at most: what takes more is taken for a quote that was never closed.
+/// Maximum size of a row in bytes. A longer row is treated as a quote that was never closed.
 pub const MOST_ROW_BYTES: u64 = 256 << 20;
 
-/// Rows that begin somewhere.
+/// Rows that begin at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// Where, in the bytes that were scanned.
+    /// The position in the scanned bytes.
     pub start: usize,
-    /// How many.
+    /// The number of rows.
     pub rows: u32,
 }
 
-/// What a scan found.
+/// The result of a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Stretches, each up to the next. Some have no rows, but empty lines and the like.
+    /// The chunks. Each ends where the next begins. Some contain only empty lines and comments, and no rows.
     pub cuts: Vec<Cut>,
-    /// Where the row starts that ends within quotes, if there is one. It isn't counted.
+    /// The start of a row that ends within quotes, if there is one. It isn't counted.
     pub open: Option<usize>,
 }
 
-/// Finds the rows of bytes that begin with a line and end with one, and cuts them at the first line behind each
-/// multiple of `goal` bytes of the file, in which they begin at byte `offset`. Shows the rows to a search for nulls, if
-/// there is one.
+/// Finds the rows of bytes that consist of whole lines. Cuts them at the first line after each multiple of `goal` bytes
+/// of the file. `offset` is the position of the bytes in the file. If `nulls` is given, also searches the rows for
+/// nulls.
 pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize, mut nulls: Option<&mut NullSearch>) -> Scanned {
     let mut found = Scanned::default();
     let mut at = 0;
@@ -85,17 +86,17 @@ pub fn scan(bytes: &[u8], offset: u64, lines: &Lines, goal: usize, mut nulls: Op
     found
 }
 
-/// The number of rows of whole lines, if each is a row; `None` where they have to be looked at one by one.
+/// Returns the number of rows of whole lines if each line is a row, or `None` if they must be checked one by one.
 fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
     let first = *bytes.first()?;
     if lines.fields.is_some() || matches!(first, b'\n' | b'\r') || Some(first) == lines.comment {
         return None;
     }
-    // Each stands for itself where there is none.
+    // A newline is a neutral placeholder for a missing quote or comment character.
     let quote = lines.quote.unwrap_or(b'\n');
     let comment = lines.comment.unwrap_or(b'\n');
     let (mut newlines, mut others) = (0u32, 0u32);
-    // Sums of this many flags fit a byte, which lets many be added at once.
+    // Sums of this many flags fit into a byte, which allows vectorized additions.
     const AT_ONCE: usize = 240;
     let pairs = bytes.windows(AT_ONCE + 1).step_by(AT_ONCE);
     let done = pairs.len() * AT_ONCE;
@@ -120,7 +121,7 @@ fn plain_rows(bytes: &[u8], lines: &Lines) -> Option<u32> {
                 .is_some_and(|&next| matches!(next, b'\n' | b'\r') || next == comment);
         others += u32::from(other || (byte == quote && quote != b'\n'));
     }
-    // The last line of a file may have no newline.
+    // The last line of a file may lack a newline.
     (others == 0).then(|| newlines + u32::from(bytes.last() != Some(&b'\n')))
 }
 

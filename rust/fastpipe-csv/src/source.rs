@@ -1,4 +1,4 @@
-//! CSV files as a [`Source`]: a unit is a stretch of rows.
+//! CSV files as a [`Source`]. A unit is a chunk of rows.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,26 +21,26 @@ struct File {
     lines: Lines,
     first_unit: u64,
     first_row: u64,
-    /// Where its rows were, if they were picked out of another file.
+    /// The original positions of its rows, if they were picked from another file.
     origins: Option<Arc<Origins>>,
 }
 
-/// Stretches of CSV files, read to the same columns.
+/// Chunks of CSV files, read as the same columns.
 pub struct CsvSource {
     reading: Arc<Reading>,
     files: Vec<File>,
     stretches: Vec<Stretch>,
-    /// For each stretch the rows in front of it, in all files.
+    /// The number of rows before each chunk, counted over all files.
     rows_before: Vec<u64>,
     facts: SourceFacts,
 }
 
 impl CsvSource {
-    /// Reads `features` from files. Columns are found by their names, so files may have them in any order, and others
-    /// beside them.
+    /// Creates a source that reads `features` from files. Columns are found by name, so files may have them in any
+    /// order and may have additional columns.
     ///
     /// # Errors
-    /// [`ErrorKind::Schema`] if a feature is none that fields can be read as, or a file lacks one;
+    /// [`ErrorKind::Schema`] if CSV fields can't be read as a feature, or if a file lacks a feature;
     /// [`ErrorKind::OutOfMemory`].
     pub fn new(features: &[Feature], dialect: &Dialect, files: &[CsvFile]) -> Result<CsvSource> {
         let reading = Reading {
@@ -86,10 +86,8 @@ impl CsvSource {
                 origins: None,
             });
             let count = file.stretches.len();
-            try_reserve(&mut source.stretches, count, "the list of all stretches")
-                .map_err(|e| e.at_path(&file.path))?;
-            try_reserve(&mut source.rows_before, count, "the list of all stretches")
-                .map_err(|e| e.at_path(&file.path))?;
+            try_reserve(&mut source.stretches, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
+            try_reserve(&mut source.rows_before, count, "the list of all chunks").map_err(|e| e.at_path(&file.path))?;
             for stretch in &file.stretches {
                 source.stretches.push(*stretch);
                 source.rows_before.push(rows);
@@ -99,21 +97,21 @@ impl CsvSource {
         Ok(source)
     }
 
-    /// The same, with what each file looked like before its rows were found.
+    /// Sets the stamps of the files, taken before their rows were found.
     #[must_use]
     pub fn with_stamps(mut self, stamps: Vec<FileStamp>) -> CsvSource {
         self.facts.stamps = stamps;
         self
     }
 
-    /// The same, with the bytes of those files that lie in memory.
+    /// Sets the bytes of the files that are in memory.
     #[must_use]
     pub fn with_contents(mut self, contents: Vec<Option<Bytes>>) -> CsvSource {
         self.facts.contents = contents;
         self
     }
 
-    /// The same, with where the rows of each file were that are picked out of another.
+    /// Sets the original positions of the rows of each file whose rows were picked from another file.
     #[must_use]
     pub fn with_origins(mut self, origins: &[Arc<Origins>]) -> CsvSource {
         for (file, origins) in self.files.iter_mut().zip(origins) {
@@ -122,7 +120,7 @@ impl CsvSource {
         self
     }
 
-    /// Where a row lies: its file, and its number there.
+    /// Returns the file of a row and the index of the row in that file.
     pub fn place_of(&self, unit: u64, record: u32) -> (&Arc<str>, u64) {
         let (file, _) = self.file(unit);
         let row = self.rows_before[unit as usize] - file.first_row + u64::from(record);
@@ -130,7 +128,7 @@ impl CsvSource {
         (&file.path, origin.unwrap_or(row))
     }
 
-    /// Writes where all stretches lie and how many rows each has, for a digest.
+    /// Writes the positions and the row counts of all chunks to `out`, for a digest.
     pub fn write_layout(&self, mut out: impl FnMut(&[u8])) {
         for file in &self.files {
             out(&file.first_unit.to_le_bytes());
@@ -179,7 +177,7 @@ impl Source for CsvSource {
         let stretch = self.stretches[unit as usize];
         let data = fetched.into_bytes();
         if data.len() != stretch.len as usize {
-            let reason = format!("a stretch of {} bytes was read as {}", stretch.len, data.len());
+            let reason = format!("a chunk of {} bytes was read as {} bytes", stretch.len, data.len());
             return Err(Error::new(ErrorKind::Internal, reason));
         }
         Ok(Box::new(Rows {

@@ -1,4 +1,5 @@
-//! Rows of a stream: its bytes come piece by piece, and those of most rows are forgotten once the rows are counted.
+//! Finds the rows of a stream whose bytes arrive in pieces. The bytes of most rows are discarded after the rows are
+//! counted.
 
 use std::sync::Arc;
 
@@ -10,21 +11,22 @@ use crate::header::Header;
 use crate::rows::Next;
 use crate::scan::{MOST_ROW_BYTES, STRETCH_BYTES, scan};
 
-/// Bytes that are scanned at once: they stay in a cache of the processor.
+/// Number of bytes that are scanned at once, so that they stay in the processor's cache.
 const PIECE: usize = 256 << 10;
 
-/// Bytes of which the first row is looked for first.
+/// Number of bytes in which the first row is searched for first.
 const HEAD: usize = 64 << 10;
 
-/// Whoever wants some of the rows.
+/// Selects and keeps some of the rows.
 pub trait Keep {
-    /// The number of the next row that is wanted, from 0: greater than that of any row that was kept.
+    /// Returns the index of the next row to keep, counted from 0. It must be greater than the index of every row kept
+    /// so far.
     fn next(&self) -> u64;
 
-    /// Takes it: its number, its byte of the stream, and its text, with the newline if it has one.
+    /// Keeps a row, given by its index, its offset in the stream, and its text including the newline if it has one.
     ///
     /// # Errors
-    /// Ends the stream.
+    /// An error ends the stream.
     fn keep(&mut self, number: u64, offset: u64, text: &[u8]) -> Result<()>;
 }
 
@@ -35,16 +37,16 @@ pub struct RowStream {
     dialect: Dialect,
     header: Option<Header>,
     lines: Lines,
-    /// What isn't passed yet.
+    /// The bytes that were not processed yet.
     bytes: Vec<u8>,
-    /// The byte of the stream that it begins with.
+    /// The offset of these bytes in the stream.
     offset: u64,
-    /// Rows that were passed.
+    /// Number of rows processed so far.
     rows: u64,
-    /// Bytes that there should be before another look for the end of what it begins with: so that what is long is
-    /// looked at a few times, not with each piece.
+    /// Minimum number of bytes before the end of the current row is searched for again. This limits the number of
+    /// searches for long rows.
     patience: usize,
-    /// Whether a line ended since that look.
+    /// Whether a newline has arrived since the last search.
     line_ended: bool,
 }
 
@@ -72,7 +74,7 @@ impl ReadAt for Head<'_> {
 }
 
 impl RowStream {
-    /// A stream that is called so in errors.
+    /// Creates a stream. `name` is used in errors.
     pub fn new(name: &str, dialect: &Dialect) -> RowStream {
         RowStream {
             name: name.into(),
@@ -87,26 +89,27 @@ impl RowStream {
         }
     }
 
-    /// What its first row says, once that is known.
+    /// Returns the header of the stream, if it is already known.
     pub fn header(&self) -> Option<&Header> {
         self.header.as_ref()
     }
 
-    /// Rows that were passed.
+    /// Returns the number of rows processed so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// Bytes that it holds.
+    /// Returns the memory of the stream in bytes.
     pub fn held_bytes(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Passes over more bytes.
+    /// Processes more bytes.
     ///
     /// # Errors
-    /// With the stream's name: malformed, if there is no first row, or it is damaged; unsupported, if it is of another
-    /// format; a limit, if a row is too long; whatever `keep` returns.
+    /// Errors contain the name of the stream. [`ErrorKind::Malformed`] if there is no first row or it is damaged.
+    /// [`ErrorKind::Unsupported`] if the stream has another format. [`ErrorKind::Limit`] if a row is too long. Also
+    /// returns errors of `keep`.
     pub fn push(&mut self, bytes: &[u8], keep: &mut dyn Keep) -> Result<()> {
         for piece in bytes.chunks(PIECE) {
             let before = self.bytes.len();
@@ -123,15 +126,15 @@ impl RowStream {
         Ok(())
     }
 
-    /// Passes over what is left, for no more bytes come.
+    /// Processes the remaining bytes at the end of the stream.
     ///
     /// # Errors
-    /// As [`RowStream::push`]; malformed, if the last row ends within quotes.
+    /// Like [`RowStream::push`]. [`ErrorKind::Malformed`] if the last row ends within quotes.
     pub fn end(&mut self, keep: &mut dyn Keep) -> Result<()> {
         self.pass(true, keep).map_err(|e| e.at_path(&self.name))
     }
 
-    /// Passes over the rows that have ended.
+    /// Processes all complete rows.
     fn pass(&mut self, ended: bool, keep: &mut dyn Keep) -> Result<()> {
         self.line_ended = false;
         if self.header.is_none() && !self.read_header(ended)? {
@@ -147,7 +150,7 @@ impl RowStream {
             self.rows += u64::from(cut.rows);
             while keep.next() < self.rows {
                 let Next::Row { start, end } = self.lines.next(&self.bytes[..whole], at) else {
-                    return Err(Error::new(ErrorKind::Internal, "a row that was counted isn't there"));
+                    return Err(Error::new(ErrorKind::Internal, "a row that was counted does not exist"));
                 };
                 if number == keep.next() {
                     keep.keep(number, self.offset + start as u64, &self.bytes[start..end])?;
@@ -157,8 +160,8 @@ impl RowStream {
         }
         let passed = found.open.unwrap_or(whole);
         if ended && found.open.is_some() {
-            let reason = "a row ends within quotes: the stream is cut short, or a quote isn't one; quote=None takes quotes as \
-                          they are";
+            let reason = "a row ends within quotes: the stream is truncated, or a quote is an ordinary character; quote=None reads \
+                          quotes as ordinary characters";
             return Err(Error::new(ErrorKind::Malformed, reason).at_offset(self.offset + passed as u64));
         }
         self.bytes.drain(..passed);
@@ -167,14 +170,14 @@ impl RowStream {
         self.check_length()
     }
 
-    /// Reads the first row, if all of it is there.
+    /// Reads the first row, if it is complete.
     fn read_header(&mut self, ended: bool) -> Result<bool> {
         let lines = Lines {
             fields: None,
             ..Lines::new(&self.dialect, 0)
         };
-        // A mark in front of the first row changes nothing of where it ends, unless it is quoted: a longer look does no
-        // harm.
+        // A byte order mark before the first row doesn't affect where the row ends, unless the row begins with a quote.
+        // Skipping it here is always safe.
         let mark = if self.bytes.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         let is_whole = match (&self.dialect.names, lines.next(&self.bytes, mark)) {
             (Names::Given(_), _) => true,
@@ -190,7 +193,7 @@ impl RowStream {
             (b"\x28\xb5\x2f\xfd", "zstandard", "zstd -dc"),
         ];
         if let Some((_, how, program)) = known.iter().find(|(magic, ..)| self.bytes.starts_with(magic)) {
-            let reason = format!("the stream is compressed with {how}: give what `{program}` writes");
+            let reason = format!("the stream is compressed with {how}: pass the output of `{program}`");
             return Err(Error::new(ErrorKind::Unsupported, reason));
         }
         let header = Header::read(&Head(&self.bytes, &self.name), &self.dialect)?;
@@ -201,7 +204,7 @@ impl RowStream {
         Ok(true)
     }
 
-    /// When it is worth to look again.
+    /// Returns the number of bytes at which the next search is worthwhile.
     fn later(&self) -> usize {
         (2 * self.bytes.len()).min(MOST_ROW_BYTES as usize)
     }
@@ -211,7 +214,7 @@ impl RowStream {
             return Ok(());
         }
         let reason = format!(
-            "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they are"
+            "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None reads quotes as ordinary characters"
         );
         Err(Error::new(ErrorKind::Limit, reason).at_offset(self.offset))
     }
@@ -223,7 +226,7 @@ mod tests {
 
     use super::*;
 
-    /// Keeps every few rows.
+    /// Keeps every `step`-th row.
     struct Every {
         step: u64,
         next: u64,
@@ -262,7 +265,7 @@ mod tests {
         (keep.kept, stream.rows(), error)
     }
 
-    /// One row after the other, of all bytes at once.
+    /// A reference implementation that processes all bytes at once, row by row.
     fn naive(bytes: &[u8], dialect: &Dialect, step: u64) -> Found {
         let header = match Header::read(&Head(bytes, "x"), dialect) {
             Ok(header) => header,
@@ -290,7 +293,7 @@ mod tests {
         #[test]
         fn rows_are_the_same_however_bytes_come(
             bytes in proptest::collection::vec(proptest::sample::select(b"aaab,,\n\n\r\"#".to_vec()), 0..300),
-            // More than is looked at for the first row, and longer rows.
+            // With 400 repetitions, there are more bytes than the search for the first row covers, and longer rows.
             again in proptest::sample::select(vec![1usize, 1, 400]),
             piece in proptest::sample::select(vec![1usize, 7, 1000, 100_000, 1_000_000]),
             commented in any::<bool>(),

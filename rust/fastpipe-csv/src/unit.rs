@@ -1,4 +1,4 @@
-//! A stretch of rows as a [`Unit`].
+//! A chunk of rows as a [`Unit`].
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -15,21 +15,21 @@ use crate::header::lone_return;
 use crate::plan::Program;
 use crate::rows::Next;
 
-/// A stretch of rows.
+/// An open chunk of rows.
 pub(crate) struct Rows {
     pub(crate) reading: Arc<Reading>,
     pub(crate) lines: Lines,
     pub(crate) program: Arc<Program>,
     pub(crate) data: Buffer,
-    /// Where it lies in its file.
+    /// The offset of the chunk in its file.
     pub(crate) offset: u64,
     pub(crate) rows: u32,
-    /// Where rows start, if that is known.
+    /// The starts of the rows, if they are known.
     pub(crate) starts: Starts,
 }
 
 impl Rows {
-    /// The rows from `at` on, at which a row or something else starts.
+    /// Returns the next row from `at` on, which must be the start of a line.
     pub(crate) fn next(&self, at: usize) -> Next {
         self.lines.next(&self.data, at)
     }
@@ -38,7 +38,7 @@ impl Rows {
         Fields::new(&self.lines, &self.data, at)
     }
 
-    /// Where the next row starts, which is there.
+    /// Returns the start of the next row. Returns an error after the last row.
     #[inline(always)]
     fn start_of_next(&self, at: usize, record: u32) -> Result<usize> {
         let start = match self.lines.fields {
@@ -59,13 +59,13 @@ impl Rows {
     #[cold]
     fn fewer(&self, record: u32) -> Error {
         let reason = format!(
-            "the stretch has {record} rows, and had {} when the file was indexed: the file changed",
+            "the chunk has {record} rows, but had {} when the file was indexed: the file changed",
             self.rows
         );
         Error::new(ErrorKind::Storage, reason)
     }
 
-    /// Parses the row at `start` into a slot. Returns where it ends.
+    /// Parses the row at `start` into a slot. Returns the end of the row.
     #[inline]
     fn row(&self, start: usize, pick: Pick, out: &mut Sink<'_>) -> Result<usize> {
         out.begin_row(pick.slot)?;
@@ -88,7 +88,7 @@ impl Rows {
         Ok(fields.at)
     }
 
-    /// The error for a field that starts at `at`.
+    /// Returns the error for a field that starts at `at`.
     #[cold]
     fn fault(&self, fault: FieldError, at: usize, number: usize, record: u32) -> Error {
         let error = match fault {
@@ -99,7 +99,8 @@ impl Rows {
         error.at_record(record.into()).at_feature(&self.program.names[number])
     }
 
-    /// The error for a row with more or fewer fields than the file has columns, or with a lone return in one.
+    /// Returns the error for a row whose number of fields differs from the number of columns, or that contains a lone
+    /// carriage return.
     #[cold]
     fn ragged(&self, start: usize, record: u32) -> Error {
         let mut fields = self.fields(start);
@@ -109,7 +110,7 @@ impl Rows {
             match fields.skip() {
                 Ok(Ended::Row) => {
                     let reason = format!(
-                        "the row has {count} fields, and the file {} columns: on_ragged=\"skip\" passes over such rows",
+                        "the row has {count} fields, but the file has {} columns: on_ragged=\"skip\" skips such rows",
                         self.program.fields.len()
                     );
                     break Error::new(ErrorKind::Malformed, reason).at_offset(self.offset + start as u64);
@@ -121,7 +122,7 @@ impl Rows {
         error.at_record(record.into())
     }
 
-    /// The text of each field of the first rows, until there are no more, or a row is damaged.
+    /// Calls `each` with the text of each field of the first rows, until the end or the first damaged row.
     pub(crate) fn texts(&self, rows: u32, mut each: impl FnMut(usize, Cow<'_, [u8]>)) {
         let mut at = 0;
         for _ in 0..rows.min(self.rows) {
@@ -140,7 +141,7 @@ impl Rows {
         }
     }
 
-    /// Parses rows whose starts are known.
+    /// Parses one row. The starts of rows must be known.
     pub(crate) fn pick(&self, record: u32, slot: u32, out: &mut Sink<'_>) -> Result<()> {
         let start = self
             .starts
@@ -153,7 +154,7 @@ impl Rows {
     }
 }
 
-/// The slots of the picks, if each is behind the one before.
+/// Returns the slots of the picks if they are consecutive.
 fn consecutive(picks: &[Pick]) -> Option<Range<u32>> {
     let first = picks.first()?.slot;
     let end = first.checked_add(u32::try_from(picks.len()).ok()?)?;
@@ -221,12 +222,12 @@ impl Unit for Rows {
             self.starts = known;
             return Ok(self.starts.clone());
         }
-        let mut starts = try_with_capacity(self.rows as usize + 1, "where the rows of a stretch start")?;
+        let mut starts = try_with_capacity(self.rows as usize + 1, "the starts of a chunk's rows")?;
         let mut at = 0;
         if self.lines.are_rows(&self.data) {
-            // All newlines are found in one go.
+            // Finds all newlines in a single pass.
             for end in memchr_iter(b'\n', &self.data) {
-                // Not of an empty line or a comment.
+                // Empty lines and comments are not rows.
                 if starts.len() < self.rows as usize && self.lines.past_others(&self.data[..=end], at) == at {
                     starts.push(at as u32);
                 }
@@ -236,7 +237,7 @@ impl Unit for Rows {
         loop {
             match self.next(at) {
                 Next::Row { start, end } if starts.len() < self.rows as usize => {
-                    // A stretch has less than 2^32 bytes.
+                    // A chunk has fewer than 2^32 bytes.
                     starts.push(start as u32);
                     at = end;
                 }

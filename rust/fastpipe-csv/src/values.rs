@@ -1,27 +1,27 @@
-//! What fields say: numbers, truth values, dates and times.
+//! Parses the values of fields: numbers, bools, dates and times.
 //!
-//! Numbers become the nearest that their type has, as `strtof` and `strtod` would have them.
+//! Numbers are converted to the nearest value of their type, like `strtof` and `strtod` do.
 
 use arrow_cast::parse::string_to_datetime;
 use chrono::{Datelike, NaiveDate, Timelike, Utc};
 use fast_float2::FastFloat;
 use fastpipe_batch::TimeUnit;
 
-/// The days from 1 January of the year 1 to that of 1970.
+/// The number of days from January 1 of year 1 to January 1, 1970.
 const DAYS_BEFORE_1970: i32 = 719_163;
 
-/// Digits at the start of eight bytes as a number, and how many they are.
+/// Parses the digits at the start of eight bytes. Returns their value and their count.
 ///
-/// All bytes are looked at together: how many digits a number has can't be foreseen, and to be wrong about that takes
-/// longer than all the rest.
+/// All bytes are processed together. The number of digits is unpredictable, and a mispredicted branch would take longer
+/// than all other work.
 #[inline(always)]
 fn digits(bytes: [u8; 8]) -> (u64, usize) {
     const LOW: u64 = 0x0000_00ff_0000_00ff;
-    // Digits become 0 to 9. Others get a high bit, at least in the first byte that is none.
+    // Maps digits to 0 to 9. Other bytes get a high bit, at least up to the first byte that is not a digit.
     let values = u64::from_le_bytes(bytes) ^ 0x3030_3030_3030_3030;
     let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
     let count = others.trailing_zeros() / 8;
-    // Zeros in front of the digits, which are then added up by pairs, fours and eights.
+    // Shifts the digits so that zeros precede them. Then combines them to pairs, groups of four, and eight.
     let aligned = values.checked_shl(64 - 8 * count).unwrap_or(0);
     let pairs = aligned.wrapping_mul(10).wrapping_add(aligned >> 8);
     let high = (pairs & LOW).wrapping_mul(100 + (1_000_000 << 32));
@@ -29,13 +29,14 @@ fn digits(bytes: [u8; 8]) -> (u64, usize) {
     (high.wrapping_add(low) >> 32, count as usize)
 }
 
-/// A float of few digits.
+/// A float type with a fast path for numbers with few digits.
 pub(crate) trait Short: FastFloat {
-    /// An integer less than 10^14 divided by a power of ten less than 10^8: the nearest float, if both are floats,
-    /// since a division is rounded once (W. D. Clinger, How to Read Floating Point Numbers Accurately, 1990).
+    /// Divides an integer below 10^14 by 10^`places`, where `places` is below 8. The result is the nearest float if
+    /// both operands are exact, because a division rounds once (W. D. Clinger, How to Read Floating Point Numbers
+    /// Accurately, 1990). Returns `None` if the integer isn't exact.
     fn quotient(integer: u64, places: usize) -> Option<Self>;
     fn negated(self) -> Self;
-    /// Whether it is so large that floats next to it may be more than one apart.
+    /// Whether the value is so large that neighboring floats may be more than one apart.
     fn is_large(self) -> bool;
 }
 
@@ -75,8 +76,8 @@ impl Short for f32 {
     }
 }
 
-/// A float with up to seven digits in front of its mark and behind it at the start of some bytes, and how many it has;
-/// `None` for others.
+/// Parses a float with up to seven digits before and up to seven after its decimal mark. Returns its value and its
+/// length in bytes. Returns `None` for other texts.
 #[inline(always)]
 pub(crate) fn short_float<T: Short>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
     const POWERS: [u64; 8] = [1, 10, 100, 1000, 10_000, 100_000, 1_000_000, 10_000_000];
@@ -96,7 +97,7 @@ pub(crate) fn short_float<T: Short>(bytes: &[u8], decimal: u8) -> Option<(T, usi
     Some((if signs > 0 { value.negated() } else { value }, at))
 }
 
-/// A float at the start of some bytes, and how many it has.
+/// Parses a float at the start of the bytes. Returns its value and its length in bytes.
 #[inline(always)]
 pub(crate) fn float<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
     if decimal == b'.' {
@@ -106,10 +107,10 @@ pub(crate) fn float<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize
     }
 }
 
-/// The same where another mark stands in front of the decimals.
+/// Parses a float with another decimal mark than a point.
 #[cold]
 fn float_behind<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
-    // Longer ones are no numbers that anybody writes: a double has 767 digits at most that matter.
+    // Longer numbers don't occur in practice: at most 767 digits of a double are significant.
     let mut text = [0; 1100];
     let n = bytes.len().min(text.len());
     for (to, &byte) in text.iter_mut().zip(bytes) {
@@ -122,7 +123,7 @@ fn float_behind<T: FastFloat>(bytes: &[u8], decimal: u8) -> Option<(T, usize)> {
     fast_float2::parse_partial(&text[..n]).ok()
 }
 
-/// Whether a float is the number that some text says: exactly if that is an integer, else if the float is finite.
+/// Whether a float keeps the number in a text. An integer must be represented exactly. Other numbers must be finite.
 pub(crate) fn is_kept(number: &[u8], value: f64) -> bool {
     let signs = usize::from(matches!(number.first(), Some(b'-' | b'+')));
     let digits = &number[signs..];
@@ -130,12 +131,12 @@ pub(crate) fn is_kept(number: &[u8], value: f64) -> bool {
         return value.is_finite() || !digits.iter().any(u8::is_ascii_digit);
     }
     let zeros = digits.iter().take_while(|&&digit| digit == b'0').count();
-    // Without decimals all digits of a float are written.
+    // Formatting without decimal places prints all digits of a float.
     (value == 0.0 && zeros == digits.len()) || format!("{:.0}", value.abs()).as_bytes() == &digits[zeros..]
 }
 
-/// An integer at the start of some bytes, and how many it has; `None` if there is none, or if it doesn't fit 64 bits
-/// with its sign.
+/// Parses an integer at the start of the bytes. Returns its value and its length in bytes. Returns `None` if the bytes
+/// don't begin with an integer, or if its digits don't fit 64 bits.
 #[inline(always)]
 pub(crate) fn integer(bytes: &[u8]) -> Option<(i128, usize)> {
     if let Some((value, n @ 1..8)) = bytes.first_chunk().map(|&eight| digits(eight)) {
@@ -164,7 +165,7 @@ pub(crate) fn integer(bytes: &[u8]) -> Option<(i128, usize)> {
     (at > signs).then_some((if negative { -value } else { value }, at))
 }
 
-/// A truth value.
+/// Parses a bool.
 pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     match text {
         b"1" => Some(true),
@@ -175,15 +176,15 @@ pub(crate) fn boolean(text: &[u8]) -> Option<bool> {
     }
 }
 
-/// A date, or a date and a time, in ISO 8601 or with a blank instead of its `T`: in units since 1970; `None` if the
-/// unit would lose something of it. Without an offset it is taken as UTC.
+/// Parses a date, or a date with a time, in ISO 8601 or with a space instead of the `T`. Returns the number of units
+/// since 1970, or `None` if the unit can't represent the time exactly. Times without an offset are UTC.
 pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
     if let Some(days) = date(text) {
         return days.checked_mul(per_day(unit));
     }
     let (seconds, nanoseconds) = usual_time(text).or_else(|| rare_time(text))?;
     if unit == TimeUnit::Days {
-        // Half a day is no day.
+        // A time within a day can't be represented in days.
         return (seconds % 86_400 == 0 && nanoseconds == 0).then_some(seconds / 86_400);
     }
     let per_second = per_day(unit) / 86_400;
@@ -192,8 +193,8 @@ pub(crate) fn time(text: &[u8], unit: TimeUnit) -> Option<i64> {
     i64::try_from(i128::from(seconds) * i128::from(per_second) + i128::from(fraction)).ok()
 }
 
-/// The seconds since 1970 and the nanoseconds of a time as nearly all are written: `2024-02-29T12:30`, with a blank or
-/// a `T`, with or without seconds, up to nine decimals of them, and an offset.
+/// Parses a time in the format that nearly all files use, such as `2024-02-29T12:30`. It has a space or a `T`, optional
+/// seconds with up to nine decimal places, and an optional offset. Returns the seconds since 1970 and the nanoseconds.
 #[inline]
 fn usual_time(text: &[u8]) -> Option<(i64, i64)> {
     let (day, rest) = text.split_first_chunk::<10>()?;
@@ -206,7 +207,7 @@ fn usual_time(text: &[u8]) -> Option<(i64, i64)> {
         _ => (0, rest),
     };
     let (nanoseconds, rest) = match rest {
-        // Minutes have no decimals.
+        // Only seconds may have decimal places.
         [b'.', digits @ ..] if text[16] == b':' => {
             let count = digits.iter().take_while(|digit| digit.is_ascii_digit()).count();
             if !(1..=9).contains(&count) {
@@ -231,16 +232,16 @@ fn usual_time(text: &[u8]) -> Option<(i64, i64)> {
     Some((seconds - offset, nanoseconds))
 }
 
-/// The same for other ways to write a time.
+/// Parses a time in other formats.
 #[cold]
 fn rare_time(text: &[u8]) -> Option<(i64, i64)> {
     let decimals = text.get(20..30).filter(|_| text[19] == b'.');
-    // All of them after the ninth would be dropped.
+    // The parser would drop digits after the ninth.
     if decimals.is_some_and(|decimals| decimals.iter().all(u8::is_ascii_digit)) {
         return None;
     }
     let found = string_to_datetime(&Utc, std::str::from_utf8(text).ok()?).ok()?;
-    // A leap second is the one after.
+    // A leap second is read as the following second.
     let nanoseconds = i64::from(found.nanosecond());
     Some((
         found.timestamp() + nanoseconds / 1_000_000_000,
@@ -248,17 +249,17 @@ fn rare_time(text: &[u8]) -> Option<(i64, i64)> {
     ))
 }
 
-/// A number of two digits that is less than this one.
+/// Parses a number of two digits that must be less than `end`.
 #[inline(always)]
 fn below(end: i64, tens: u8, ones: u8) -> Option<i64> {
     let value = 10 * i64::from(tens.wrapping_sub(b'0')) + i64::from(ones.wrapping_sub(b'0'));
     (tens.is_ascii_digit() && ones.is_ascii_digit() && value < end).then_some(value)
 }
 
-/// The coarsest of the units that are inferred in which nothing of a time is lost.
+/// Returns the coarsest of the units used for inference that can represent a time exactly.
 pub(crate) fn unit_of(text: &[u8]) -> Option<TimeUnit> {
     let units = [TimeUnit::Days, TimeUnit::Microseconds, TimeUnit::Nanoseconds];
-    // "00:00" of a day is a time yet.
+    // A text with "00:00" is a time and not a date.
     let units = if date(text).is_some() { &units[..1] } else { &units[1..] };
     units.iter().copied().find(|&unit| time(text, unit).is_some())
 }
@@ -273,7 +274,7 @@ fn per_day(unit: TimeUnit) -> i64 {
     }
 }
 
-/// `YYYY-MM-DD` as days since 1970.
+/// Parses `YYYY-MM-DD` as the number of days since 1970.
 #[inline]
 fn date(text: &[u8]) -> Option<i64> {
     let &[y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1] = text else {
@@ -358,7 +359,7 @@ mod tests {
                 let (found, n) = float::<f64>(text.as_bytes(), b'.').unwrap();
                 prop_assert_eq!((found.to_bits(), n), (text.parse::<f64>().unwrap().to_bits(), text.len()));
                 if let Some((found, n)) = short_float::<f64>(format!("{text};;;;;;;;;").as_bytes(), b'.') {
-                    // Whoever reads on sees that exponents don't end it.
+                    // The caller detects exponents, because the field doesn't end there.
                     prop_assert_eq!(found.to_bits(), text[..n].parse::<f64>().unwrap().to_bits());
                 }
                 let (found, _) = float::<f32>(text.as_bytes(), b'.').unwrap();

@@ -1,7 +1,7 @@
-//! What fields say, written to their slots.
+//! Writes the values of fields to their slots.
 //!
-//! A number is parsed where its field starts, before it is known where that ends; only if it doesn't fill the field,
-//! the field is found first and looked at then.
+//! A number is parsed from the start of its field before the end of the field is known. Only if the number doesn't fill
+//! the field, the end of the field is searched for and the whole field is parsed.
 
 use fastpipe_batch::{DType, ErrorKind, Key, Lookup, Overflow, Sink, UNKNOWN};
 use half::f16;
@@ -13,7 +13,7 @@ use crate::plan::{Null, Target, To};
 use crate::unit::Rows;
 use crate::values::{Short, boolean, float, integer, is_kept, short_float, time};
 
-/// Bytes of a field that an error quotes.
+/// Maximum number of bytes of a field in an error message.
 const QUOTED: usize = 80;
 
 /// Writes an element to a cell.
@@ -33,7 +33,7 @@ macro_rules! put {
 }
 
 impl Rows {
-    /// A field that several features read.
+    /// Parses a field that several features read.
     #[cold]
     pub(crate) fn several(
         &self,
@@ -85,7 +85,7 @@ impl Rows {
         }
     }
 
-    /// A float that stands where the field starts, and fills it.
+    /// Parses a float that fills the whole field.
     #[inline(always)]
     fn usual_float<T>(&self, fields: &mut Fields<'_>) -> Option<(T, Ended)>
     where
@@ -117,13 +117,13 @@ impl Rows {
         Some((value, fields.ended(fields.at + n)?))
     }
 
-    /// A field that is found first, and then looked at.
+    /// Finds the end of the field first and then parses it.
     #[inline(never)]
     fn unusual(&self, fields: &mut Fields<'_>, target: &Target, out: &mut Sink<'_>) -> Result<Ended, FieldError> {
         let (text, ended) = fields.next()?;
         match target.to {
             To::Text { utf8, parts } => {
-                // Text that says "NA" says so, unless something else was asked for.
+                // Text such as "NA" is kept as text, unless the user requested nulls.
                 let null = target.null != Null::Error && self.reading.dialect.is_null(&text);
                 let text = match &target.null {
                     Null::Fill(fill) if null => fill,
@@ -131,7 +131,10 @@ impl Rows {
                     _ => &*text,
                 };
                 if utf8 && simdutf8::basic::from_utf8(text).is_err() {
-                    let reason = format!("{} isn't UTF-8: read bytes, or convert the file", quoted(text));
+                    let reason = format!(
+                        "{} isn't UTF-8: read the column as bytes, or convert the file",
+                        quoted(text)
+                    );
                     return Err(FieldError::Value(ErrorKind::Malformed, reason));
                 }
                 out.writer(parts.lengths as usize).push(text.len() as i64)?;
@@ -163,7 +166,12 @@ impl Rows {
             return self.null(text, dtype, cell, target, out);
         }
         let misfit = || {
-            let reason = format!("{} is no {}: {}", quoted(text), what(dtype), self.as_text(target));
+            let reason = format!(
+                "cannot parse {} as {}: {}",
+                quoted(text),
+                what(dtype),
+                self.as_text(target)
+            );
             FieldError::Value(ErrorKind::ValueRange, reason)
         };
         macro_rules! integer {
@@ -216,7 +224,7 @@ impl Rows {
         }
     }
 
-    /// Text that becomes an index.
+    /// Converts text to an index.
     fn index_of(
         &self,
         text: &[u8],
@@ -226,7 +234,7 @@ impl Rows {
         target: &Target,
         out: &mut Sink<'_>,
     ) -> Result<(), FieldError> {
-        // As with text: "NA" is a key, unless something else was asked for.
+        // As for text, "NA" is a key unless the user requested nulls.
         if target.null != Null::Error && self.reading.dialect.is_null(text) {
             return self.null(text, dtype, cell, target, out);
         }
@@ -257,13 +265,13 @@ impl Rows {
         }
     }
 
-    /// What to pass so that fields that aren't of a feature's type are read.
+    /// Returns a hint for reading fields that don't have the feature's type.
     #[cold]
     fn as_text(&self, target: &Target) -> String {
-        format!("{} reads text", self.spec_instead(target, "\"string\""))
+        format!("{} reads it as text", self.spec_instead(target, "\"string\""))
     }
 
-    /// What to pass so that a feature has another spec.
+    /// Returns the code that gives a feature another spec.
     #[cold]
     fn spec_instead(&self, target: &Target, spec: &str) -> String {
         let layout = &self.reading.layout;
@@ -276,7 +284,7 @@ impl Rows {
         format!("features={{**reader.features, {name:?}: fastpipe.DenseSpec((), {spec}{field})}}")
     }
 
-    /// A field that stands for no value.
+    /// Handles a null field.
     fn null(
         &self,
         text: &[u8],
@@ -291,10 +299,10 @@ impl Rows {
                 let what = if text.is_empty() {
                     "the field is empty".into()
                 } else {
-                    format!("{} stands for no value", quoted(text))
+                    format!("{} represents a null", quoted(text))
                 };
                 let masked = self.spec_instead(target, &format!("\"{dtype}\", nulls=\"mask\""));
-                let reason = format!("{what}: {masked} masks it, and fill= in place of nulls= gives it a value");
+                let reason = format!("{what}: {masked} masks nulls, and fill= instead of nulls= replaces them");
                 return Err(FieldError::Value(ErrorKind::Null, reason));
             }
             Null::Mask => (&zeros[..dtype.size()], 0u8),
@@ -321,7 +329,7 @@ fn quoted(text: &[u8]) -> String {
     format!("{:?}{more}", String::from_utf8_lossy(&text[..text.len().min(QUOTED)]))
 }
 
-/// Why a number isn't read as a float that doesn't keep it, and what does.
+/// Returns the error for a number that a float can't keep, with a type that can.
 #[cold]
 fn rounded(number: &[u8], dtype: DType, decimal: u8) -> String {
     let double = float::<f64>(number, decimal).is_some_and(|(value, _)| is_kept(number, value));
@@ -337,12 +345,15 @@ fn rounded(number: &[u8], dtype: DType, decimal: u8) -> String {
     } else {
         "leave the column out with columns=, or draw it as text with read_csv and sample"
     };
-    format!("{} isn't a {dtype}, and would be rounded: {remedy}", quoted(number))
+    format!(
+        "{} is not exact as {dtype} and would be rounded: {remedy}",
+        quoted(number)
+    )
 }
 
 fn what(dtype: DType) -> String {
     match dtype {
-        DType::Datetime(_) => format!("date or time that {dtype} has (2024-02-29, 2024-02-29T12:30:00.5Z)"),
+        DType::Datetime(_) => format!("a date or time of type {dtype} (2024-02-29, 2024-02-29T12:30:00.5Z)"),
         DType::Bool => "bool (true, false, 1, 0)".to_owned(),
         _ => dtype.to_string(),
     }

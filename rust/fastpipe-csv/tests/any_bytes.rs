@@ -1,5 +1,4 @@
-//! Whatever stands in a file: rows in sequence are the same as rows picked, and what is wrong is an error with its
-//! place.
+//! For any bytes in a file, sequential reading and picking return the same rows, and each error has a location.
 
 use proptest::prelude::*;
 
