@@ -16,9 +16,9 @@ use crate::error::{Error, ErrorKind};
 pub trait SlabAllocator: Send + Sync {
     /// Returns a region of at least `bytes` bytes that begins at a multiple of [`ALIGNMENT`](crate::ALIGNMENT).
     ///
-    /// The pool keeps the region, reuses it many times and frees it by dropping it. Any thread may drop it. If a
-    /// consumer keeps a batch, it is never dropped. Decoding threads call this method concurrently while they hold
-    /// locks of the pass, so it must not wait for anything that waits for the pass.
+    /// The pool keeps the region, reuses it many times and frees it by dropping it. Any thread may drop it. It is never
+    /// dropped if a consumer keeps a batch in it. Decoding threads call this method concurrently while they hold locks
+    /// of the pass, so it must not wait for anything that waits for the pass.
     fn allocate(&self, bytes: usize) -> Result<Region, Error>;
 }
 

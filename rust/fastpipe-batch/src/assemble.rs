@@ -25,7 +25,7 @@ const WORTH_TAKING: usize = 256 << 10;
 pub struct BufferRange {
     /// Index of the slab in the batch.
     pub slab: usize,
-    /// First byte.
+    /// Offset of the first byte in the slab.
     pub offset: usize,
     /// Length in bytes.
     pub len: usize,

@@ -6,9 +6,9 @@
 //!
 //! # Why this is sound
 //!
-//! A cell knows the memory of a part for all slots. A sink creates [`Cells`] for a slot that it has claimed, and the
-//! borrow of the sink outlives them. Each write has exactly the cell's size. [`Columns`] is created for a range of
-//! claimed slots.
+//! A cell stores the address of a part's memory, which covers all slots. A sink creates [`Cells`] for a slot that it
+//! has claimed, and the borrow of the sink outlives them. Each write has exactly the cell's size. [`Columns`] is
+//! created for a range of claimed slots.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, ErrorKind};

@@ -74,7 +74,7 @@ pub struct Location {
 pub enum Lengths {
     /// The length of an array differs from the shape. The outermost dimension is 0.
     Dimension {
-        /// The dimension.
+        /// The index of the dimension.
         dimension: u32,
         /// Its size in the shape.
         expected: u64,
@@ -97,7 +97,7 @@ const MAX_REASON: usize = 1000;
 /// Maximum length of a feature's name in a message, in bytes.
 const MAX_FEATURE: usize = 300;
 
-/// Returns the text with its middle removed if it has more than `most` bytes.
+/// Returns the text without its middle if it has more than `most` bytes, otherwise `None`.
 fn shorten(text: &str, most: usize) -> Option<String> {
     (text.len() > most).then(|| {
         let (mut head, mut tail) = (most * 2 / 3, text.len() - most / 3);
@@ -145,7 +145,7 @@ impl Error {
         }))
     }
 
-    /// Creates an error of the storage from an I/O error of the operating system.
+    /// Creates an error from an I/O error of the operating system.
     #[cold]
     pub fn io(path: &str, error: &std::io::Error) -> Self {
         let kind = match error.kind() {

@@ -1,8 +1,8 @@
 //! Copies rows between buffers by index.
 //!
 //! A row is `width` consecutive elements, and row `i` starts at `i * width`. Indices and spans are checked before
-//! anything is copied, unless a function says otherwise. Elements may be numbers or uninitialized bytes: any `Copy`
-//! type.
+//! anything is copied, unless a function says otherwise. Elements may have any `Copy` type, including bytes that may be
+//! uninitialized.
 //!
 //! Narrow rows of common widths are copied without a function call. Wide rows are prefetched several rows in advance
 //! because the processor can't predict the next address.

@@ -27,7 +27,7 @@ use crate::spec::ColumnSpec;
 pub struct ByteRange {
     /// Index into [`SourceFacts::locations`].
     pub location: u32,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,

@@ -2,7 +2,7 @@
 //!
 //! Values stay in place, even if views, dictionary keys or run ends refer to them. Values that need another type are
 //! rewritten when a unit is opened: each value of a dictionary once, each run once. Dictionaries and run ends around
-//! lists and structs are also rewritten, because they are rare.
+//! lists and structs are also rewritten. They are too rare for a faster path.
 //!
 //! This module doesn't check that offsets, views, keys and run ends are within range: `Columns::check` has already
 //! called `ArrayData::validate_full`. If a reference is out of range nevertheless, the result is an error, not a panic.
@@ -268,7 +268,7 @@ impl Binding {
     /// Removes the items of the innermost lists that have no index in the vocabulary. `items` is the number of items.
     fn without_unknown(mut self, items: usize, dtype: DType) -> Result<Binding, Error> {
         const WHAT: &str = "the indices of a vocabulary";
-        let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than it says");
+        let lost = || Error::new(ErrorKind::Internal, "a list has fewer items than declared");
         let Some(level) = self.levels.pop() else {
             return Ok(self);
         };

@@ -8,7 +8,6 @@
 //! - dates, which Arrow counts in 32 bits,
 //! - integers that represent decimals, which Arrow stores in 128 or 256 bits.
 //!
-//!
 //! The type of a column depends on its [`ColumnSpec`] but not on the masks. Masks depend on the files, and a schema
 //! must not. So each level is nullable.
 #![allow(unsafe_code)] // One block: validating data that the engine has just made takes as long as all other work.
@@ -168,7 +167,7 @@ fn array(
 
 #[cold]
 fn unfit(what: &str) -> Error {
-    Error::new(ErrorKind::Internal, format!("{what} of a batch don't fit one another"))
+    Error::new(ErrorKind::Internal, format!("{what} of a batch are inconsistent"))
 }
 
 /// Checks that the numbers are offsets, which begin with 0 and end with `end`. Returns the number of ranges.

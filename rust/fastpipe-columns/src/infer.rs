@@ -49,7 +49,7 @@ impl Above {
 /// Infers the features of a schema like [`infer`], but requires that all columns can be read.
 ///
 /// # Errors
-/// If a column can't be read, if one of `columns` doesn't exist, or if two features have the same name.
+/// Returns an error if a column can't be read, if one of `columns` doesn't exist, or if two features have the same name.
 pub fn infer_all(schema: &Schema, columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
     let Inferred { features, left_out } = infer(schema, columns)?;
     let Some((name, reason)) = left_out.first() else {
@@ -163,7 +163,7 @@ impl Inferred {
         let mut above = above.clone();
         above.nullable |= field.is_nullable() || *ty == DataType::Null;
         if above.shape.len() > MAX_DIMENSIONS {
-            let reason = format!("lists are nested deeper than {MAX_DIMENSIONS} levels, the most that a feature has");
+            let reason = format!("lists are nested deeper than {MAX_DIMENSIONS} levels, the maximum for a feature");
             self.leave_out(&above, reason);
             return Ok(());
         }

@@ -271,7 +271,7 @@ fn check(feature: &Feature, trace: &Trace) -> Result<(), Error> {
 /// Derives the forms of features from a schema. See [`with_form`].
 ///
 /// # Errors
-/// If the schema lacks the column of a feature.
+/// Returns an error if the schema lacks the column of a feature.
 pub fn with_forms(schema: &Schema, features: &[Feature]) -> Result<Vec<Feature>, Error> {
     features.iter().map(|feature| with_form(schema, feature)).collect()
 }

@@ -51,7 +51,7 @@ where
         short,
         text: String::new(),
     };
-    // Nulls may have any bits below them, so use zero instead.
+    // The stored value of a null may be anything, so zero is used instead.
     let values = (0..array.len()).map(|i| {
         if array.is_null(i) {
             P::Native::default()

@@ -94,7 +94,7 @@ fn integers<P: ArrowPrimitiveType, T: ArrowNativeType>(
         lost |= value.is_none();
         found.push(value.unwrap_or_default());
     }
-    // The value below a null may be anything and is never read.
+    // The stored value of a null may be anything and is never read.
     let fits = |i: usize| exact(array.values()[i]).and_then(fit).is_some();
     let fitting = lost.then(|| BooleanBuffer::collect_bool(array.len(), |i| array.is_null(i) || fits(i)));
     let fitting = fitting.filter(|fitting| fitting.count_set_bits() < fitting.len());

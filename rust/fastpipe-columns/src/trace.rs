@@ -180,8 +180,8 @@ pub(crate) fn trace(schema: &Schema, feature: &Feature) -> Result<Trace, Error> 
                 ("values", _) => (Step::Values, values),
                 _ => {
                     return Err(misfit(format!(
-                        "the column is a map: ask for its keys as '{at}.keys', and for its values as '{at}.values', each a \
-                         feature of its own"
+                        "the column is a map: request its keys as '{at}.keys' and its values as '{at}.values', as separate \
+                         features"
                     )));
                 }
             };

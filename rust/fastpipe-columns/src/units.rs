@@ -293,7 +293,7 @@ impl<R: ReadUnit> Source for UnitsSource<R> {
             return Err(Error::new(ErrorKind::Internal, "a unit was opened that wasn't fetched"));
         };
         let batches = what.downcast::<Vec<RecordBatch>>();
-        let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as something else"))?;
+        let batches = batches.map_err(|_| Error::new(ErrorKind::Internal, "a unit was fetched as another type"))?;
         self.columns.check(&batches)?;
         let chunks = self.columns.bind(&batches)?;
         let held = held + chunks.bytes;

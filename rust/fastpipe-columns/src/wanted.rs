@@ -194,7 +194,7 @@ fn indices_of(
     for start in (0..count).step_by(MOST_KEYS) {
         let some = start..count.min(start + MOST_KEYS);
         for (key, i) in keys.iter_mut().zip(some.clone()) {
-            // A null may have any text below it.
+            // The stored text of a null may be anything.
             let text = array.is_valid(i).then(|| texts.text(i)).flatten().unwrap_or_default();
             *key = Key { text, term: None };
         }

@@ -66,8 +66,8 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns the end of an unquoted field that contains `at`, and whether all bytes before it are ASCII. Returns
-    /// `None` unless the field ends within a few bytes. Most fields are so short that a call of a search function takes
-    /// longer than this search.
+    /// `None` unless the field ends within a few bytes. Most fields are so short that calling a search function would
+    /// take longer than this loop.
     #[inline(always)]
     fn short_end(&self, at: usize) -> Option<(usize, bool)> {
         const HIGH: u64 = 0x8080_8080_8080_8080;

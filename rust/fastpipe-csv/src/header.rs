@@ -13,7 +13,8 @@ use crate::rows::Next;
 /// Maximum size of the first row in bytes.
 const MOST_HEADER_BYTES: u64 = 64 << 20;
 
-/// Number of bytes at either end of a file that identify it. They are compared with those in a cached index or a state.
+/// Number of bytes at either end of a file that identify it. They are compared with the bytes recorded in a cached
+/// index or a state.
 const END_BYTES: u64 = 64 << 10;
 
 /// The byte order mark of UTF-8.
@@ -76,8 +77,8 @@ fn other(start: &[u8]) -> Option<&'static str> {
         .or_else(|| unmarked(start))
 }
 
-/// Detects UTF-16 or UTF-32 without a byte order mark by its zero bytes. Most characters of a CSV file are ASCII, which
-/// have zero bytes in these encodings.
+/// Detects UTF-16 or UTF-32 without a byte order mark by its zero bytes. Most characters of a CSV file are ASCII
+/// characters, which contain zero bytes in these encodings.
 fn unmarked(start: &[u8]) -> Option<&'static str> {
     let start = &start[..start.len().min(4096) / 4 * 4];
     let mut zeros = [0; 4];

@@ -54,7 +54,7 @@ impl KeptRows {
     /// Reserves room for this many bytes of rows.
     ///
     /// # Errors
-    /// An error if memory is exhausted.
+    /// Returns an error if memory is exhausted.
     pub fn reserve(&mut self, bytes: usize) -> Result<()> {
         try_reserve(&mut self.bytes, bytes, "the rows that are kept")
     }
@@ -63,7 +63,7 @@ impl KeptRows {
     /// all rows or for none.
     ///
     /// # Errors
-    /// An error if memory is exhausted.
+    /// Returns an error if memory is exhausted.
     pub fn push(&mut self, text: &[u8], offset: u64, number: Option<u64>) -> Result<()> {
         let start = self.bytes.len() as u64;
         try_reserve(&mut self.bytes, text.len() + 1, "the rows that are kept")?;
