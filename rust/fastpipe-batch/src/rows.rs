@@ -15,7 +15,7 @@ use crate::parts::{Part, PartKind};
 use crate::slab::{Slab, SlabPool};
 use crate::writer::Overflow;
 
-/// The description of the bookkeeping memory in out-of-memory errors.
+/// Names the bookkeeping memory in out-of-memory errors.
 pub(crate) const BOOKKEEPING: &str = "the bookkeeping of a batch's rows; a smaller batch_size needs less";
 
 /// The place of a placed part in the slab of its batch.

@@ -17,7 +17,7 @@ use crate::layout::Column;
 use crate::symbols::Symbols;
 use crate::trace::misfit;
 
-/// The description of the memory for picked rows in out-of-memory errors.
+/// Names the memory for picked rows in out-of-memory errors.
 pub(crate) const PICKED: &str = "the locations of picked rows; a smaller batch_size needs less";
 
 /// The requested columns of record batches with one schema.

@@ -27,7 +27,7 @@ use fastpipe_batch::{
 
 use crate::types::arrow;
 
-/// The description of memory for columns with another layout in out-of-memory errors.
+/// Names the memory for copied columns in out-of-memory errors.
 const COPIED: &str = "columns with another layout in Arrow; a smaller batch_size needs less";
 
 /// Converts the memory of a batch to a buffer, which owns it until the last slice is dropped.

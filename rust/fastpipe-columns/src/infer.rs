@@ -49,7 +49,8 @@ impl Above {
 /// Infers the features of a schema like [`infer`], but requires that all columns can be read.
 ///
 /// # Errors
-/// Returns an error if a column can't be read, if one of `columns` doesn't exist, or if two features have the same name.
+/// Returns an error if a column can't be read, if one of `columns` doesn't exist, or if two features have the same
+/// name.
 pub fn infer_all(schema: &Schema, columns: Option<&[String]>) -> Result<Vec<Feature>, Error> {
     let Inferred { features, left_out } = infer(schema, columns)?;
     let Some((name, reason)) = left_out.first() else {

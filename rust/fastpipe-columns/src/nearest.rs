@@ -10,7 +10,7 @@ use arrow_buffer::Buffer;
 use arrow_schema::DataType;
 use fastpipe_batch::{DType, Error, ErrorKind, try_with_capacity};
 
-/// The description of the memory in out-of-memory errors.
+/// Names the allocated memory in out-of-memory errors.
 const WHAT: &str = "decimals as floating-point numbers";
 
 /// The largest exponent of ten for which the power is exact as a double.

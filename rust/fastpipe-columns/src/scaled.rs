@@ -12,7 +12,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, try_with_capacity};
 
 use crate::types;
 
-/// The description of the memory in out-of-memory errors.
+/// Names the allocated memory in out-of-memory errors.
 const WHAT: &str = "decimals as integers";
 
 /// Converts decimals to integers of type `to`, or of 128 bits if `to` is `None`, in units of `10**-scale`. Also returns

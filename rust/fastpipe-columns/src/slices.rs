@@ -11,7 +11,7 @@ use fastpipe_batch::{Error, Result, try_with_capacity};
 /// Maximum number of slices per unit. The number depends on the declared size of the unit, which may be wrong.
 const MOST: u64 = 1024;
 
-/// The description of the memory in out-of-memory errors.
+/// Names the allocated memory in out-of-memory errors.
 const SLICES: &str = "the slices of units";
 
 /// A range of rows of a unit.

@@ -11,7 +11,7 @@ use fastpipe_batch::{DType, Error, ErrorKind, Feature, Leaf, Result, Scalar, try
 use crate::trace::misfit;
 use crate::values::Values;
 
-/// The description of the memory in out-of-memory errors.
+/// Names the allocated memory in out-of-memory errors.
 const WHAT: &str = "the values of a dictionary";
 
 /// Texts and their codes: code `i` represents text `i`.

@@ -110,7 +110,7 @@ pub(crate) fn pick(
         error,
     };
     let open = own_units::<OpenRows>(units).map_err(at_start)?;
-    // Consecutive units may share their record batches. These are then listed only once.
+    // Consecutive units may share their record batches. The shared record batches are listed only once.
     let mut chunks: Vec<&[Binding]> = Vec::new();
     let mut bases: Vec<u32> = try_with_capacity(open.len(), PICKED).map_err(at_start)?;
     let mut last: Option<(&Arc<Chunks>, u32)> = None;

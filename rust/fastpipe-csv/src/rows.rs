@@ -81,8 +81,8 @@ impl Lines {
         }
     }
 
-    /// Returns the end of the row that contains `at`, which must be outside of quotes. `start` is the start of a field
-    /// that doesn't follow a delimiter.
+    /// Returns the end of the row that contains `at`, which must be outside of quotes. `start` is the start of the row,
+    /// where a quote opens a field without a preceding delimiter.
     #[inline(always)]
     fn end_of_quoted(&self, bytes: &[u8], start: usize, mut at: usize, quote: u8) -> Option<usize> {
         loop {

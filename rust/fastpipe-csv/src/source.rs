@@ -216,7 +216,7 @@ impl Source for CsvSource {
     fn locate(&self, unit: u64, error: Error) -> Error {
         let (file, _) = self.file(unit);
         let first = self.rows_before[unit as usize] - file.first_row;
-        // Users count the rows of a file.
+        // Users count rows from the start of a file.
         let row = error.location().record.map(|record| first + record);
         let error = match (&file.origins, row) {
             (Some(origins), row) => origins.locate(row, error),

@@ -17,7 +17,7 @@ const DAYS_BEFORE_1970: i32 = 719_163;
 #[inline(always)]
 fn digits(bytes: [u8; 8]) -> (u64, usize) {
     const LOW: u64 = 0x0000_00ff_0000_00ff;
-    // Maps digits to 0 to 9. Other bytes get a high bit, at least up to the first byte that is not a digit.
+    // Maps digits to the values 0 to 9. The first byte that isn't a digit gets a high bit, and later ones may get one.
     let values = u64::from_le_bytes(bytes) ^ 0x3030_3030_3030_3030;
     let others = (values.wrapping_add(0x7676_7676_7676_7676) | values) & 0x8080_8080_8080_8080;
     let count = others.trailing_zeros() / 8;

@@ -284,7 +284,7 @@ impl Rows {
         format!("features={{**reader.features, {name:?}: fastpipe.DenseSpec((), {spec}{field})}}")
     }
 
-    /// Handles a null field.
+    /// Handles a null field as the spec requires: returns an error, masks it or fills it.
     fn null(
         &self,
         text: &[u8],
