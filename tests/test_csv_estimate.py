@@ -146,7 +146,7 @@ def test_nearly_all_rows_are_for_the_exact_method() -> None:
 def test_what_can_be_read_in_two_ways() -> None:
     """Behind each newline the same follows, within quotes and outside of them."""
     data = b"a,b\n" + b'1,"\n1,"\n' * (10 << 20)
-    with pytest.raises(fastpipe.LimitError, match=r'don\'t tell in which row it lies.*method="exact"') as caught:
+    with pytest.raises(fastpipe.LimitError, match=r'cannot determine the row of this byte.*method="exact"') as caught:
         estimate(data, 10, columns=["a"])
     assert caught.value.offset is not None
     assert caught.value.path is not None
