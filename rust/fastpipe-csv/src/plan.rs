@@ -99,11 +99,11 @@ impl Layout {
 fn scalar(feature: &Feature) -> Result<Leaf> {
     let refused = |reason: &str| Err(Error::new(ErrorKind::Schema, reason).at_feature(&feature.name));
     let Request::Dense { shape, leaf, .. } = &feature.request else {
-        return refused("a CSV field is a single value: use DenseSpec((), dtype)");
+        return refused("a CSV field has one value: use DenseSpec((), dtype)");
     };
     if !shape.is_empty() || feature.counts {
         return refused(
-            "a CSV field is a single value: use DenseSpec((), dtype), and build arrays from several features",
+            "a CSV field has one value: use DenseSpec((), dtype), and build arrays from several features",
         );
     }
     match leaf {
