@@ -245,8 +245,7 @@ def test_integers_are_checked_for_their_range(dtype: str) -> None:
     data = f"x,y\n{limits.min},\n {limits.max} ,\n+1,\n007,\n".encode()
     assert read(data, features=features) == {"x": [limits.min, limits.max, 1, 7]}
     for wrong in (limits.min - 1, limits.max + 1, 10**30):
-        reason = f'("{wrong}" doesn\'t fit|cannot parse "{wrong}" as) {dtype}'
-        with pytest.raises(fastpipe.ValueRangeError, match=reason):
+        with pytest.raises(fastpipe.ValueRangeError, match=f'"{wrong}" (doesn\'t fit|as) {dtype}'):
             read(f"x,y\n{wrong},\n".encode(), features=features)
     for wrong in ("1.0", "1e3", "x", "1 2", "--1", "0x10"):
         with pytest.raises(fastpipe.ValueRangeError, match=f'cannot parse "{wrong}" as {dtype}'):

@@ -102,9 +102,7 @@ fn scalar(feature: &Feature) -> Result<Leaf> {
         return refused("a CSV field has one value: use DenseSpec((), dtype)");
     };
     if !shape.is_empty() || feature.counts {
-        return refused(
-            "a CSV field has one value: use DenseSpec((), dtype), and build arrays from several features",
-        );
+        return refused("a CSV field has one value: use DenseSpec((), dtype), and build arrays from several features");
     }
     match leaf {
         _ if feature.lookup.as_ref().is_some_and(|lookup| lookup.drops()) => refused(
