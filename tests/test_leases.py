@@ -225,13 +225,13 @@ def test_checkpoints_put_a_ledger_back(url: str) -> None:
 @pytest.mark.parametrize(
     ("damage", "error", "match"),
     [
-        (lambda c: [], TypeError, "checkpoint is what checkpoint"),
-        (lambda c: c | {"version": 9}, fastpipe.StateError, "of version 9, and this reads 1"),
-        (lambda c: c | {"job": "other"}, fastpipe.StateError, "of another job than 'default': job is 'other'"),
-        (lambda c: c | {"batches": 9}, fastpipe.StateError, "batches is 9 in it, and 40 in the ledger"),
+        (lambda c: [], TypeError, "checkpoint must be a dict returned by checkpoint"),
+        (lambda c: c | {"version": 9}, fastpipe.StateError, "has version 9; version 1 is supported"),
+        (lambda c: c | {"job": "other"}, fastpipe.StateError, "belong to the job 'default': its job is 'other'"),
+        (lambda c: c | {"batches": 9}, fastpipe.StateError, "its batches is 9, but 40 in the ledger"),
         (lambda c: {k: v for k, v in c.items() if k != "epochs"}, fastpipe.StateError, "damaged: KeyError"),
-        (lambda c: c | {"epochs": {"0": [99] * 5}}, fastpipe.StateError, "damaged: epoch 0 has batches"),
-        (lambda c: c | {"epochs": {"7": [0, 8, 16, 24, 32]}}, fastpipe.StateError, "damaged: epoch 7"),
+        (lambda c: c | {"epochs": {"0": [99] * 5}}, fastpipe.StateError, "damaged: the batches of epoch 0"),
+        (lambda c: c | {"epochs": {"7": [0, 8, 16, 24, 32]}}, fastpipe.StateError, "damaged: the batches of epoch 7"),
     ],
 )
 def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: type[Exception], match: str) -> None:
@@ -247,20 +247,20 @@ def test_wrong_checkpoints_change_nothing(tmp_path: Path, damage: Any, error: ty
 @pytest.mark.parametrize(
     ("options", "arguments", "error", "match"),
     [
-        ({}, {"url": 5}, TypeError, "the URL of a ledger is a string, not int"),
-        ({}, {"url": "mysql://x/y"}, ValueError, "a ledger is in PostgreSQL or SQLite"),
+        ({}, {"url": 5}, TypeError, "the URL of a ledger must be a string; got int"),
+        ({}, {"url": "mysql://x/y"}, ValueError, "a ledger needs PostgreSQL or SQLite"),
         ({}, {"url": "sqlite://ledger.db"}, ValueError, "three slashes"),
-        ({}, {"worker": ""}, ValueError, "worker is a name of 1 to 200 characters"),
-        ({}, {"worker": 5}, TypeError, "worker is a name, not 5"),
-        ({}, {"job": None}, TypeError, "job is a name, not None"),
-        ({}, {"stretch": 0}, ValueError, "stretch is from 1"),
-        ({}, {"stretch": 1.5}, TypeError, "stretch is a number, not 1.5"),
-        ({}, {"ttl": 0.1}, ValueError, "ttl is 0.5 seconds or more"),
-        ({}, {"patience": "long"}, TypeError, "patience is a number of seconds"),
+        ({}, {"worker": ""}, ValueError, "worker must have 1 to 200 characters"),
+        ({}, {"worker": 5}, TypeError, "worker must be a string; got 5"),
+        ({}, {"job": None}, TypeError, "job must be a string; got None"),
+        ({}, {"stretch": 0}, ValueError, "stretch must be an integer from 1"),
+        ({}, {"stretch": 1.5}, TypeError, "stretch must be an integer; got 1.5"),
+        ({}, {"ttl": 0.1}, ValueError, "ttl must be at least 0.5 seconds"),
+        ({}, {"patience": "long"}, TypeError, "patience must be a number of seconds"),
         ({}, {"barrier": 1}, TypeError, "barrier is True or False"),
-        ({"seed": None}, {}, ValueError, "give the reader a seed"),
-        ({"world_size": 2}, {}, ValueError, "the reader is rank 0 of 2, and leases replace ranks"),
-        ({"batch_size": 500, "drop_last": True}, {}, ValueError, "there is no batch to lease"),
+        ({"seed": None}, {}, ValueError, "the reader needs a seed"),
+        ({"world_size": 2}, {}, ValueError, "the reader is rank 0 of 2, but leases replace ranks"),
+        ({"batch_size": 500, "drop_last": True}, {}, ValueError, "there are no batches to lease"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
@@ -289,9 +289,7 @@ def test_another_job_of_the_same_name_is_refused(url: str, other: dict[str, Any]
     with reader(**other).lease(url, job="another") as worker:
         assert worker.job == "another"
     assert fastpipe.Ledger(url).jobs() == ["default", "another"]
-    with pytest.raises(
-        fastpipe.StateError, match=r"name the job of the ledger \(job=\.\.\.\): it has 'default', 'another'"
-    ):
+    with pytest.raises(fastpipe.StateError, match=r"choose one with job=\.\.\.: it contains 'default', 'another'"):
         fastpipe.Ledger(url).status()
     with pytest.raises(fastpipe.StateError, match="the ledger has no job 'third'"):
         fastpipe.Ledger(url, "third").status()
@@ -350,7 +348,7 @@ def test_a_database_that_is_away(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.LedgerError, match="its folder must exist"):
         reader().lease(f"sqlite:///{tmp_path}/no/folder.db", patience=0.2)
     (tmp_path / "text.db").write_text("this is no database of SQLite" * 99)
-    with pytest.raises(fastpipe.LedgerError, match="the file is no database of SQLite"):
+    with pytest.raises(fastpipe.LedgerError, match="the file is not an SQLite database"):
         reader().lease(f"sqlite:///{tmp_path}/text.db")
 
 
@@ -360,7 +358,7 @@ def test_a_worker_whose_patience_ends(tmp_path: Path) -> None:
     next(worker)
     blocker = sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    with pytest.raises(fastpipe.LedgerError, match="which is this worker's patience"):
+    with pytest.raises(fastpipe.LedgerError, match="retried for 0 seconds, this worker's patience"):
         worker.commit(wait=True)
     blocker.execute("ROLLBACK")
     blocker.close()
@@ -374,7 +372,7 @@ def test_a_ledger_of_another_version(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "ledger.db") as connection:
         connection.execute("UPDATE fastpipe_schema SET version = 9")
     connection.close()
-    with pytest.raises(fastpipe.UnsupportedError, match="the ledger is of version 9, and this fastpipe has version 2"):
+    with pytest.raises(fastpipe.UnsupportedError, match="the ledger has version 9, and this fastpipe uses version 2"):
         reader().lease(url)
 
 

@@ -1,4 +1,7 @@
-"""Leases: stretches of the order that are dealt to workers that come and go, by a table in a database."""
+"""Leases: workers that come and go share the batches of a job through a table in a database.
+
+An epoch is divided into ranges of consecutive batches. A worker leases one range at a time or several in advance.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The thread of a worker that talks to the ledger: it leases ahead, renews, commits and reconnects.
+"""The background thread of a worker that talks to the ledger: it leases in advance, renews, commits and reconnects.
 
-The worker's consumer never waits for the database unless there is nothing to lease. What it used is committed by the
-next exchange, together with whatever else was used since the last one.
+The consumer waits for the database only when there is nothing to lease. The next exchange commits all batches that the
+consumer has used since the previous one.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from fastpipe.leases._database import Connection, Database
 from fastpipe.leases._exchange import Answer, Granted, Member, Request, Token, Used, exchange
 from fastpipe.leases._job import Job
 
-# Between exchanges that commit, unless somebody waits: at least, and at most.
+# Minimum and maximum seconds between exchanges that commit, unless the consumer is waiting.
 _GROUPED_SECONDS = (0.25, 2.0)
-# They are a small part of a worker's time, and all workers' exchanges leave the database time for others.
+# Exchanges take at most this fraction of a worker's time. The interval also grows with the number of workers, so that
+# the database has time for all of them.
 _EXCHANGES_SHARE = 0.05
 _SECONDS_A_WORKER = 0.004
-# How much the last exchange counts in what one takes.
+# Weight of the latest exchange in the moving average of exchange durations.
 _RECENT = 0.2
-# Work that a worker has leased ahead, if its batches are that fast.
+# Seconds of work that a worker leases in advance, if its batches are fast enough.
 _AHEAD_SECONDS = 0.5
 _MOST_AHEAD = 64
-# Between questions for work where there was none.
+# Minimum and maximum seconds before the worker asks for work again after it found none.
 _IDLE_SECONDS = (0.02, 0.5)
-# Between attempts to reach a database that is away.
+# Minimum and maximum seconds between attempts to reach a database that is unavailable.
 _AWAY_SECONDS = (0.05, 0.5)
 _WAKE_SECONDS = 0.5
 _NOT_USED = -1
@@ -40,17 +41,17 @@ _NOT_USED = -1
 
 @dataclass
 class Lease:
-    """A stretch that this worker holds, or has lost.
+    """A lease of a range of batches that this worker holds or has lost.
 
     Attributes:
-        token: of the lease.
-        next: the batch that is read next.
-        stop: behind its last batch.
-        copy: whether it is a second copy of another worker's.
-        committed: the first batch that isn't done, as the ledger last said.
-        sent: the first batch that no exchange was told of.
-        held: False when the ledger has said that it is another's.
-        rows: of each batch from `sent` that was used; negative for one that another holder has committed instead.
+        token: Token of the lease.
+        next: Step of the batch that is read next.
+        stop: End of the range (exclusive).
+        copy: Whether this is a second copy of another worker's range.
+        committed: First batch that isn't committed, as last reported by the ledger.
+        sent: First batch that hasn't been sent to the ledger in an exchange.
+        held: False once the ledger has reported that another worker holds the range.
+        rows: Row counts of the used batches from `sent` on. Negative for a batch that another holder has committed.
     """
 
     token: Token
@@ -64,27 +65,27 @@ class Lease:
 
     @property
     def used(self) -> int:
-        """The first batch that the consumer hasn't said it used."""
+        """Step of the first batch that the consumer hasn't used yet."""
         return self.sent + len(self.rows)
 
     @property
     def has_more(self) -> bool:
-        """Whether there are batches to read."""
+        """Whether there are batches left to read."""
         return self.held and self.next < self.stop and self.committed < self.stop
 
     def use(self, step: int, rows: int) -> None:
-        """Notes that a batch was used. An interrupt finds that done or not done."""
+        """Records that a batch was used. If it is interrupted, the record is either complete or absent."""
         if step > self.used:
             if step > self.committed:
-                raise AssertionError("batches of a stretch are used in their order")
-            # The worker passed over what the other holder has committed.
+                raise AssertionError("internal error: batches of a lease must be used in order")
+            # The worker skipped batches that the other holder has committed.
             self.rows.extend([_NOT_USED] * (step - self.used))
         self.rows.append(rows)
 
 
 @dataclass
 class _Wishes:
-    """What the consumer's side has for the next exchange."""
+    """Work that the consumer has queued for the next exchange."""
 
     used: dict[Token, Lease] = field(default_factory=dict)
     returned: list[Token] = field(default_factory=list)
@@ -93,15 +94,15 @@ class _Wishes:
 
 
 class Agent:
-    """The state that a worker's consumer and its thread share.
+    """The state that the consumer of a worker shares with its background thread.
 
     Args:
-        database: with the ledger.
-        job: that is done.
-        member: this worker.
-        ahead: stretches to lease ahead at least.
-        copies: whether to take second copies of others' stretches.
-        patience: seconds for which the database may be away.
+        database: The database of the ledger.
+        job: The job that this worker has joined.
+        member: The identity of this worker.
+        ahead: Minimum number of ranges to lease in advance.
+        copies: Whether to take second copies of ranges that other workers hold.
+        patience: Seconds to keep retrying while the database is unavailable.
     """
 
     def __init__(
@@ -115,14 +116,15 @@ class Agent:
         self.refused: deque[StaleLeaseError] = deque()
         self.failed: BaseException | None = None
         self.finished = False
-        # Whether the ledger had nothing to lease when it was asked last.
+        # Whether the ledger had nothing to lease at the last request.
         self.idle = False
         self.pace = 0.0
-        # Whether the consumer waits for work, which makes every exchange urgent.
+        # Whether the consumer is waiting for work. If so, every exchange is urgent.
         self.hungry = False
-        # Whether nothing that was yielded is uncommitted: as the consumer says, and as the ledger was last told.
+        # Whether all yielded batches are committed: the consumer's view, and the value that was last sent to the
+        # ledger.
         self._settled = self._told_settled = False
-        # Batches that were yielded and not committed when iteration ended, if no commit has followed.
+        # Number of batches that were yielded but not committed when iteration ended. A later commit resets it.
         self.left_uncommitted = 0
         self._wishes = _Wishes()
         self._asking: list[Used] = []
@@ -139,19 +141,22 @@ class Agent:
         """Starts the thread."""
         self._thread.start()
 
-    # The consumer's side: all of it with `changed` held.
+    # Methods for the consumer. The caller must hold `changed`.
 
     def use(self, lease: Lease, step: int, rows: int) -> None:
-        """Notes that a batch was used: it is to be committed. An interrupt finds that done or not done."""
+        """Records that a batch was used, so that the next exchange commits it.
+
+        If it is interrupted, the record is either complete or absent.
+        """
         self._wishes.used[lease.token] = lease
         lease.use(step, rows)
         if lease.used == lease.stop:
             self.changed.notify_all()
 
     def left_over(self) -> Lease | None:
-        """A lease that an interrupt took from the consumer before it began to read it.
+        """Returns a lease that was lost to an interrupt before the consumer began to read it.
 
-        For when nothing waits, and the consumer reads nothing.
+        Only call it when no lease is waiting and the consumer isn't reading one.
         """
         for lease in self.leases.values():
             if lease.has_more:
@@ -159,12 +164,12 @@ class Agent:
         return None
 
     def give_back(self, lease: Lease) -> None:
-        """Gives a lease up, once what was used of it is committed."""
+        """Gives up a lease after its used batches are committed."""
         if self.leases.pop(lease.token, None) is not None and lease.held and lease.used < lease.stop:
             self._wishes.returned.append(lease.token)
 
     def flush(self) -> None:
-        """Waits until the ledger has answered to all that was used."""
+        """Waits until the ledger has answered for all used batches."""
         self._wishes.urgent = True
         self._sent += 1
         mine = self._sent
@@ -173,21 +178,21 @@ class Agent:
             self.changed.wait(_WAKE_SECONDS)
 
     def settle(self) -> None:
-        """Waits until the ledger has all that was used, and knows that nothing else was yielded."""
+        """Waits until the ledger has all used batches and knows that no other batch is outstanding."""
         self._settled = True
         self.flush()
 
     def unsettle(self) -> None:
-        """Waits until the ledger knows that more batches are to be yielded, if it was told otherwise."""
+        """Waits until the ledger knows that more batches will be yielded, if it had recorded the worker as settled."""
         if self._settled or self._told_settled:
             self._settled = False
             self.flush()
 
     def close(self, seconds: float) -> int:
-        """Gives all leases up and ends the thread; doesn't wait longer than that for the database.
+        """Gives up all leases and ends the thread. Waits at most `seconds` for the database.
 
         Returns:
-            Batches that were used, and to whose commit the ledger hasn't answered.
+            Number of used batches whose commit the ledger hasn't acknowledged.
         """
         with self.changed:
             if self._closed:
@@ -212,15 +217,15 @@ class Agent:
         self._wishes.departing = self._wishes.urgent = True
 
     def abandon(self) -> None:
-        """Ends the thread soon, without waiting: the worker was forgotten.
+        """Ends the thread soon, without waiting, because the worker was garbage collected.
 
-        Garbage collection calls it, in any thread at any moment: so it takes no lock.
+        The garbage collector may call it in any thread at any time, so it takes no lock.
         """
         self._forgotten = True
         self.warn()
 
     def warn(self) -> None:
-        """Warns of batches that were left uncommitted when iteration ended."""
+        """Warns about batches that weren't committed when iteration ended."""
         left, self.left_uncommitted = self.left_uncommitted, 0
         if left:
             warnings.warn(
@@ -230,7 +235,7 @@ class Agent:
                 stacklevel=stacklevel(),
             )
 
-    # The thread's side.
+    # Methods for the background thread.
 
     def _run(self) -> None:
         connection: Connection | None = None
@@ -263,7 +268,7 @@ class Agent:
                     connection.close()
 
     def _next_request(self) -> tuple[Request | None, int]:
-        """Waits until there is something to ask, and takes it. None to look again."""
+        """Waits until a request is due and returns it. Returns None if the caller must check again."""
         if self._forgotten:
             self._depart()
         now = time.monotonic()
@@ -308,7 +313,7 @@ class Agent:
         return min(least, _GROUPED_SECONDS[1], self.member.ttl / 4)
 
     def _wanted(self) -> int:
-        """How many stretches to lease now."""
+        """Returns the number of ranges to lease now."""
         ahead = max(_AHEAD_SECONDS, 2 * self._group_seconds)
         left = sum(lease.stop - lease.next for lease in self.leases.values() if lease.held)
         seconds = left * self.pace
@@ -318,7 +323,7 @@ class Agent:
         return max(0, self._ahead - len(self.waiting)) if seconds < 2 * ahead else 0
 
     def _exchanged(self, connection: Connection | None, request: Request) -> tuple[Connection | None, Answer | None]:
-        """Does an exchange, on a new connection if one was lost. The answer is None if the worker is closed."""
+        """Runs one exchange, and reconnects if the connection was lost. The answer is None if the worker was closed."""
         deadline, pause = time.monotonic() + self._patience, _AWAY_SECONDS[0]
         while True:
             try:
@@ -339,7 +344,7 @@ class Agent:
                 if time.monotonic() > deadline:
                     told = self._database.fault(error)
                     raise LedgerError(
-                        f"{told} (for {self._patience:.0f} seconds, which is this worker's patience)"
+                        f"{told} (retried for {self._patience:.0f} seconds, this worker's patience)"
                     ) from None
             if self._closed:
                 return None, None
@@ -374,7 +379,7 @@ class Agent:
         self.waiting.append(lease)
 
     def _note(self, lease: Lease, *, held: bool) -> None:
-        """Notes what the ledger says of a lease; one that is done or lost is held no longer."""
+        """Updates a lease from the ledger's answer, and drops it if it is done or lost."""
         lease.held = lease.held and held
         if not lease.held or lease.committed >= lease.stop:
             self.leases.pop(lease.token, None)
@@ -387,7 +392,7 @@ class Agent:
         self.refused.append(
             StaleLeaseError(
                 f"the commit of {batches} of epoch {epoch} was refused: the lease of {self.member.worker!r} has passed "
-                "to another worker, for which they count. The next batch is of another lease",
+                "to another worker, and they count for that worker. The next batch comes from another lease",
                 worker=self.member.worker,
                 epoch=epoch,
                 start=used.start,
@@ -397,13 +402,13 @@ class Agent:
 
 
 def _taken(lease: Lease) -> Used:
-    """What was used of a lease and no exchange was told of; one is, now."""
+    """Removes and returns the batches of a lease that haven't been sent to the ledger yet."""
     used = Used(lease.token, lease.sent, lease.used, lease.rows)
     lease.sent, lease.rows = lease.used, []
     return used
 
 
 def sorted_as(used: list[Used], committed: list[Any]) -> list[Any]:
-    """What became of what was used, in the order of what was used: answers come in the order of stretches."""
+    """Sorts the outcomes of commits like `used`. The ledger answers in the order of ranges."""
     by_lease = {done.lease: done for done in committed}
     return [by_lease[each.lease] for each in used]

@@ -1,4 +1,4 @@
-"""Checkpoints of a job: which batches were committed, and putting a ledger back to them."""
+"""Checkpoints of a job: recording which batches are committed, and restoring a ledger to such a record."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fastpipe.leases._database import Connection
 from fastpipe.leases._job import Job, found_job
 
 _VERSION = 1
-# As many workers are named.
+# Maximum number of workers to name in an error message.
 _SHOWN = 10
 
 
 def known_job(connection: Connection, name: str, *, lock: bool = False) -> Job:
-    """A job of the ledger.
+    """Returns a job of the ledger.
 
     Raises:
-        StateError: if there is none of that name.
+        StateError: If the ledger has no job of that name.
     """
     found = found_job(connection, name, lock=lock)
     if found is None:
@@ -29,14 +29,14 @@ def known_job(connection: Connection, name: str, *, lock: bool = False) -> Job:
 
 
 def checkpoint_of(connection: Connection, name: str) -> dict[str, Any]:
-    """What is committed of a job, within a transaction.
+    """Returns the committed batches of a job. Call it within a transaction.
 
-    Of each epoch that isn't done it is the first batch of each stretch that isn't.
+    For each unfinished epoch, the checkpoint contains the first uncommitted batch of each lease range.
 
     Raises:
-        StateError: if there is no such job, or workers may have used batches that they haven't committed.
+        StateError: If the job doesn't exist, or if workers may have used batches that they haven't committed.
     """
-    # In the order of exchanges: workers before their job.
+    # Locks are taken in the same sequence as in exchanges: first the workers, then their job.
     connection.rows(_tables.LOCK_WORKERS, job=name)
     unsettled = [worker for (worker,) in connection.rows(_tables.UNSETTLED, job=name)]
     if unsettled:
@@ -69,11 +69,11 @@ def checkpoint_of(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def restore(connection: Connection, name: str, checkpoint: Mapping[str, Any]) -> None:
-    """Puts a job back to a checkpoint, within a transaction. Every lease that was handed out before is stale.
+    """Restores a job to a checkpoint. Call it within a transaction. All leases granted before become stale.
 
     Raises:
-        StateError: if the checkpoint is of another job, or damaged. Nothing changes then.
-        TypeError: if it is no mapping.
+        StateError: If the checkpoint belongs to another job or is damaged. The ledger isn't changed then.
+        TypeError: If the checkpoint isn't a mapping.
     """
     job = known_job(connection, name, lock=True)
     next_epoch, epochs = _checked(job, checkpoint)
@@ -102,22 +102,24 @@ def restore(connection: Connection, name: str, checkpoint: Mapping[str, Any]) ->
 
 
 def _checked(job: Job, checkpoint: Mapping[str, Any]) -> tuple[int, dict[int, list[int]]]:
-    """The next epoch to be opened, and where each stretch of those that aren't done is.
+    """Returns the next epoch to open, and the first uncommitted batch of each range of the unfinished epochs.
 
     Raises:
-        StateError: as `restore`.
-        TypeError: as `restore`.
+        StateError: If the checkpoint belongs to another job or is damaged.
+        TypeError: If the checkpoint isn't a mapping.
     """
     if not isinstance(checkpoint, Mapping):
-        raise TypeError(f"checkpoint is what checkpoint() returned, not {shown(checkpoint)}")
+        raise TypeError(f"checkpoint must be a dict returned by checkpoint(); got {shown(checkpoint)}")
     if checkpoint.get("version") != _VERSION:
-        raise StateError(f"the checkpoint is of version {shown(checkpoint.get('version'))}, and this reads {_VERSION}")
+        raise StateError(
+            f"the checkpoint has version {shown(checkpoint.get('version'))}; version {_VERSION} is supported"
+        )
     for part in ("job", "identity", "batches", "stretch"):
         own = job.name if part == "job" else getattr(job, part)
         if checkpoint.get(part) != own:
             raise StateError(
-                f"the checkpoint is of another job than {job.name!r}: {part} is {shown(checkpoint.get(part))} in it, "
-                f"and {shown(own)} in the ledger"
+                f"the checkpoint doesn't belong to the job {job.name!r}: its {part} is {shown(checkpoint.get(part))}, "
+                f"but {shown(own)} in the ledger"
             )
     try:
         next_epoch = int(checkpoint["next_epoch"])
@@ -130,5 +132,5 @@ def _checked(job: Job, checkpoint: Mapping[str, Any]) -> tuple[int, dict[int, li
             start <= step <= min(start + job.stretch, job.batches) for start, step in zip(starts, steps, strict=True)
         )
         if not whole or not job.first_epoch <= epoch < next_epoch:
-            raise StateError(f"the checkpoint is damaged: epoch {epoch} has batches that its stretches don't have")
+            raise StateError(f"the checkpoint is damaged: the batches of epoch {epoch} don't match its lease ranges")
     return next_epoch, epochs

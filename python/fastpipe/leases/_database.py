@@ -1,4 +1,4 @@
-"""What a ledger asks of its database: transactions of statements, a clock, and which faults pass."""
+"""The interface to the ledger's database: transactions, a clock, and a classification of transient errors."""
 
 from __future__ import annotations
 
@@ -11,61 +11,61 @@ Row = tuple[Any, ...]
 
 
 class Connection(ABC):
-    """A connection to a database, for one thread at a time."""
+    """A database connection, used by one thread at a time."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
-        """A transaction that writes: committed at the end of the block, rolled back by an exception."""
+        """Opens a write transaction. It commits at the end of the block and rolls back on an exception."""
 
     @abstractmethod
     def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
-        """Runs a statement of `_tables`, and returns the rows that it yields."""
+        """Runs a statement of `_tables` and returns its rows."""
 
     @abstractmethod
     def create_tables(self) -> None:
-        """Creates the tables where they are missing, however many do so at once. Within a transaction."""
+        """Creates missing tables. Safe to call from several processes at once. Call it within a transaction."""
 
     @abstractmethod
     def has_tables(self) -> bool:
-        """Whether there are tables of a ledger."""
+        """Returns whether the database contains the tables of a ledger."""
 
     @abstractmethod
     def close(self) -> None:
-        """Closes it; twice does no harm."""
+        """Closes the connection. Calling it twice has no effect."""
 
 
 class Database(ABC):
-    """A database that holds a ledger.
+    """A database that contains a ledger.
 
     Attributes:
-        shown: its URL as messages show it, without a password.
+        shown: URL for messages, without the password.
     """
 
     shown: str
 
     @abstractmethod
     def connect(self, *, create: bool) -> Connection:
-        """Connects.
+        """Connects to the database.
 
         Args:
-            create: whether a database that is a file may be created.
+            create: Whether to create the file of a file-based database if it doesn't exist.
 
         Raises:
-            LedgerError: as `fault` words it.
-            MissingFileError: if the database is a file that isn't there, and isn't to be created.
+            LedgerError: If the connection fails, with the message of `fault`.
+            MissingFileError: If the database's file doesn't exist and `create` is False.
         """
 
     @abstractmethod
     def passes(self, error: BaseException) -> bool:
-        """Whether an error may go away by itself: the same transaction, on a new connection, may succeed later."""
+        """Returns whether an error is transient: the same transaction may succeed later on a new connection."""
 
     @abstractmethod
     def fault(self, error: BaseException) -> BaseException:
-        """An error of the driver as an error of fastpipe, without passwords; any other one as it is."""
+        """Converts an error of the driver to a fastpipe error without passwords. Returns any other error unchanged."""
 
     @contextmanager
     def connected(self, *, create: bool = False) -> Iterator[Connection]:
-        """A connection for the block; errors of the driver come out of it as errors of fastpipe."""
+        """Opens a connection for the block, and converts errors of the driver to fastpipe errors."""
         connection = None
         try:
             connection = self.connect(create=create)
@@ -81,15 +81,15 @@ class Database(ABC):
 
 
 def database_of(url: object) -> Database:
-    """The database of a URL.
+    """Returns the database for a URL.
 
     Raises:
-        ImportError: if its driver isn't installed.
-        TypeError: if the URL is no string.
-        ValueError: if it is of no database that can hold a ledger.
+        ImportError: If the database's driver isn't installed.
+        TypeError: If the URL isn't a string.
+        ValueError: If the URL isn't one of a supported database.
     """
     if not isinstance(url, str):
-        raise TypeError(f"the URL of a ledger is a string, not {type(url).__name__}")
+        raise TypeError(f"the URL of a ledger must be a string; got {type(url).__name__}")
     scheme, colon, _ = url.partition("://")
     if scheme == "sqlite" and colon:
         from fastpipe.leases._sqlite import Sqlite
@@ -100,6 +100,6 @@ def database_of(url: object) -> Database:
 
         return Postgres.of(url)
     raise ValueError(
-        f"a ledger is in PostgreSQL or SQLite, and its URL begins with postgresql:// or sqlite:///; this one begins"
+        f"a ledger needs PostgreSQL or SQLite: its URL must begin with postgresql:// or sqlite:///, but this one begins"
         f" with {scheme + colon if colon else scheme[:12]!r}. On one machine a file is enough: sqlite:///ledger.db"
     )

@@ -1,8 +1,8 @@
-"""One exchange of a worker with the ledger: what it did and wants, and what it is told, in one transaction.
+"""One exchange between a worker and the ledger: a request and its answer, in one transaction.
 
-An exchange has a number, and its answer is kept with the worker's row: if the connection is lost before the answer has
-come, the same exchange is asked for again, and either is answered from that row or is done now. So a commit counts
-once, whoever loses which message.
+Each exchange has an index, and its answer is stored in the worker's row. If the connection is lost before the answer
+arrives, the worker repeats the exchange. The ledger then returns the stored answer, or runs the exchange if it hadn't
+run yet. Each commit therefore counts once, even if messages are lost.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from fastpipe.leases import _tables
 from fastpipe.leases._database import Connection
 from fastpipe.leases._job import Job, found_job
 
-# A copy must promise to be this much faster than the holder of the lease, or both would do the same work for nothing.
+# A worker copies a range only if it is expected to finish this many times faster than the holder. Otherwise both would
+# do the same work for nothing.
 _FASTER = 1.5
-# Seconds until a copy's first batch is read.
+# Seconds until the first batch of a copy is read.
 _START = 0.1
-# A holder that has committed nothing for so many seconds, batches, and times between exchanges, hangs.
+# A holder counts as stalled when it has committed nothing for all three: this many seconds, this many of its batches,
+# and this many intervals between exchanges.
 _HANGING_SECONDS, _HANGING_BATCHES, _HANGING_GROUPS = 0.5, 3, 2
 
 
 class Held(NamedTuple):
-    """A stretch that isn't done.
+    """A lease range that isn't done.
 
     Attributes:
-        number: of the stretch.
-        committed: its first batch that isn't done.
-        stop: behind its last batch.
-        worker: who holds the lease; None if nobody does.
-        token: of the lease.
-        copied: whether there is a second copy.
-        rate: batches a second of the holder; 0 if it isn't known.
-        stalled: seconds since the holder's last commit, or since it was given work.
+        number: Index of the range in its epoch.
+        committed: First batch that isn't committed.
+        stop: End of the range (exclusive).
+        worker: Name of the worker that holds the lease, or None if the range is free.
+        token: Token of the lease.
+        copied: Whether another worker holds a second copy.
+        rate: Batches per second of the holder, or 0 if unknown.
+        stalled: Seconds since the holder last committed or was granted work.
     """
 
     number: int
@@ -50,16 +52,16 @@ class Held(NamedTuple):
 
 
 def worth_copying(held: Sequence[Held], worker: str, pace: float, group: float = 0.0) -> list[Held]:
-    """The stretches that a worker would end clearly sooner than their holders, the latest expected end first.
+    """Returns ranges that a worker would finish clearly sooner than their holders, latest expected end first.
 
-    A holder does its stretches one after the other. One that has been silent for longer than its rate explains is
-    expected to stay silent for as long again.
+    A holder processes its ranges one after another. If a holder has been silent for longer than its rate explains, it
+    is expected to stay silent for as long again.
 
     Args:
-        held: all stretches of the epoch that aren't done, by number.
-        worker: who asks; it copies nothing of its own.
-        pace: its seconds for a batch; 0 if that isn't known yet, which is taken for the fastest holder's.
-        group: seconds between exchanges that commit, which are about the same for all workers.
+        held: All unfinished ranges of the epoch, by index.
+        worker: Name of the requesting worker. Its own ranges are never copied.
+        pace: Seconds per batch of that worker. If 0 (unknown), the pace of the fastest holder is assumed.
+        group: Seconds between exchanges that commit, about the same for all workers.
     """
     fastest = max((stretch.rate for stretch in held), default=0.0)
     usual = 1 / fastest if fastest else 0.0
@@ -82,12 +84,12 @@ def _pace(stretch: Held, usual: float) -> float:
 
 
 def _silence(stretch: Held, usual: float, group: float) -> float:
-    """Seconds for which the holder is expected to go on doing nothing."""
+    """Returns how many more seconds the holder is expected to stay silent."""
     hangs = stretch.stalled > max(_HANGING_SECONDS, _HANGING_BATCHES * _pace(stretch, usual), _HANGING_GROUPS * group)
     return stretch.stalled if hangs else 0.0
 
 
-# So many of the stretches that are worth a copy are tried; others may take them at the same time.
+# Maximum number of candidates to try to copy, because other workers may take them at the same time.
 _TRIED_COPIES = 4
 
 
@@ -95,9 +97,9 @@ class Member(NamedTuple):
     """A worker of a job.
 
     Attributes:
-        worker: its name.
-        incarnation: what tells this process's worker from others of its name, before and after it.
-        ttl: seconds until its leases expire.
+        worker: Its name.
+        incarnation: Random ID that distinguishes this process from earlier and later ones with the same name.
+        ttl: Seconds until its leases expire.
     """
 
     worker: str
@@ -106,7 +108,7 @@ class Member(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A lease of a stretch."""
+    """Identifies one lease of a range: the epoch, the index of the range, and the fencing token."""
 
     epoch: int
     number: int
@@ -114,7 +116,7 @@ class Token(NamedTuple):
 
 
 class Used(NamedTuple):
-    """Batches `start` to `stop` of a stretch that were used, and the rows of each."""
+    """Batches `start` to `stop` of a lease that were used, and the row count of each."""
 
     lease: Token
     start: int
@@ -123,13 +125,13 @@ class Used(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What became of batches that were used.
+    """The outcome of committing used batches.
 
     Attributes:
-        lease: of the stretch.
-        refused: behind the last batch that the commit was refused for; its start if it was refused for none.
-        committed: the stretch's first batch that isn't done.
-        held: whether the lease still is one.
+        lease: Token of the lease.
+        refused: End (exclusive) of the batches whose commit was refused. Equals the start if none was refused.
+        committed: First batch of the range that isn't committed.
+        held: Whether the lease is still valid.
     """
 
     lease: Token
@@ -139,7 +141,7 @@ class Committed(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """What became of a lease: whether it still is one, the first batch that isn't done, whether there is a copy."""
+    """The outcome of renewing a lease: its validity, the first uncommitted batch, and whether a second copy exists."""
 
     lease: Token
     held: bool
@@ -148,7 +150,7 @@ class Renewed(NamedTuple):
 
 
 class Granted(NamedTuple):
-    """A new lease: of the batches from `start` to `stop`."""
+    """A new lease of the batches from `start` to `stop` (exclusive)."""
 
     lease: Token
     start: int
@@ -158,20 +160,21 @@ class Granted(NamedTuple):
 
 @dataclass
 class Request:
-    """What a worker did, and what it wants.
+    """The work that a worker reports and requests.
 
     Attributes:
-        number: of the exchange; larger than that of the one before.
-        used: to be committed.
-        renewed: leases to be renewed.
-        returned: leases to be given up, once what was used of them is committed.
-        wanted: how many stretches to lease.
-        copies: whether a second copy of another worker's stretch will do, if none is free.
-        pace: seconds for a batch; 0 if that isn't known.
-        group: seconds between exchanges that commit.
-        alive: whether to note that the worker is there, even if nothing else is to be noted.
-        departed: whether it goes.
-        settled: whether it has no batch that it yielded and that isn't committed with this; None for what it said last.
+        number: Index of the exchange. It increases with each exchange.
+        used: Batches to commit.
+        renewed: Leases to renew.
+        returned: Leases to give up after their used batches are committed.
+        wanted: Number of ranges to lease.
+        copies: Whether to accept a second copy of another worker's range if none is free.
+        pace: Seconds per batch, or 0 if unknown.
+        group: Seconds between exchanges that commit.
+        alive: Whether to update the worker's time stamp even if there is nothing else to record.
+        departed: Whether the worker leaves the job.
+        settled: Whether all batches that the worker has yielded are committed by this exchange. None keeps the last
+            value.
     """
 
     number: int
@@ -189,15 +192,15 @@ class Request:
 
 @dataclass
 class Answer:
-    """What a worker is told.
+    """The ledger's answer to a worker.
 
     Attributes:
-        committed: of what was used, in the same order.
-        renewed: of the leases to be renewed.
-        granted: new leases.
-        idle: whether there is nothing to lease now, though the job isn't done.
-        finished: whether the job is done.
-        workers: of the job; 0 if they weren't counted.
+        committed: Outcomes of commits, one for each element of `Request.used`.
+        renewed: Outcomes of renewals.
+        granted: New leases.
+        idle: Whether nothing can be leased now although the job isn't done.
+        finished: Whether the job is done.
+        workers: Number of workers of the job, or 0 if they weren't counted.
     """
 
     committed: list[Committed] = field(default_factory=list)
@@ -208,13 +211,13 @@ class Answer:
     workers: int = 0
 
     def text(self) -> str:
-        """As JSON."""
-        # Named tuples are arrays there; `asdict` would copy each of them first.
+        """Returns the answer as JSON."""
+        # JSON stores named tuples as arrays. `asdict` would copy each of them first.
         return json.dumps(vars(self), separators=(",", ":"))
 
     @classmethod
     def of(cls, text: str) -> Answer:
-        """An answer that was stored as JSON."""
+        """Parses an answer that was stored as JSON."""
         stored = json.loads(text)
         return cls(
             [Committed(Token(*lease), *rest) for lease, *rest in stored["committed"]],
@@ -227,16 +230,16 @@ class Answer:
 
 
 def exchange(connection: Connection, job: Job, member: Member, request: Request) -> Answer:
-    """Does what a worker asks for, within a transaction.
+    """Runs a worker's request. Call it within a transaction.
 
     Raises:
-        StateError: if another worker has taken this one's name, or the ledger doesn't know it any more.
+        StateError: If another worker has taken this worker's name, or if the ledger no longer contains this worker.
     """
     kept = _lock_worker(connection, job, member, request.number)
     if kept is not None:
         return kept
     answer, batches, rows = Answer(), 0, 0
-    # In the order of stretches, as everyone does, so that no two workers wait for each other.
+    # All workers lock ranges in the same sequence, which prevents deadlocks.
     for lease, act in sorted(_acts(request), key=lambda pair: pair[0]):
         if isinstance(act, Used):
             done, count, row_count = _commit(connection, job, act)
@@ -271,18 +274,18 @@ def exchange(connection: Connection, job: Job, member: Member, request: Request)
 
 
 def _lock_worker(connection: Connection, job: Job, member: Member, number: int) -> Answer | None:
-    """Locks the worker's row; its answer, if this exchange was done before."""
+    """Locks the worker's row. Returns the stored answer if this exchange has already run."""
     found = connection.rows(_tables.LOCK_WORKER, job=job.name, worker=member.worker)
     if not found:
         raise StateError(
-            f"the ledger doesn't know the worker {member.worker!r} of the job {job.name!r} any more: its tables were"
-            " emptied, or are those of an earlier backup. A new reader.lease(...) joins it"
+            f"the ledger no longer contains the worker {member.worker!r} of the job {job.name!r}: its tables were"
+            " emptied or restored from an earlier backup. Call reader.lease(...) again to rejoin"
         )
     incarnation, last, kept, *_ = found[0]
     if incarnation != member.incarnation:
         raise StateError(
-            f"another worker of the job {job.name!r} has taken the name {member.worker!r}, and with it the leases: each"
-            " worker needs a name of its own"
+            f"another worker of the job {job.name!r} has taken the name {member.worker!r} and its leases: each"
+            " worker needs a unique name"
         )
     return Answer.of(kept) if last == number else None
 
@@ -296,10 +299,10 @@ def _acts(request: Request) -> list[tuple[Token, Any]]:
 
 
 def _commit(connection: Connection, job: Job, used: Used) -> tuple[Committed, int, int]:
-    """Commits what was used of a stretch, but for what another holder has committed before.
+    """Commits used batches of a range, except batches that another holder has already committed.
 
     Returns:
-        What became of it, and the batches and rows that count now.
+        The outcome, and the numbers of batches and rows that were newly committed.
     """
     lease, start = used.lease, used.start
     key = {"job": job.name, "epoch": lease.epoch, "number": lease.number}
@@ -308,18 +311,18 @@ def _commit(connection: Connection, job: Job, used: Used) -> tuple[Committed, in
             rows = sum(used.rows[start - used.start :])
             return Committed(lease, start, used.stop, True), used.stop - start, rows
         found = connection.rows(_tables.HOLDERS, **key)
-        # A finished epoch's stretches are deleted, once the next one is open.
+        # The ranges of a finished epoch are deleted after the next epoch is opened.
         committed, token, copy_token = found[0] if found else (used.stop, 0, 0)
         if lease.token < 1 or lease.token not in (token, copy_token):
             return Committed(lease, used.stop, committed, False), 0, 0
         if committed >= used.stop:
             return Committed(lease, used.stop, committed, True), 0, 0
         if committed <= start:
-            # Nobody goes back in a stretch while a lease of it holds.
+            # The committed position of a range never moves back while one of its leases is valid.
             raise StateError(
-                f"the ledger has epoch {lease.epoch} committed up to batch {committed}, and this worker had"
-                f" committed it up to {start}: its database has lost commits (an earlier backup was restored?)."
-                " Ledger.restore() puts ledger and model back to one checkpoint"
+                f"the ledger lost commits: epoch {lease.epoch} is committed up to batch {committed}, but this worker"
+                f" committed up to {start} (was an earlier backup restored?)."
+                " Use Ledger.restore() to reset ledger and model to one checkpoint"
             )
         start = committed
 
@@ -337,7 +340,7 @@ def _renew(connection: Connection, job: Job, member: Member, lease: Token) -> Re
 
 
 def _deal(connection: Connection, job: Job, member: Member, request: Request, answer: Answer) -> None:
-    """Leases stretches: of the oldest epoch that has free ones, of the next epoch, or copies of others' stretches."""
+    """Leases ranges: first from the oldest epoch with free ranges, then from the next epoch, then as second copies."""
     wanted = request.wanted
     if wanted > 1:
         wanted, answer.workers = _fair(connection, job, member, wanted)
@@ -349,7 +352,7 @@ def _deal(connection: Connection, job: Job, member: Member, request: Request, an
         _open(connection, job)
         wanted, answer.workers = _fair(connection, job, member, wanted)
         answer.granted = _free(connection, job, member, wanted)
-        # None if someone else has opened it, and others have taken it all.
+        # Nothing is granted if another worker opened the epoch and others have leased all of it.
         answer.idle = not answer.granted
         return
     if not undone:
@@ -361,10 +364,10 @@ def _deal(connection: Connection, job: Job, member: Member, request: Request, an
 
 
 def _fair(connection: Connection, job: Job, member: Member, wanted: int) -> tuple[int, int]:
-    """How many stretches to lease at once: half an equal share of what is free, so that all end an epoch together.
+    """Limits the ranges to lease to half an equal share of the free ones, so that all workers finish an epoch together.
 
     Returns:
-        That, and the number of workers.
+        The number of ranges to lease, and the number of workers.
     """
     free, workers = (int(count) for count in connection.rows(_tables.SHARES, job=job.name, ttl=member.ttl)[0])
     return max(1, min(wanted, free // (2 * max(workers, 1)))), workers
@@ -378,7 +381,7 @@ def _free(connection: Connection, job: Job, member: Member, wanted: int) -> list
 
 
 def _epochs(connection: Connection, job: Job) -> tuple[list[int], int | None]:
-    """The epochs that aren't done, and the one that may be opened now, if any."""
+    """Returns the unfinished epochs, and the epoch that may be opened now, if any."""
     undone, last = [], job.first_epoch - 1
     for epoch, finished, left in connection.rows(_tables.OPEN_EPOCHS, job=job.name):
         last = epoch
@@ -390,15 +393,15 @@ def _epochs(connection: Connection, job: Job) -> tuple[list[int], int | None]:
                 job=job.name,
                 epoch=epoch,
             )
-    # Without a barrier two epochs may be under way: whoever hangs in the older one is waited for then.
+    # Without a barrier, at most two epochs are in progress. Workers wait for a straggler in the older one.
     ready = not undone or (not job.barrier and undone == [last])
     more = job.end_epoch is None or last + 1 < job.end_epoch
     return undone, last + 1 if ready and more else None
 
 
 def _open(connection: Connection, job: Job) -> None:
-    """Opens the next epoch, if it still is to be opened, and forgets the stretches of those that are done."""
-    # Whoever restores a checkpoint holds this lock, too.
+    """Opens the next epoch unless another worker has, and deletes the ranges of finished epochs."""
+    # Restoring a checkpoint takes the same lock.
     current = found_job(connection, job.name, lock=True)
     undone, epoch = _epochs(connection, job)
     if current is None or epoch is None:
@@ -417,7 +420,7 @@ def _open(connection: Connection, job: Job) -> None:
 
 
 def _copy(connection: Connection, job: Job, member: Member, epoch: int, request: Request) -> list[Granted]:
-    """A second copy of the stretch of an epoch that would be done last, if this worker is likely to do it sooner."""
+    """Leases a second copy of the range that would finish last, if this worker is likely to finish it sooner."""
     held = [Held(*row) for row in connection.rows(_tables.LEASED, job=job.name, epoch=epoch)]
     for stretch in worth_copying(held, member.worker, request.pace, request.group)[:_TRIED_COPIES]:
         granted = connection.rows(

@@ -1,4 +1,7 @@
-"""A job: one order of batches, divided into stretches, that workers share through a ledger."""
+"""A job: one order of batches, divided into lease ranges, that workers share through a ledger.
+
+The code calls a lease range a *stretch*: consecutive batches of one epoch that are leased together.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,29 @@ from fastpipe.errors import StateError, UnsupportedError
 from fastpipe.leases._database import Connection
 from fastpipe.leases._tables import SCHEMA_VERSION
 
-# So many stretches are few enough to be inserted in a moment, and a hundred for each of a hundred workers.
+# Maximum number of lease ranges in an epoch. They are inserted within a moment, and a hundred workers still get a
+# hundred ranges each.
 _MOST_STRETCHES = 10_000
-# Where there are batches enough, a stretch has as many as make up for beginning to read it,
+# Preferred batches in a range if the epoch is long enough. This amortizes the cost of starting to read at a new place.
 _FULL_STRETCH = 32
-# and there are as many stretches as let a dozen workers end an epoch together.
+# Minimum number of ranges in an epoch if it is long enough. A dozen workers then finish an epoch at about the same
+# time.
 _ENOUGH_STRETCHES = 128
 
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers of a job agree on.
+    """Settings that all workers of a job agree on.
 
     Attributes:
-        name: by which workers know it.
-        identity: the data set and the order, as the states of readers have them.
-        batches: of an epoch.
-        stretch: batches of a stretch; the last one of an epoch may have fewer.
-        first_epoch: with which it began.
-        epochs: how many; None if it has no end.
-        barrier: whether an epoch begins when the one before it is done.
-        generation: how often it was put back to a checkpoint.
+        name: Name of the job, unique in the ledger.
+        identity: Dataset and order, as in the states of readers.
+        batches: Number of batches in an epoch.
+        stretch: Number of batches in a lease range. The last range of an epoch may be shorter.
+        first_epoch: Epoch that the job began with.
+        epochs: Number of epochs, or None if the job is endless.
+        barrier: Whether an epoch begins only after the previous one is done.
+        generation: Number of times the job was restored to a checkpoint.
     """
 
     name: str
@@ -45,43 +50,44 @@ class Job:
 
     @property
     def end_epoch(self) -> int | None:
-        """Behind the last epoch; None if there is none."""
+        """End of the job's epochs (exclusive), or None if the job is endless."""
         return None if self.epochs is None else self.first_epoch + self.epochs
 
     @property
     def base_token(self) -> int:
-        """Tokens of stretches that are inserted now are larger than this: larger than any that was handed out."""
+        """Lower bound of the tokens of ranges that are inserted now. Exceeds every token that was granted before."""
         return self.generation << 32
 
 
 def job_of(passes: Passes, *, name: str, stretch: int | None, barrier: bool) -> Job:
-    """The job of reading these passes.
+    """Creates the job description for these passes.
 
     Raises:
-        ValueError: if they are of one rank of several, of an order that other processes don't know, or empty.
+        ValueError: If the passes belong to one of several ranks, use a random seed or a loaded state, or have no
+            batches.
     """
     if passes.world_size != 1:
         raise ValueError(
-            f"the reader is rank {passes.rank} of {passes.world_size}, and leases replace ranks: each worker leases "
+            f"the reader is rank {passes.rank} of {passes.world_size}, but leases replace ranks: each worker leases "
             "from a reader of the whole order (rank=0, world_size=1)"
         )
     if passes.drawn:
         raise ValueError(
-            "give the reader a seed: all workers must shuffle alike, and one that is drawn differs among them"
+            "the reader needs a seed: all workers must shuffle alike, and a random seed differs between them"
         )
     if passes.loaded:
         raise ValueError(
-            "a state was loaded into the reader, and the ledger says where leases stand: Ledger.restore() puts it back"
+            "a state was loaded into the reader, but the ledger keeps a job's position: use Ledger.restore() instead"
         )
     batches = passes.steps
     if batches == 0:
-        raise ValueError(f"there is no batch to lease: {passes!r} has none")
+        raise ValueError(f"there are no batches to lease: {passes!r} is empty")
     if stretch is not None and stretch < 1:
-        raise ValueError(f"stretch is a number of batches, at least 1, not {stretch}")
+        raise ValueError(f"stretch must be a number of batches, at least 1; got {stretch}")
     state = passes.state_dict()
     identity = {"data": state["data"], "order": dict(state["order"])}
     if identity["order"].get("shuffle") == "sequential":
-        # It was drawn, and nothing depends on it.
+        # The seed was drawn at random, and a sequential order doesn't depend on it.
         identity["order"].pop("seed", None)
     window = int(identity["order"].get("shuffle_buffer") or 0) // passes.batch_size
     length = default_stretch(batches, window if identity["order"].get("shuffle") == "window" else 0)
@@ -89,12 +95,12 @@ def job_of(passes: Passes, *, name: str, stretch: int | None, barrier: bool) -> 
 
 
 def default_stretch(batches: int, window: int) -> int:
-    """Batches of a stretch, if none are asked for.
+    """Returns the number of batches in a lease range if the user didn't choose one.
 
     Args:
-        batches: of an epoch.
-        window: batches of a window of the shuffle; 0 if there is none. Who reads part of a window opens all of it, so
-            stretches are windows if there are enough of those.
+        batches: Number of batches in an epoch.
+        window: Number of batches in a shuffle window, or 0 without one. Reading part of a window opens all of its data,
+            so a range covers whole windows if there are enough of them.
     """
     least = -(-batches // _MOST_STRETCHES)
     length = max(least, min(_FULL_STRETCH, batches // _ENOUGH_STRETCHES), 1)
@@ -104,24 +110,24 @@ def default_stretch(batches: int, window: int) -> int:
 
 
 def check_schema(connection: Connection) -> bool:
-    """Whether the database has a ledger.
+    """Returns whether the database contains a ledger.
 
     Raises:
-        UnsupportedError: if it has one of another version.
+        UnsupportedError: If the ledger has another schema version.
     """
     if not connection.has_tables():
         return False
     versions = [int(version) for (version,) in connection.rows("SELECT version FROM fastpipe_schema")]
     if versions not in ([], [SCHEMA_VERSION]):
         raise UnsupportedError(
-            f"the ledger is of version {max(versions)}, and this fastpipe has version {SCHEMA_VERSION}: let all workers"
-            " have one version of fastpipe, or take another database for the ledger"
+            f"the ledger has version {max(versions)}, and this fastpipe uses version {SCHEMA_VERSION}: use the same"
+            " version of fastpipe in all workers, or another database for the ledger"
         )
     return bool(versions)
 
 
 def found_job(connection: Connection, name: str, *, lock: bool = False) -> Job | None:
-    """A job of the ledger; None if there is none of that name."""
+    """Returns a job of the ledger, or None if no job has that name."""
     found = connection.rows(
         "SELECT identity, batches, stretch, first_epoch, epochs, barrier, generation FROM fastpipe_jobs"
         " WHERE job = :job" + (" {for_update}" if lock else ""),
@@ -134,12 +140,16 @@ def found_job(connection: Connection, name: str, *, lock: bool = False) -> Job |
 
 
 def job_names(connection: Connection) -> list[str]:
-    """The names of the jobs of the ledger, oldest first."""
+    """Returns the names of the ledger's jobs, oldest first."""
     return [name for (name,) in connection.rows("SELECT job FROM fastpipe_jobs ORDER BY created, job")]
 
 
 def store_job(connection: Connection, job: Job) -> bool:
-    """Makes a job known, within a transaction. Returns False if there is one of that name, which stays as it is."""
+    """Adds a job to the ledger. Call it within a transaction.
+
+    Returns:
+        False if a job of that name exists already. It isn't changed.
+    """
     inserted = connection.rows(
         "INSERT INTO fastpipe_jobs (job, identity, batches, stretch, first_epoch, epochs, barrier, generation, created)"
         " VALUES (:job, :identity, :batches, :stretch, :first, :epochs, :barrier, :generation, {now})"
@@ -157,25 +167,25 @@ def store_job(connection: Connection, job: Job) -> bool:
 
 
 def join_job(connection: Connection, wanted: Job, *, stretch_given: bool) -> Job:
-    """The job of the ledger, which is made if there is none; within a transaction.
+    """Returns the ledger's job, and creates it if it doesn't exist. Call it within a transaction.
 
     Args:
-        connection: to the ledger, which has its tables.
-        wanted: the job as this worker would make it.
-        stretch_given: whether the user chose how long a stretch is.
+        connection: Connection to a ledger that has its tables.
+        wanted: The job as this worker would create it.
+        stretch_given: Whether the user chose the length of lease ranges.
 
     Raises:
-        StateError: if the ledger's job of that name is of other data, or another order; it says what differs.
+        StateError: If the ledger's job of that name has another dataset or order. The message lists the differences.
     """
     store_job(connection, wanted)
     found = found_job(connection, wanted.name)
     assert found is not None
     differing = []
-    for part, what in (("data", "the data set's "), ("order", "")):
+    for part, what in (("data", "the dataset's "), ("order", "")):
         old, new = found.identity.get(part, {}), wanted.identity[part]
-        # Columns of folders are read by those who want them; like other columns, they are no part of the order.
+        # Partition columns are selected per reader. Like other columns, they aren't part of the order.
         names = [name for name in {**old, **new} if name != "partitions" and old.get(name) != new.get(name)]
-        # A digest says nothing to people, unless it is all that differs.
+        # Omit digests, which mean nothing to users, unless only a digest differs.
         names = [name for name in names if name != "digest"] or names
         differing += [f"{what}{name} was {old.get(name)!r} and is {new.get(name)!r}" for name in names]
     same = replace(found, identity=wanted.identity, generation=0, first_epoch=wanted.first_epoch)
@@ -187,7 +197,7 @@ def join_job(connection: Connection, wanted: Job, *, stretch_given: bool) -> Job
     ]
     if differing:
         raise StateError(
-            f"the job {wanted.name!r} of the ledger is another one: {'; '.join(differing)}. Give this reader's a name "
-            "of its own: job=..."
+            f"the job {wanted.name!r} in the ledger differs from this reader's: {'; '.join(differing)}. Choose a "
+            "different name with job=..."
         )
     return found

@@ -1,4 +1,4 @@
-"""A ledger, for programs that inspect or restore it, and how workers join a job of it."""
+"""The ledger as a public class for programs that inspect or restore it, and the code with which workers join a job."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ from fastpipe.leases._worker import LeaseWorker
 _LOG = logging.getLogger("fastpipe")
 Joined = TypeVar("Joined")
 
-# Between attempts to reach a database that is away.
+# Seconds between attempts to reach a database that is unavailable.
 _PAUSE = 0.1
-# Workers that haven't been seen for a week are forgotten.
+# Workers that haven't contacted the ledger for a week are deleted from it.
 _FORGOTTEN_SECONDS = 7 * 86_400.0
 
 
 def join(
     database: Database, wanted: Job, *, worker: str | None, ttl: float, stretch_given: bool, patience: float
 ) -> tuple[Job, Member]:
-    """Joins a job, which is made if there is none.
+    """Joins a job, and creates it if it doesn't exist.
 
-    A worker that is named takes the name over from whoever has it, and the leases with it: so a process that was killed
-    and comes back under its name goes on at once. One without a name gets the host's and the process's number, and a
-    further number if that is taken.
+    A worker with a given name takes over that name and its leases from any worker that holds them. A process that was
+    killed and restarts under its name therefore resumes at once. The default name consists of the host name and the
+    process ID, with a numeric suffix if that name is taken.
 
     Raises:
-        LedgerError: if the ledger can't be written, or was away for longer than `patience`.
-        StateError: if the job is of other data, or another order.
-        UnsupportedError: if the ledger is of another version.
+        LedgerError: If the ledger can't be written, or was unavailable for longer than `patience`.
+        StateError: If the job has another dataset or order.
+        UnsupportedError: If the ledger has another schema version.
     """
 
     def joined(connection: Connection) -> tuple[Job, Member]:
@@ -55,7 +55,7 @@ def join(
         job = join_job(connection, wanted, stretch_given=stretch_given)
         member = Member(worker or _free_name(connection, job, ttl), secrets.token_hex(8), ttl)
         key = {"job": job.name, "worker": member.worker}
-        # First, so that an exchange of the name's former holder is either done, or refused.
+        # This comes first, so that an exchange of the name's former holder has either finished or is refused.
         connection.rows(_tables.LOCK_WORKER, **key)
         connection.rows(_tables.ABANDON_ALL, **key)
         connection.rows(_tables.FORGET_WORKERS, job=job.name, seconds=_FORGOTTEN_SECONDS)
@@ -74,7 +74,7 @@ def join(
 
 
 def _patiently(database: Database, act: Callable[[], Joined], patience: float) -> Joined:
-    """Does something until it succeeds, while what goes wrong may go away by itself, for so many seconds."""
+    """Calls `act` until it succeeds. Retries after transient errors for up to `patience` seconds."""
     deadline, told = time.monotonic() + patience, False
     while True:
         try:
@@ -92,7 +92,7 @@ def _patiently(database: Database, act: Callable[[], Joined], patience: float) -
 
 
 def _free_name(connection: Connection, job: Job, ttl: float) -> str:
-    """A name of this process that no worker has that is at work."""
+    """Returns a name for this process that no active worker has."""
     name = f"{socket.gethostname()}-{os.getpid()}"
     for number in itertools.count(1):
         found = name if number == 1 else f"{name}-{number}"
@@ -106,18 +106,18 @@ _LEAST_TTL = 0.5
 
 
 class Ledger:
-    """A ledger of leases: which batches of a job are done, and by whom the others are held.
+    """A ledger of leases. It records which batches of a job are done, and which workers hold the others.
 
-    Workers make it: see `Reader.lease`.
+    Workers create the ledger: see `Reader.lease`.
 
     Args:
-        url: of its database, `postgresql://…` or `sqlite:///…`.
-        job: which of its jobs; None if it has one.
+        url: URL of its database, `postgresql://…` or `sqlite:///…`.
+        job: Name of the job to use. Defaults to the only job of the ledger.
 
     Raises:
-        ImportError: if the database's driver isn't installed; it says what to install.
-        TypeError: if an argument is no string.
-        ValueError: if the URL is of no database that can hold a ledger.
+        ImportError: If the database's driver isn't installed. The message says what to install.
+        TypeError: If an argument isn't a string.
+        ValueError: If the URL isn't one of a supported database.
 
     Example:
         >>> import fastpipe
@@ -131,58 +131,58 @@ class Ledger:
 
     def __init__(self, url: str, job: str | None = None) -> None:
         if job is not None and not isinstance(job, str):
-            raise TypeError(f"job is a name or None, not {shown(job)}")
+            raise TypeError(f"job must be a string or None; got {shown(job)}")
         self._database, self._job = database_of(url), job
 
     def jobs(self) -> list[str]:
-        """The names of its jobs, oldest first.
+        """Returns the names of the ledger's jobs, oldest first.
 
         Raises:
-            LedgerError: if the database fails.
-            MissingFileError: if there is no such file.
+            LedgerError: If the database fails.
+            MissingFileError: If the database file doesn't exist.
         """
         with self._database.connected() as connection:
             return job_names(connection) if check_schema(connection) else []
 
     def status(self) -> LedgerStatus:
-        """How far the job is, and what its workers do.
+        """Returns the progress of the job and the activity of its workers.
 
         Raises:
-            LedgerError: if the database fails.
-            MissingFileError: if there is no such file.
-            StateError: if there is no such job, or none was named and there are several.
+            LedgerError: If the database fails.
+            MissingFileError: If the database file doesn't exist.
+            StateError: If the job doesn't exist, or if `job` is None and the ledger has several.
         """
         with self._database.connected() as connection:
             return status_of(connection, self._name(connection))
 
     def checkpoint(self) -> dict[str, Any]:
-        """What is committed, fit for JSON. Keep it with the model's weights of that moment.
+        """Returns the committed batches as a dict that can be stored as JSON. Save it with the model's weights.
 
-        It has all batches that were used, or it isn't made: each worker that holds leases must have been flushed
-        (`LeaseWorker.flush`) since it yielded its last batch.
+        A checkpoint contains every used batch. Each worker that holds leases must therefore have called
+        `LeaseWorker.flush` since it yielded its last batch.
 
         Raises:
-            LedgerError: if the database fails.
-            MissingFileError: if there is no such file.
-            StateError: if workers may have used batches that they haven't committed; it names them. Also if there is
-                no such job, or none was named and there are several.
+            LedgerError: If the database fails.
+            MissingFileError: If the database file doesn't exist.
+            StateError: If workers may have used batches that they haven't committed. The message lists these workers.
+                Also if the job doesn't exist, or if `job` is None and the ledger has several.
         """
         with self._database.connected() as connection, connection.transaction():
             return checkpoint_of(connection, self._name(connection))
 
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
-        """Puts the job back to a checkpoint: what was committed since is to be done again.
+        """Restores the job to a checkpoint. Batches that were committed later will be read again.
 
-        All leases that are held now become stale: their commits are refused, and their workers lease anew.
+        All current leases become stale: their commits are refused, and their workers lease new ranges.
 
         Args:
-            checkpoint: what `checkpoint` returned, of this job.
+            checkpoint: A checkpoint of this job, as returned by `checkpoint`.
 
         Raises:
-            LedgerError: if the database fails.
-            MissingFileError: if there is no such file.
-            StateError: if the checkpoint is of another job, or damaged. Nothing changes then.
-            TypeError: if it is no mapping.
+            LedgerError: If the database fails.
+            MissingFileError: If the database file doesn't exist.
+            StateError: If the checkpoint belongs to another job or is damaged. The ledger isn't changed then.
+            TypeError: If the checkpoint isn't a mapping.
         """
         with self._database.connected() as connection, connection.transaction():
             restore(connection, self._name(connection), checkpoint)
@@ -191,10 +191,12 @@ class Ledger:
         names = job_names(connection) if check_schema(connection) else []
         if self._job is None and len(names) == 1:
             return names[0]
-        known = f": it has {', '.join(map(repr, names))}" if names else ": no worker has joined one"
+        known = f": it contains {', '.join(map(repr, names))}" if names else ": no worker has joined yet"
         if self._job is None:
             raise StateError(
-                "name the job of the ledger (job=...)" + known if names else "the ledger has no job" + known
+                "the ledger has several jobs; choose one with job=..." + known
+                if names
+                else "the ledger has no job" + known
             )
         if self._job not in names:
             raise StateError(f"the ledger has no job {self._job!r}{known}")
@@ -217,13 +219,13 @@ def lease(
     copies: bool,
     patience: float,
 ) -> LeaseWorker:
-    """Joins a job. See `Reader.lease`."""
+    """Joins a job as a worker. See `Reader.lease` for the arguments."""
     passes = passes_of(reader)
     for name, given in (("worker", worker), ("job", job)):
         if not (isinstance(given, str) or (name == "worker" and given is None)):
-            raise TypeError(f"{name} is a name, not {shown(given)}")
+            raise TypeError(f"{name} must be a string; got {shown(given)}")
         if given is not None and (not 0 < len(given) <= 200 or "\0" in given):
-            raise ValueError(f"{name} is a name of 1 to 200 characters, not {shown(given)}")
+            raise ValueError(f"{name} must have 1 to 200 characters and no NUL; got {shown(given)}")
     length = None if stretch is None else _integer("stretch", stretch, 1)
     seconds = _seconds("ttl", ttl, _LEAST_TTL), _seconds("patience", patience, 0.0)
     waiting = _integer("ahead", ahead, 1)
@@ -241,15 +243,15 @@ def _integer(name: str, given: SupportsIndex, least: int) -> int:
     try:
         number = operator.index(given)
     except TypeError:
-        raise TypeError(f"{name} is a number, not {shown(given)}") from None
+        raise TypeError(f"{name} must be an integer; got {shown(given)}") from None
     if isinstance(given, bool) or not least <= number < 2**31:
-        raise ValueError(f"{name} is from {least} to 2147483647, not {shown(given)}")
+        raise ValueError(f"{name} must be an integer from {least} to 2147483647; got {shown(given)}")
     return number
 
 
 def _seconds(name: str, given: float, least: float) -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(f"{name} is a number of seconds, not {shown(given)}")
+        raise TypeError(f"{name} must be a number of seconds; got {shown(given)}")
     if not least <= given <= 1e9:
-        raise ValueError(f"{name} is {least} seconds or more, not {shown(given)}")
+        raise ValueError(f"{name} must be at least {least} seconds; got {shown(given)}")
     return float(given)

@@ -1,7 +1,7 @@
-"""A ledger in PostgreSQL: for workers of any number of machines.
+"""A ledger in PostgreSQL, for workers on any number of machines.
 
-A worker passes over stretches that another one is leasing (`FOR UPDATE SKIP LOCKED`), so workers don't wait for each
-other. Leases expire by the server's clock.
+A worker skips ranges that another worker is leasing at the moment (`FOR UPDATE SKIP LOCKED`), so workers don't wait for
+each other. Leases expire by the server's clock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,21 @@ from fastpipe.leases._tables import CREATE
 
 _NAME = re.compile(r"(?<!:):([a-z_]+)")
 _NOW = "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"
-# Which lock keeps two from creating the tables at once: any number that others are unlikely to take.
+# Key of the advisory lock that prevents two workers from creating the tables at once. The value is arbitrary, but
+# unlikely to be used by other programs.
 _CREATING = 0x66617374
 _CONNECT_SECONDS = 5
-# A statement that takes longer, or waits longer for a lock, is tried again.
+# Time limit for a statement, including waits for locks. The worker retries after it.
 _STATEMENT_MS = 10_000
-# A worker that is stopped within a transaction holds locks that others wait for: the server ends it. It asks again.
+# A worker that is stopped within a transaction holds locks that others wait for. The server ends such a transaction,
+# and the worker retries it.
 _IDLE_MS = 1_500
-# What a server that is there says to a URL that is wrong. libpq hands on no SQLSTATE of it.
+# Texts of a running server's errors about a wrong URL. libpq reports no SQLSTATE for these errors.
 _WRONG = ("does not exist", "authentication failed", "no password supplied", "no pg_hba.conf entry")
-# Classes of SQLSTATE that pass: connections, resources, an operator's intervention, deadlocks and serialization.
+# Classes of SQLSTATE that are transient: connections, resources, operator intervention, and deadlocks or serialization
+# failures.
 _PASSING = ("08", "53", "57", "40")
-# A lock timeout, a transaction that was idle too long, a server that takes no writes yet.
+# Transient states: a lock timeout, a transaction that was idle for too long, and a server that is still read-only.
 _PASSING_STATES = ("55P03", "25P03", "25006")
 
 
@@ -41,10 +44,10 @@ def _text(statement: str) -> str:
 
 
 class Postgres(Database):
-    """A ledger in a database of PostgreSQL.
+    """A ledger in a PostgreSQL database.
 
     Args:
-        url: of libpq.
+        url: Connection URL of libpq.
     """
 
     def __init__(self, url: str) -> None:
@@ -52,7 +55,7 @@ class Postgres(Database):
             import psycopg
         except ImportError as error:
             raise ImportError(
-                "a ledger in PostgreSQL needs psycopg: pip install 'fastpipe-data[postgresql]'"
+                "a ledger in PostgreSQL requires psycopg: pip install 'fastpipe-data[postgresql]'"
             ) from error
         self._psycopg = psycopg
         self.url = url
@@ -64,11 +67,11 @@ class Postgres(Database):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """The database of a URL."""
+        """Returns the database for a URL."""
         return cls(url)
 
     def connect(self, *, create: bool) -> PostgresConnection:
-        # Parameters are put into the text, so that each statement is one message, and types are those of columns.
+        # Client-side parameters send each statement as one message, and the server infers their types from the columns.
         try:
             found = self._psycopg.connect(
                 self.url,
@@ -83,7 +86,8 @@ class Postgres(Database):
                 f"-c idle_in_transaction_session_timeout={_IDLE_MS}",
             )
         except self._psycopg.OperationalError as error:
-            # A worker that joins needn't wait for this to pass; one at work does, since a backup may be restored.
+            # A worker that is joining need not wait for this error to go away. A worker in progress waits, because a
+            # backup may be being restored.
             if create and any(wrong in str(error) for wrong in _WRONG):
                 raise self.fault(error) from None
             raise
@@ -93,7 +97,7 @@ class Postgres(Database):
         if not isinstance(error, self._psycopg.Error):
             return False
         state = error.sqlstate
-        # Without a state the connection was lost, or couldn't be made.
+        # Without a state, the connection was lost or couldn't be established.
         return (
             isinstance(error, self._psycopg.OperationalError)
             if state is None

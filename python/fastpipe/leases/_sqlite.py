@@ -1,7 +1,7 @@
-"""A ledger in a file of SQLite: for workers of one machine.
+"""A ledger in an SQLite file, for workers on one machine.
 
-The file is in WAL mode, so that `status` doesn't wait for workers. Each transaction that writes takes the one lock of
-the file first (`BEGIN IMMEDIATE`) and is synchronized to the disk: a commit that was acknowledged outlives a power cut.
+The file is in WAL mode, so that `status` doesn't wait for workers. Each write transaction first takes the file's only
+write lock (`BEGIN IMMEDIATE`) and syncs the file to disk, so an acknowledged commit survives a power failure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fastpipe.errors import LedgerError, MissingFileError, UnsupportedError
 from fastpipe.leases._database import Connection, Database, Row
 from fastpipe.leases._tables import CREATE
 
-# `UPDATE ... FROM`, `RETURNING` and `MATERIALIZED`.
+# The oldest SQLite that supports `UPDATE ... FROM`, `RETURNING` and `MATERIALIZED`.
 _OLDEST = (3, 35, 0)
-# Busy, locked, I/O error, disk full, can't be opened: SQLite's primary result codes.
+# Transient errors as primary result codes of SQLite: busy, locked, I/O error, disk full, and cannot open.
 _PASSING = {5, 6, 10, 13, 14}
 _BUSY_SECONDS = 5.0
 _BUSY_PAUSE = 0.01
@@ -33,18 +33,18 @@ def _text(statement: str) -> str:
 
 
 class Sqlite(Database):
-    """A ledger in a file.
+    """A ledger in an SQLite file.
 
     Args:
-        path: of the file.
-        clock: seconds since 1970; this machine's clock, but in tests.
+        path: Path of the file.
+        clock: Function that returns seconds since 1970. Tests replace it. Defaults to this machine's clock.
     """
 
     def __init__(self, path: str, clock: Callable[[], float] = time.time) -> None:
         if sqlite3.sqlite_version_info < _OLDEST:
             raise UnsupportedError(
-                f"a ledger in a file needs SQLite 3.35 or newer, and Python's is {sqlite3.sqlite_version}:"
-                " a newer Python brings one, and PostgreSQL holds ledgers, too"
+                f"a ledger in a file requires SQLite 3.35 or newer, but Python has {sqlite3.sqlite_version}:"
+                " install a newer Python, or use PostgreSQL"
             )
         self.path = os.path.abspath(path)
         self.clock = clock
@@ -52,20 +52,21 @@ class Sqlite(Database):
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """The database of a URL: `sqlite:///relative.db` or `sqlite:////absolute.db`, as SQLAlchemy has them."""
+        """Returns the database for a URL in SQLAlchemy's syntax: `sqlite:///relative.db` or `sqlite:////absolute.db`."""
         host, slash, path = url.removeprefix("sqlite://").partition("/")
         if host or not slash or not path or path == ":memory:":
             raise ValueError(
-                "the URL of a ledger in a file has three slashes and a path, sqlite:///ledger.db for one in the working"
-                f" directory and sqlite:////data/ledger.db for /data/ledger.db; this one is {url!r}"
+                "the URL of a ledger in a file needs three slashes and a path: sqlite:///ledger.db for one in the"
+                f" working directory and sqlite:////data/ledger.db for /data/ledger.db; got {url!r}"
             )
         return cls(unquote(path.partition("?")[0]))
 
     def connect(self, *, create: bool) -> SqliteConnection:
         if not create and not os.path.exists(self.path):
-            raise MissingFileError(f"there is no ledger {self.path}: reader.lease(...) makes one", path=self.path)
+            raise MissingFileError(f"there is no ledger {self.path}: reader.lease(...) creates one", path=self.path)
         if not os.path.isdir(os.path.dirname(self.path)):
-            # No reason to wait: SQLite says the same where too many files are open.
+            # Raise now instead of retrying: SQLite reports the same code when too many files are open, which is
+            # transient.
             raise LedgerError(f"the ledger {self.shown} can't be opened: its folder must exist", path=self.path)
         mode = "rwc" if create else "rw"
         found = sqlite3.connect(
@@ -91,18 +92,18 @@ class Sqlite(Database):
             return error
         hints = {
             5: "another process holds its lock",
-            8: "the file or its folder is read-only, and workers write to it",
+            8: "the file or its folder is read-only, but workers must write to it",
             11: "the file is damaged",
             13: "the disk is full",
-            14: "the file can't be opened: its folder must exist, and be writable",
-            26: "the file is no database of SQLite",
+            14: "the file can't be opened: its folder must exist and be writable",
+            26: "the file is not an SQLite database",
         }
         hint = hints.get(_code(error) & 0xFF)
         return LedgerError(f"the ledger {self.shown}: {error}{f' ({hint})' if hint else ''}", path=self.path)
 
 
 def _set_wal(connection: sqlite3.Connection) -> None:
-    """Puts a file into WAL mode. Where others do so at the same time SQLite fails at once, without waiting."""
+    """Switches a file to WAL mode. Retries, because SQLite doesn't wait for other connections that switch it."""
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:
@@ -115,7 +116,7 @@ def _set_wal(connection: sqlite3.Connection) -> None:
 
 
 def _file_at(path: str) -> tuple[int, int] | None:
-    """What tells the file at a path from others; None if there is none."""
+    """Returns the device and inode of a file, which identify it, or None if it doesn't exist."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -124,12 +125,12 @@ def _file_at(path: str) -> tuple[int, int] | None:
 
 
 def _code(error: sqlite3.Error) -> int:
-    # Errors of the module itself have none.
+    # Errors raised by the `sqlite3` module itself have no code.
     return int(getattr(error, "sqlite_errorcode", 0) or 0)
 
 
 class SqliteConnection(Connection):
-    """A connection to a file."""
+    """A connection to an SQLite file."""
 
     def __init__(self, connection: sqlite3.Connection, database: Sqlite) -> None:
         self._connection, self._database = connection, database
@@ -142,7 +143,7 @@ class SqliteConnection(Connection):
         try:
             yield
         except BaseException:
-            # A full disk has rolled back already.
+            # If the disk is full, SQLite has already rolled back.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
@@ -150,17 +151,17 @@ class SqliteConnection(Connection):
         self._check_file()
 
     def _check_file(self) -> None:
-        """Whether the file is still where others look for it: a commit to one that was deleted is lost.
+        """Checks that the ledger's path still refers to the open file. A commit to a deleted file would be lost.
 
         Raises:
-            LedgerError: if it was deleted or replaced.
+            LedgerError: If the file was deleted or replaced.
         """
         found = _file_at(self._database.path)
         if found != self._file:
             what = "deleted" if found is None else "replaced by another file"
             raise LedgerError(
-                f"the ledger {self._database.shown} was {what} while it was in use, and others don't see what was"
-                " committed since. Put the file back and lease again, or Ledger.restore() a checkpoint",
+                f"the ledger {self._database.shown} was {what} while it was in use: other workers don't see"
+                " later commits. Put the file back and lease again, or restore a checkpoint with Ledger.restore()",
                 path=self._database.path,
             )
 

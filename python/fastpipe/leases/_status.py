@@ -1,4 +1,4 @@
-"""How far a job is, and who works on it."""
+"""The status of a job: its progress and its workers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fastpipe.leases import _tables
 from fastpipe.leases._checkpoints import known_job
 from fastpipe.leases._database import Connection
 
-# A worker is a straggler if it is this much slower than the median of all,
+# A worker is a straggler if it is this many times slower than the median worker,
 _SLOWER = 3.0
-# or has leases and has committed nothing for so many of its batches, and seconds.
+# or if it holds leases and has committed nothing for this many of its batches and this many seconds.
 _STALLED_BATCHES, _STALLED_SECONDS = 10, 5.0
-# Workers without leases speak to the ledger more often than this, unless they are gone.
+# Live workers without leases contact the ledger more often than this.
 _SILENT_SECONDS = 60.0
 
 
 class EpochStatus(NamedTuple):
-    """How far an epoch is.
+    """The progress of an epoch.
 
     Attributes:
-        epoch: from 0.
-        batches: of it.
-        committed: batches that are done.
-        leased: batches that workers hold and haven't committed.
-        free: batches that nobody holds.
+        epoch: Index of the epoch, from 0.
+        batches: Number of batches in the epoch.
+        committed: Number of batches that are done.
+        leased: Number of uncommitted batches that workers hold.
+        free: Number of batches that no worker holds.
     """
 
     epoch: int
@@ -38,18 +38,18 @@ class EpochStatus(NamedTuple):
 
 
 class WorkerStatus(NamedTuple):
-    """What a worker does.
+    """The activity of a worker.
 
     Attributes:
-        worker: its name.
-        state: `working` (it holds leases), `idle`, `silent` (idle, and not seen for a minute) or `left`.
-        seen: seconds since it has spoken to the ledger.
-        moved: seconds since it has committed anything.
-        leases: stretches that it holds, second copies among them.
-        batches: committed, over all epochs.
-        rows: committed, over all epochs.
-        rate: batches a second that its consumer uses; 0.0 if that isn't known.
-        straggles: whether it is far slower than others, or holds leases and commits nothing.
+        worker: Its name.
+        state: `working` (it holds leases), `idle`, `silent` (idle, and silent for a minute) or `left`.
+        seen: Seconds since it last contacted the ledger.
+        moved: Seconds since its last commit.
+        leases: Number of leases that it holds, second copies included.
+        batches: Number of batches that it has committed, over all epochs.
+        rows: Number of rows that it has committed, over all epochs.
+        rate: Batches per second that its consumer uses, or 0.0 if unknown.
+        straggles: Whether it is far slower than other workers, or holds leases and commits nothing.
     """
 
     worker: str
@@ -65,16 +65,16 @@ class WorkerStatus(NamedTuple):
 
 @dataclass(frozen=True)
 class LedgerStatus:
-    """How far a job is. `print(status)` shows it as a table.
+    """The progress of a job. `print(status)` shows it as a table.
 
     Attributes:
-        job: its name.
-        epochs: those that are under way, or the last one if all are done.
-        end_epoch: behind the last epoch; None if the job has no end.
-        finished: whether all epochs are done.
-        workers: by name.
-        rate: batches a second of all workers that are there.
-        seconds_left: of the epochs under way at that rate; None if it isn't known.
+        job: Its name.
+        epochs: Status of the epochs in progress, or of the last epoch if all are done.
+        end_epoch: End of the job's epochs (exclusive), or None if the job is endless.
+        finished: Whether all epochs are done.
+        workers: Status of each worker, sorted by name.
+        rate: Batches per second of all working workers together.
+        seconds_left: Estimated seconds until the epochs in progress are done, or None if unknown.
     """
 
     job: str
@@ -87,7 +87,7 @@ class LedgerStatus:
 
     @property
     def stragglers(self) -> list[str]:
-        """Names of workers that straggle."""
+        """Names of the workers that are stragglers."""
         return [worker.worker for worker in self.workers if worker.straggles]
 
     def __str__(self) -> str:
@@ -127,10 +127,10 @@ class LedgerStatus:
 
 
 def status_of(connection: Connection, name: str) -> LedgerStatus:
-    """The status of a job.
+    """Returns the status of a job.
 
     Raises:
-        StateError: if there is no such job.
+        StateError: If the job doesn't exist.
     """
     job = known_job(connection, name)
     epochs, finished = [], False

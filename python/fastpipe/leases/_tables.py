@@ -1,15 +1,16 @@
 """The tables of a ledger, and every statement that changes them.
 
-Statements are written once, for PostgreSQL and SQLite: `:name` is a parameter, `{now}` the database's clock in seconds
-since 1970, and `{skip_locked}` lets a query pass over rows that another transaction is changing, where there are such.
+Each statement is written once for PostgreSQL and SQLite. `:name` is a parameter, and `{now}` is the database's clock in
+seconds since 1970. `{skip_locked}` makes a query skip rows that another transaction is changing, if the database
+supports it.
 
-A row of `fastpipe_stretches` is a stretch of the order: the batches `start` to `stop` of an epoch. Those before
-`committed` are done. Up to two workers hold a stretch: one by `token`, and one by `copy_token`. A lease is free when
-both have expired. `tokens` is the last token that was handed out for the stretch, so that no two leases of it share
-one; a token of 0 is nobody's.
+A row of `fastpipe_stretches` is one lease range: the batches `start` to `stop` (exclusive) of an epoch. Batches before
+`committed` are done. Up to two workers hold a range: one by `token`, and one by `copy_token`. A range is free when both
+leases have expired. `tokens` is the last token that was granted for the range, so no two of its leases share a token.
+Token 0 means that the range is not leased.
 
-A worker is `settled` if it has no batch that it yielded and that isn't committed. It says so when it is flushed, and
-takes that back before it yields its next batch.
+A worker is `settled` if all batches that it has yielded are committed. The worker sets this when it is flushed, and
+clears it before it yields its next batch.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ CREATE = (
         copy_expires DOUBLE PRECISION NOT NULL,
         PRIMARY KEY (job, epoch, number)
     )""",
-    # `done` changes once in a stretch's life, so that other changes touch no index.
+    # `done` changes only once for each range, so other updates don't touch the index.
     """CREATE INDEX IF NOT EXISTS fastpipe_stretches_to_do
         ON fastpipe_stretches (job, epoch, number) WHERE done = 0""",
     """CREATE TABLE IF NOT EXISTS fastpipe_workers (
@@ -74,7 +75,7 @@ CREATE = (
     )""",
 )
 
-# Both holders are gone, and there is something left to do.
+# Neither lease is valid, and some batches of the range are left.
 _FREE = "done = 0 AND expires <= {now} AND copy_expires <= {now}"
 
 DEAL = f"""
@@ -89,7 +90,7 @@ DEAL = f"""
     RETURNING epoch, number, token, committed, stop
 """
 
-# A copy that commits becomes the lease: the one that it was a copy of is lost.
+# A second copy that commits first becomes the lease, and the original lease is lost.
 COMMIT = """
     UPDATE fastpipe_stretches
     SET committed = :stop, done = CASE WHEN stop = :stop THEN 1 ELSE 0 END,
@@ -118,7 +119,7 @@ RENEW = """
     RETURNING committed, copy_token
 """
 
-# The copy goes on alone, when the lease that it is a copy of was given up or has expired.
+# The second copy becomes the lease after the original one was given up or has expired.
 PROMOTE = """
     UPDATE fastpipe_stretches
     SET worker = copy_worker, token = copy_token, expires = copy_expires,
@@ -137,7 +138,7 @@ ABANDON = """
     WHERE job = :job AND epoch = :epoch AND number = :number AND :token > 0 AND (token = :token OR copy_token = :token)
 """
 
-# What a worker of that name held in an earlier life.
+# Gives up the ranges that an earlier worker of that name held.
 ABANDON_ALL = """
     UPDATE fastpipe_stretches
     SET token = CASE WHEN worker = :worker THEN 0 ELSE token END,
@@ -156,7 +157,7 @@ COPY = """
     RETURNING epoch, number, copy_token, committed, stop
 """
 
-# Leases of the oldest epoch that isn't done, with what is known of their holders.
+# Unfinished ranges of an epoch, with the rates of their holders.
 LEASED = """
     SELECT s.number, s.committed, s.stop, s.worker, s.token, s.copy_expires > {now},
         coalesce(w.rate, 0), {now} - coalesce(w.moved, 0)
@@ -202,7 +203,7 @@ OPEN_EPOCHS = """
     ORDER BY e.epoch
 """
 
-# Epochs that are done need no stretches any more: a commit that comes late finds none, and is refused.
+# Finished epochs no longer need their ranges. A late commit finds no range and is refused.
 DELETE_DONE = "DELETE FROM fastpipe_stretches WHERE job = :job AND epoch < :epoch"
 
 SHARES = """
@@ -210,7 +211,7 @@ SHARES = """
         (SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl)
 """
 
-# Workers that are there.
+# Number of active workers.
 PRESENT = "SELECT count(*) FROM fastpipe_workers WHERE job = :job AND departed = 0 AND seen > {now} - :ttl"
 
 JOIN_WORKER = """
@@ -221,10 +222,10 @@ JOIN_WORKER = """
         seen = {now}, moved = {now}, departed = 0, settled = 0, rate = 0
 """
 
-# Before a checkpoint: so that no exchange comes between what is looked at.
+# Locks all workers before a checkpoint, so that no exchange changes the ledger while it is read.
 LOCK_WORKERS = "SELECT worker FROM fastpipe_workers WHERE job = :job ORDER BY worker {for_update}"
 
-# Workers that hold leases, and may have used batches that they haven't committed.
+# Workers that hold leases and may have used batches that they haven't committed.
 UNSETTLED = """
     SELECT w.worker FROM fastpipe_workers w
     WHERE w.job = :job AND w.departed = 0 AND w.settled = 0 AND EXISTS (
@@ -239,7 +240,7 @@ STORE_VERSION = """
     INSERT INTO fastpipe_schema (version) SELECT :version WHERE NOT EXISTS (SELECT 1 FROM fastpipe_schema)
 """
 
-# Batches that aren't done, and those of them that somebody holds.
+# Number of uncommitted batches, and how many of them are leased.
 PROGRESS = """
     SELECT CAST(coalesce(sum(stop - committed), 0) AS BIGINT),
         CAST(coalesce(sum(CASE WHEN expires > {now} OR copy_expires > {now} THEN stop - committed ELSE 0 END), 0) AS

@@ -1,4 +1,4 @@
-"""A worker: batches of leased stretches, and commits of those that were used."""
+"""A worker: yields the batches of leased ranges and commits the batches that were used."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fastpipe.leases._database import Database
 
 _LOG = logging.getLogger("fastpipe")
 
-# For which `close` waits until the ledger has its leases back.
+# Seconds that `close` waits until the ledger has released the worker's leases.
 _CLOSING_SECONDS = 10.0
 _WAKE_SECONDS = 0.2
-# How much the last batch counts in the pace.
+# Weight of the latest batch in the moving average of the pace.
 _RECENT = 0.2
 
 
 class StepOfEpoch(NamedTuple):
-    """Which batch of the order it is.
+    """The position of a batch in the order.
 
     Attributes:
-        epoch: from 0.
-        step: of the epoch, from 0, as `Reader.batch_at` counts.
+        epoch: Index of the epoch, from 0.
+        step: Index of the batch in its epoch, from 0, as in `Reader.batch_at`.
     """
 
     epoch: int
@@ -39,7 +39,7 @@ class StepOfEpoch(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A pass of adjacent stretches of an epoch, from batch `begun` to `stop`."""
+    """A pass over adjacent lease ranges of an epoch, from batch `begun` to `stop` (exclusive)."""
 
     epoch: int
     begun: int
@@ -48,11 +48,11 @@ class _Reading(NamedTuple):
 
     @property
     def next(self) -> int:
-        """The batch that it yields next."""
+        """Step of the batch that the pass yields next."""
         return self.begun + self.started.position.delivered
 
     def continues(self, lease: Lease) -> bool:
-        """Whether it yields a lease's next batch next."""
+        """Returns whether the next batch of the pass is the next batch of the lease."""
         return self.epoch == lease.token.epoch and self.next == lease.next < self.stop
 
 
@@ -63,22 +63,24 @@ class _Delivered(NamedTuple):
 
 
 class LeaseWorker:
-    """Yields batches of stretches that it has leased; `Reader.lease` makes one.
+    """Yields the batches of lease ranges. `Reader.lease` creates it.
 
-    Iterating over it yields batches until all epochs of the job are done, by whomever. `commit()` says that all batches
-    that it has yielded were used. Each batch is committed once an epoch, whichever workers come, go, hang or are
-    killed: `commit()` of a worker that has lost a lease raises a `StaleLeaseError`, and it goes on with its next one.
+    Iteration yields batches until all epochs of the job are done, by this worker or others. `commit()` reports that all
+    batches yielded so far were used. Each batch is committed once per epoch, even if workers come, go, hang or are
+    killed. If the worker has lost a lease, `commit()` raises `StaleLeaseError`, and the worker continues with its next
+    lease.
 
-    Iteration also ends where there is nothing to lease and batches that were yielded aren't committed: who commits
-    every tenth batch calls `commit()` behind the loop, and iterates again until `finished`.
+    Iteration also ends when the only batches left are ones that the worker has yielded but not committed. If you commit
+    every tenth batch, call `commit()` after the loop and iterate again until `finished` is true.
 
-    One thread at a time draws from it. Leaving a `with` block, or `close()`, gives its leases up at once.
+    Only one thread at a time may draw batches from a worker. Leaving a `with` block, or calling `close()`, releases its
+    leases at once.
     """
 
     def __init__(self, passes: Passes, database: Database, agent: Agent) -> None:
         self._passes, self._database, self._agent = passes, database, agent
         self._process = os.getpid()
-        # Who draws: one token. No lock, which an interrupt could leave taken.
+        # Holds a token of the thread that draws. A lock could stay locked after an interrupt.
         self._drawing: list[object] = []
         self._current: Lease | None = None
         self._reading: _Reading | None = None
@@ -92,12 +94,12 @@ class LeaseWorker:
 
     @property
     def worker(self) -> str:
-        """Its name."""
+        """Name of the worker."""
         return self._agent.member.worker
 
     @property
     def job(self) -> str:
-        """The job's name."""
+        """Name of the job."""
         return self._agent.job.name
 
     @property
@@ -107,25 +109,23 @@ class LeaseWorker:
 
     @property
     def position(self) -> StepOfEpoch | None:
-        """Epoch and step of the last batch; None before the first."""
+        """Epoch and step of the last batch, or None before the first batch."""
         return self._position
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last batch, or with which the job began."""
+        """Epoch of the last batch, or the first epoch of the job before any batch."""
         return self._agent.job.first_epoch if self._position is None else self._position.epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        """The next batch.
+        """Returns the next batch. Any error of reading the batch is raised unchanged.
 
         Raises:
-            LedgerError: if the database was away for longer than `patience`.
-            PassClosedError: if the worker was closed, or is another process's.
-
-            And whatever reading a batch raises.
+            LedgerError: If the database was unavailable for longer than `patience`.
+            PassClosedError: If the worker was closed or belongs to another process.
         """
         self._check()
         token, lease = object(), None
@@ -133,7 +133,9 @@ class LeaseWorker:
             try:
                 self._drawing.append(token)
                 if self._drawing[0] is not token:
-                    raise RuntimeError("one thread at a time draws from a worker: give each thread a worker of its own")
+                    raise RuntimeError(
+                        "only one thread at a time may draw batches from a worker: create a worker for each thread"
+                    )
                 self._waited = 0.0
                 drawn, batch = self._draw()
                 self._pace()
@@ -146,36 +148,36 @@ class LeaseWorker:
             if lease is not None:
                 lease.next -= 1
             raise
-        # From here on the batch is the consumer's: no interrupt comes before it has it, since nothing is called.
+        # Nothing is called between here and the return, so no interrupt can keep the batch from the consumer.
         return batch
 
     def commit(self, *, wait: bool = False) -> None:
-        """Says that all batches that were yielded were used.
+        """Marks all batches that were yielded so far as used.
 
-        They are committed in the background, a quarter of a second later, together with what is used until then; less
-        often where an exchange with the ledger takes long, or has hundreds of workers.
+        A background thread commits them about a quarter of a second later, together with batches that are used until
+        then. The interval is longer if exchanges with the ledger are slow or the job has hundreds of workers.
 
         Args:
-            wait: whether to return when the ledger has them.
+            wait: Whether to wait until the ledger has committed them. Defaults to False.
 
         Raises:
-            StaleLeaseError: if a commit was refused, this one or an earlier one: another worker holds the lease, and
-                the batches count for that one. A refusal that isn't known yet is raised by a later call.
-            LedgerError: if the database was away for longer than `patience`.
-            PassClosedError: if the worker was closed, or is another process's.
+            StaleLeaseError: If this commit or an earlier one was refused because another worker holds the lease. The
+                batches count for that worker. A refusal that isn't known yet is raised by a later call.
+            LedgerError: If the database was unavailable for longer than `patience`.
+            PassClosedError: If the worker was closed or belongs to another process.
         """
         self._commit(self._agent.flush if wait else None)
 
     def flush(self) -> None:
-        """Commits as `commit(wait=True)` does, and lets a checkpoint be made until the next batch is drawn.
+        """Commits like `commit(wait=True)`, and permits checkpoints until the next batch is drawn.
 
-        A checkpoint of the ledger needs this of each worker: what they commit otherwise may come after it. Drawing the
-        next batch tells the ledger first, which takes as long as a commit.
+        A checkpoint requires a flush of every worker. Without it, a worker could commit batches after the checkpoint
+        that were used before it. Drawing the next batch first informs the ledger, which takes as long as a commit.
 
         Raises:
-            StaleLeaseError: as `commit`.
-            LedgerError: as `commit`.
-            PassClosedError: as `commit`.
+            StaleLeaseError: If this commit or an earlier one was refused because another worker holds the lease.
+            LedgerError: If the database was unavailable for longer than `patience`.
+            PassClosedError: If the worker was closed or belongs to another process.
         """
         self._commit(self._agent.settle)
 
@@ -193,27 +195,30 @@ class LeaseWorker:
             self._raise()
 
     def checkpoint(self) -> dict[str, Any]:
-        """Flushes this worker, and returns what `Ledger.checkpoint` does, to be kept with the model's weights.
+        """Flushes this worker and returns a checkpoint of the job, as `Ledger.checkpoint` does.
 
-        Where there are several workers, flush each of them before.
+        Save the checkpoint with the model's weights. If there are other workers, flush each of them first.
 
         Raises:
-            StateError: if other workers may have used batches that they haven't committed; it names them.
-            StaleLeaseError: as `commit`.
-            LedgerError: as `commit`.
+            StateError: If other workers may have used batches that they haven't committed. The message lists these
+                workers.
+            StaleLeaseError: If this commit or an earlier one was refused because another worker holds the lease.
+            LedgerError: If the database was unavailable for longer than `patience`.
         """
         self.flush()
         with self._database.connected() as connection, connection.transaction():
             return checkpoint_of(connection, self.job)
 
     def close(self) -> None:
-        """Commits what `commit` was called for, gives all leases up, and leaves the job. Twice does no harm.
+        """Commits the used batches, releases all leases and leaves the job. Calling it twice has no effect.
 
-        Batches that were yielded and not committed are other workers' at once.
+        Used batches are the ones for which `commit` was called.
+
+        Batches that were yielded but not committed are available to other workers at once.
 
         Raises:
-            LedgerError: if the ledger can't be reached within ten seconds, and there is something to commit. The leases
-                expire, and other workers do these batches.
+            LedgerError: If there are batches to commit and the ledger can't be reached within ten seconds. Other
+                workers will read these batches after the leases expire.
         """
         if self._process != os.getpid() or not self._ended.alive:
             return
@@ -247,7 +252,7 @@ class LeaseWorker:
 
     def _check(self) -> None:
         if self._process != os.getpid():
-            reason = "this worker is another process's: lease with a reader of this process"
+            reason = "this worker belongs to another process: call reader.lease(...) in this process"
             raise PassClosedError(reason, reason=reason)
         if not self._ended.alive:
             raise PassClosedError("the worker was closed", reason="the worker was closed")
@@ -261,13 +266,13 @@ class LeaseWorker:
     def _use(self) -> None:
         while self._delivered:
             lease, step, rows = self._delivered[0]
-            # What an interrupt kept from the consumer doesn't count; it is read again.
+            # A batch that an interrupt kept from the consumer doesn't count. It is read again.
             if lease.used <= step < lease.next:
                 self._agent.use(lease, step, rows)
             self._delivered.popleft()
 
     def _pace(self) -> None:
-        """Learns how long a batch takes, from yield to yield, without waiting for leases."""
+        """Updates the average time between two batches, without time spent waiting for leases."""
         now, agent = time.monotonic(), self._agent
         if self._yielded:
             seconds = max(now - self._yielded - self._waited, 1e-9)
@@ -275,7 +280,7 @@ class LeaseWorker:
         self._yielded = now
 
     def _draw(self) -> tuple[Lease, dict[str, Any]]:
-        """A batch, which counts as delivered once its lease's `next` is behind it."""
+        """Reads the next batch. It counts as delivered once `next` of its lease is past it."""
         with self._agent.changed:
             self._agent.unsettle()
         while True:
@@ -286,14 +291,14 @@ class LeaseWorker:
             step = lease.next
             if step + 1 == lease.stop:
                 self._read_ahead()
-            # Else it was lost while the batch was read; nobody has seen the batch.
+            # If the lease was lost while the batch was read, the batch is dropped: the consumer hasn't seen it.
             if lease.held:
                 self._delivered.append(_Delivered(lease, step, _rows_of(batch)))
                 self._position = StepOfEpoch(lease.token.epoch, step)
                 return lease, batch
 
     def _readable(self) -> Lease | None:
-        """The lease whose next batch is read now; None if the job is done, or waits for what was yielded here."""
+        """Returns the lease to read from, or None if only uncommitted batches of this worker are left, or none."""
         agent = self._agent
         with agent.changed:
             self._raise()
@@ -302,12 +307,12 @@ class LeaseWorker:
                 self._current = None
                 lease = self._current = self._next_lease()
             if lease is not None:
-                # The other holder of a stretch of which there is a copy may have come further.
+                # The range may have a second holder that has committed further batches.
                 lease.next = max(lease.next, lease.committed)
             return lease
 
     def _next_lease(self) -> Lease | None:
-        """A lease that has batches to read; waits for one. With the agent's `changed` held."""
+        """Returns a lease with batches to read, and waits for one. The caller must hold `changed` of the agent."""
         agent = self._agent
         while True:
             self._raise()
@@ -326,12 +331,12 @@ class LeaseWorker:
                 self._close_pass()
                 agent.flush()
                 if not self._committed:
-                    # Others did all of it again.
+                    # Without any commit, other workers have read all of these batches again.
                     agent.left_uncommitted = len(self._delivered)
                 return None
             elif self._delivered and agent.idle:
                 self._close_pass()
-                # It ended so before, and no commit followed.
+                # Warn if iteration ended this way before and no commit followed.
                 agent.warn()
                 agent.left_uncommitted = len(self._delivered)
                 return None
@@ -345,9 +350,9 @@ class LeaseWorker:
                 agent.hungry = False
 
     def _read(self, lease: Lease) -> dict[str, Any]:
-        """Reads the next batch of a lease, by a new pass where the last one is elsewhere."""
+        """Reads the next batch of a lease. Starts a new pass if the current one is at another position."""
         if self._reading is None or not self._reading.continues(lease):
-            # Another holder was quicker, or an interrupt came between a batch and its count.
+            # Another holder was faster, or an interrupt came after a batch was read and before it was counted.
             self._close_pass()
             self._reading = self._begin(lease)
         try:
@@ -356,7 +361,7 @@ class LeaseWorker:
             raise RuntimeError(f"{self._passes!r} has no batch {lease.next} of epoch {lease.token.epoch}") from None
 
     def _begin(self, lease: Lease) -> _Reading:
-        """Begins to read a lease, and those that wait to be read behind it where they are adjacent."""
+        """Starts a pass over a lease and the adjacent leases that wait after it."""
         epoch, stop = lease.token.epoch, lease.stop
         with self._agent.changed:
             for waiting in self._agent.waiting:
@@ -366,9 +371,9 @@ class LeaseWorker:
         return _Reading(epoch, lease.next, stop, self._passes.batches(epoch, lease.next, stop))
 
     def _read_ahead(self) -> None:
-        """Begins to read the next lease, whose first batches are made while the consumer uses the last one of this.
+        """Starts to read the next lease, so that its first batches are prepared while the consumer uses the last one.
 
-        What fails here fails again, and is raised, when the batches are needed.
+        An error here is ignored. It recurs, and is raised, when the batches are needed.
         """
         agent = self._agent
         reading = self._reading
