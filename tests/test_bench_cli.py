@@ -172,12 +172,12 @@ def test_default_grid(rows: int, sizes: list[int], run: Run, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--batch-size", "0"), "argument --batch-size: '0' isn't a number of at least 1"),
-        (("--batch-size", "64,"), "'' isn't a number"),
-        (("--threads", "many"), "argument --threads: 'many' isn't a number of at least 1"),
+        (("--batch-size", "0"), "argument --batch-size: '0' is not an integer >= 1"),
+        (("--batch-size", "64,"), "'' is not an integer >= 1"),
+        (("--threads", "many"), "argument --threads: 'many' is not an integer >= 1"),
         (("--shuffle", "well"), "argument --shuffle: 'well' must be one of off, window, block, buffer"),
         (("--seconds", "soon"), "argument --seconds: invalid float value: 'soon'"),
-        (("--shuffle-buffer", "-1"), "'-1' isn't a number of at least 1"),
+        (("--shuffle-buffer", "-1"), "'-1' is not an integer >= 1"),
     ],
 )
 def test_bad_arguments(options: tuple[str, str], reason: str, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,9 +190,9 @@ def test_bad_arguments(options: tuple[str, str], reason: str, file: Path, capsys
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (("--shuffle", "off", "--shuffle-buffer", "9"), "--shuffle-buffer goes with a --shuffle"),
-        (("--seconds", "0"), "--seconds must be a number above 0; got 0.0"),
-        (("--seconds", "nan"), "--seconds must be a number above 0; got nan"),
+        (("--shuffle", "off", "--shuffle-buffer", "9"), "--shuffle-buffer requires a --shuffle"),
+        (("--seconds", "0"), "--seconds must be a positive number; got 0.0"),
+        (("--seconds", "nan"), "--seconds must be a positive number; got nan"),
         (("--memory-limit", "lots"), 'memory_limit must be a number of bytes or a size such as "512MB"'),
         (("--threads", "4097"), "num_threads is between 1 and 4096, not 4097"),
         (("--batch-size", "2147483648"), "batch_size is between 1 and 2147483647"),

@@ -384,9 +384,9 @@ def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
 
 # Names of files, what they are, and what the parts of one are called.
 OTHERS = {
-    "x.csv": ("csv", "stretches"),
-    "x.tsv": ("tsv", "stretches"),
-    "x.csv.gz": ("csv", "stretches"),
+    "x.csv": ("csv", "chunks"),
+    "x.tsv": ("tsv", "chunks"),
+    "x.csv.gz": ("csv", "chunks"),
     "x.parquet": ("parquet", "row groups"),
     "x.pq": ("parquet", "row groups"),
     "x.feather": ("arrow", "record batches"),
@@ -460,24 +460,24 @@ def test_formats_that_cannot_be_told(command: str, run: Run, users: Path, tmp_pa
     unknown.write_text("a,b\n1,2\n")
     code, _, err = run(command, unknown)
     assert code == 1
-    assert re.fullmatch(r"fastpipe: cannot tell the format of .*unknown .* ends in one of \.avro, .*\.csv, .*\n", err)
+    assert re.fullmatch(r"fastpipe: cannot detect the format of .*unknown .* ends in one of \.avro, .*\.csv, .*\n", err)
     if command != "head":
         code, _, err = run(command, users, write_other(tmp_path / "x.csv"))
         assert code == 1
-        assert re.match(r"fastpipe: the files are of several formats: Avro \(.*users\.avro\), CSV \(.*x\.csv\)", err)
+        assert re.match(r"fastpipe: the files have several formats: Avro \(.*users\.avro\), CSV \(.*x\.csv\)", err)
 
 
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        (["index"], "read_csv keeps an index by itself with index_cache="),
-        (["inspect", "--shuffle"], r"Look at batches of a shuffled reader instead: reader\.batch_at\(step\)"),
+        (["index"], "read_csv creates its index with index_cache="),
+        (["inspect", "--shuffle"], r"Examine batches of a shuffled reader instead: reader\.batch_at\(step\)"),
     ],
 )
 def test_what_takes_avro_files_only_says_so(arguments: list[str], instead: str, run: Run, tmp_path: Path) -> None:
     code, _, err = run(*arguments, write_other(tmp_path / "x.csv"))
     assert code == 1
-    assert re.fullmatch(rf"fastpipe: fastpipe .* takes Avro files, and .*x\.csv is CSV\. {instead}.*\n", err)
+    assert re.fullmatch(rf"fastpipe: fastpipe .* supports only Avro files, but .*x\.csv is CSV\. {instead}.*\n", err)
 
 
 # --- Text ---

@@ -431,7 +431,7 @@ def test_index_waits_for_files_to_settle(run: Run, path: Path, cache: Path, monk
     aged(path, time.time_ns() + 86_400_000_000_000)
     code, out, err = run("index", path, "--cache", cache)
     assert code == 1
-    assert re.fullmatch(r"fastpipe: its index isn't kept: .*x\.avro\)\n", err)
+    assert re.fullmatch(r"fastpipe: its index was not saved: .*x\.avro\)\n", err)
 
 
 def test_index_uses_the_directory_of_the_user(

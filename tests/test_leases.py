@@ -226,7 +226,7 @@ def test_checkpoints_put_a_ledger_back(url: str) -> None:
     ("damage", "error", "match"),
     [
         (lambda c: [], TypeError, "checkpoint must be a dict returned by checkpoint"),
-        (lambda c: c | {"version": 9}, fastpipe.StateError, "has version 9; version 1 is supported"),
+        (lambda c: c | {"version": 9}, fastpipe.StateError, "has version 9; the supported version is 1"),
         (lambda c: c | {"job": "other"}, fastpipe.StateError, "belong to the job 'default': its job is 'other'"),
         (lambda c: c | {"batches": 9}, fastpipe.StateError, "its batches is 9, but 40 in the ledger"),
         (lambda c: {k: v for k, v in c.items() if k != "epochs"}, fastpipe.StateError, "damaged: KeyError"),

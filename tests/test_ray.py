@@ -128,7 +128,7 @@ def test_workers_that_die_too_often_end_the_pool(reader: fastpipe.Reader, url: s
 
     with (
         fastpipe.ray.LeaseWorkers(reader, url, die, actor_options=LIGHT, max_restarts=1, **LEASE) as pool,
-        pytest.raises(WorkerError, match=r"died, and 1 have been started again before") as error,
+        pytest.raises(WorkerError, match=r"died after 1 restarts") as error,
     ):
         pool.join()
     assert error.value.worker
@@ -179,7 +179,7 @@ def test_errors_of_the_ledger_are_its_own(reader: fastpipe.Reader, url: str) -> 
         pass
     with (
         fastpipe.ray.LeaseWorkers(reader, url, ids, actor_options=LIGHT, **LEASE) as pool,
-        pytest.raises(StateError, match="is another one"),
+        pytest.raises(StateError, match="differs from this reader"),
     ):
         pool.join()
 
@@ -266,12 +266,12 @@ def test_workers_that_ray_cannot_start_yet_are_pending(reader: fastpipe.Reader, 
     ("wrong", "error", "match"),
     [
         ({"reader": 3}, TypeError, "reader is a Reader"),
-        ({"consume": 3}, TypeError, "consume is a function"),
-        ({"num_workers": 0}, ValueError, "num_workers is at least 1, not 0"),
+        ({"consume": 3}, TypeError, "consume must be a function"),
+        ({"num_workers": 0}, ValueError, "num_workers must be at least 1; got 0"),
         ({"num_workers": "2"}, TypeError, "integer"),
-        ({"max_results": 0}, ValueError, "max_results is at least 1, not 0"),
-        ({"max_restarts": -1}, ValueError, "max_restarts is at least 0, not -1"),
-        ({"worker": "me"}, TypeError, "names its workers itself"),
+        ({"max_results": 0}, ValueError, "max_results must be at least 1; got 0"),
+        ({"max_restarts": -1}, ValueError, "max_restarts must be at least 0; got -1"),
+        ({"worker": "me"}, TypeError, "chooses the names of its workers"),
         ({"consume": threading.Lock().acquire}, TypeError, "pickle"),
     ],
     ids=["reader", "consume", "num_workers", "text", "max_results", "max_restarts", "worker", "pickle"],

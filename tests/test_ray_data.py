@@ -134,11 +134,11 @@ def test_what_makes_no_data_set_is_refused() -> None:
     again.load_state_dict(reader.state_dict())
     with pytest.raises(fastpipe.UnsupportedError, match="has loaded a state"):
         fastpipe.ray.dataset(again)
-    with pytest.raises(fastpipe.UnsupportedError, match="reader beneath"):
+    with pytest.raises(fastpipe.UnsupportedError, match="pass the underlying reader"):
         fastpipe.ray.dataset(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="reader is a Reader"):
         fastpipe.ray.dataset([1])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="num_blocks is at least 1"):
+    with pytest.raises(ValueError, match="num_blocks must be at least 1"):
         fastpipe.ray.dataset(reader, num_blocks=0)
     with pytest.raises(ValueError, match="epoch is between"):
         fastpipe.ray.dataset(reader, epoch=-1)
@@ -212,7 +212,7 @@ def test_a_share_is_for_workers_of_ray_train() -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     with pytest.raises(RuntimeError, match="train"):
         fastpipe.ray.shard(numbers())
-    with pytest.raises(fastpipe.UnsupportedError, match="shard that"):
+    with pytest.raises(fastpipe.UnsupportedError, match="shard the underlying reader"):
         fastpipe.ray.shard(fastpipe.rebatch(numbers(), batch_size=7))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="reader is a Reader"):
         fastpipe.ray.shard(3)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def health(*arguments: object) -> int:
 
 def test_health_of_a_process(process: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert health(process.url) == 0
-    assert capsys.readouterr().out == f"{process.url} takes requests\n"
+    assert capsys.readouterr().out == f"{process.url} accepts requests\n"
     process.end()
     assert health(process.url, "--timeout", "2") == 1
     out, err = capsys.readouterr()

@@ -528,7 +528,7 @@ def test_wrong_usage(tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str
     path = write(tmp_path / "a.avro", [3])
     assert run("--batch-size", 5, path)[::2] == (
         2,
-        "fastpipe inspect: --shuffle-buffer and --batch-size go with --shuffle\n",
+        "fastpipe inspect: --shuffle-buffer and --batch-size require --shuffle\n",
     )
     code, _, err = run("--shuffle", path, "--shuffle-buffer", 2**40)
     assert code == 2
@@ -556,5 +556,5 @@ def test_progress_is_shown_on_a_terminal(tmp_path: Path, run: Run, monkeypatch: 
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("fastpipe.cli._shuffle._PATIENCE", -1.0)
     assert run("--shuffle", path, "--batch-size", 50)[0] == 0
-    assert "\rbatches looked at: 10 of 10 " in terminal.getvalue()
+    assert "\rbatches examined: 10 of 10 " in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")

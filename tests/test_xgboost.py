@@ -111,13 +111,13 @@ def test_what_xgboost_cannot_be_fed(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,s\n1,x\n")
     source = fastpipe.read_csv(path, batch_size=1)
-    with pytest.raises(fastpipe.SchemaError, match="takes numbers, and 's' is"):
+    with pytest.raises(fastpipe.SchemaError, match="requires numbers, but 's' is"):
         DataIter(source)
-    with pytest.raises(fastpipe.SchemaError, match="no feature 'z'; there are 'a', 's'"):
+    with pytest.raises(fastpipe.SchemaError, match="unknown feature 'z'; the reader has 'a', 's'"):
         DataIter(source, label="z", columns=["a"])
     with pytest.raises(ValueError, match="no feature is left"):
         DataIter(source, label="a", columns=[])
-    with pytest.raises(ValueError, match="epochs=2, and XGBoost is fed one"):
+    with pytest.raises(ValueError, match="epochs=2, but XGBoost needs exactly one"):
         DataIter(reader(epochs=2), label="y")
     with pytest.raises(TypeError, match="reader is a Reader"):
         DataIter([1])  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""XGBoost's matrices from readers.
+"""XGBoost matrices from readers.
 
     import xgboost
     import fastpipe.xgboost
@@ -7,8 +7,8 @@
     matrix = xgboost.QuantileDMatrix(fastpipe.xgboost.DataIter(reader, label="y"), max_bin=256)
     booster = xgboost.train({"tree_method": "hist", "max_bin": 256}, matrix, 100)
 
-XGBoost asks for all batches several times: to find the quantiles, to fill its matrix, and, with matrices in external
-memory, while it trains. Each time it gets the same batches in the same order, those of one epoch.
+XGBoost reads all batches several times: to find the quantiles, to fill its matrix, and, if the matrix is in external
+memory, during training. Each time it gets the batches of the same epoch in the same order.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from fastpipe.specs import DenseSpec, Spec
 
 __all__ = ["DataIter"]
 
-# What a reader adds to its batches when it fills them up.
+# Name of the mask that a reader adds when it pads batches.
 _VALID = "valid"
 
 
 class DataIter(xgboost.DataIter):
     """Feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader of any source.
 
-    Features become columns of float32: numbers and truth values one each, arrays of `k` numbers `k`, named `x(0)` to
-    `x(k-1)`: XGBoost's names have no brackets. NaN, and what a mask says is null, is missing to XGBoost. Rows that fill
-    up batches (`uneven="pad"`) are left out. With ranks each feeds its own share.
+    Features become float32 columns. A number or truth value is one column. An array of `k` numbers is `k` columns,
+    named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are missing values
+    to XGBoost. Rows that pad a batch (`uneven="pad"`) are skipped. With ranks, each rank feeds its own shard.
 
     Args:
-        reader: of dense features, and of one epoch a pass (the default).
-        label: the feature to be predicted, which may be an array; None for none.
-        weight: the feature with the weights of rows; None for none.
-        columns: the features of the matrix, in this order; None for all others.
-        epoch: whose batches are fed.
-        cache_prefix: where matrices in external memory are kept; None for a `QuantileDMatrix`, which isn't. As in
-            `xgboost.DataIter`. A `DMatrix` is kept there, too: without it, in the working directory.
-        **options: others of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
+        reader: Reader of dense features with one epoch per pass (the default).
+        label: Feature to predict, which may be an array. Defaults to no label.
+        weight: Feature with the weights of rows. Defaults to no weights.
+        columns: Features of the matrix, in this order. Defaults to all features except the label and the weight.
+        epoch: Index of the epoch to feed, from 0. Defaults to 0.
+        cache_prefix: Path prefix for matrices in external memory, as in `xgboost.DataIter`. A `QuantileDMatrix` doesn't
+            use it. A `DMatrix` also stores its data there, or in the working directory if it is None.
+        **options: Further arguments of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
 
     Raises:
-        SchemaError: if a feature isn't there, or is none of numbers.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if a pass of the reader has several epochs, or no feature is left.
+        SchemaError: If a feature doesn't exist or isn't numeric.
+        TypeError: If an argument has the wrong type.
+        ValueError: If a pass of the reader has several epochs, or no feature is left.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class DataIter(xgboost.DataIter):
         cache_prefix: str | None = None,
         **options: Any,
     ) -> None:
-        # Its destructor wants it, whatever fails here.
+        # Call this first: the base class's destructor needs it, even if a later check fails.
         super().__init__(cache_prefix, **options)
         self._passes = passes_of(reader)
         if self._passes.epochs != 1:
             raise ValueError(
-                f"a pass of the reader has epochs={self._passes.epochs}, and XGBoost is fed one: leave epochs out"
+                f"a pass of the reader has epochs={self._passes.epochs}, but XGBoost needs exactly one: remove epochs"
             )
         self._epoch = within("epoch", epoch, 0, 2**62)
         features = self._passes.features
@@ -83,7 +83,7 @@ class DataIter(xgboost.DataIter):
         for name in [*apart, *wanted]:
             if name not in features:
                 there = ", ".join(map(repr, features))
-                raise SchemaError(f"there is no feature {name!r}; there are {there}", feature=name)
+                raise SchemaError(f"unknown feature {name!r}; the reader has {there}", feature=name)
             _check(name, features[name])
         if not wanted:
             raise ValueError("no feature is left for the matrix")
@@ -92,17 +92,17 @@ class DataIter(xgboost.DataIter):
         self._batches: Iterator[dict[str, Any]] | None = None
 
     def reset(self) -> None:
-        """Lets XGBoost begin with the first batch again."""
+        """Makes the next call of `next` start with the first batch again."""
         self._batches = None
 
     def next(self, input_data: Callable[..., Any]) -> bool:
-        """Hands the next batch to XGBoost; False if there is none."""
+        """Passes the next batch to XGBoost. Returns False after the last one."""
         if self._batches is None:
             self._passes.set_epoch(self._epoch)
             self._batches = self._passes.start().batches
         batch = next(self._batches, None)
         if batch is None:
-            # An ended pass leaves the reader at the next epoch.
+            # A finished pass leaves the reader at the next epoch.
             self._passes.set_epoch(self._epoch)
             return False
         keep = batch.get(_VALID) if self._passes.uneven == "pad" else None
@@ -119,7 +119,7 @@ class DataIter(xgboost.DataIter):
 def _check(name: str, spec: Spec) -> None:
     if not isinstance(spec, DenseSpec) or spec.dtype in ("string", "bytes") or spec.dtype[:4] in ("date", "time"):
         raise SchemaError(
-            f"XGBoost takes numbers, and {name!r} is {spec!r}: name others with columns=, or read it as numbers",
+            f"XGBoost requires numbers, but {name!r} is {spec!r}: choose features with columns=, or read it as numbers",
             feature=name,
         )
 
@@ -133,7 +133,7 @@ def _columns(name: str, spec: Spec) -> list[str]:
 
 
 def _with_nan(values: Any) -> npt.NDArray[np.float32]:
-    """Numbers `[n, k]`, NaN where there is none."""
+    """Converts values to a float32 matrix `[n, k]`, with NaN for nulls."""
     valid = None
     if isinstance(values, Masked):
         values, valid = values.values, np.asarray(values.valid)
@@ -147,7 +147,7 @@ def _with_nan(values: Any) -> npt.NDArray[np.float32]:
 def _plain(name: str, values: Any) -> Any:
     if isinstance(values, Masked):
         if not np.asarray(values.valid).all():
-            raise ValueError(f"{name!r} is null in a row: XGBoost learns from labels and weights that are there")
+            raise ValueError(f"{name!r} is null in a row: XGBoost requires labels and weights without nulls")
         values = values.values
     return np.asarray(values)
 

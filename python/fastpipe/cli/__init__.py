@@ -18,7 +18,7 @@ from fastpipe.cli._serve import add_command as add_serve
 from fastpipe.errors import FastpipeError
 from fastpipe.sources.files._index_cache import user_cache_directory
 
-_MOST_FILES = 40  # More lines than this hide what stands above them; --json has them all.
+_MOST_FILES = 40  # More lines would hide the sections above. --json prints all files.
 _MOST_GROUPS = 8
 
 
@@ -26,18 +26,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        argv: the arguments; those of the process if None.
+        argv: The arguments. Defaults to the arguments of the process.
 
     Returns:
-        The exit code: 0; 1 if something couldn't be read; 130 after Ctrl-C. Wrong usage exits with 2.
+        The exit code: 0, or 1 if something couldn't be read, or 130 after Ctrl-C. Wrong usage exits with 2.
     """
     arguments = _parser().parse_args(_shuffle.completed(sys.argv[1:] if argv is None else argv))
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal without UTF-8 is no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")  # A terminal without UTF-8 must not cause an error.
     try:
         code: int = arguments.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # Someone said `| head`. Python would complain once more when it flushes at its end.
+    except BrokenPipeError:  # For example, `| head`. Without this, Python prints another error when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (FastpipeError, ImportError, OSError) as error:
@@ -50,35 +50,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fastpipe", description="Reads files as batches of NumPy arrays.")
+    parser = argparse.ArgumentParser(
+        prog="fastpipe", description="Inspects, converts, indexes, benchmarks and serves data files."
+    )
     parser.add_argument("--version", action="version", version=f"fastpipe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     avro = "Avro file, directory (all *.avro below it) or glob pattern"
     source = "Avro, Parquet, Arrow or CSV file, directory or glob pattern"
 
-    inspect = commands.add_parser("inspect", help="show features, size and rows; of Avro schema, codec and compression")
+    inspect = commands.add_parser(
+        "inspect", help="show features, size and rows (for Avro, also schema, codec and compression)"
+    )
     inspect.add_argument("files", nargs="+", metavar="FILE", help=source)
-    inspect.add_argument("--json", action="store_true", help="as JSON")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
     _shuffle.add_options(inspect, _positive)
     inspect.set_defaults(run=_inspect_files)
 
     head = commands.add_parser("head", help="show the first rows")
     head.add_argument("file", metavar="FILE", help=source)
-    head.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (5)")
+    head.add_argument("-n", type=_positive, default=5, metavar="N", help="number of rows (default: 5)")
     head.set_defaults(run=_head)
 
-    index = commands.add_parser("index", help="keep the block indexes of files, for index_cache of read_avro")
+    index = commands.add_parser("index", help="create block indexes for index_cache of read_avro (Avro only)")
     index.add_argument("files", nargs="+", metavar="FILE", help=avro)
-    index.add_argument("--cache", type=_named, metavar="DIR", help="where to; fastpipe in the user's cache directory")
+    index.add_argument(
+        "--cache", type=_named, metavar="DIR", help="directory for the indexes (default: the user's cache directory)"
+    )
     index.set_defaults(run=_index_files)
 
     convert = commands.add_parser(
-        "convert", help="write the rows of files as Avro, Parquet or Arrow, shuffled if asked"
+        "convert", help="write the rows of files to one Avro, Parquet or Arrow file, optionally shuffled"
     )
     _convert.add_options(convert, _positive)
     convert.set_defaults(run=_convert.run)
 
-    bench = commands.add_parser("bench", help="measure how fast files are read with which batch sizes and threads")
+    bench = commands.add_parser("bench", help="measure read throughput for several batch sizes and thread counts")
     bench.add_argument("files", nargs="+", metavar="FILE", help=source)
     _bench.add_options(bench, _positive)
     bench.set_defaults(run=_measure)
@@ -90,13 +96,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 1")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 1")
     return int(text)
 
 
 def _named(text: str) -> str:
     if not text:
-        raise argparse.ArgumentTypeError("it is empty")
+        raise argparse.ArgumentTypeError("must not be empty")
     return text
 
 
@@ -111,7 +117,7 @@ def _width() -> int:
 
 def _head(arguments: argparse.Namespace) -> int:
     format_, files = _formats.found(arguments.file)
-    # Several files are read until there are enough rows; most often the first one has them.
+    # Later files are read only if the first one has too few rows.
     found = _inspect.infer_readable(files[:1], format_)
     if not found.features and found.error is not None:
         raise found.error
@@ -133,11 +139,11 @@ def _head(arguments: argparse.Namespace) -> int:
 
 def _index_files(arguments: argparse.Namespace) -> int:
     files = _formats.avro_only(
-        arguments.files, "fastpipe index", "read_csv keeps an index by itself with index_cache=; others need none"
+        arguments.files, "fastpipe index", "read_csv creates its index with index_cache=; other formats need no index"
     )
     indexed = _index.build(files, arguments.cache or user_cache_directory())
     print(_index.table(indexed, _width()))
-    # A directory that can't be written is one error, not one for each file.
+    # A directory that can't be written causes the same error for each file. Report it once.
     failed = {str(file.error): file.error for file in indexed if file.error is not None}
     for error in failed.values():
         _complain(error)
@@ -154,7 +160,7 @@ def _inspect_files(arguments: argparse.Namespace) -> int:
     format_, files = _formats.found(arguments.files)
     summaries = [_inspect.summarise(path, format_) for path in files]
     groups = _inspect.by_schema(summaries)
-    # Only files of one schema can be read together, and broken ones would stand in the way.
+    # Only files with the same schema can be read together, and broken files would make it fail.
     alike = groups[0] if groups else [] if format_ is _formats.AVRO else summaries
     sound = [summary.path for summary in alike if summary.error is None]
     found = _inspect.infer_readable(sound, format_) if sound else None
@@ -240,7 +246,7 @@ def _files_section(summaries: list[FileSummary], width: int) -> str:
 
     try:
         folder = os.path.commonpath([os.path.dirname(os.path.abspath(summary.path)) for summary in summaries])
-    except ValueError:  # On Windows, files on several drives.
+    except ValueError:  # On Windows, if the files are on several drives.
         folder = ""
     rows = []
     for s in summaries[:_MOST_FILES]:
@@ -257,7 +263,7 @@ def _files_section(summaries: list[FileSummary], width: int) -> str:
     format_ = summaries[0].format
     header = ["file", "size", format_.units, format_.rows, "codec", "compression", "state"]
     if format_ is not _formats.AVRO:
-        # Their codecs aren't looked at.
+        # Codecs of other formats aren't read, so these columns would be empty.
         header, rows = [*header[:4], header[6]], [[*cells[:4], cells[6]] for cells in rows]
     text = table(header, rows, width, right=(1, 2, 3, 5), keep_end=(0,))
     return f"{clean(os.path.join(folder, ''))}\n{text}" if folder else text
@@ -267,9 +273,9 @@ def _agreement(groups: list[list[FileSummary]]) -> str:
     if len(groups) == 1:
         return "All schemas agree."
     most = groups[0]
-    lines = [f"The schemas differ. {plural(len(most), 'file')} as {clean(most[0].path)}; beside that:"]
+    lines = [f"The schemas differ. {plural(len(most), 'file')} like {clean(most[0].path)}. Differences:"]
     for group in groups[1 : _MOST_GROUPS + 1]:
-        lines.append(f"  {plural(len(group), 'file')} as {clean(group[0].path)}")
+        lines.append(f"  {plural(len(group), 'file')} like {clean(group[0].path)}")
         lines += [f"    {line}" for line in _inspect.schema_differences(most[0].schema, group[0].schema)]
     if len(groups) > _MOST_GROUPS + 1:
         lines.append(f"  and {len(groups) - _MOST_GROUPS - 1} more schemas")
@@ -278,7 +284,7 @@ def _agreement(groups: list[list[FileSummary]]) -> str:
 
 def _features_section(found: _inspect.Readable) -> str:
     if not found.features:
-        return f"Features\n  can't be inferred: {clean(str(found.error))}"
+        return f"Features\n  cannot be inferred:  {clean(str(found.error))}"
     lines = ["Features", _indent(repr(found.features))]
     for name, reason in found.skipped.items():
         lines.append(f"  left out: {clean(name)}: {clean(reason)}")

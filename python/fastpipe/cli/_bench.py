@@ -1,10 +1,14 @@
-"""`fastpipe bench`: measures how fast files are read, over batch sizes, threads and orders.
+"""`fastpipe bench`: measures how fast files are read for several batch sizes, thread counts and orders.
 
-Each combination is a cell of a grid. A cell is read for a short time in each of three rounds. A round visits the cells
-in random order, so that a machine that slows down affects all cells alike. Figures are medians of the rounds. Each
-visit makes a new reader whose pass has no end, so small files are read repeatedly, and its start is a warm-up that
-isn't counted. A shuffled pass opens the blocks of a window at once and then yields its batches fast, so whole windows
-are counted, even if that takes longer. The consumer only drops batches: training can't receive them faster than this.
+Each combination is a cell of a grid. Each cell is measured for a short time in each of three rounds, and the results
+are medians of the rounds. A round visits the cells in random order, so that a temporary slowdown of the machine affects
+all cells alike.
+
+Each visit creates a new reader with an endless pass, so small files are read repeatedly. The beginning of a visit is a
+warm-up and isn't counted. A shuffled pass opens all blocks of a window at once and then yields its batches quickly.
+Only whole windows are therefore counted, even if that takes longer.
+
+The consumer only discards batches, so this is an upper limit for training.
 """
 
 from __future__ import annotations
@@ -33,30 +37,30 @@ from fastpipe.sources.csv import read_csv
 _SHUFFLES = ("off", "window", "block", "buffer")
 _BATCH_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _ROUNDS = 3
-_WARM_UP = 0.25  # The share of a visit that isn't counted.
+_WARM_UP = 0.25  # The fraction of a visit that isn't counted.
 
 
 @dataclass
 class Cell:
-    """A combination of arguments, and its figures. They stay None if the memory limit is too low."""
+    """One combination of arguments and its results. The results are None if the memory limit is too low."""
 
     shuffle: str
     num_threads: int | str
     batch_size: int
     rounds: list[float] = field(default_factory=list)  # Rows per second.
     records_per_second: float | None = None
-    spread: float | None = None  # Half of the way from the slowest round to the fastest, as a share of the median.
+    spread: float | None = None  # Half the range of the rounds, as a fraction of the median.
     megabytes_per_second: float | None = None
     milliseconds_per_batch: float | None = None
     threads: int | None = None
     refused: str | None = None
 
     def visit(self, make: Callable[..., Reader], seconds: float) -> None:
-        """Reads for that many seconds.
+        """Reads for `seconds` seconds and updates the results.
 
         Raises:
-            LimitError: if the memory limit is too low for the arguments.
-            FastpipeError: if the files can't be read.
+            LimitError: If the memory limit is too low for the arguments.
+            FastpipeError: If the files can't be read.
         """
         with make(self.batch_size, self.num_threads, self.shuffle) as reader:
             batches = iter(reader)
@@ -71,20 +75,20 @@ class Cell:
         self.threads = stats["threads"]["chosen"]
 
     def _period(self, reader: Reader) -> int:
-        """Rows after which a pass does the same kinds of work again."""
+        """Returns the number of rows after which the work of a pass repeats."""
         buffer = min(reader.shuffle_buffer or 1, reader.num_rows)
         if self.shuffle in ("off", "window"):
             return buffer
-        # A pool or buffer is filled once per epoch, and then gets a row for each row that it yields.
+        # A pool or buffer is filled once per epoch. After that, it takes in one row for each row that it yields.
         return reader.num_rows if buffer * 4 >= reader.num_rows else 1
 
 
 def _draw(batches: Iterator[dict[str, Any]], seconds: float, period: int) -> tuple[int, float]:
-    """Draws batches for that long and to the end of a period. Returns their rows and the seconds that it took."""
+    """Draws batches for `seconds`, and then to the end of a period. Returns the row count and the elapsed time."""
     start = time.perf_counter()
     rows = periods = 0
     while True:
-        batch = next(batches)  # Like a `for` loop, it holds a batch while it waits for the next.
+        batch = next(batches)  # Like a `for` loop, keep a batch while waiting for the next one.
         rows += len(next(iter(batch.values())))
         ended, periods = rows // period > periods, rows // period
         elapsed = time.perf_counter() - start
@@ -93,7 +97,7 @@ def _draw(batches: Iterator[dict[str, Any]], seconds: float, period: int) -> tup
 
 
 def add_options(bench: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
-    """Adds the options to the command `bench`."""
+    """Adds the options of the command `bench`."""
 
     def threads(text: str) -> int | str:
         return text if text == "auto" else positive(text)
@@ -109,14 +113,16 @@ def add_options(bench: argparse.ArgumentParser, positive: Callable[[str], int]) 
 
         bench.add_argument(name, type=items, metavar=f"{metavar},{metavar}", help=text)
 
-    add("--columns", str, "NAME", "columns to read, with what is nested in them (all)")
-    add("--batch-size", positive, "N", "rows of a batch (64, 128, ... 8192)")
-    add("--threads", threads, "N", "numbers of threads, and auto (1, 2, 4, ... all processors, auto)")
-    add("--shuffle", shuffle, "KIND", f"{', '.join(_SHUFFLES)} (off,window)")
-    bench.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows of a window, pool or buffer")
-    bench.add_argument("--memory-limit", metavar="SIZE", help="such as 512MB or 1.5GiB (no limit)")
-    bench.add_argument("--seconds", type=float, default=1.0, metavar="S", help="for each line of the table (1)")
-    bench.add_argument("--json", action="store_true", help="as JSON")
+    add("--columns", str, "NAME", "columns to read, including nested fields (default: all)")
+    add("--batch-size", positive, "N", "rows per batch (default: 64, 128, ... 8192)")
+    add("--threads", threads, "N", "thread counts or auto (default: 1, 2, 4, ... all processors, auto)")
+    add("--shuffle", shuffle, "KIND", f"{', '.join(_SHUFFLES)} (default: off,window)")
+    bench.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows in a window, pool or buffer")
+    bench.add_argument("--memory-limit", metavar="SIZE", help="such as 512MB or 1.5GiB (default: no limit)")
+    bench.add_argument(
+        "--seconds", type=float, default=1.0, metavar="S", help="seconds per line of the table (default: 1)"
+    )
+    bench.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None], width: int) -> int:
@@ -124,14 +130,14 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
 
     Args:
         arguments: Arguments of the command line.
-        complain: A function that reports an error.
-        width: Columns of the terminal.
+        complain: Function that reports an error.
+        width: Width of the terminal in columns.
 
     Returns:
-        The exit code: 0; 1 if the files have no rows; 2 for wrong usage.
+        The exit code: 0, or 1 if the files have no rows, or 2 for wrong usage.
 
     Raises:
-        FastpipeError: if a file can't be read, or the memory limit is too low for all cells.
+        FastpipeError: If a file can't be read, or the memory limit is too low for all cells.
     """
     shuffles = arguments.shuffle or ["off", "window"]
     try:
@@ -151,7 +157,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
         what = {"columns": arguments.columns}
     with tempfile.TemporaryDirectory(prefix="fastpipe-bench-") as cache:
         if format_.function in (read_avro, read_csv):
-            what["index_cache"] = cache  # Or each reader would look for blocks or rows again.
+            what["index_cache"] = cache  # Without it, each reader would search for blocks or rows again.
 
         def make(size: int, threads: Any, shuffle: str, memory_limit: str | None = arguments.memory_limit) -> Reader:
             order = {} if shuffle == "off" else {"shuffle": shuffle, "shuffle_buffer": arguments.shuffle_buffer}
@@ -165,7 +171,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
                 return 1
             next(iter(reader))
             processors = reader.stats()["threads"]["available"]
-        # Batch sizes beyond the number of rows are all the same.
+        # All batch sizes above the number of rows give the same result.
         sizes = arguments.batch_size or [size for size in _BATCH_SIZES if size <= rows] or _BATCH_SIZES[:1]
         powers = [1 << n for n in range(processors.bit_length()) if 1 << n < processors]
         counts = arguments.threads or [*powers, processors, "auto"]
@@ -189,9 +195,9 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
 def _check(arguments: argparse.Namespace, shuffles: list[str]) -> None:
     """Checks the options before any file is opened."""
     if arguments.shuffle_buffer is not None and shuffles == ["off"]:
-        raise ValueError("--shuffle-buffer goes with a --shuffle other than off")
+        raise ValueError("--shuffle-buffer requires a --shuffle other than off")
     if not 0 < arguments.seconds < math.inf:
-        raise ValueError(f"--seconds must be a number above 0; got {arguments.seconds}")
+        raise ValueError(f"--seconds must be a positive number; got {arguments.seconds}")
     for size in arguments.batch_size or [1]:
         Ordering.checked(batch_size=size, shuffle=True, shuffle_buffer=arguments.shuffle_buffer, seed=0)
     count: Any
@@ -203,8 +209,8 @@ def _measure(cells: list[Cell], make: Callable[..., Reader], seconds: float, *, 
     """Visits each cell in each round.
 
     Raises:
-        LimitError: if the memory limit is too low for all cells.
-        FastpipeError: if the files can't be read.
+        LimitError: If the memory limit is too low for all cells.
+        FastpipeError: If the files can't be read.
     """
     mixed = random.Random(0)
     for _, cell in ((i, cell) for i in range(_ROUNDS) for cell in mixed.sample(cells, len(cells))):
@@ -213,7 +219,7 @@ def _measure(cells: list[Cell], make: Callable[..., Reader], seconds: float, *, 
                 cell.visit(make, seconds)
             except LimitError as error:
                 cell.refused = error.reason
-                # Without a memory limit it is a limit of the format, which all cells have.
+                # Without a memory limit, the error is about a limit of the format, which applies to all cells.
                 if not limited or all(other.refused is not None for other in cells):
                     raise
 

@@ -1,4 +1,4 @@
-"""`fastpipe convert`: the rows of files as one file of another format, codec, size of blocks, or order."""
+"""`fastpipe convert`: writes the rows of files to one file with another format, codec, block size or order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 class Tables(NamedTuple):
-    """Arrow data of files.
+    """The rows of files as Arrow data.
 
     Attributes:
-        schema: of all tables.
-        rows: how many there are.
-        open: starts reading; its value yields record batches or tables of any size.
+        schema: Schema of all tables.
+        rows: Total number of rows.
+        open: Starts reading. The context manager yields record batches or tables of any size.
     """
 
     schema: pa.Schema
@@ -45,18 +45,18 @@ class Tables(NamedTuple):
 def tables_of(
     origin: str, files: list[str], columns: list[str] | None, order: dict[str, Any], batch_size: int
 ) -> Tables:
-    """The rows of files, in their order or shuffled.
+    """Returns the rows of files, in storage order or shuffled.
 
     Args:
-        origin: the format, "avro", "parquet" or "arrow".
-        files: their paths.
-        columns: the columns; None for all. `a.b` is a field of a record or struct.
-        order: options of readers that shuffle; none to keep the order.
-        batch_size: rows that are read at once, where rows are decoded.
+        origin: Format of the files: "avro", "parquet" or "arrow".
+        files: Paths of the files.
+        columns: Columns to read, or None for all. `a.b` selects a field of a record or struct.
+        order: Options of a shuffled reader. Empty to keep the storage order.
+        batch_size: Rows per batch, if a reader decodes the rows.
 
     Raises:
-        UnsupportedError: if the type of a column can't be kept, which the message names.
-        SchemaError: if a column isn't there, or files have other columns.
+        UnsupportedError: If the type of a column can't be preserved. The message names the column.
+        SchemaError: If a column doesn't exist, or the files have different columns.
     """
     require_pyarrow()
     if origin == "avro":
@@ -79,7 +79,7 @@ def tables_of(
 
 
 class _Closing(AbstractContextManager[Iterator[Any]]):
-    """Tables of a reader, which is closed after the last one."""
+    """Yields the tables of a reader, and closes the reader at the end."""
 
     def __init__(self, reader: Reader, tables: Iterator[Any]) -> None:
         self._reader, self._tables = reader, tables
@@ -92,12 +92,12 @@ class _Closing(AbstractContextManager[Iterator[Any]]):
 
 
 def _root(schema: pa.Schema, name: str) -> str:
-    """The column that a path begins with."""
+    """Returns the top-level column of a path."""
     return name if name in schema.names else name.partition(".")[0]
 
 
 def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """The fields with these paths."""
+    """Returns a schema of the fields with these paths."""
     import pyarrow as pa
 
     fields = []
@@ -108,7 +108,7 @@ def _chosen(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
         field, nullable = schema.field(found), schema.field(found).nullable
         for step in rest:
             if not pa.types.is_struct(field.type):
-                reason = f"column {name!r} is within a value of type {field.type}: name the whole column, {found!r}"
+                reason = f"column {name!r} is nested in a value of type {field.type}: select the whole column {found!r}"
                 raise SchemaError(reason, feature=name, reason=reason)
             steps = [field.type.field(i).name for i in range(field.type.num_fields)]
             if step not in steps:
@@ -124,7 +124,7 @@ def _steps(schema: pa.Schema, name: str) -> list[str]:
 
 
 def _missing(name: str, step: str, names: Sequence[str]) -> SchemaError:
-    reason = f"column {name!r}: there is no field {step!r}, but {', '.join(names)}"
+    reason = f"column {name!r}: unknown field {step!r}; the fields are {', '.join(names)}"
     return SchemaError(reason, feature=name, reason=reason)
 
 
@@ -151,7 +151,7 @@ def _cast(batches: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[Any]:
 
 
 def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with these types: dictionaries, which readers may make of text, are cast."""
+    """Casts a table to the types of a schema. Readers may return text as dictionaries."""
     import pyarrow as pa
 
     columns = zip(table.columns, schema, strict=True)
@@ -160,18 +160,18 @@ def _as(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _check_kept(schema: pa.Schema, read: pa.Schema) -> None:
-    """Refuses columns that batches have as other types."""
+    """Refuses columns whose type in a batch differs from their type in the files."""
     for field in schema:
         if field.name not in read.names or _plain(read.field(field.name).type) != _plain(field.type):
             reason = (
-                f"batches, which are shuffled, don't keep the type of column {field.name!r}, {field.type}: convert "
-                "without --shuffle to Avro, and shuffle that file, or name the other columns with --columns"
+                f"shuffled batches can't preserve the type of column {field.name!r}, {field.type}: convert "
+                "to Avro without --shuffle and shuffle that file, or select other columns with --columns"
             )
             raise UnsupportedError(reason, feature=field.name, reason=reason)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """A type with offsets of 32 bits, and without names and nulls of items."""
+    """Normalizes a type: 32-bit offsets, and no names or nullability of list items."""
     import pyarrow as pa
 
     types = pa.types
@@ -193,54 +193,60 @@ _CODECS = {
     "arrow": ("null", "zstandard", "lz4"),
 }
 _OF_PYARROW = {"null": "none", "zstandard": "zstd"}
-# Rows of a row group or record batch; of Avro they change nothing of what is written.
+# Default number of rows in a row group or record batch. It doesn't affect Avro output.
 _BATCH_SIZE = 16_384
 
 
 def add_options(convert: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
-    """Adds the options to the command `convert`."""
+    """Adds the options of the command `convert`."""
     convert.add_argument("source", metavar="IN", help="file, directory or glob pattern of Avro, Parquet or Arrow files")
-    convert.add_argument("target", metavar="OUT", help="the file to write")
+    convert.add_argument("target", metavar="OUT", help="file to write")
     formats = tuple(_SUFFIXES)
-    convert.add_argument("--from", dest="origin", choices=formats, help="what IN is; by default its suffix says it")
-    convert.add_argument("--to", choices=formats, help="what OUT is; by default its suffix says it")
+    convert.add_argument("--from", dest="origin", choices=formats, help="format of IN (default: from its suffix)")
+    convert.add_argument("--to", choices=formats, help="format of OUT (default: from its suffix)")
     codecs = list(dict.fromkeys(name for names in _CODECS.values() for name in names))
-    convert.add_argument("--codec", choices=codecs, metavar="CODEC", help=f"{', '.join(codecs)} (zstandard)")
-    convert.add_argument("--block-bytes", type=positive, metavar="N", help="of Avro, before compression (65536)")
-    convert.add_argument("--columns", metavar="A,B,...", help="only these, with commas between them")
+    convert.add_argument("--codec", choices=codecs, metavar="CODEC", help=f"{', '.join(codecs)} (default: zstandard)")
+    convert.add_argument(
+        "--block-bytes", type=positive, metavar="N", help="Avro block size in bytes before compression (default: 65536)"
+    )
+    convert.add_argument("--columns", metavar="A,B,...", help="comma-separated columns to write (default: all)")
     convert.add_argument("--shuffle", action="store_true", help="write the rows in a random order")
-    convert.add_argument("--seed", type=_seed, metavar="N", help="of that order (0)")
-    convert.add_argument("--batch-size", type=positive, metavar="N", help="rows of a row group or record batch (16384)")
-    convert.add_argument("--force", action="store_true", help="replace OUT if it is there")
+    convert.add_argument("--seed", type=_seed, metavar="N", help="shuffle seed (default: 0)")
+    convert.add_argument(
+        "--batch-size", type=positive, metavar="N", help="rows per row group or record batch (default: 16384)"
+    )
+    convert.add_argument("--force", action="store_true", help="replace OUT if it exists")
 
 
 def _seed(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of at least 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer >= 0")
     return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Converts, and prints what was written.
+    """Converts the files, and prints a summary of the output.
 
     Returns:
-        The exit code: 2 for options that don't go together.
+        The exit code: 0, or 2 for invalid combinations of options.
     """
     to = arguments.to = arguments.to or _of_suffix(arguments.target)
     if to is None:
-        return _usage(f"{arguments.target}: its suffix is none of {_suffixes()}; say what it is with --to")
+        return _usage(f"{arguments.target}: its suffix must be one of {_suffixes()}; set the format with --to")
     codec = arguments.codec or "zstandard"
     if codec not in _CODECS[to]:
-        return _usage(f"the codecs of {to} are {', '.join(_CODECS[to])}, not {codec}")
+        return _usage(f"the codec for {to} must be one of {', '.join(_CODECS[to])}; got {codec}")
     if arguments.block_bytes is not None and to != "avro":
-        return _usage("--block-bytes goes with Avro; --batch-size is the rows of a row group or record batch")
+        return _usage(
+            "--block-bytes requires Avro output; use --batch-size for the rows of a row group or record batch"
+        )
     if arguments.seed is not None and not arguments.shuffle:
-        return _usage("--seed goes with --shuffle")
+        return _usage("--seed requires --shuffle")
     if os.path.lexists(arguments.target) and not arguments.force:
-        return _usage(f"{arguments.target} is there; --force replaces it")
+        return _usage(f"{arguments.target} already exists; use --force to replace it")
     origin = arguments.origin or _origin(arguments.source)
     if origin is None:
-        return _usage(f"{arguments.source}: its suffix is none of {_suffixes()}; say what it is with --from")
+        return _usage(f"{arguments.source}: its suffix must be one of {_suffixes()}; set the format with --from")
     files = expand(arguments.source, _SUFFIXES[origin])
     columns = None if arguments.columns is None else [name.strip() for name in arguments.columns.split(",")]
     if columns is not None and len(set(columns)) < len(columns):
@@ -277,7 +283,7 @@ def _of_suffix(path: str) -> str | None:
 
 
 def _origin(source: str) -> str | None:
-    """What a file or pattern ends in says it, else what the files of a directory end in."""
+    """Detects the format from the suffix of a file or pattern, or from the files in a directory."""
     if not os.path.isdir(source):
         return _of_suffix(source)
     for name, suffixes in _SUFFIXES.items():
@@ -292,7 +298,7 @@ def _origin(source: str) -> str | None:
 def _copy(
     files: list[str], columns: list[str] | None, target: str, order: dict[str, Any], options: dict[str, Any]
 ) -> int | None:
-    """Avro to Avro: records as they are encoded, or fields of theirs; None if the columns are other ones."""
+    """Copies encoded Avro records or fields to Avro. Returns None if the columns need decoding."""
 
     def wanted(schema: Any) -> Any:
         return schema if columns is None else projection(schema, columns)
@@ -305,7 +311,7 @@ def _copy(
     for path in files[1:]:
         if wanted(AvroFile(path).schema) != chosen:
             reason = (
-                f"its schema isn't that of {files[0]}: convert each file, or name columns that are alike (--columns)"
+                f"its schema differs from that of {files[0]}: convert each file, or select common columns (--columns)"
             )
             raise in_file(SchemaError, path, reason)
     metadata = {key: value for key, value in first.metadata.items() if not key.startswith("avro.")}
@@ -326,13 +332,13 @@ def _write_avro(target: str, tables: Tables, options: dict[str, Any]) -> int:
 
 
 def _check_durations(kind: Any, name: str) -> None:
-    """Refuses what Avro has no type for, and `write_avro` writes as numbers."""
+    """Refuses types that Avro doesn't have and `write_avro` would write as plain numbers."""
     import pyarrow as pa
 
     if pa.types.is_duration(kind):
         reason = (
-            f"Avro has no type for values of type {kind} (column {name!r}): cast them to int64 or to months, days and "
-            "nanoseconds, or name the other columns with --columns"
+            f"Avro has no type for values of type {kind} (column {name!r}): cast it to int64 or to months, days and "
+            "nanoseconds, or select other columns with --columns"
         )
         raise UnsupportedError(reason, feature=name, reason=reason)
     parts = [kind.value_type] if pa.types.is_dictionary(kind) else [kind.field(i).type for i in range(kind.num_fields)]
@@ -376,14 +382,14 @@ def _write_table(writer: Any, table: pa.Table, batch_size: int) -> None:
             raise
         names = ", ".join(repr(field.name) for field in table.schema if "dictionary<" in str(field.type))
         reason = (
-            f"an Arrow file has one dictionary for all record batches, and the dictionaries of {names} differ in the "
-            "source: convert to Parquet, name the other columns with --columns, or give a --batch-size of all rows"
+            f"an Arrow file has one dictionary for all record batches, but the dictionaries of {names} differ in the "
+            "source: convert to Parquet, select other columns with --columns, or set --batch-size to the number of rows"
         )
         raise UnsupportedError(reason, reason=reason) from error
 
 
 def _check_parquet(schema: pa.Schema) -> None:
-    """Refuses columns of types that pyarrow writes no Parquet of, such as intervals."""
+    """Refuses columns of types that pyarrow can't write to Parquet, such as intervals."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -392,14 +398,14 @@ def _check_parquet(schema: pa.Schema) -> None:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
         except pa.ArrowNotImplementedError as error:
             reason = (
-                f"Parquet has no type for column {field.name!r}, {field.type} ({error}): name the other columns with "
+                f"Parquet has no type for column {field.name!r}, {field.type} ({error}): select other columns with "
                 "--columns, or convert to Arrow"
             )
             raise UnsupportedError(reason, feature=field.name, reason=reason) from error
 
 
 def _sized(found: Iterable[Any], rows: int) -> Iterator[Any]:
-    """Tables of `rows` rows; the last may have fewer."""
+    """Regroups tables into tables of `rows` rows. The last one may have fewer."""
     import pyarrow as pa
 
     waiting: list[Any] = []

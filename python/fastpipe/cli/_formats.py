@@ -1,4 +1,4 @@
-"""Formats of files, as the command line tells them: by the ends of their names, else by their first bytes."""
+"""File formats of the command line. A format is detected from the file name, or else from the first bytes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from fastpipe.sources.units import read_arrow, read_parquet
 
 
 class FileFormat(NamedTuple):
-    """A format of files that a reader can be made of.
+    """A file format that fastpipe can read.
 
     Attributes:
-        name: as JSON has it.
-        title: as messages have it.
-        function: reads such files.
-        suffixes: what the names of such files end in; those in a tuple are taken together from a directory.
-        magic: the first bytes of such files; None if they have none.
-        options: of the function, for such files.
-        rows: what the format calls rows.
-        units: what it calls the parts of a file.
+        name: Name in JSON output.
+        title: Name in messages.
+        function: Function that creates a reader of such files.
+        suffixes: File name suffixes. All suffixes in one tuple are matched together when a directory is listed.
+        magic: First bytes of such files, or None if the format has no magic bytes.
+        options: Extra arguments of `function`.
+        rows: Term of the format for rows.
+        units: Term of the format for the parts of a file.
     """
 
     name: str
@@ -39,11 +39,11 @@ class FileFormat(NamedTuple):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All suffixes."""
+        """All suffixes of the format."""
         return tuple(end for ends in self.suffixes for end in ([ends] if isinstance(ends, str) else ends))
 
     def read(self, files: list[str], **options: Any) -> Reader:
-        """A reader of such files."""
+        """Returns a reader of such files."""
         return self.function(files, **self.options, **options)
 
 
@@ -52,7 +52,7 @@ FORMATS = (
     AVRO,
     FileFormat("parquet", "Parquet", read_parquet, (".parquet", ".pq"), b"PAR1", units="row groups"),
     FileFormat("arrow", "Arrow", read_arrow, (".arrow", ".feather", ".ipc"), b"ARROW1", units="record batches"),
-    FileFormat("csv", "CSV", read_csv, ((".csv", ".csv.gz", ".csv.zst"),), None, units="stretches"),
+    FileFormat("csv", "CSV", read_csv, ((".csv", ".csv.gz", ".csv.zst"),), None, units="chunks"),
     FileFormat(
         "tsv",
         "CSV with tabs",
@@ -60,18 +60,18 @@ FORMATS = (
         ((".tsv", ".tsv.gz", ".tsv.zst"),),
         None,
         MappingProxyType({"delimiter": "\t"}),
-        units="stretches",
+        units="chunks",
     ),
 )
 _LONGEST_MAGIC = max(len(each.magic or b"") for each in FORMATS)
 
 
 def found(source: Paths) -> tuple[FileFormat, list[str]]:
-    """The files that a source names, and their format.
+    """Returns the files of a source and their format.
 
     Raises:
-        FastpipeError: as `expand` does.
-        UnsupportedError: if the format of a file can't be told, or there are several.
+        FastpipeError: If the source has no files or can't be listed.
+        UnsupportedError: If the format of a file can't be detected, or if the files have several formats.
     """
     files = expand(source, tuple(end for each in FORMATS for end in each.suffixes))
     firsts: dict[str, tuple[FileFormat, str]] = {}
@@ -80,24 +80,26 @@ def found(source: Paths) -> tuple[FileFormat, list[str]]:
         firsts.setdefault(format_.name, (format_, path))
     if len(firsts) > 1:
         told = ", ".join(f"{format_.title} ({path})" for format_, path in firsts.values())
-        raise UnsupportedError(f"the files are of several formats: {told}. Name files of one format")
+        raise UnsupportedError(f"the files have several formats: {told}. Pass files of one format")
     return next(iter(firsts.values()))[0], files
 
 
 def avro_only(source: Paths, what: str, instead: str) -> list[str]:
-    """The files that a source names, for what is done with Avro files only.
+    """Returns the files of a source for a command that supports only Avro.
 
     Args:
-        source: paths.
-        what: what is done.
-        instead: what to do with files of another format.
+        source: Paths.
+        what: Name of the command, for the message.
+        instead: Advice for files of another format, for the message.
 
     Raises:
-        UnsupportedError: for files of another format.
+        UnsupportedError: If the files have another format.
     """
     format_, files = found(source)
     if format_ is not AVRO:
-        raise UnsupportedError(f"{what} takes Avro files, and {files[0]} is {format_.title}. {instead}", path=files[0])
+        raise UnsupportedError(
+            f"{what} supports only Avro files, but {files[0]} is {format_.title}. {instead}", path=files[0]
+        )
     return files
 
 
@@ -109,14 +111,14 @@ def _format_of(path: str) -> FileFormat:
         with open(path, "rb") as file:
             start = file.read(_LONGEST_MAGIC)
     except OSError:
-        # Reading it says why.
+        # The reader will report why the file can't be opened.
         return AVRO
     by_start = [each for each in FORMATS if each.magic is not None and start.startswith(each.magic)]
     if by_start:
         return by_start[0]
     ends = ", ".join(end for each in FORMATS for end in each.ends)
     raise UnsupportedError(
-        f"cannot tell the format of {path} by its first bytes, nor by its name. Give it a name that ends in one of"
+        f"cannot detect the format of {path} from its name or its first bytes. Give it a name that ends in one of"
         f" {ends}",
         path=path,
     )

@@ -1,4 +1,4 @@
-"""What `fastpipe index` does: keeps the block indexes of files ahead of time."""
+"""`fastpipe index`: creates the block indexes of files in advance."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastpipe._progress import progress_bar
 from fastpipe._text import clean, plural, size_text
 from fastpipe.errors import FastpipeError, StorageError, in_file
 
-# A file that was modified more recently isn't indexed: see rust/fastpipe-files/src/index_cache.rs.
+# Files that were modified more recently aren't indexed: see rust/fastpipe-files/src/index_cache.rs.
 _SETTLING_SECONDS = 2.0
 
 _STATES = {"before": "was there", "now": "written", "small": "needs none"}
@@ -22,16 +22,16 @@ _STATES = {"before": "was there", "now": "written", "small": "needs none"}
 
 @dataclass(frozen=True)
 class IndexedFile:
-    """What came of indexing one file.
+    """The outcome of indexing one file.
 
     Attributes:
-        path: of the file.
-        blocks: of the file; 0 if that failed, as all other numbers.
-        rows: of the file.
-        size: bytes of the file.
-        index_size: bytes of its index.
-        state: "was there", "written", "needs none" (so small a file is read as fast as its index) or "failed".
-        error: why it failed.
+        path: Path of the file.
+        blocks: Number of blocks. This and all other numbers are 0 if indexing failed.
+        rows: Number of rows.
+        size: Size of the file in bytes.
+        index_size: Size of the index in bytes.
+        state: "was there", "written", "needs none" (the file is so small that an index wouldn't help) or "failed".
+        error: The error if indexing failed.
     """
 
     path: str
@@ -44,12 +44,12 @@ class IndexedFile:
 
 
 def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
-    """Walks the files that have no index in the directory yet, with a progress bar, and keeps the indexes there.
+    """Indexes the files that have no index in the directory yet, with a progress bar.
 
-    Where a file was modified within the last two seconds, that time is waited for.
+    If a file was modified within the last two seconds, waits until it is old enough to be indexed.
 
     Returns:
-        What came of each file, in their order.
+        The outcome for each file, in the sequence of `paths`.
     """
     with _bytes_bar(paths) as tell:
         done = {path: _index(path, directory, tell) for path in dict.fromkeys(paths)}
@@ -58,13 +58,13 @@ def build(paths: Sequence[str], directory: str) -> list[IndexedFile]:
         time.sleep(_SETTLING_SECONDS + 0.1)
         with _bytes_bar(young) as tell:
             done |= {path: _index(path, directory, tell) for path in young}
-    reason = "its index isn't kept: the file keeps changing, or its time of modification lies in the future"
+    reason = "its index was not saved: the file keeps changing, or its modification time is in the future"
     failed = {path: IndexedFile(path, error=in_file(StorageError, path, reason)) for path in young}
     return [done[path] or failed[path] for path in paths]
 
 
 def _index(path: str, directory: str, tell: Callable[[str, int], None]) -> IndexedFile | None:
-    """Indexes one file; None if it was modified too recently."""
+    """Indexes one file. Returns None if it was modified too recently."""
     try:
         blocks, rows, size, index_size, kept = index_file(path, directory, lambda behind: tell(path, behind))
     except FastpipeError as error:
@@ -76,14 +76,17 @@ def _index(path: str, directory: str, tell: Callable[[str, int], None]) -> Index
 
 @contextlib.contextmanager
 def _bytes_bar(paths: Sequence[str]) -> Iterator[Callable[[str, int], None]]:
-    """A bar over the bytes of all files, if tqdm is there and someone sees it; yields what moves it."""
+    """Shows a progress bar over the bytes of all files, if tqdm is installed and stderr is a terminal.
+
+    Yields a function that updates the bar.
+    """
     total = 0
     for path in paths:
-        with contextlib.suppress(OSError):  # What is wrong with it is said when it is opened.
+        with contextlib.suppress(OSError):  # Opening it will report the error.
             total += os.path.getsize(path)
     try:
         bar = progress_bar(total, unit="byte", leave=False, disable=None)
-    except ImportError:  # Nobody asked for it.
+    except ImportError:  # The progress bar is optional.
         yield lambda path, behind: None
         return
     behind_before: dict[str, int] = {}
@@ -97,7 +100,7 @@ def _bytes_bar(paths: Sequence[str]) -> Iterator[Callable[[str, int], None]]:
 
 
 def table(files: Sequence[IndexedFile], width: int) -> str:
-    """The files as a table, with a line of sums if there are several."""
+    """Formats the files as a table, with a line of totals if there are several."""
 
     def row(name: str, counted: Sequence[IndexedFile], state: str) -> list[str]:
         blocks, rows, size, index_size = (

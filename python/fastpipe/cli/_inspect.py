@@ -1,6 +1,6 @@
-"""What `fastpipe inspect` and `head` show.
+"""The output of `fastpipe inspect` and `head`.
 
-Files, how their schemas differ, the features that can be read; and rows of a batch as text.
+It covers files, differences between their schemas, the features that can be read, and the rows of a batch as text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fastpipe.specs import Features
 
 @dataclass
 class Readable:
-    """The features that can be read, and for the rest the reason why not."""
+    """The features that can be read, and the reasons why others can't."""
 
     features: Features = field(default_factory=Features)
     skipped: dict[str, str] = field(default_factory=dict)
     error: FastpipeError | None = None
-    """Why nothing can be inferred."""
+    """The error if no features can be inferred."""
 
 
 def infer_readable(paths: Sequence[str], format_: FileFormat) -> Readable:
-    """Infers features of files of one schema, as `infer_features` does."""
+    """Infers the features of files with the same schema, as `infer_features` does."""
     found = Readable()
     try:
         if format_ is AVRO:
@@ -53,7 +53,7 @@ def infer_readable(paths: Sequence[str], format_: FileFormat) -> Readable:
 
 @dataclass
 class FileSummary:
-    """What could be read of a file, and what stopped it."""
+    """The metadata that could be read from a file, and the error that stopped reading."""
 
     path: str
     format: FileFormat = AVRO
@@ -68,7 +68,7 @@ class FileSummary:
 
     @property
     def state(self) -> str:
-        """What became of reading it, in a word or two."""
+        """The outcome of reading the file, in one or two words."""
         if self.error is None:
             return "ok"
         states = {MalformedFileError: "broken", MissingFileError: "missing"}
@@ -76,7 +76,7 @@ class FileSummary:
 
     @property
     def ratio(self) -> float | None:
-        """Uncompressed bytes for each compressed byte."""
+        """Ratio of uncompressed to compressed bytes."""
         return self.sample[1] / self.sample[0] if self.sample and self.sample[0] else None
 
     @property
@@ -99,12 +99,12 @@ class FileSummary:
 
 
 def summarise(path: str, format_: FileFormat) -> FileSummary:
-    """Reads what says how large a file is, of Avro the header, the blocks' headers and a few blocks.
+    """Reads the size and row count of a file. For Avro, reads the header, all block headers and a few blocks.
 
-    Keeps what it got if one of these fails.
+    If a step fails, the summary keeps the results of the earlier steps.
     """
     summary = FileSummary(path, format_)
-    with contextlib.suppress(OSError):  # Opening it says it better.
+    with contextlib.suppress(OSError):  # Opening the file gives a better message.
         summary.size = os.stat(path).st_size
     if format_ is not AVRO:
         try:
@@ -121,18 +121,18 @@ def summarise(path: str, format_: FileFormat) -> FileSummary:
         summary.blocks, summary.records = len(file.blocks), file.num_records
         summary.sample = file.sample_uncompressed()
     except UnsupportedError as error:
-        summary.error = error if summary.schema is None else None  # An unknown codec is no fault of the file.
+        summary.error = error if summary.schema is None else None  # The file isn't broken if its codec is unknown.
     except FastpipeError as error:
         summary.error = error
         if summary.blocks is None and summary.schema is not None:
-            summary.blocks = error.block  # Those before the damage.
+            summary.blocks = error.block  # The number of blocks before the damage.
     return summary
 
 
 def by_schema(summaries: Iterable[FileSummary]) -> list[list[FileSummary]]:
-    """The files whose schema could be read, those of the same schema together, most files first.
+    """Groups files by schema, largest group first. Files whose schema couldn't be read are omitted.
 
-    Schemas are the same if they differ in nothing but what doesn't change the data, such as documentation.
+    Two schemas are the same if they differ only in attributes that don't affect the data, such as documentation.
     """
     groups: dict[str, list[FileSummary]] = {}
     for summary in summaries:
@@ -153,7 +153,7 @@ def _strip(schema: Any) -> Any:
 
 
 def schema_table(schema: Any, width: int) -> str:
-    """The fields of a schema as a table."""
+    """Formats the fields of a schema as a table."""
     fields = schema_fields(schema)
     rows = [[clean(f.path), f.type, "yes" if f.nullable else "no", clean(" ".join(f.doc.split()))] for f in fields]
     header = ["path", "type", "nullable", "doc"]
@@ -166,11 +166,11 @@ _MOST_DIFFERENCES = 5
 
 
 def schema_differences(first: Any, second: Any) -> list[str]:
-    """How the second schema differs from the first, in a few lines."""
+    """Describes in a few lines how the second schema differs from the first."""
     old, new = ({field.path: field for field in schema_fields(schema)} for schema in (first, second))
 
     def only_in(some: dict[str, Field], others: dict[str, Field], verb: str) -> list[str]:
-        # What is inside of a field that is missing goes without saying.
+        # If a whole field is missing, don't list the fields nested in it.
         outermost = [f for f in some.values() if f.path not in others and (not f.parent or f.parent in others)]
         return [f"{verb} {f.path}: {f.full_type}" for f in outermost]
 
@@ -178,22 +178,22 @@ def schema_differences(first: Any, second: Any) -> list[str]:
     both = [(old[path], new[path]) for path in old if path in new]
     lines += [f"has {a.path}: {b.full_type} instead of {a.full_type}" for a, b in both if a.full_type != b.full_type]
     if not lines:
-        lines = ["has the same fields, in another order or with other names of types"]
+        lines = ["has the same fields, but in a different order or with different type names"]
     if len(lines) > _MOST_DIFFERENCES:
         lines[_MOST_DIFFERENCES:] = [f"and {len(lines) - _MOST_DIFFERENCES} more"]
     return [clean(line) for line in lines]
 
 
-_EDGE = 3  # Items shown at each end of a longer array, as NumPy does.
+_EDGE = 3  # Items to show at each end of a long array, like NumPy.
 
 
 def batch_rows(batch: dict[str, Any], symbols: dict[str, list[str]], width: int) -> list[list[str]]:
-    """The rows of a batch as cells, each a line of text.
+    """Formats the rows of a batch as cells, each one line of text.
 
     Args:
-        batch: of a reader.
-        symbols: for features that are enums, their symbols.
-        width: no text within a cell is much longer than this.
+        batch: Batch of a reader.
+        symbols: Symbols of the enum features, by feature name.
+        width: Approximate maximum length of a text within a cell.
     """
     columns = []
     for name, node in batch.items():
@@ -211,7 +211,7 @@ def _scalar_text(width: int, symbols: list[str] | None) -> Callable[[Any], str]:
         if value is None:
             return "null"
         if isinstance(value, (str, bytes)):
-            # repr escapes what a terminal would obey.
+            # repr escapes control sequences that a terminal would execute.
             return repr(value) if len(value) <= width else f"{value[:width]!r}…"
         if isinstance(value, (bool, np.bool_)):
             return "true" if value else "false"
@@ -223,7 +223,7 @@ def _scalar_text(width: int, symbols: list[str] | None) -> Callable[[Any], str]:
 
 
 def _cell(node: Any, index: int, show: Callable[[Any], str]) -> str:
-    """One row, or one item within a row, of any form."""
+    """Formats one row of any array type, or one item within a row."""
     if isinstance(node, Masked):
         flags = node.valid[index]
         if node.valid.ndim == 1:
@@ -255,7 +255,7 @@ def _sparse_text(entries: list[Any] | None, show: Callable[[Any], str]) -> str:
 
 
 def rows_text(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
-    """Rows as a table if they fit into the terminal, else each as a paragraph."""
+    """Formats rows as a table if it fits the terminal. Otherwise, each row is a paragraph."""
     widths = [max(map(text_width, column)) for column in zip(names, *rows, strict=True)]
     if sum(widths) + 2 * (len(widths) - 1) <= width:
         return table(names, rows, width)

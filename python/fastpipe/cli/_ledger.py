@@ -1,4 +1,4 @@
-"""`fastpipe ledger status`: how far the jobs of a ledger are."""
+"""`fastpipe ledger status`: shows the progress of the jobs of a ledger."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fastpipe.leases import Ledger, LedgerStatus
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command `ledger`."""
-    ledger = commands.add_parser("ledger", help="show how far the jobs of a ledger of leases are")
+    ledger = commands.add_parser("ledger", help="show the progress of jobs that use leases")
     actions = ledger.add_subparsers(metavar="ACTION", required=True)
     status = actions.add_parser("status", help="progress, workers, stragglers")
-    status.add_argument("url", metavar="URL", help="of the ledger: postgresql://host/database or sqlite:///file.db")
-    status.add_argument("--job", metavar="NAME", help="one job; all if none is given")
-    status.add_argument("--json", action="store_true", help="as JSON, a line for each job")
+    status.add_argument("url", metavar="URL", help="URL of the ledger: postgresql://host/database or sqlite:///file.db")
+    status.add_argument("--job", metavar="NAME", help="show only this job (default: all)")
+    status.add_argument("--json", action="store_true", help="print JSON, one line per job")
     status.add_argument(
-        "--watch", type=_seconds, metavar="SECONDS", help="again and again, until all jobs are done or Ctrl-C"
+        "--watch", type=_seconds, metavar="SECONDS", help="refresh every SECONDS until all jobs are done"
     )
     status.set_defaults(run=_status)
 
@@ -30,7 +30,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _seconds(text: str) -> float:
     seconds = float(text)
     if not 0.05 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError("is from 0.05 to 86400 seconds")
+        raise argparse.ArgumentTypeError("must be from 0.05 to 86400 seconds")
     return seconds
 
 
@@ -46,14 +46,14 @@ def _status(arguments: argparse.Namespace) -> int:
             jobs = ledger.jobs() if arguments.job is None else [arguments.job]
             found = [Ledger(arguments.url, job).status() for job in jobs]
         except LedgerError as error:
-            # The database may be restarting: whoever watches waits for it.
+            # The database may be restarting. With --watch, keep trying.
             if arguments.watch is None:
                 raise
             print(f"fastpipe: {error}", file=sys.stderr)
             found = []
         else:
             if not found:
-                raise FastpipeError(f"{ledger!r} has no job: no worker has joined one")
+                raise FastpipeError(f"{ledger!r} has no jobs: no worker has joined yet")
             print(("\n" if arguments.json else "\n\n").join(map(show, found)), flush=True)
         if arguments.watch is None or (found and all(status.finished for status in found)):
             return 0

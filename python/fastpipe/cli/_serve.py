@@ -1,4 +1,4 @@
-"""`fastpipe serve`, a server of the readers that a Python file defines, and `fastpipe health`, which asks one."""
+"""`fastpipe serve` serves the readers that a Python file defines. `fastpipe health` checks a server."""
 
 from __future__ import annotations
 
@@ -23,47 +23,70 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "config",
         type=Path,
         metavar="FILE",
-        help="Python file that defines readers as variables; one that is called `reader` is the default",
+        help="Python file that defines readers as variables; `reader` is the default one",
     )
     serve.add_argument(
-        "--host", default="127.0.0.1", help="address to listen at; by default this machine alone can connect"
+        "--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, only this machine can connect)"
     )
-    serve.add_argument("--port", type=int, default=8815, help="port to listen at, 0 for one that is free (8815)")
-    serve.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that clients must know")
+    serve.add_argument("--port", type=int, default=8815, help="port to listen on, 0 for any free port (default: 8815)")
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token that clients must send")
     serve.add_argument(
-        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files, for encrypted connections"
+        "--tls", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files for encrypted connections"
     )
-    serve.add_argument("--client-ca", type=Path, metavar="FILE", help="PEM file: who must have signed the clients'")
-    serve.add_argument("--max-passes", type=int, default=16, metavar="N", help="passes open at once (16)")
-    serve.add_argument("--keep", default="128MiB", metavar="SIZE", help="batches kept for other clients (128MiB)")
     serve.add_argument(
-        "--memory-limit", metavar="SIZE", help="for all passes and batches together, such as 4GiB (no limit)"
+        "--client-ca", type=Path, metavar="FILE", help="PEM file with the CA that must have signed client certificates"
     )
-    serve.add_argument("--max-requests", type=int, default=512, metavar="N", help="requests answered at once (512)")
+    serve.add_argument(
+        "--max-passes", type=int, default=16, metavar="N", help="maximum number of open passes (default: 16)"
+    )
+    serve.add_argument(
+        "--keep",
+        default="128MiB",
+        metavar="SIZE",
+        help="size of the cache of batches for other clients (default: 128MiB)",
+    )
+    serve.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="limit for all passes and batches together, such as 4GiB (default: no limit)",
+    )
+    serve.add_argument(
+        "--max-requests",
+        type=int,
+        default=512,
+        metavar="N",
+        help="maximum number of concurrent requests (default: 512)",
+    )
     serve.add_argument(
         "--metrics-port",
         type=int,
         metavar="N",
-        help="port of /metrics for Prometheus and /healthz for probes, over HTTP (extra metrics); 0 for any free one",
+        help="HTTP port of /metrics (Prometheus) and /healthz (probes), 0 for any free port (needs the extra metrics)",
     )
-    serve.add_argument("--metrics-host", metavar="HOST", help="address of that; by default as --host says")
-    serve.add_argument("--verbose", action="store_true", help="log each request, too, not only what goes wrong")
+    serve.add_argument("--metrics-host", metavar="HOST", help="address for --metrics-port (default: --host)")
+    serve.add_argument("--verbose", action="store_true", help="log every request instead of only errors")
     serve.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="text, or JSON: an object on each line (text)",
+        help="text, or json for one object per line (default: text)",
     )
     serve.set_defaults(run=_serve)
 
-    health = commands.add_parser("health", help="ask a server whether it takes requests; exits with 1 if it doesn't")
+    health = commands.add_parser("health", help="check that a server accepts requests; exits with 1 if not")
     health.add_argument("url", metavar="URL", help="grpc://host:port, or grpc+tls://host:port")
-    health.add_argument("--token-file", type=Path, metavar="FILE", help="file of the token that the server wants")
-    health.add_argument("--ca", type=Path, metavar="FILE", help="PEM file: who has signed the server's certificate")
+    health.add_argument("--token-file", type=Path, metavar="FILE", help="file with the token of the server")
+    health.add_argument("--ca", type=Path, metavar="FILE", help="PEM file with the CA of the server certificate")
     health.add_argument(
-        "--certificate", type=Path, nargs=2, metavar=("CERTIFICATE", "KEY"), help="PEM files of the client"
+        "--certificate",
+        type=Path,
+        nargs=2,
+        metavar=("CERTIFICATE", "KEY"),
+        help="PEM files with the client's certificate and key",
     )
-    health.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="to wait for its answer (5)")
+    health.add_argument(
+        "--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="time to wait for the answer (default: 5)"
+    )
     health.set_defaults(run=_health)
 
 
@@ -73,7 +96,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return found
 
 
@@ -82,13 +105,13 @@ def _token(file: Path | None) -> str | None:
 
 
 def _readers(config: Path) -> dict[str, Reader]:
-    """The readers that a file defines: its variables that are one, `reader` as the default."""
+    """Returns the readers that a file defines as variables. The variable `reader` is the default."""
     if not config.is_file():
-        raise FastpipeError(f"there is no file {str(config)!r} that defines readers")
+        raise FastpipeError(f"the file {str(config)!r}, which should define readers, does not exist")
     found = {name: value for name, value in runpy.run_path(str(config)).items() if isinstance(value, Reader)}
     if not found:
         raise FastpipeError(
-            f"{str(config)!r} defines no reader: let it say, say, reader = fastpipe.read_avro('data/*.avro',"
+            f"{str(config)!r} defines no reader: add, for example, reader = fastpipe.read_avro('data/*.avro',"
             " batch_size=1024)"
         )
     if "reader" in found:
@@ -135,7 +158,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 2
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # Once is enough: another one would interrupt the ending.
+        # Ignore further signals, which would interrupt the shutdown.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -146,7 +169,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         server.wait()
     except KeyboardInterrupt:
         if not server.stop():
-            # Whoever doesn't take what was sent would keep the process.
+            # A client that doesn't read what was sent would keep the process alive.
             sys.stdout.flush()
             os._exit(0)
     return 0
@@ -174,6 +197,6 @@ def _health(arguments: argparse.Namespace) -> int:
     )
     told = NetworkConnection(arguments.url, options).ask("health", {}, arguments.timeout)
     if told != [b'{"serving": true}']:
-        raise ServiceError(f"{arguments.url} is no server of fastpipe that takes requests")
-    print(f"{arguments.url} takes requests")
+        raise ServiceError(f"{arguments.url} is not a fastpipe server that accepts requests")
+    print(f"{arguments.url} accepts requests")
     return 0

@@ -1,4 +1,4 @@
-"""`fastpipe inspect --shuffle`: reports how well an order shuffles, and compares larger and smaller buffers."""
+"""`fastpipe inspect --shuffle`: reports how well an order shuffles, and compares buffer sizes."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ _BATCH_SIZE = 1024
 _BATCHES = 200
 _LARGEST_BUFFER = 2**31
 _SAMPLED_FILES = 8
-# To sample a block, a whole file is searched for blocks again. For this many blocks that takes a second or two.
+# Sampling a block searches a whole file for blocks. With this many blocks, that takes one or two seconds.
 _FEW_BLOCKS = 1_000_000
 _PATIENCE = 1.0
 
 
 def add_options(inspect: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
-    """Adds the options to the command `inspect`."""
-    options = inspect.add_argument_group("how well a shuffled order would mix the rows, instead")
+    """Adds the options of the command `inspect`."""
+    options = inspect.add_argument_group("shuffle report (replaces the usual output; Avro only)")
     options.add_argument(
-        "--shuffle", nargs="?", const="window", choices=_KINDS, metavar="KIND", help=f"{', '.join(_KINDS)} (window)"
+        "--shuffle",
+        nargs="?",
+        const="window",
+        choices=_KINDS,
+        metavar="KIND",
+        help=f"{', '.join(_KINDS)} (default: window)",
     )
-    options.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows of a window, pool or buffer")
-    options.add_argument("--batch-size", type=positive, metavar="B", help=f"rows of a batch ({_BATCH_SIZE})")
+    options.add_argument("--shuffle-buffer", type=positive, metavar="N", help="rows in a window, pool or buffer")
+    options.add_argument("--batch-size", type=positive, metavar="B", help=f"rows per batch (default: {_BATCH_SIZE})")
 
 
 def completed(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with the default kind after a bare `--shuffle`: argparse would take the next file for the kind."""
+    """Inserts the default kind after a bare `--shuffle`. Otherwise, argparse would take the next file for the kind."""
     done = list(arguments)
     if done[:1] == ["inspect"] and "--shuffle" in done and "--" not in done[: done.index("--shuffle")]:
         at = done.index("--shuffle")
@@ -50,26 +55,26 @@ def completed(arguments: Sequence[str]) -> list[str]:
 
 
 def given(arguments: argparse.Namespace) -> bool:
-    """Whether an option was given that requires `--shuffle`."""
+    """Returns whether the user passed an option that requires `--shuffle`."""
     return arguments.shuffle_buffer is not None or arguments.batch_size is not None
 
 
 def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None], width: int) -> int:
-    """Prints the report, and a table that compares the buffer with a quarter and four times its size.
+    """Prints the report, and a table that compares the buffer with a quarter of its size and four times its size.
 
     Args:
         arguments: Arguments of the command line.
-        complain: A function that reports an error.
-        width: Columns of the terminal.
+        complain: Function that reports an error.
+        width: Width of the terminal in columns.
 
     Returns:
         The exit code: 0, or 2 for wrong usage.
 
     Raises:
-        FastpipeError: if a file cannot be read.
+        FastpipeError: If a file cannot be read.
     """
     if arguments.shuffle is None:
-        print("fastpipe inspect: --shuffle-buffer and --batch-size go with --shuffle", file=sys.stderr)
+        print("fastpipe inspect: --shuffle-buffer and --batch-size require --shuffle", file=sys.stderr)
         return 2
     size = arguments.batch_size or _BATCH_SIZE
     try:
@@ -82,7 +87,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
     files = avro_only(
         arguments.files,
         "fastpipe inspect --shuffle",
-        "Look at batches of a shuffled reader instead: reader.batch_at(step)",
+        "Examine batches of a shuffled reader instead: reader.batch_at(step)",
     )
     index = Index(files)
     with _Progress() as progress:
@@ -103,7 +108,7 @@ def run(arguments: argparse.Namespace, complain: Callable[[BaseException], None]
 
 
 def _others(report: ShuffleReport) -> list[int]:
-    """Buffers to compare with: a quarter and four times the size, or only smaller ones if it holds all rows already."""
+    """Returns sizes to compare with: a quarter and four times the buffer, or only smaller if it holds all rows."""
     own, rows = report.shuffle_buffer or 0, report.num_rows
     if own >= rows:
         return [rows // 16, rows // 4] if rows >= 16 else []
@@ -111,13 +116,13 @@ def _others(report: ShuffleReport) -> list[int]:
 
 
 def _ratio(index: Index, report: ShuffleReport) -> float | None:
-    """Uncompressed bytes per stored byte, from a block of some files. None if it takes long or fails."""
+    """Returns uncompressed bytes per stored byte, from a sample of blocks. None if that is slow or fails."""
     if not report.num_rows or report.num_blocks > _FEW_BLOCKS:
         return None
     step = -(-len(index.files) // _SAMPLED_FILES)
     try:
         samples = [AvroFile(path).sample_uncompressed(1) for path in index.files[::step]]
-    except FastpipeError:  # The order doesn't depend on the data.
+    except FastpipeError:  # The report doesn't depend on the data.
         return None
     stored = sum(sample[0] for sample in samples)
     return sum(sample[1] for sample in samples) / stored if stored else None
@@ -149,7 +154,7 @@ def _as_json(r: ShuffleReport, ratio: float | None) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON: measures with their scores, and null for nan."""
+    """Converts a value for JSON. Measures include their scores, and NaN is null."""
     if isinstance(value, Measure):
         return {name: _plain(getattr(value, name)) for name in ("found", "perfect", "unshuffled", "score")}
     if isinstance(value, tuple):
@@ -158,7 +163,7 @@ def _plain(value: Any) -> Any:
 
 
 class _Progress:
-    """A line on the terminal after a second. Nothing is printed if standard error isn't a terminal."""
+    """Shows progress on one line of the terminal after a second. Prints nothing if standard error isn't a terminal."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -166,10 +171,10 @@ class _Progress:
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
 
     def show(self, done: int, total: int) -> None:
-        """Prints how many batches were sampled."""
+        """Prints how many batches have been examined."""
         if self._terminal and time.monotonic() - self._start > _PATIENCE:
             self._shown = True
-            print(f"\rbatches looked at: {done:,} of {total:,} ", end="", file=sys.stderr, flush=True)
+            print(f"\rbatches examined: {done:,} of {total:,} ", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

@@ -112,7 +112,7 @@ def _checked(job: Job, checkpoint: Mapping[str, Any]) -> tuple[int, dict[int, li
         raise TypeError(f"checkpoint must be a dict returned by checkpoint(); got {shown(checkpoint)}")
     if checkpoint.get("version") != _VERSION:
         raise StateError(
-            f"the checkpoint has version {shown(checkpoint.get('version'))}; version {_VERSION} is supported"
+            f"the checkpoint has version {shown(checkpoint.get('version'))}; the supported version is {_VERSION}"
         )
     for part in ("job", "identity", "batches", "stretch"):
         own = job.name if part == "job" else getattr(job, part)

@@ -298,7 +298,7 @@ class LeaseWorker:
                 return lease, batch
 
     def _readable(self) -> Lease | None:
-        """Returns the lease to read from, or None if only uncommitted batches of this worker are left, or none."""
+        """Returns the lease to read from, or None if no batches are left except uncommitted ones of this worker."""
         agent = self._agent
         with agent.changed:
             self._raise()

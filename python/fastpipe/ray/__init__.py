@@ -1,4 +1,4 @@
-"""fastpipe on Ray (extra `ray`): workers on leases, servers of batches, data sets of Ray Data, shares for Ray Train.
+"""fastpipe on Ray (extra `ray`): lease workers, batch servers, Ray Data datasets, and shards for Ray Train.
 
     import fastpipe.ray
 
@@ -8,8 +8,8 @@
     ds = fastpipe.ray.dataset(reader)     # a ray.data.Dataset, in the reader's order
     share = fastpipe.ray.shard(reader)    # within a loop of Ray Train
 
-Which batch is which never depends on how many processes make them, or on which of them die: it follows from the
-reader's seed, epoch and step. So nothing has to be kept in any of them.
+The contents of a batch depend only on the reader's seed, the epoch and the step. They never depend on how many
+processes make the batches or which of them fail. The processes therefore keep no state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 try:
     import ray as _ray  # noqa: F401
 except ImportError as error:
-    raise ImportError("fastpipe.ray needs Ray: pip install 'fastpipe-data[ray]'") from error
+    raise ImportError("fastpipe.ray requires Ray: pip install 'fastpipe-data[ray]'") from error
 
 from fastpipe.ray._datasets import dataset, shard
 from fastpipe.ray._lease_workers import LeaseWorkers, PoolStatus, Result

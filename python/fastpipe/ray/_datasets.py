@@ -1,4 +1,4 @@
-"""A reader's epoch as a dataset of Ray Data, and its shares for the workers of Ray Train."""
+"""A reader's epoch as a Ray Data dataset, and a reader's shards for the workers of Ray Train."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import ray.data
 
-# Without num_blocks a block has about this many bytes, and there are this many at least if there are steps for them:
-# whatever the cluster, so that blocks are the same on each.
+# Default block size in bytes, and the minimum number of blocks if there are enough steps. Neither depends on the
+# cluster, so the blocks are the same on each.
 _BLOCK_BYTES = 64 << 20
 _LEAST_BLOCKS = 16
 
@@ -25,34 +25,36 @@ _LEAST_BLOCKS = 16
 def dataset(
     reader: Reader, *, epoch: SupportsIndex = 0, num_blocks: SupportsIndex | None = None, **options: Any
 ) -> ray.data.Dataset:
-    """An epoch of a reader as a `ray.data.Dataset` (extras `ray` and `arrow`).
+    """Returns an epoch of a reader as a `ray.data.Dataset` (extras `ray` and `arrow`).
 
-    Each read task reads a stretch of the reader's order. So rows are those of the reader, in its order, and each pass
-    over the data set has the same ones in the same order, bit for bit, whatever of it is read in parallel, again, or on
-    another cluster: the data set's own context says `preserve_order`, and so do those of data sets that are made of it.
-    What Ray Data does with the rows may change their order: `random_shuffle` does.
+    Each read task reads a range of the reader's order. The dataset therefore has the rows of the reader, in its order.
+    Every pass yields the same rows in the same order, bit for bit, even if tasks run in parallel, are retried, or run
+    on another cluster. To ensure this, the dataset sets `preserve_order` in its own context, which derived datasets
+    copy. Operations of Ray Data may still change the order.
 
-    Rows are Arrow's, as `Reader.to_reader` has them, with its schema: `iter_batches(batch_format="pyarrow")` yields
-    them as they are.
+    Rows have the Arrow types and schema of `Reader.to_reader`. `iter_batches(batch_format="pyarrow")` yields them
+    unchanged.
 
     Args:
-        reader: of any source, or of a service (`fastpipe.connect`): then its servers make the batches. It is pickled.
-        epoch: which one. Where the reader itself is doesn't matter.
-        num_blocks: read tasks, at most one a batch. None for blocks of about 64 MiB, 16 at least, but none of less than
-            a window that is shuffled, which each task would decode: the same number on each cluster.
-        **options: further arguments of `ray.data.read_datasource`, such as `num_cpus` or `concurrency`. A task reads
-            with as many threads as it has CPUs, unless the reader was told how many.
+        reader: Reader of any source, or of a service (`fastpipe.connect`), whose servers then make the batches. It is
+            pickled.
+        epoch: Index of the epoch, from 0. The reader's own position has no effect. Defaults to 0.
+        num_blocks: Number of read tasks, at most one per batch. Defaults to blocks of about 64 MiB, at least 16 of
+            them, and none smaller than a shuffle window, which each task would have to decode. The default doesn't
+            depend on the cluster.
+        **options: Further arguments of `ray.data.read_datasource`, such as `num_cpus` or `concurrency`. A task reads
+            with as many threads as it has CPUs, unless the reader sets `num_threads`.
 
     Returns:
-        The data set. Its number of rows is known; its bytes are too if each row takes as many, and are estimated from
-        the epoch's first batch else.
+        The dataset. Its row count is exact. Its size in bytes is exact if all rows have the same size. Otherwise it is
+        estimated from the first batch of the epoch.
 
     Raises:
-        ImportError: if Ray Data or pyarrow isn't installed.
-        TypeError: if it is no reader, or can't be pickled.
-        UnsupportedError: if the reader has loaded a state, isn't a `Reader` itself, but makes other batches of one's,
-            or holds data that Ray can't pickle.
-        ValueError: if a number is out of range, or Arrow has no such name or size.
+        ImportError: If Ray Data or pyarrow isn't installed.
+        TypeError: If `reader` isn't a reader or can't be pickled.
+        UnsupportedError: If the reader has loaded a state, wraps the batches of another reader, or holds data that Ray
+            can't pickle.
+        ValueError: If a number is out of range, or Arrow can't represent a name or size.
 
     Example:
         >>> reader = fastpipe.read_avro("data/*.avro", batch_size=1024, shuffle=True, seed=7)  # doctest: +SKIP
@@ -63,20 +65,20 @@ def dataset(
     passes = whole_reader(
         reader,
         "dataset",
-        "give the reader beneath, and let Ray Data make batches of another size: ds.iter_batches(...)",
+        "pass the underlying reader, and use ds.iter_batches(...) for batches of another size",
     )
     number = within("epoch", epoch, 0, LARGEST_EPOCH)
     blocks = None if num_blocks is None else at_least("num_blocks", num_blocks, 1)
     if passes.loaded:
         raise UnsupportedError(
-            "the reader has loaded a state, and a data set is of a whole epoch: make it of a reader without one, or"
-            " iterate over this one"
+            "the reader has loaded a state, but a dataset needs a whole epoch: use a reader without a state, or"
+            " iterate over this one directly"
         )
     require_pyarrow()
     try:
         import ray.data
     except ImportError as error:
-        raise ImportError("fastpipe.ray.dataset needs Ray Data: pip install 'fastpipe-data[ray]'") from error
+        raise ImportError("fastpipe.ray.dataset requires Ray Data:  pip install 'fastpipe-data[ray]'") from error
 
     from fastpipe.ray._datasource import FastpipeDatasource
 
@@ -86,18 +88,18 @@ def dataset(
     ends = _ends(passes, rows * row_bytes, blocks)
     source = FastpipeDatasource(reader, number, ends, passes.batch_size, rows, row_bytes, schema)
     made = ray.data.read_datasource(source, override_num_blocks=max(len(ends), 1), **options)
-    # The data set's own copy, which those that are made of it copy.
+    # This context belongs to the dataset. Derived datasets copy it.
     made.context.execution_options.preserve_order = True
     return made
 
 
 def _rows(passes: Passes, epoch: int) -> int:
-    """Rows of an epoch: only its last batch may be shorter than the others."""
+    """Returns the number of rows in an epoch. Only its last batch may be shorter than the others."""
     return (passes.steps - 1) * passes.batch_size + passes.rows_of(epoch, passes.steps - 1) if passes.steps else 0
 
 
 def _row_bytes(passes: Passes, epoch: int, schema: pa.Schema) -> float:
-    """Bytes of a row: exactly, if all have as many; else about, as the first batch has them."""
+    """Returns the bytes per row: exact if all rows have the same size, otherwise estimated from the first batch."""
     bits = [_bits(field.type) for field in schema]
     fixed = [of for of in bits if of is not None]
     if len(fixed) == len(bits):
@@ -109,7 +111,7 @@ def _row_bytes(passes: Passes, epoch: int, schema: pa.Schema) -> float:
 
 
 def _bits(kind: pa.DataType) -> int | None:
-    """Bits of a value; None if they differ."""
+    """Returns the bits per value, or None if values differ in size."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind):
@@ -122,7 +124,7 @@ def _bits(kind: pa.DataType) -> int | None:
 
 
 def _ends(passes: Passes, nbytes: float, blocks: int | None) -> list[int]:
-    """The step behind the last one of each block."""
+    """Returns the end step (exclusive) of each block."""
     steps = passes.steps
     given = blocks is not None
     each = max(1, -(-steps // (blocks or max(_LEAST_BLOCKS, int(nbytes / _BLOCK_BYTES)))))
@@ -132,25 +134,26 @@ def _ends(passes: Passes, nbytes: float, blocks: int | None) -> list[int]:
 
 
 def shard(reader: Reader) -> Reader:
-    """The share of a reader that this worker of Ray Train trains on; to be called within the training loop.
+    """Returns the shard of a reader for this Ray Train worker. Call it in the training loop.
 
-    It is `reader.shard` with the world size and the rank of `ray.train.get_context()`. Shares begin where the reader's
-    next pass would: so a state of any worker, loaded into the whole reader first, goes on with however many workers
-    there are now (see `Reader.state_dict` for orders in which that holds).
+    It calls `reader.shard` with the world size and rank of `ray.train.get_context()`. Shards begin at the position of
+    the reader's next pass. To resume, load the state of any worker into the whole reader first. The number of workers
+    may then differ from before (see `Reader.state_dict` for the orders that support this).
 
     Args:
-        reader: the whole, with a seed if it shuffles: a local one, or one that is served. All workers make the same.
+        reader: The whole reader, local or served, with a seed if it shuffles. All workers create the same one.
 
     Returns:
-        A reader of the share.
+        A reader of the shard.
 
     Raises:
-        ImportError: if Ray Train isn't installed.
-        RuntimeError: outside of a worker of Ray Train.
-        StateError: if the loaded state can't be shared out so.
-        TypeError: if it is no reader.
-        UnsupportedError: if it isn't a `Reader` itself, but makes other batches of one's.
-        ValueError: if the seed was drawn, or shares would have no batch; it names what would do.
+        ImportError: If Ray Train isn't installed.
+        RuntimeError: If called outside of a Ray Train worker.
+        StateError: If the loaded state can't be divided among this many workers.
+        TypeError: If `reader` isn't a reader.
+        UnsupportedError: If it wraps the batches of another reader.
+        ValueError: If the seed was drawn at random, or if a shard would have no batches. The message suggests valid
+            numbers.
 
     Example:
         >>> def train(config):  # doctest: +SKIP
@@ -163,12 +166,12 @@ def shard(reader: Reader) -> Reader:
     passes = whole_reader(
         reader,
         "shard",
-        "shard that, and make of its batches what this makes of them: rebatch(shard(reader), ...)",
+        "shard the underlying reader first, then wrap its batches: rebatch(shard(reader), ...)",
     )
     try:
         import ray.train
     except ImportError as error:
-        raise ImportError("fastpipe.ray.shard needs Ray Train: pip install 'fastpipe-data[ray]'") from error
+        raise ImportError("fastpipe.ray.shard requires Ray Train:  pip install 'fastpipe-data[ray]'") from error
 
     context = ray.train.get_context()
     share = passes.share(context.get_world_size(), context.get_world_rank()).origin

@@ -1,4 +1,4 @@
-"""A reader's order as a data source of Ray Data. Importing this imports Ray Data."""
+"""A Ray Data data source that reads batches in a reader's order. Importing this module imports Ray Data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fastpipe._reader.passes import passes_of
 from fastpipe._reader.reader import Reader
 from fastpipe.ray._arguments import shipped, take_given_processors
 
-# Batches are handed to Ray Data together, as many as have this many bytes: each time costs as much as copying these.
+# Batches are passed to Ray Data in tables of at least this many bytes. The overhead of a table is about the cost of
+# copying this much.
 _TOGETHER = 4 << 20
 
 
@@ -23,13 +24,13 @@ class FastpipeDatasource(Datasource):  # type: ignore[misc]
     """An epoch of a reader.
 
     Args:
-        reader: whose it is.
-        epoch: which one.
-        ends: of each read task, the step behind its last one.
-        batch_size: rows of each batch but the last one.
-        rows: of the epoch.
-        row_bytes: bytes of a row, about.
-        schema: of all blocks.
+        reader: The reader.
+        epoch: Index of the epoch.
+        ends: End step (exclusive) of each read task.
+        batch_size: Rows per batch, except the last one.
+        rows: Number of rows in the epoch.
+        row_bytes: Approximate bytes per row.
+        schema: Schema of all blocks.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class FastpipeDatasource(Datasource):  # type: ignore[misc]
         self._rows, self._row_bytes, self._schema = rows, row_bytes, schema
 
     def estimate_inmemory_data_size(self) -> int:
-        """Bytes of all rows."""
+        """Returns the size of all rows in bytes."""
         return int(self._rows * self._row_bytes)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
     ) -> list[ReadTask]:
-        """The read tasks: the same ones, however many Ray would like."""
+        """Returns the read tasks. They are the same for any `parallelism`."""
         tasks = []
         start = 0
         for stop in self._ends or [0]:
@@ -68,7 +69,7 @@ class FastpipeDatasource(Datasource):  # type: ignore[misc]
 
 
 def _read(reference: Any, epoch: int, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.Table]:
-    """The batches of a stretch; in a process of Ray's."""
+    """Reads the batches of a task in a Ray process."""
     if start == stop:
         yield schema.empty_table()
         return

@@ -1,4 +1,4 @@
-"""Workers on leases as Ray's actors, more or fewer of them while they run.
+"""Lease workers as Ray actors. Their number can change while they run.
 
     import fastpipe.ray
 
@@ -8,12 +8,12 @@
         for epoch, step, worker, value in pool:
             ...
 
-Ray starts the processes; the ledger says which of them does which batches (see `Reader.lease`). So nothing is lost when
-Ray moves an actor, or a machine goes: what it hadn't committed is done by another one.
+Ray starts the processes, and the ledger assigns batches to them (see `Reader.lease`). Nothing is lost if Ray moves an
+actor or a node fails: another worker processes the batches that weren't committed.
 
-A worker hands in the result of a batch, and commits the batch when the collector has it. So each batch that is
-committed has a result there. If a worker dies in between, another one uses the batch, too; the collector keeps the
-first result.
+A worker sends the result of a batch to the collector, and commits the batch after the collector has accepted it. The
+collector therefore has a result for each committed batch. If a worker dies in between, another worker processes the
+batch again, and the collector keeps the first result.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from fastpipe.ray._arguments import at_least
 
 
 class Result(NamedTuple):
-    """What `consume` returned for a batch.
+    """The return value of `consume` for one batch.
 
     Attributes:
-        epoch: of the batch.
-        step: of the batch in its epoch, as `Reader.batch_at` counts.
-        worker: that used it.
-        value: that was returned.
+        epoch: Epoch of the batch.
+        step: Index of the batch in its epoch, as in `Reader.batch_at`.
+        worker: Name of the worker that processed the batch.
+        value: The return value.
     """
 
     epoch: int
@@ -55,14 +55,14 @@ class Result(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a worker ended.
+    """The reason why a worker ended.
 
     Attributes:
-        kind: "finished" if the job is done, "stopped" if it was told to, or "failed".
-        refused: commits that were refused, since another worker does the batches.
-        batch: the epoch and the step of the batch that `consume` failed with; None if something else failed.
-        error: pickled by Ray; None if it can't be.
-        told: the error with its traceback, as text.
+        kind: "finished" if the job is done, "stopped" if the pool stopped the worker, or "failed".
+        refused: Number of commits that were refused because another worker held the lease.
+        batch: Epoch and step of the batch that `consume` failed on, or None if something else failed.
+        error: The error, pickled by Ray, or None if it can't be pickled.
+        told: The error with its traceback, as text.
     """
 
     kind: str
@@ -73,21 +73,21 @@ class Outcome(NamedTuple):
 
 
 class Collector:
-    """Keeps results until they are taken, one for each batch.
+    """Keeps one result for each batch until the pool fetches it.
 
     Args:
-        limit: how many it keeps; then workers wait.
+        limit: Maximum number of results to keep. Workers wait when it is reached.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._ready: deque[Result] = deque()
-        # A byte for each step of an epoch: results are those of batches that weren't there before.
+        # One byte per step for each epoch, set when a result has arrived. It filters out duplicates.
         self._seen: dict[int, bytearray] = {}
         self._changed = asyncio.Condition()
 
     async def add(self, result: Result) -> None:
-        """Takes a result; returns when there was room for it."""
+        """Adds a result unless there is one for this batch. Returns after there was room for it."""
         seen = self._seen.setdefault(result.epoch, bytearray())
         if result.step >= len(seen):
             seen.extend(bytes(max(1024, result.step + 1 - len(seen), len(seen))))
@@ -100,7 +100,7 @@ class Collector:
             self._changed.notify_all()
 
     async def take(self, seconds: float) -> list[Result]:
-        """All results that are there; waits for the first one for so long."""
+        """Returns and removes all results. Waits up to `seconds` for the first one."""
         async with self._changed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._ready), seconds)
@@ -111,7 +111,7 @@ class Collector:
 
 
 class Worker:
-    """A worker on leases, in a process of Ray's. `run` and `stop` are called from different threads."""
+    """A lease worker in a Ray process. Ray calls `run` and `stop` in different threads."""
 
     def __init__(self) -> None:
         self._stopped = threading.Event()
@@ -119,16 +119,16 @@ class Worker:
         self._batch: tuple[int, int] | None = None
 
     def ready(self) -> None:
-        """Answers when the process is there."""
+        """Returns once the process has started."""
 
     def stop(self) -> None:
-        """Lets `run` end behind the batch that is being used."""
+        """Makes `run` return after the current batch."""
         self._stopped.set()
 
     def run(
         self, reader: Reader, url: str, name: str, consume: Callable[[Any], Any], collector: Any, lease: dict[str, Any]
     ) -> Outcome:
-        """Uses batches until the job is done. Errors are returned, so that they reach the driver whatever they are."""
+        """Processes batches until the job is done. Returns an error instead of raising it, so the driver can see it."""
         try:
             finished = self._run(reader, url, name, consume, collector, lease)
             return Outcome("finished" if finished else "stopped", self._refused)
@@ -137,7 +137,7 @@ class Worker:
                 pickled = ray.cloudpickle.dumps(error)
                 ray.cloudpickle.loads(pickled)
             except Exception:
-                # It has a lock in it, or can't be built from its arguments: its text has to do.
+                # For example, the error holds a lock or can't be rebuilt from its arguments. Only its text is sent.
                 pickled = None
             return Outcome("failed", self._refused, self._batch, pickled, traceback.format_exc())
 
@@ -145,7 +145,7 @@ class Worker:
         self, reader: Reader, url: str, name: str, consume: Callable[[Any], Any], collector: Any, lease: dict[str, Any]
     ) -> bool:
         """Returns whether the job is done."""
-        # As in Ray Data, a class is built once for each worker: a model is loaded once.
+        # As in Ray Data, a class is instantiated once for each worker, so that it can load a model only once.
         use = consume() if isinstance(consume, type) else consume
         worker = reader.lease(url, worker=name, **lease)
         try:
@@ -164,7 +164,7 @@ class Worker:
             self._try(worker.close)
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Commits; that another worker was quicker is no fault."""
+        """Calls a method that commits. Counts a refused commit, which isn't an error: another worker was faster."""
         try:
             act()
         except StaleLeaseError:
@@ -173,22 +173,22 @@ class Worker:
 
 _log = logging.getLogger("fastpipe")
 
-# Seconds between two looks at the workers; what they tell arrives at once.
+# Seconds between checks of the workers. The pool handles ended workers at once.
 _LOOK = 0.2
-# Seconds that workers have to end their batch and give up their leases when the pool is closed.
+# Seconds that workers have to finish their batch and release their leases when the pool is closed.
 _GRACE = 5.0
 
 
 class PoolStatus(NamedTuple):
-    """What the workers of a pool do. What is done of the job says `fastpipe.Ledger(url, job).status()`.
+    """The workers of a pool by their state. `fastpipe.Ledger(url, job).status()` returns the progress of the job.
 
     Attributes:
-        pending: names of the workers that wait for Ray to start them.
-        running: names of the workers that run.
-        stopping: names of the workers that end behind the batch that they use.
-        restarts: how often a worker died and was started again.
-        refused: commits of workers that have ended which were refused, since another worker did the batches.
-        done: whether the job is done.
+        pending: Names of the workers that Ray hasn't started yet.
+        running: Names of the workers that are running.
+        stopping: Names of the workers that will stop after their current batch.
+        restarts: Number of times that a worker died and was restarted.
+        refused: Number of commits of ended workers that were refused because another worker processed the batches.
+        done: Whether the job is done.
     """
 
     pending: tuple[str, ...]
@@ -204,11 +204,11 @@ class _Running:
     """A worker of the pool.
 
     Attributes:
-        name: in the ledger; that of the worker whose place it takes, if one died.
+        name: Name in the ledger. A worker that replaces a dead one has the same name.
         actor: Ray's handle.
-        awaited: known to Ray once the process is there; then, once it has ended.
-        pending: whether Ray hasn't started it yet. Until then it joins no job, so that it can be killed.
-        stopping: whether it was told to stop.
+        awaited: Ray reference that resolves once the process has started, and from then on a reference for its end.
+        pending: Whether Ray hasn't started it yet. A pending worker hasn't joined the job, so it can be killed.
+        stopping: Whether the pool has asked it to stop.
     """
 
     name: str
@@ -219,28 +219,31 @@ class _Running:
 
 
 class LeaseWorkers:
-    """Ray actors that share the batches of a reader by leases, each batch once an epoch.
+    """Ray actors that share the batches of a reader through leases. Each batch counts once per epoch.
 
-    A worker that dies is started again under its name, and takes its leases over. Its batches that weren't committed
-    are used once more; `consume` may have seen some of those, and the pool has one result for each all the same.
+    A worker that dies is restarted under its name and takes over its leases. Its uncommitted batches are processed
+    again. `consume` may have seen some of them before, but the pool yields one result for each batch.
 
     Several threads may use a pool.
 
     Args:
-        reader: of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
-        ledger_url: as in `Reader.lease`. A SQLite file does if all of Ray is on this machine.
-        consume: called with each batch, in the worker's process. What it returns is a result, unless that is None; the
-            batch is committed once the pool has it. A class is built once for each worker, and called then.
-        num_workers: actors to begin with, at least 1.
-        job: its name in the ledger.
-        actor_options: for Ray, such as `{"num_cpus": 2, "num_gpus": 1}`.
-        max_restarts: how many workers may die and be started again before the pool gives up.
-        max_results: results that are kept until they are taken, at least 1; then workers wait.
-        **lease: further arguments of `Reader.lease`, such as `ttl=10.0` or `barrier=False`.
+        reader: Reader of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
+        ledger_url: URL of the ledger, as in `Reader.lease`. An SQLite file works only if all Ray nodes are on this
+            machine.
+        consume: Function that is called with each batch, in the worker's process. Its return value is a result, unless
+            it is None. The batch is committed after the pool has the result. A class is instantiated once for each
+            worker, and the instance is called.
+        num_workers: Initial number of actors, at least 1. Defaults to 1.
+        job: Name of the job in the ledger. Defaults to "default".
+        actor_options: Options for Ray, such as `{"num_cpus": 2, "num_gpus": 1}`.
+        max_restarts: Number of times that workers may die and be restarted before the pool fails. Defaults to 10.
+        max_results: Maximum number of results to keep until they are fetched, at least 1. Workers wait when it is
+            reached. Defaults to 1000.
+        **lease: Further arguments of `Reader.lease`, such as `ttl=10.0` or `barrier=False`.
 
     Raises:
-        TypeError: if `reader` has no batches, `consume` can't be called, or one of them can't be pickled.
-        ValueError: if a number is less than it may be.
+        TypeError: If `reader` isn't a reader, `consume` isn't callable, or one of them can't be pickled.
+        ValueError: If a number is too small.
 
     Example:
         >>> ray.init(num_cpus=2)  # doctest: +SKIP
@@ -265,15 +268,17 @@ class LeaseWorkers:
     ) -> None:
         passes_of(reader)
         if not callable(consume):
-            raise TypeError(f"consume is a function of a batch, or a class of such, not {type(consume).__name__}")
+            raise TypeError(
+                f"consume must be a function of a batch, or a class with a __call__; got {type(consume).__name__}"
+            )
         self._wanted = at_least("num_workers", num_workers, 1)
         self._max_restarts = at_least("max_restarts", max_restarts, 0)
         limit = at_least("max_results", max_results, 1)
         if "worker" in lease:
-            raise TypeError("LeaseWorkers names its workers itself: leave `worker` out")
-        # One at a time runs; the second thread tells it to stop.
+            raise TypeError("LeaseWorkers chooses the names of its workers: remove the argument `worker`")
+        # One thread runs `run`, and the second one `stop`.
         self._actor = ray.remote(Worker).options(**(actor_options or {}), max_concurrency=2, max_restarts=0)
-        # References, so that Ray ships them once to each machine, not once to each worker.
+        # With references, Ray ships the objects once to each node instead of once to each worker.
         self._task = (ray.put(reader), ledger_url, ray.put(consume), {"job": job, **lease})
         self._collector = ray.remote(Collector).options(num_cpus=0, max_concurrency=10_000).remote(limit)
         self._prefix = f"ray-{secrets.token_hex(3)}"
@@ -289,23 +294,23 @@ class LeaseWorkers:
     # Workers.
 
     def scale(self, num_workers: int) -> None:
-        """Lets so many workers run from now on. Those that are too many end behind the batch that they use.
+        """Changes the number of workers. Surplus workers stop after their current batch.
 
-        Workers that Ray hasn't started yet go first, then the youngest.
+        Workers that Ray hasn't started yet are removed first, then the newest.
 
         Args:
-            num_workers: at least 1.
+            num_workers: Number of workers, at least 1.
 
         Raises:
-            ValueError: if it is less.
-            WorkerError: if a worker has failed.
+            ValueError: If the number is less than 1.
+            WorkerError: If a worker has failed.
         """
         wanted = at_least("num_workers", num_workers, 1)
         with self._lock:
             self._check()
             self._wanted = wanted
             running = [worker for worker in self._workers if not worker.stopping]
-            # Among those that run the oldest come first.
+            # The sort is stable, so the oldest running workers come first.
             keep = sorted(running, key=lambda worker: worker.pending)[:wanted]
             for worker in running:
                 if worker not in keep:
@@ -313,7 +318,7 @@ class LeaseWorkers:
             self._fill_up()
 
     def status(self) -> PoolStatus:
-        """What the workers do."""
+        """Returns the names of the workers by their state, and counts of restarts and refused commits."""
         with self._lock:
             pending = {worker.name for worker in self._workers if not worker.stopping and worker.pending}
             running = [worker.name for worker in self._workers if not worker.stopping and worker.name not in pending]
@@ -323,7 +328,7 @@ class LeaseWorkers:
             )
 
     def _fill_up(self) -> None:
-        """Starts as many workers as are missing."""
+        """Starts workers until the pool has the wanted number."""
         while not self._closed and not self._finished and self._failure is None:
             if sum(not worker.stopping for worker in self._workers) >= self._wanted:
                 return
@@ -335,7 +340,7 @@ class LeaseWorkers:
         self._workers.append(_Running(name, actor, actor.ready.remote()))
 
     def _begin(self, worker: _Running) -> None:
-        """Lets a worker run whose process is there."""
+        """Starts the loop of a worker whose process has started."""
         reader, url, consume, lease = self._task
         worker.pending = False
         worker.awaited = worker.actor.run.remote(reader, url, worker.name, consume, self._collector, lease)
@@ -348,7 +353,7 @@ class LeaseWorkers:
             worker.actor.stop.remote()
 
     def _watch(self) -> None:
-        """Sees workers end, until there are none; in a thread of its own."""
+        """Watches the workers in a separate thread until none is left."""
         while True:
             with self._lock:
                 awaited = {worker.awaited: worker for worker in self._workers}
@@ -361,7 +366,7 @@ class LeaseWorkers:
                 self._fill_up()
 
     def _look_at(self, worker: _Running) -> None:
-        """Sees what has become of a worker."""
+        """Handles a worker whose reference has resolved."""
         try:
             outcome: Outcome | None = ray.get(worker.awaited)
         except ray.exceptions.RayError as error:
@@ -386,15 +391,15 @@ class LeaseWorkers:
         if worker.stopping or self._closed or self._finished or self._failure is not None:
             return
         if self._restarts == self._max_restarts:
-            message = f"the worker {worker.name} died, and {self._restarts} have been started again before: {error}"
+            message = f"the worker {worker.name} died after {self._restarts} restarts of the pool's workers: {error}"
             self._fail(WorkerError(message, worker=worker.name), error)
             return
         self._restarts += 1
-        _log.warning("the worker %s died and is started again (%d): %s", worker.name, self._restarts, error)
+        _log.warning("the worker %s died and is restarted (%d): %s", worker.name, self._restarts, error)
         self._start(worker.name)
 
     def _fail(self, error: BaseException, cause: BaseException | None = None) -> None:
-        """Keeps the first error for whoever asks next, and stops all workers."""
+        """Stores the first error, which the next call raises, and stops all workers."""
         if self._failure is None:
             error.__cause__ = cause or error.__cause__
             self._failure = error
@@ -410,13 +415,13 @@ class LeaseWorkers:
     # Results.
 
     def __iter__(self) -> Iterator[Result]:
-        """Results as they come, each once; ends when the job is done, and closes the pool.
+        """Yields each result once, in order of arrival. Closes the pool after the job is done.
 
         Raises:
-            WorkerError: if `consume` fails, or too many workers die; it says which worker, and with which batch.
+            WorkerError: If `consume` fails or too many workers die. The message contains the worker and the batch.
         """
         while not self._closed:
-            # Whoever has ended has handed in its results before.
+            # A worker adds all its results before it ends.
             ended = not self._watcher.is_alive()
             taken: list[Result] = ray.get(self._collector.take.remote(_LOOK))
             yield from taken
@@ -427,17 +432,18 @@ class LeaseWorkers:
                 self.close()
 
     def join(self) -> list[Result]:
-        """Waits until the job is done, and returns the results that weren't taken yet, in the order of batches.
+        """Waits until the job is done. Returns the results that weren't fetched yet, in the order of batches.
 
         Raises:
-            WorkerError: as iteration does.
+            WorkerError: If `consume` fails or too many workers die.
         """
         return sorted(self, key=lambda result: result[:2])
 
     def close(self) -> None:
-        """Stops the workers, which give up their leases. What was committed stays; results that weren't taken are lost.
+        """Stops the workers, which then release their leases. Commits are kept, but unfetched results are lost.
 
-        A worker that doesn't end its batch within five seconds is killed; its leases expire. Twice does no harm.
+        A worker that doesn't finish its batch within five seconds is killed, and its leases expire. Calling it twice
+        has no effect.
         """
         with self._lock:
             self._closed = True
@@ -451,7 +457,7 @@ class LeaseWorkers:
         try:
             self._watcher.join(max(0.0, deadline - time.monotonic()))
         finally:
-            # A process may be there by now.
+            # Also kill workers that were pending: their process may have started in the meantime.
             for actor in [*(worker.actor for worker in workers), self._collector]:
                 ray.kill(actor)
 
@@ -467,10 +473,10 @@ class LeaseWorkers:
 
 
 def _failure(name: str, outcome: Outcome) -> BaseException:
-    """The error to raise for a worker's."""
+    """Returns the error to raise for a failed worker."""
     error = None if outcome.error is None else ray.cloudpickle.loads(outcome.error)
     if outcome.batch is None and error is not None:
-        # It isn't about a batch: what the ledger says is the same for all workers.
+        # The error doesn't belong to a batch. Errors of the ledger are the same for all workers.
         return error  # type: ignore[no-any-return]
     epoch, step = outcome.batch or (None, None)
     where = f" with batch {step} of epoch {epoch}" if outcome.batch else ""

@@ -1,12 +1,11 @@
-"""`serve`: servers of a reader's batches as Ray actors.
+"""`serve`: Ray actors that serve the batches of a reader.
 
-Ray does what concerns machines: it places the servers, and restarts those whose processes die. Servers register at a
-small actor, the directory. Clients ask the directory while they read (`fastpipe.service.Directory`), and know nothing
-else of Ray: batches come over Arrow Flight.
+Ray places the servers and restarts servers whose processes die. Servers register with a small actor, the directory.
+Clients query the directory while they read (`fastpipe.service.Directory`). They don't depend on Ray in any other way:
+batches are sent over Arrow Flight.
 
-Ray starts a server's process again when it dies. The server then listens at another port, and perhaps on another node,
-so each server registers its URL at the directory, again every second. Ray may also restart the directory, which then
-knows no server until the next registration.
+After a restart, a server listens on another port, and perhaps on another node. Each server therefore registers its URL
+with the directory every second. Ray may also restart the directory, which is then empty until the next registrations.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fastpipe.service import connect
 NAMESPACE = "fastpipe"
 """Ray namespace of the directories' names, so that other jobs of the cluster find them."""
 
-# Seconds the directory has to answer. Clients ask it in a separate thread, again and again.
+# Seconds the directory has to answer. Clients query it regularly in a separate thread.
 _TIMEOUT = 5.0
 # Seconds between two registrations of a server.
 _PAUSE = 1.0
@@ -41,7 +40,7 @@ class ServerActor:
     """A server in a Ray process. Ray calls its methods from several threads.
 
     Args:
-        name: Name of the server at the directory.
+        name: Name of the server in the directory.
         directory: Ray's handle of the `DirectoryActor`.
         readers: A reader, or a dict from name to reader. The service keeps Ray's reference to it for restarts.
         token: Token that clients must send.
@@ -83,19 +82,19 @@ class ServerActor:
 
 
 class DirectoryActor:
-    """Knows the URL of each server that has registered."""
+    """Stores the URL of each registered server."""
 
     def __init__(self) -> None:
         self._urls: dict[str, str] = {}
         self._forgotten: set[str] = set()
 
     def register(self, name: str, url: str) -> None:
-        """Lists a server, in place of the URL that it had before Ray restarted it."""
+        """Registers a server. Replaces the URL that it had before Ray restarted it."""
         if name not in self._forgotten:
             self._urls[name] = url
 
     def forget(self, names: Sequence[str]) -> None:
-        """Lists servers no more, even if they register again. Names aren't used twice."""
+        """Removes servers permanently, even if they register again. Server names are never reused."""
         self._forgotten.update(names)
         for name in names:
             self._urls.pop(name, None)
@@ -106,41 +105,45 @@ class DirectoryActor:
 
 
 class RayDirectory:
-    """A `fastpipe.service.Directory` of the servers that Ray runs. It can be pickled, and used where Ray is connected.
+    """A `fastpipe.service.Directory` of the servers that Ray runs.
+
+    It can be pickled and used in any process that is connected to Ray.
 
     Args:
-        name: Name of its actor.
-        check: In the process that serves: called when no server has registered; raises an error if none will. It isn't
-            pickled.
+        name: Name of the directory's actor.
+        check: Function that is called when no server has registered, and raises an error if none ever will. Only the
+            serving process has it: it isn't pickled.
     """
 
     def __init__(self, name: str, check: Callable[[], None] | None = None) -> None:
         self._name, self._check = name, check
-        # Ray may take long to start the directory. A directory that was pickled has started.
+        # Ray may take long to start the directory. A pickled directory has already started.
         self._starting = check is not None
         self._actor: Any = None
 
     def urls(self) -> Sequence[str]:
-        """Returns the URLs of the servers that have registered.
+        """Returns the URLs of the registered servers.
 
         Raises:
-            ServiceError: if Ray doesn't say, the service is closed, or no server could start.
+            ServiceError: If Ray can't reach the directory, the service is closed, or no server could start.
         """
-        # Without this check Ray would start a cluster.
+        # Without this check, Ray would start a cluster.
         if not ray.is_initialized():
-            raise ServiceError("this process isn't connected to Ray, which knows the servers that come and go")
+            raise ServiceError(
+                "this process isn't connected to Ray, which manages the list of servers: call ray.init() first"
+            )
         try:
             if self._actor is None:
                 self._actor = ray.get_actor(self._name, NAMESPACE)
             urls: list[str] = ray.get(self._actor.urls.options(max_task_retries=-1).remote(), timeout=_TIMEOUT)
         except (ValueError, ray.exceptions.ActorDiedError):
             self._actor = None
-            raise ServiceError("the service was closed, or the process that had started it has ended") from None
+            raise ServiceError("the service was closed, or the process that started it has ended") from None
         except ray.exceptions.RayError as error:
             self._actor = None
             if self._starting and isinstance(error, ray.exceptions.GetTimeoutError):
                 return []
-            raise ServiceError(f"Ray doesn't say which servers there are: {type(error).__name__}: {error}") from error
+            raise ServiceError(f"cannot get the list of servers from Ray: {type(error).__name__}: {error}") from error
         self._starting = False
         if not urls and self._check is not None:
             self._check()
@@ -152,17 +155,18 @@ class RayDirectory:
 
 # Seconds a server has to answer `status`.
 _ANSWER = 2.0
-# Seconds in which clients learn that a server leaves; then it stops. And seconds it has to stop.
+# Seconds that clients have to switch to other servers before a server stops, and seconds that it then has to end its
+# streams.
 _LEAVE, _GRACE = 3.0, 2.0
 
 
 class ServiceStatus(NamedTuple):
-    """The servers of a service, by whether they serve.
+    """The servers of a service by their state.
 
     Attributes:
-        running: URL of each server that serves, by its name.
-        pending: Names of the servers that Ray has yet to start or to restart, or that didn't answer in two seconds.
-        failed: Why servers that couldn't start ended, or those that Ray restarts no more, by their names.
+        running: URL of each running server, by name.
+        pending: Names of the servers that Ray has yet to start or restart, or that didn't answer within two seconds.
+        failed: Reasons why servers couldn't start or are no longer restarted by Ray, by name.
     """
 
     running: dict[str, str]
@@ -175,9 +179,9 @@ class _Server:
     """A server of the service.
 
     Attributes:
-        name: as the directory and the status have it.
-        actor: Ray's handle; the only one, so that Ray ends the actor when the service drops it.
-        url: Ray's reference to its URL: the last request that wasn't answered, or the error it ended with.
+        name: Name in the directory and in the status.
+        actor: Ray's handle. It is the only one, so Ray ends the actor when the service drops it.
+        url: Ray reference to its URL: the latest request if it is unanswered or failed, otherwise None.
     """
 
     name: str
@@ -193,33 +197,32 @@ def serve(
     token: str | None = None,
     **options: Any,
 ) -> Service:
-    """Serves the batches of a reader by Ray actors (extras `ray` and `arrow`).
+    """Serves the batches of a reader from Ray actors (extras `ray` and `arrow`).
 
-    The batches of `service.connect()` are bit for bit the reader's, whichever servers make them, and whichever of them
-    are added, die, restart or are removed while they are read. `serve` returns at once; `connect` waits for the first
-    server.
+    The batches of `service.connect()` are identical to the reader's, bit for bit. Servers may be added, die, restart or
+    be removed while clients read. `serve` returns at once, and `connect` waits for the first server.
 
     Args:
-        reader: A reader, or a dict from name to reader. It is pickled, so no pass may be active; each node reads the
+        reader: A reader, or a dict from name to reader. It is pickled, so no pass may be active. Each node reads the
             same files.
-        num_servers: Number of servers, at least 1. `Service.scale` changes it. Servers for which Ray has no room are
-            pending until it has.
+        num_servers: Number of servers, at least 1. `Service.scale` changes it. Servers are pending until Ray has
+            resources for them. Defaults to 1.
         actor_options: Ray's options of each server, such as `{"num_cpus": 4, "resources": {"loader": 1}}`. By default
-            each server takes a CPU, the servers are spread over the nodes (`scheduling_strategy="SPREAD"`), and Ray
-            restarts those that die without limit (`max_restarts=-1`). A server reads with as many threads as it has
-            CPUs, unless the reader was told how many.
-        token: Token that clients must send; None to draw one.
+            each server uses one CPU, the servers are spread over the nodes (`scheduling_strategy="SPREAD"`), and Ray
+            restarts a dead server without limit (`max_restarts=-1`). A server reads with as many threads as it has
+            CPUs, unless the reader sets `num_threads`.
+        token: Token that clients must send. Defaults to a random token.
         **options: Further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
             `memory_limit`, `max_requests`.
 
     Returns:
-        The service. Leave it by `with`, or `close()` it: its servers end then.
+        The service. Use it in a `with` block, or call `close()` to stop its servers.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: if an argument is of the wrong type, or a reader can't be pickled.
-        UnsupportedError: if a reader can't be served, or Ray can't pickle its data; it says what to do.
-        ValueError: if a number is out of range.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If an argument has the wrong type, or a reader can't be pickled.
+        UnsupportedError: If a reader can't be served, or Ray can't pickle its data. The message says what to do.
+        ValueError: If a number is out of range.
 
     Example:
         >>> ray.init(num_cpus=2)  # doctest: +SKIP
@@ -232,7 +235,7 @@ def serve(
 
 
 class Service:
-    """Servers of a reader's batches, as `fastpipe.ray.serve` starts them. Several threads may use it."""
+    """Servers of a reader's batches, started by `fastpipe.ray.serve`. Several threads may use it."""
 
     def __init__(
         self,
@@ -247,11 +250,11 @@ class Service:
         wanted = _number_of_servers(num_servers)
         self.token = secrets.token_urlsafe(32) if token is None else token
         given = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "max_restarts": -1} | dict(actor_options or {})
-        # Its methods are answered while it serves and leaves.
+        # Several threads, so that the actor answers other calls while `leave` waits.
         self._actor = ray.remote(ServerActor).options(**given | {"max_concurrency": 4})
         self._prefix = f"server-{secrets.token_hex(3)}"
         name = f"{self._prefix}-directory"
-        # On the node of this process, whose actors end with it.
+        # Run the directory on the node of this process: if the process ends, so do its actors.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         directory = ray.remote(DirectoryActor).options(
             name=name, namespace=NAMESPACE, num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here
@@ -266,17 +269,18 @@ class Service:
         self.scale(wanted)
 
     def connect(self, reader: str = "default", **options: Any) -> Reader:
-        """Returns a reader whose batches the servers make: `fastpipe.connect` to the servers, while they change.
+        """Connects to the servers, like `fastpipe.connect`, and returns a reader of their batches.
 
-        It can be pickled, for Ray's tasks and actors. In a process that isn't connected to Ray (a worker of a
-        `DataLoader`, for example) it keeps to the servers that were known when it was pickled.
+        The reader follows servers that are added or removed. It can be pickled for Ray's tasks and actors. In a process
+        that isn't connected to Ray, such as a `DataLoader` worker, it uses only the servers that were known when it was
+        pickled.
 
         Args:
-            reader: Name of the reader, if several are served.
+            reader: Name of the reader, if several are served. Defaults to "default".
             **options: Further arguments of `fastpipe.connect`, such as `rank` and `world_size`, or `timeout`.
 
         Raises:
-            ServiceError: if the service is closed, no server could start, or none serves within `timeout`.
+            ServiceError: If the service is closed, no server could start, or none answers within `timeout`.
         """
         self._check_open()
         try:
@@ -285,29 +289,31 @@ class Service:
             status = self.status()
             if status.running or not status.pending:
                 raise
-            waiting = f"{len(status.pending)} servers wait for Ray to start them: `ray status` shows what it lacks"
+            waiting = (
+                f"{len(status.pending)} servers wait for Ray to start them: `ray status` shows the missing resources"
+            )
             raise ServiceError(f"{error}; {waiting}") from error
 
     def scale(self, num_servers: SupportsIndex) -> None:
-        """Changes how many servers there are, and replaces those that have failed.
+        """Changes the number of servers, and replaces failed servers.
 
-        Servers that Ray hasn't started yet are removed first, then the youngest. A server that is removed stops three
-        seconds later: by then its clients use the others.
+        Servers that Ray hasn't started yet are removed first, then the newest. A removed server stops three seconds
+        later, after its clients have switched to other servers.
 
         Args:
             num_servers: Number of servers, at least 1.
 
         Raises:
-            ServiceError: if the service is closed.
-            TypeError: if the number is not an integer.
-            ValueError: if it is less than 1.
+            ServiceError: If the service is closed.
+            TypeError: If the number is not an integer.
+            ValueError: If it is less than 1.
         """
         wanted = _number_of_servers(num_servers)
         with self._lock:
             self._check_open()
             status = self.status()
             kept = [server for server in self._servers if server.name not in status.failed]
-            # The sort is stable: of the servers that run, older ones come first.
+            # The sort is stable, so the oldest running servers come first.
             kept = sorted(kept, key=lambda server: server.name not in status.running)[:wanted]
             removed = [server for server in self._servers if server not in kept]
             self._servers = kept
@@ -315,7 +321,8 @@ class Service:
                 self._directory_actor.forget.remote([server.name for server in removed])
             for server in removed:
                 if server.name in status.running:
-                    # If its process dies first, Ray ends the restarted actor: the service has no handle of it any more.
+                    # If the process dies before that, Ray doesn't restart it, because the service has dropped the only
+                    # handle.
                     server.actor.leave.remote(_LEAVE, _GRACE)
                 else:
                     ray.kill(server.actor)
@@ -326,18 +333,18 @@ class Service:
                 self._servers.append(_Server(name, actor, actor.url.remote()))
 
     def status(self) -> ServiceStatus:
-        """Asks each server whether it serves. Waits at most two seconds for the answers."""
+        """Queries the state of each server. Waits at most two seconds for the answers."""
         return self._status(_ANSWER)
 
     @property
     def urls(self) -> list[str]:
-        """URLs of the servers that serve: for `fastpipe.connect(urls, token=service.token)` outside of Ray."""
+        """URLs of the running servers, for `fastpipe.connect(urls, token=service.token)` outside of Ray."""
         return list(self.status().running.values())
 
     def close(self) -> None:
-        """Ends all servers. Passes that still want batches try for their `timeout`, then raise a `ServiceError`.
+        """Stops all servers. Clients that need more batches retry for their `timeout`, and then raise `ServiceError`.
 
-        Closing twice does no harm.
+        Calling it twice has no effect.
         """
         with self._lock:
             if self._closed:
@@ -347,7 +354,7 @@ class Service:
             servers, self._servers = self._servers, []
         if not ray.is_initialized():
             return
-        # Streams end before the processes do, so that clients need not wait for their timeout.
+        # End the streams before the processes, so that clients need not wait for their timeout.
         stopping = [server.actor.leave.remote(0.0, _GRACE) for server in servers if server.name in running]
         try:
             if stopping:
@@ -369,10 +376,10 @@ class Service:
         if self._closed:
             raise ServiceError("the service is closed")
         if not ray.is_initialized():
-            raise ServiceError("this process is no longer connected to Ray: ray.init(), and serve the reader again")
+            raise ServiceError("this process is no longer connected to Ray: call ray.init() and serve the reader again")
 
     def _check_startable(self) -> None:
-        """Raises a `ServiceError` if no server will ever serve."""
+        """Raises `ServiceError` if all servers have failed permanently."""
         failed = self._status(0.0).failed
         if failed and len(failed) == len(self._servers):
             raise ServiceError("; ".join(f"the server {name} can't run: {why}" for name, why in failed.items()))
@@ -380,7 +387,7 @@ class Service:
     def _status(self, seconds: float) -> ServiceStatus:
         running, pending, failed = dict[str, str](), list[str](), dict[str, str]()
         with self._lock:
-            # Without this check Ray would start a cluster.
+            # Without this check, Ray would start a cluster.
             servers = self._servers if ray.is_initialized() else []
             for server in servers:
                 server.url = server.url or server.actor.url.remote()
@@ -396,14 +403,14 @@ class Service:
                 except ray.exceptions.ActorDiedError as error:
                     failed[server.name] = _why(error)
                 except ray.exceptions.RayError:
-                    # It died, and Ray restarts it.
+                    # The server died, and Ray is restarting it.
                     pending.append(server.name)
                     server.url = None
         return ServiceStatus(running, tuple(pending), failed)
 
 
 def _why(error: Exception) -> str:
-    """Returns what an actor has died of: the error of its constructor, or what Ray says first."""
+    """Returns why an actor died: the error of its constructor, or the first line of Ray's message."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip() if "creation task" in lines[0] else lines[0]
 
@@ -411,14 +418,14 @@ def _why(error: Exception) -> str:
 def _number_of_servers(num_servers: Any) -> int:
     if isinstance(num_servers, (str, tuple)):
         raise TypeError(
-            f"num_servers must be an integer; got {num_servers!r:.100}. The number of servers doesn't change by itself:"
-            " start with one that suits, and change it with scale(n)"
+            f"num_servers must be an integer; got {num_servers!r:.100}. The number of servers isn't scaled"
+            " automatically: choose an initial number, and change it with scale(n)"
         )
     return at_least("num_servers", num_servers, 1)
 
 
 def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -> None:
-    """Raises the errors that every server would raise."""
+    """Raises the errors that every server would raise at its start."""
     from fastpipe._arrow.schema import require_pyarrow
 
     require_pyarrow()
@@ -426,16 +433,18 @@ def _check(readers: Reader | Mapping[str, Reader], options: Mapping[str, Any]) -
 
     named = readers if isinstance(readers, Mapping) else {"default": readers}
     if not named:
-        raise ValueError("there is no reader to serve")
+        raise ValueError("no reader to serve")
     for name, reader in named.items():
         Served(name, reader)
     known = {"tls", "client_ca", "max_passes", "keep", "memory_limit", "max_requests"}
     hints = {
         "host": "Ray chooses where servers listen",
         "port": "Ray chooses where servers listen",
-        "max_restarts": "Ray restarts servers without limit, or as actor_options={'max_restarts': 10} says",
+        "max_restarts": "Ray restarts servers without limit, or as set by actor_options={'max_restarts': 10}",
     }
     for name in options:
         if name not in known:
-            hint = hints.get(name, "a server has no such argument")
-            raise TypeError(f"serve() takes no {name!r}: {hint}; it takes {', '.join(sorted(known))}")
+            hint = hints.get(name, "servers don't support it")
+            raise TypeError(
+                f"serve() got an unexpected argument {name!r}: {hint}; valid arguments are {', '.join(sorted(known))}"
+            )
