@@ -1,5 +1,5 @@
-//! The work of ordering alone, over an index of 10^9 rows in 10^7 blocks of varied sizes, on one core:
-//! `cargo bench -p fastpipe-order`.
+//! Benchmark of ordering only, without data: an index of 10^9 rows in 10^7 blocks of varied sizes, on one core. Run it
+//! with `cargo bench -p fastpipe-order`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::hint::black_box;
@@ -16,23 +16,23 @@ const BATCH_SIZE: u32 = 1024;
 mod measure;
 use measure::measure;
 
-/// Counts what is allocated.
+/// Counts the allocated bytes.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 
 #[allow(unsafe_code)]
-// SAFETY: all is left to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         HELD.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is the same for the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is the same for the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Blocks of 1 to 199 rows: 10^9 in all.
+/// Returns blocks of 1 to 199 rows, 10^9 rows in total.
 fn units() -> Arc<Units> {
     let draws = Draws::new(Key::default(), Purpose::Buffer, 0);
     Arc::new(Units::new((0..BLOCKS).map(|i| 1 + draws.below(i, 199) as u32)).expect("countable"))
@@ -60,7 +60,7 @@ fn order(units: &Arc<Units>, kind: Kind) -> Arc<Order> {
     Arc::new(Order::new(units, settings(kind)).expect("memory"))
 }
 
-/// The state at a fraction of an epoch. (To get there, the table is made.)
+/// Returns the state at a percentage of an epoch. The seek builds the table.
 fn state(order: &Arc<Order>, percent: u64) -> State {
     let mut cursor = order.epoch(1).expect("memory");
     cursor.seek(order.steps() * percent / 100 + 7).expect("memory");

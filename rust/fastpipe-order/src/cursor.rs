@@ -1,4 +1,4 @@
-//! Going through an order batch by batch.
+//! Iteration over an order, batch by batch.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::state::{State, StateError};
 use crate::walker::Walker;
 
-/// A batch, and where it stands.
+/// A batch: its position in the order and the positions of its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPlan {
     /// The epoch.
@@ -20,24 +20,26 @@ pub struct BatchPlan {
     pub step: u64,
     /// Number of rows.
     pub rows: u32,
-    /// How many of them, from the first, are not there to fill the batch up.
+    /// Number of real rows. The rows after them only pad the batch.
     pub valid: u32,
-    /// Where the rows come from.
+    /// Positions of the rows in the units.
     pub content: Content,
-    /// The window that it is cut from, if there are such: all batches of one take rows of the same units.
+    /// Window that the batch is cut from, if the order has windows. All batches of a window take rows of the same
+    /// units.
     pub window: Option<u64>,
-    /// Units that neither this batch nor one behind it takes further rows of, unless they start anew.
+    /// Units that neither this batch nor a later one takes rows from, unless a later one starts them from the
+    /// beginning.
     pub released: Vec<u64>,
-    /// What is left behind this batch.
+    /// State after this batch.
     pub after: State,
 }
 
 impl Order {
-    /// Goes through an epoch from its start.
+    /// Returns a cursor at the start of an epoch.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for the order of the units.
+    /// [`PlanError`](crate::PlanError) if memory for the order of the units can't be allocated.
     pub fn epoch(self: &Arc<Self>, epoch: u64) -> Result<Cursor> {
         let shards = self.whole();
         Ok(Cursor {
@@ -52,20 +54,20 @@ impl Order {
         })
     }
 
-    /// Goes on from a state.
+    /// Returns a cursor that continues from a state.
     ///
     /// # Errors
     ///
-    /// [`StateError`] if it is of another number of ranks and that matters, or isn't one of this order, or there is no
-    /// memory for it.
+    /// [`StateError`] if the number of ranks differs and the order doesn't allow that, if the state doesn't belong to
+    /// this order, or if memory can't be allocated.
     pub fn resume(self: &Arc<Self>, state: &State) -> Result<Cursor, StateError> {
         let ranks = self.settings.ranks;
-        // Behind every epoch comes another.
+        // The code assumes that a next epoch exists.
         if state.epoch == u64::MAX {
             return Err(StateError::Impossible);
         }
         if state.step == 0 {
-            // An epoch that wasn't begun is anybody's.
+            // A state at the start of an epoch is valid for any number of ranks.
             return Ok(self.epoch(state.epoch)?);
         }
         if state.ranks != ranks && self.settings.shard_by == ShardBy::Unit {
@@ -112,70 +114,71 @@ impl Order {
     }
 }
 
-/// Goes through a part of an epoch, batch by batch.
+/// Iterates over a part of an epoch, batch by batch.
 pub(crate) trait PartWalker: Debug + Send + Sync {
-    /// The next batch.
+    /// Returns the next batch, or `None` at the end.
     fn batch(&mut self, order: &Order, patience: &mut Patience<'_>) -> Result<Option<BatchPlan>>;
 }
 
-/// A place in an epoch.
+/// A position in an epoch.
 #[derive(Debug)]
 pub struct Cursor {
     order: Arc<Order>,
     epoch: u64,
     shards: RankShards,
-    /// Steps of the shards: of this rank, and of the one that has most.
+    /// Steps of the shards: of this rank, and of the rank with the most steps.
     steps: (u64, u64),
-    /// Steps of the shards that are done.
+    /// Finished steps of the shards.
     taken: u64,
-    /// Steps of the epoch before the shards.
+    /// Steps of the epoch before the shards begin.
     before: u64,
     walker: Walker,
-    /// Goes through a part of the epoch alone, instead of all this.
+    /// If set, provides the batches of a part of the epoch in place of the other fields.
     pub(crate) part: Option<Box<dyn PartWalker>>,
 }
 
 impl Cursor {
-    /// The epoch.
+    /// Returns the current epoch.
     pub fn current_epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The order.
+    /// Returns the order.
     pub fn order(&self) -> &Arc<Order> {
         &self.order
     }
 
-    /// Batches of the epoch that this rank still gets.
+    /// Returns the number of batches that this rank still gets in the epoch.
     pub fn left(&self) -> u64 {
         self.steps.0.saturating_sub(self.taken)
     }
 
-    /// Whether it stands at the start of its epoch: the first batch needn't be sought.
+    /// Whether the cursor is at the start of its epoch, so that no seek is needed.
     pub fn is_at_start(&self) -> bool {
         self.before + self.taken == 0
     }
 
-    /// Whether its rank's batches are those of the whole epoch, from the first: [`Cursor::seek`] finds the same ones.
+    /// Whether the rank's batches cover the whole epoch from the first batch. [`Cursor::seek`] then finds the same
+    /// batches.
     pub fn is_plain(&self) -> bool {
         self.before == 0 && self.shards.is_whole()
     }
 
-    /// This rank's batches since the state that it goes on from, or since the start of the epoch.
+    /// Returns the number of batches of this rank since the resumed state or the start of the epoch.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// Passes over so many of this rank's batches.
+    /// Skips this many batches of this rank.
     pub fn pass_over(&mut self, steps: u64) {
         self.taken = self.taken.saturating_add(steps);
     }
 
-    /// Goes to a step of an epoch of which nothing was dealt before.
+    /// Moves to a step of an epoch, counted from the start of the epoch.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for the order of the units.
+    /// [`PlanError`](crate::PlanError) if memory for the order of the units can't be allocated.
     pub fn seek(&mut self, step: u64) -> Result<()> {
         if !self.is_plain() {
             *self = self.order.epoch(self.epoch)?;
@@ -184,11 +187,11 @@ impl Cursor {
         Ok(())
     }
 
-    /// How far it has come. Behind the last batch of all ranks that is the start of the next epoch.
+    /// Returns the current state. After the last batch of all ranks, this is the start of the next epoch.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for it.
+    /// [`PlanError`](crate::PlanError) if memory for the state can't be allocated.
     pub fn state(&mut self) -> Result<State> {
         let ranks = self.order.settings.ranks;
         if self.before + self.taken == 0 {
@@ -207,7 +210,7 @@ impl Cursor {
             } = self.order.settings;
             let per_window = (shuffle_buffer / u64::from(batch_size.max(1))).max(1);
             let window = |chunk: u64| chunk * self.order.per_chunk() / per_window;
-            // Of all that were begun, whoever reads them: states of all ranks are equal.
+            // Include all partially read windows of any rank, because the states of all ranks are equal.
             let begun = remaining
                 .partial
                 .iter()
@@ -230,9 +233,10 @@ impl Cursor {
         })
     }
 
-    /// The next batch of the epoch. While that takes long, `stop` is asked again and again whether it is still wanted.
+    /// Plans the next batch of the epoch. Calls `stop` repeatedly during long planning. If it returns true, planning
+    /// fails with [`PlanError::Interrupted`](crate::PlanError::Interrupted).
     ///
-    /// Behind an error it stands where it stood, and can be asked again.
+    /// After an error, the cursor hasn't moved, and the call can be repeated.
     pub fn next_unless(&mut self, stop: &mut dyn FnMut() -> bool) -> Option<Result<BatchPlan>> {
         let taken = self.taken;
         let planned = self.plan(&mut Patience(stop));
@@ -258,7 +262,7 @@ impl Cursor {
         } = self.order.settings;
         let rank = if self.order.own_steps.is_some() { 0 } else { rank };
         let own = self.shards.batch(rank, self.taken);
-        // A rank without a batch repeats the last one of all, of which no row is valid.
+        // A rank without a batch repeats the very last batch, with no valid rows.
         let Some(batch) = own.or(self.order.batches.checked_sub(1)) else {
             return Ok(None);
         };
@@ -296,7 +300,7 @@ impl Cursor {
 impl Iterator for Cursor {
     type Item = Result<BatchPlan>;
 
-    /// The next batch of the epoch.
+    /// Plans the next batch of the epoch.
     fn next(&mut self) -> Option<Result<BatchPlan>> {
         self.next_unless(&mut || false)
     }

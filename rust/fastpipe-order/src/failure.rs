@@ -1,21 +1,21 @@
-//! What may stop the planning of a batch: memory that the system refuses, or a consumer that no longer wants it.
+//! The two reasons why planning a batch may stop: an allocation fails, or the consumer no longer wants the batch.
 //!
-//! Everything whose size follows from counts of rows or units, or from settings, is allocated here, so that a refusal
-//! becomes an error. Loops over as much look at short intervals whether to go on.
+//! All memory whose size depends on row counts, unit counts or settings is allocated here, so that a failed allocation
+//! is reported as an error. Loops of that length check at short intervals whether to continue.
 
 use std::fmt;
 
 use fastpipe_memory::try_reserve_large;
 
-/// Steps between two looks at whether to go on: some hundredths of a second where each misses the caches.
+/// Steps between two checks whether to continue. They take some hundredths of a second if each step misses the caches.
 pub(crate) const STEPS_AT_ONCE: usize = 1 << 19;
 
-/// Why a batch couldn't be planned.
+/// The reason why a batch couldn't be planned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanError {
     /// The system refused to allocate this many bytes.
     OutOfMemory {
-        /// Bytes of the allocation.
+        /// Size of the allocation.
         bytes: usize,
     },
     /// The caller asked to stop.
@@ -35,11 +35,11 @@ impl std::error::Error for PlanError {}
 
 pub(crate) type Result<T, E = PlanError> = std::result::Result<T, E>;
 
-/// Whether to go on, asked of the caller.
+/// Wraps the caller's function that returns true when planning should stop.
 pub(crate) struct Patience<'a>(pub(crate) &'a mut dyn FnMut() -> bool);
 
 impl Patience<'_> {
-    /// Asks whether to go on.
+    /// Returns an error if the caller wants to stop.
     pub(crate) fn look(&mut self) -> Result<()> {
         if (self.0)() {
             Err(PlanError::Interrupted)
@@ -48,7 +48,8 @@ impl Patience<'_> {
         }
     }
 
-    /// `len` times the same: the system takes its time to hand out much memory.
+    /// Returns a vector of `len` copies of `value`. Checks for a stop in between, because allocating much memory takes
+    /// long.
     pub(crate) fn filled<T: Copy>(&mut self, value: T, len: usize) -> Result<Vec<T>> {
         let mut data = with_room(len)?;
         self.stretches(0, len as u64, |_, to| {
@@ -58,7 +59,7 @@ impl Patience<'_> {
         Ok(data)
     }
 
-    /// Goes through `from..to` in stretches of [`STEPS_AT_ONCE`], and asks between them.
+    /// Splits `from..to` into ranges of [`STEPS_AT_ONCE`], and checks for a stop between them.
     pub(crate) fn stretches(
         &mut self,
         from: u64,
@@ -85,47 +86,47 @@ fn refused<T>(count: usize) -> PlanError {
     }
 }
 
-/// Makes room for `more` elements behind those that are there; room that grows by and by is doubled.
+/// Reserves room for `more` further elements. The capacity at least doubles when it grows.
 #[inline]
 pub(crate) fn reserve<T>(data: &mut Vec<T>, more: usize) -> Result<()> {
     data.try_reserve(more)
         .map_err(|_| refused::<T>(data.len().saturating_add(more)))
 }
 
-/// Makes room for exactly `len` elements in all, in large pages if it is much.
+/// Reserves room for exactly `len` elements in total, in large pages if the size warrants it.
 pub(crate) fn reserve_all<T: Copy>(data: &mut Vec<T>, len: usize) -> Result<()> {
     try_reserve_large(data, len).map_err(|_| refused::<T>(len))
 }
 
-/// An empty list with room for exactly `len` elements.
+/// Returns an empty vector with room for exactly `len` elements.
 pub(crate) fn with_room<T>(len: usize) -> Result<Vec<T>> {
     let mut data = Vec::new();
     data.try_reserve_exact(len).map_err(|_| refused::<T>(len))?;
     Ok(data)
 }
 
-/// `len` times the same.
+/// Returns a vector of `len` copies of `value`.
 pub(crate) fn filled<T: Copy>(value: T, len: usize) -> Result<Vec<T>> {
     let mut data = with_room(len)?;
     data.resize(len, value);
     Ok(data)
 }
 
-/// A copy.
+/// Returns a copy of the slice.
 pub(crate) fn copied<T: Copy>(items: &[T]) -> Result<Vec<T>> {
     let mut data = with_room(items.len())?;
     data.extend_from_slice(items);
     Ok(data)
 }
 
-/// All items, of which there may be fewer or more than their iterator knows.
+/// Collects all items. The size hint of the iterator may be inexact.
 #[inline]
 pub(crate) fn collected<T>(items: impl IntoIterator<Item = T>) -> Result<Vec<T>> {
     let items = items.into_iter();
     let (least, most) = items.size_hint();
     let mut data = with_room(least)?;
     if most == Some(least) {
-        // There is room for all of them: no look at it for each.
+        // The capacity suffices, so `extend` needs no further check per item.
         data.extend(items);
         return Ok(data);
     }

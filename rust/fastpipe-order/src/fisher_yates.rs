@@ -1,19 +1,18 @@
-//! A shuffle through a window of bounded length.
+//! A shuffle within a moving window of bounded length.
 
 use std::collections::TryReserveError;
 
 use fastpipe_random::{Draws, Key, Purpose};
 
-/// A Fisher-Yates shuffle of a sequence that comes in piece by piece, of which only a window is known at a time.
+/// A Fisher-Yates shuffle of a sequence that arrives in parts. Only a window of the sequence is known at a time.
 ///
-/// Draw `i` swaps what stands at position `i` with what stands at a position drawn uniformly from `[i, min(i + span,
-/// total))`, and gives it out. That is `tf.data`'s `shuffle(span)`, in distribution: its reservoir of `span` items
-/// gives out a random one and puts the next item of the input in its place. With a span of at least the total it is the
-/// whole Fisher-Yates shuffle; with 1, nothing moves.
+/// Draw `i` swaps the item at position `i` with the item at a position drawn uniformly from `[i, min(i + span,
+/// total))`, and returns it. The result has the distribution of `tf.data`'s `shuffle(span)`, which keeps `span` items,
+/// returns a random one and replaces it by the next input. With a span of at least the total, it is a complete
+/// Fisher-Yates shuffle. With a span of 1, nothing moves.
 ///
-/// The draws are those of [`Purpose::Buffer`], stream 0, at positions `i`. What comes out therefore depends on the key,
-/// the span and the input alone, and neither on how the input was cut when it came in nor on how many were drawn at a
-/// time.
+/// Draw `i` uses [`Purpose::Buffer`], stream 0, at position `i`. The output therefore depends only on the key, the span
+/// and the input. It doesn't depend on how the input was split or how many items were drawn at a time.
 ///
 /// ```
 /// use fastpipe_order::{FisherYates, Key};
@@ -28,15 +27,15 @@ use fastpipe_random::{Draws, Key, Purpose};
 pub struct FisherYates<T> {
     draws: Draws,
     span: u64,
-    /// Draws so far.
+    /// Number of draws so far.
     drawn: u64,
-    /// What was given out already and not yet moved out of the way, up to `head`; behind it what is to come.
+    /// Items before `head` were returned and can be overwritten. Items from `head` on are still to be drawn.
     items: Vec<T>,
     head: usize,
 }
 
 impl<T: Copy> FisherYates<T> {
-    /// A shuffle of nothing so far. A `span` of 0 counts as 1.
+    /// Creates a shuffle without items. A `span` of 0 counts as 1.
     pub fn new(key: Key, span: u64) -> Self {
         FisherYates {
             draws: Draws::new(key, Purpose::Buffer, 0),
@@ -47,28 +46,28 @@ impl<T: Copy> FisherYates<T> {
         }
     }
 
-    /// Items that came in and weren't drawn yet.
+    /// Returns the number of items that were added and not yet drawn.
     pub fn len(&self) -> usize {
         self.items.len() - self.head
     }
 
-    /// Whether all that came in was drawn.
+    /// Whether all added items were drawn.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Makes room for this many more items.
+    /// Reserves room for `more` further items.
     ///
     /// # Errors
     ///
-    /// If the system has no such memory.
+    /// If the memory can't be allocated.
     pub fn try_reserve(&mut self, more: usize) -> Result<(), TryReserveError> {
         self.items.try_reserve(more)
     }
 
-    /// Adds what comes next in the input.
+    /// Adds the next items of the input.
     pub fn extend(&mut self, items: impl IntoIterator<Item = T>) {
-        // No more is moved than was drawn since the last time.
+        // This moves no more items than were drawn since the last time, so the cost is amortized.
         if self.head >= self.items.len() - self.head {
             self.items.drain(..self.head);
             self.head = 0;
@@ -76,8 +75,8 @@ impl<T: Copy> FisherYates<T> {
         self.items.extend(items);
     }
 
-    /// The next `count`, or as many as can be drawn. Until the input has `ended`, a draw needs `span` items: `count` of
-    /// them `span + count - 1`.
+    /// Returns the next items, at most `count`. Until the input has `ended`, drawing one item needs `span` items, and
+    /// drawing `count` items needs `span + count - 1`.
     pub fn draw(&mut self, count: usize, ended: bool) -> &[T] {
         let ready = if ended {
             self.len()
@@ -101,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// All positions at once, each draw by itself.
+    /// Shuffles all positions in one loop, one draw at a time.
     fn naive(key: Key, span: u64, total: u64) -> Vec<u64> {
         let draws = Draws::new(key, Purpose::Buffer, 0);
         let mut items: Vec<u64> = (0..total).collect();
@@ -143,7 +142,7 @@ mod tests {
         assert_eq!(shuffle.draw(50, true), naive(Key { seed: 1, epoch: 2 }, u64::MAX, 50));
     }
 
-    /// The order is a promise: this one was written down when it was made.
+    /// The order must never change. These values were recorded when it was defined.
     #[test]
     fn the_order_stays_as_it_is() {
         let mut shuffle = FisherYates::new(Key { seed: 42, epoch: 1 }, 5);

@@ -1,27 +1,27 @@
-//! Which rows stand in which batch.
+//! Decides which rows each batch contains.
 //!
-//! # One page
+//! # Overview
 //!
-//! The order of samples is a pure function: which rows stand in batch `t` depends on the numbers of rows in the units
-//! (the blocks of Avro files), on the seed, the epoch, the order and its parameters, and on `t`. Not on data, files,
-//! threads, memory, or on what was read before. So this crate has no data, no I/O and no threads, depends on nothing of
-//! ours but [draws](fastpipe_random) and hints about memory, and holds no state that couldn't be computed anew:
+//! The order of rows is a pure function. The rows of batch `t` depend only on the row counts of the units (such as Avro
+//! blocks), the seed, the epoch, the order and its parameters, and `t`. They don't depend on data, files, threads,
+//! memory, or earlier reads. This crate therefore contains no data, no I/O and no threads. Of fastpipe's crates, it
+//! uses only [random draws](fastpipe_random) and memory helpers. All its state can be recomputed:
 //!
 //! - **Any batch at once.** [`Cursor::seek`] goes to any batch of any epoch.
-//! - **Exact resuming.** A [`State`] is a few numbers, the same for all ranks. [`Order::resume`] goes on from it.
-//! - **Elastic ranks.** Ranks decide who gets which batch and when, never what stands in it: another number of them
-//!   goes on where the others stopped.
+//! - **Exact resuming.** A [`State`] is a few numbers, the same for all ranks. [`Order::resume`] continues from it.
+//! - **Elastic ranks.** Ranks determine which process gets a batch and when, but never its contents. A different number
+//!   of ranks can resume from the same state.
 //!
 //! ## Rows to batches
 //!
 //! Each order arranges all rows of an epoch in a line and cuts it into batches. `n` is the shuffle buffer:
 //!
 //! ```text
-//!             as they stand   1 1 1 1 2 2 2 2 3 3 3 3 4 4 4 4 ...       (rows of units 1, 2, 3, 4, ...)
+//!             storage order   1 1 1 1 2 2 2 2 3 3 3 3 4 4 4 4 ...       (rows of units 1, 2, 3, 4, ...)
 //!
 //! sequential                  1 1 1 1 2 2 2 2 3 3 3 3 4 4 4 4 ...
 //!
-//! window      units drawn     3 3 3 3 1 1 1 1|4 4 4 4 2 2 2 2|...       all units of the data set, in random order,
+//! window      units drawn     3 3 3 3 1 1 1 1|4 4 4 4 2 2 2 2|...       all units of the dataset, in random order,
 //!             rows drawn      1 3 3 1 3 1 1 3|2 4 4 2 2 4 2 4|...       cut into windows of n rows, each one permuted
 //!
 //! buffer      a buffer of n   1 2 1 1 2 3 1 2 3 4 2 3 ...               each draw takes any of the n rows in the
@@ -32,31 +32,32 @@
 //!                                                                       that it met
 //! ```
 //!
-//! - *Window* order needs only to know where each window starts among the units in random order. The random order of
-//!   many units is a keyed permutation without a table ([`Units`](fastpipe_random::Purpose::Units)); going on from one
-//!   window to the next takes a look at each of its units. To go anywhere else a table is made of the sums of every 64
-//!   units, once an epoch; states hold the places that come next, so resuming needs none. Within a window rows are
-//!   permuted by a Fisher-Yates shuffle.
-//! - *Buffer* and *block* order look as if they needed what happened before, and don't: a row of the buffer is followed
-//!   back, draw by draw, to where it came from, which takes a few dozen times as many draws as the buffer has rows (see
+//! - *Window* order needs only the start of each window in the random order of units. The random order of many units is
+//!   a keyed permutation that needs no table ([`Units`](fastpipe_random::Purpose::Units)). Moving from one window to
+//!   the next visits each of its units. Seeking to any other window needs a table of row sums, one for every 64 units,
+//!   which is built once per epoch. States contain the positions of the next windows, so resuming needs no table.
+//!   Within a window, rows are permuted by a Fisher-Yates shuffle.
+//! - *Buffer* and *block* order appear to depend on all earlier draws, but they don't. To seek, each row of the buffer
+//!   is traced back, draw by draw, to its origin. This takes a few dozen times more draws than the buffer has rows (see
 //!   `shuffle_pool.rs`).
 //!
-//! Draws are counter-based: a function of the seed, the epoch, what they are for and their place ([`fastpipe_random`]).
-//! No stream of random numbers is shared, so nothing depends on who draws first.
+//! Draws are counter-based: each is a function of the seed, the epoch, its purpose and its index ([`fastpipe_random`]).
+//! No stream of random numbers is shared, so the results don't depend on the sequence in which threads draw.
 //!
 //! ## Batches to ranks
 //!
-//! Windows are dealt to ranks as wholes, so that no rank decodes another's rows: with windows of `K` batches, rank `r`
-//! of `N` gets at its step `s` batch `t = ((s / K) * N + r) * K + s % K`. The rest, when there is no window left for
-//! each, is dealt batch by batch, so that all ranks have equally many. Sequential order is dealt alike, in stretches as
-//! long as a window. When the number of ranks changes, what is left of the windows that were begun is dealt first (see
-//! `rank_shards.rs`). Block and buffer order give each rank units of its own instead; there ranks can't change within
-//! an epoch.
+//! Each rank gets whole windows, so that it never decodes rows of another rank. With windows of `K` batches, rank `r`
+//! of `N` gets at its step `s` batch `t = ((s / K) * N + r) * K + s % K`. When fewer windows than ranks are left, the
+//! remaining batches are assigned one by one, so that all ranks get equal numbers. Sequential order is divided in the
+//! same way, into ranges as long as a window. If the number of ranks changes, the remaining batches of partially read
+//! windows are assigned first (see `rank_shards.rs`). In block and buffer order, each rank has separate units instead,
+//! and the number of ranks can't change within an epoch.
 //!
-//! ## What a batch is
+//! ## Batch plans
 //!
-//! A [`BatchPlan`]: for sequential order [`Run`]s of consecutive records, else [`Picks`] of single ones; which units
-//! are no longer needed; and the state behind it.
+//! A [`BatchPlan`] contains the positions of the rows, the units that are no longer needed, and the state after the
+//! batch. The positions are [`Run`]s of consecutive rows in sequential order, and [`Picks`] of single rows in all other
+//! orders.
 #![forbid(unsafe_code)]
 
 mod cursor;

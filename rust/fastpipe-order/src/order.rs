@@ -1,4 +1,4 @@
-//! An order of the rows of a data set: how many batches it makes of them, and how many of these each rank gets.
+//! An order of the rows of a dataset: the number of batches, and the number that each rank gets.
 
 use std::iter::zip;
 use std::sync::Arc;
@@ -10,40 +10,40 @@ use crate::settings::{Kind, Settings, ShardBy, Uneven};
 use crate::steps_per_rank::steps_per_rank;
 use crate::units::Units;
 
-/// An order of the rows of a data set.
+/// An order of the rows of a dataset.
 #[derive(Debug)]
 pub struct Order {
     pub(crate) settings: Settings,
-    /// Those that this rank goes through.
+    /// Units that this rank reads.
     pub(crate) units: Arc<Units>,
-    /// Batches of an epoch of these units.
+    /// Number of batches per epoch of these units.
     pub(crate) batches: u64,
-    /// Steps of an epoch where ranks have units of their own: of this rank, and of the one that has most.
+    /// Set if ranks have separate units: steps per epoch of this rank, and of the rank with the most steps.
     pub(crate) own_steps: Option<(u64, u64)>,
     fair: bool,
     /// Rows of an epoch that are in no batch of any rank.
     left_out: u64,
-    /// Rows of the rank that has fewest, where ranks have units of their own.
+    /// Set if ranks have separate units: the row count of the rank with the fewest rows.
     own_rows: Option<u64>,
-    /// The rows of each epoch's sample, where they aren't drawn: ascending.
+    /// Ascending rows of each epoch's sample, if the caller specified them instead of drawing them.
     pub(crate) given: Option<Arc<Vec<u64>>>,
 }
 
 impl Order {
-    /// The order that the settings give to units.
+    /// Creates an order of units with these settings.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for the counts of a rank's own units.
+    /// [`PlanError`](crate::PlanError) if memory for the row counts of a rank's units can't be allocated.
     pub fn new(units: &Arc<Units>, settings: Settings) -> Result<Order> {
         Order::made(units, settings, None)
     }
 
-    /// The order of a sample of these rows, which ascend, in each epoch.
+    /// Creates an order in which each epoch is a sample of these rows, which must be ascending.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) as [`Order::new`].
+    /// [`PlanError`](crate::PlanError) if memory can't be allocated, as for [`Order::new`].
     pub fn of_rows(units: &Arc<Units>, settings: Settings, rows: Vec<u64>) -> Result<Order> {
         let settings = Settings {
             kind: Kind::Bootstrap,
@@ -86,7 +86,7 @@ impl Order {
             order.own_steps = Some((own, steps.into_iter().max().unwrap_or(0)));
         } else {
             let (all, in_step) = (order.batches_of(order.epoch_rows()), settings.in_step().max(1));
-            // What is dropped are the batches of the last round that not all ranks in step have.
+            // With `Drop`, a last round of batches that doesn't reach all ranks in step is dropped.
             let dealt = match settings.uneven {
                 Uneven::Drop => all / in_step * in_step,
                 Uneven::Pad | Uneven::Allow => all,
@@ -97,7 +97,8 @@ impl Order {
         Ok(order)
     }
 
-    /// Rows of an epoch, with those of a last batch that is left out; where ranks have units of their own, this rank's.
+    /// Returns the rows of an epoch, including rows of a dropped last batch. If ranks have separate units, these are
+    /// this rank's rows.
     pub fn epoch_rows(&self) -> u64 {
         let total = self.units.total();
         let Settings {
@@ -113,11 +114,11 @@ impl Order {
         }
     }
 
-    /// The rows of an epoch's sample, counted over all units, as they stand; `None` if it is an order of all rows.
+    /// Returns the rows of an epoch's sample as ascending indices over all units, or `None` if the order has all rows.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for them.
+    /// [`PlanError`](crate::PlanError) if memory for the rows can't be allocated.
     pub fn sample(&self, epoch: u64) -> Result<Option<Vec<u64>>> {
         if !matches!(self.settings.kind, Kind::Sample | Kind::Bootstrap) {
             return Ok(None);
@@ -130,7 +131,7 @@ impl Order {
             .map(Some)
     }
 
-    /// The rows of a sample.
+    /// Returns the parameters of the sample.
     pub(crate) fn drawn(&self) -> Sample {
         Sample {
             rows: self.epoch_rows(),
@@ -139,7 +140,7 @@ impl Order {
         }
     }
 
-    /// Of this many rows those that stand in none of this many batches.
+    /// Returns the number of rows left over after this many batches.
     fn outside(&self, rows: u64, batches: u64) -> u64 {
         rows.saturating_sub(batches.saturating_mul(u64::from(self.settings.batch_size.max(1))))
     }
@@ -153,33 +154,34 @@ impl Order {
         }
     }
 
-    /// What it depends on.
+    /// Returns the settings of the order.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// Whether there is a batch for every rank, or none for any.
+    /// Whether every rank gets a batch, or none does.
     pub fn is_fair(&self) -> bool {
         self.fair
     }
 
-    /// Rows of an epoch that are in no batch of any rank: those of a last batch that is left out, and of batches that
-    /// can't be shared out evenly.
+    /// Returns the rows of an epoch that are in no batch of any rank. These are rows of a dropped last batch, and of
+    /// batches that can't be divided evenly.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 
-    /// Rows of the rank that has fewest, where ranks have units of their own.
+    /// Returns the row count of the rank with the fewest rows, if ranks have separate units.
     pub fn own_rows(&self) -> Option<u64> {
         self.own_rows
     }
 
-    /// Batches that this rank gets in an epoch.
+    /// Returns the number of batches that this rank gets in an epoch.
     pub fn steps(&self) -> u64 {
         self.steps_of(&self.whole(), 0).0
     }
 
-    /// Steps of shards that begin after this many of the epoch: of this rank, and of the one that has most.
+    /// Returns the remaining steps of shards that begin after `before` steps of the epoch: of this rank, and of the
+    /// rank with the most steps.
     pub(crate) fn steps_of(&self, shards: &RankShards, before: u64) -> (u64, u64) {
         if let Some((own, most)) = self.own_steps {
             return (own.saturating_sub(before), most.saturating_sub(before));
@@ -188,8 +190,7 @@ impl Order {
         let more = |rank: u64| even + u64::from(rank < odd);
         let Settings { rank, uneven, .. } = self.settings;
         let in_step = self.settings.in_step().max(1);
-        // The `odd` batches are for as many ranks from the first: whether those in step with this one all have one, or
-        // any.
+        // The first `odd` ranks have one more batch. Check the first and last rank of the group in step with this one.
         let first = rank - rank % in_step;
         let last = first + in_step - 1;
         match uneven {
@@ -199,7 +200,7 @@ impl Order {
         }
     }
 
-    /// Batches of a chunk.
+    /// Returns the number of batches per chunk.
     pub(crate) fn per_chunk(&self) -> u64 {
         match self.settings.shard_by {
             ShardBy::Window => (self.settings.shuffle_buffer / u64::from(self.settings.batch_size.max(1))).max(1),
@@ -207,7 +208,7 @@ impl Order {
         }
     }
 
-    /// Ranks that share out batches.
+    /// Returns the number of ranks that share the batches.
     fn dealt_to(&self) -> u64 {
         if self.own_steps.is_some() {
             1
@@ -224,7 +225,7 @@ impl Order {
         RankShards::new(self.dealt_to(), self.per_chunk(), self.batches, remaining)
     }
 
-    /// The same order, whose last batch isn't left out where it has fewer rows.
+    /// Returns the same order, but with an incomplete last batch included.
     pub(crate) fn with_last(self: &Arc<Self>) -> Result<Arc<Order>> {
         if !self.settings.drop_last {
             return Ok(self.clone());
@@ -272,13 +273,13 @@ mod tests {
             .collect()
     }
 
-    /// Ranks have as many batches with workers as without, and equally many but for `Allow`.
+    /// Ranks get the same number of batches with workers as without, and equal numbers except with `Allow`.
     #[test]
     fn workers_of_ranks_keep_ranks_in_step() {
         for uneven in [Uneven::Drop, Uneven::Pad, Uneven::Allow] {
             for shard_by in [ShardBy::Window, ShardBy::Batch, ShardBy::Unit] {
                 for rows in 0..40 {
-                    // Others are refused.
+                    // With fewer rows than ranks, `ShardBy::Unit` is refused.
                     for ranks in (1..4).filter(|&ranks| shard_by != ShardBy::Unit || u64::from(rows) >= ranks) {
                         let alone = steps(rows, ranks, 1, shard_by, uneven);
                         for workers in 2..6 {

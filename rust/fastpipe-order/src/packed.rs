@@ -1,4 +1,4 @@
-//! The rows of a window, in as little memory as will do: windows may be as long as an epoch.
+//! A compact list of the rows of a window. Memory matters because a window may be as long as an epoch.
 
 use std::ops::Range;
 
@@ -8,24 +8,24 @@ use crate::failure::{Patience, Result, STEPS_AT_ONCE, reserve_all, with_room};
 use crate::plan::Row;
 use crate::units::Units;
 
-/// Rows of units, each as the number of its unit above and its record below: in 32 bits where that is enough for all of
-/// them, else in 64.
+/// Rows of units, each packed into one integer: the index of the unit in the high bits, and the index of the row within
+/// the unit in the low bits. Uses 32 bits per row if that suffices for all rows, otherwise 64.
 #[derive(Debug, Default)]
 pub(crate) struct PackedRows {
-    /// One of the two is empty.
+    /// One of the two lists is empty.
     narrow: Vec<u32>,
     wide: Vec<u64>,
-    /// Bits of a record.
+    /// Number of low bits, for the index within the unit.
     bits: u32,
 }
 
-/// Bits that numbers below `n` take.
+/// Returns the number of bits needed for integers below `n`.
 fn bits(n: u64) -> u32 {
     u64::BITS - n.saturating_sub(1).leading_zeros()
 }
 
 impl PackedRows {
-    /// The most bytes that a row of these units takes.
+    /// Returns the maximum number of bytes per row for these units.
     pub(crate) fn bytes_each(units: &Units) -> u64 {
         match bits(units.len() as u64) + bits(u64::from(units.largest())) {
             ..=u32::BITS => 4,
@@ -33,7 +33,7 @@ impl PackedRows {
         }
     }
 
-    /// Holds these records of each unit, one behind the other, `len` in all, in memory that held others.
+    /// Fills the list with these ranges of each unit, one after another, `len` rows in total. Reuses the memory.
     pub(crate) fn fill(&mut self, records: &[Range<u32>], len: usize, patience: &mut Patience<'_>) -> Result<()> {
         self.narrow.clear();
         self.wide.clear();
@@ -60,7 +60,7 @@ impl PackedRows {
         self.narrow.len().max(self.wide.len())
     }
 
-    /// Rows, by the number of their unit.
+    /// Returns rows with the indices of their units.
     pub(crate) fn get(&self, rows: Range<usize>) -> Result<Vec<Row>> {
         let bits = self.bits;
         let row = |packed: u64| Row {
@@ -76,7 +76,7 @@ impl PackedRows {
         Ok(out)
     }
 
-    /// Steps `done..to` of a Fisher-Yates shuffle.
+    /// Runs steps `done..to` of a Fisher-Yates shuffle.
     pub(crate) fn shuffle(&mut self, draws: &Draws, done: usize, to: usize, patience: &mut Patience<'_>) -> Result<()> {
         let len = self.len() as u64;
         let span = |position| len - position;
@@ -92,7 +92,7 @@ impl PackedRows {
     }
 }
 
-/// Lists records, for which there is room.
+/// Appends rows to a list that has room for them.
 fn list<T>(
     out: &mut Vec<T>,
     records: &[Range<u32>],
@@ -109,7 +109,7 @@ fn list<T>(
         since = 0;
         patience.look()?;
         patience.stretches(records.start.into(), records.end.into(), |from, to| {
-            // Both are numbers of records.
+            // Both bounds came from `u32`, so the casts are lossless.
             out.extend((from as u32..to as u32).map(|record| pack(unit, record)));
             Ok(())
         })?;
@@ -155,7 +155,7 @@ mod tests {
         }
         assert!(packed.wide.is_empty());
         packed.fill(&[far, 0..1], 3, &mut Patience(&mut || false)).unwrap();
-        assert!(packed.narrow.is_empty(), "33 bits aren't enough for two numbers in 32");
+        assert!(packed.narrow.is_empty(), "33 bits must not be packed into 32");
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! A random order of units.
+//! A random permutation of units.
 
 use fastpipe_random::{Draws, Key, Purpose};
 
 use crate::failure::{Result, collected};
 
-/// Up to this many units their order is a table, drawn from all orders with equal probability. For more it is computed,
-/// since a table of many would take as much memory as the index, and as long to make as to walk it.
+/// Up to this many units, the permutation is a table, drawn uniformly from all permutations. For more units it is
+/// computed: a table would use as much memory as the index, and building it would take as long as iterating over it.
 const MOST_IN_TABLE: usize = 1 << 16;
 
-/// Rounds of the Feistel network: four over either half.
+/// Rounds of the Feistel network: four for each half.
 const ROUNDS: usize = 8;
 
 /// A permutation of `0..len`.
@@ -21,12 +21,12 @@ pub(crate) enum Permutation {
 }
 
 impl Permutation {
-    /// The random order of `len` units that the key gives.
+    /// Returns the random permutation of `len` units for this key.
     pub(crate) fn new(len: usize, key: Key) -> Result<Permutation> {
         Permutation::of(len, key, Purpose::Units)
     }
 
-    /// A random order of `len` things, for a purpose.
+    /// Returns a random permutation of `0..len` for a purpose.
     pub(crate) fn of(len: usize, key: Key, purpose: Purpose) -> Result<Permutation> {
         if len > MOST_IN_TABLE {
             return Ok(Permutation::Keyed(Feistel::new(len as u64, key, purpose)));
@@ -36,12 +36,12 @@ impl Permutation {
         Ok(Permutation::Table(table))
     }
 
-    /// Bytes that the order of this many units takes.
+    /// Returns the memory of a permutation of this many units, in bytes.
     pub(crate) fn bytes(len: usize) -> u64 {
         if len > MOST_IN_TABLE { 0 } else { 4 * len as u64 }
     }
 
-    /// The number of units.
+    /// Returns the number of units.
     pub(crate) fn len(&self) -> usize {
         match self {
             Permutation::Table(table) => table.len(),
@@ -49,7 +49,7 @@ impl Permutation {
         }
     }
 
-    /// The unit at a place, which is below `len`.
+    /// Returns the unit at a position below `len`.
     #[inline]
     pub(crate) fn at(&self, place: usize) -> usize {
         match self {
@@ -58,7 +58,7 @@ impl Permutation {
         }
     }
 
-    /// The place of a unit, which is below `len`, if it needn't be looked for.
+    /// Returns the position of a unit below `len`, or `None` if that would need a search.
     #[inline]
     pub(crate) fn place_of(&self, unit: u64) -> Option<u64> {
         match self {
@@ -67,8 +67,8 @@ impl Permutation {
         }
     }
 
-    /// The units at `place` and behind, as many as there are, up to as many as fit. Several at once take much less time
-    /// than one by one: neither do their multiplications wait for each other, nor what the caller looks up for them.
+    /// Returns the units from position `place` on, up to the length of `out`. A group is much faster than single
+    /// look-ups: neither the multiplications nor the caller's memory accesses wait for each other.
     #[inline]
     pub(crate) fn some<'a>(&self, place: usize, out: &'a mut [u32; SOME]) -> &'a [u32] {
         let count = SOME.min(self.len().saturating_sub(place));
@@ -81,18 +81,19 @@ impl Permutation {
     }
 }
 
-/// Units that are looked up at once.
+/// Number of units in a group look-up.
 pub(crate) const SOME: usize = 64;
 
-/// A keyed permutation of `0..len`: an alternating Feistel network over the next power of two, walked until it lands
-/// inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It is no cipher: the round
-/// function is a multiplication and a fold, which is enough to be told from a random order by no statistics of ours.
+/// A keyed permutation of `0..len`. It is an alternating Feistel network over the next power of two, applied repeatedly
+/// until the value is below `len` (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). It isn't a
+/// secure cipher: the round function is a multiplication and a fold. That suffices: our statistical tests can't
+/// distinguish the result from a random permutation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Feistel {
     len: u64,
-    /// Bits of the lower half.
+    /// Number of bits in the lower half.
     low: u32,
-    /// Bits of the upper half, which has as many or one more.
+    /// Number of bits in the upper half: the same as in the lower half, or one more.
     high: u32,
     keys: [u64; ROUNDS],
 }
@@ -100,7 +101,7 @@ pub(crate) struct Feistel {
 impl Feistel {
     fn new(len: u64, key: Key, purpose: Purpose) -> Feistel {
         let bits = u64::BITS - len.saturating_sub(1).leading_zeros();
-        // Halves of a bit at least, so that the shifts below are shorter than a word.
+        // Each half has at least one bit, so that the shifts below are shorter than a word.
         let low = (bits / 2).max(1);
         let draws = Draws::new(key, purpose, 1);
         Feistel {
@@ -116,15 +117,15 @@ impl Feistel {
         let mut x = place;
         loop {
             x = self.once(x);
-            // Less than half of all values lie outside, so a walk has less than two steps on average; and it ends,
-            // since it comes back to where it started at the latest.
+            // Less than half of all values are outside, so the loop takes less than two steps on average. It terminates
+            // because it would return to its start value at the latest.
             if x < self.len {
                 return x;
             }
         }
     }
 
-    /// Where a value below `len` stands: the same walk, backwards.
+    /// Returns the position of a value below `len`, by the same steps backward.
     #[inline(always)]
     fn place_of(&self, value: u64) -> u64 {
         let mut x = value;
@@ -137,11 +138,11 @@ impl Feistel {
     }
 
     fn some(&self, place: u32, out: &mut [u32]) {
-        // Those that haven't landed inside, in front.
+        // Indices of values that are still outside of the range, packed at the front.
         let (mut outside, mut walking) = ([0u8; SOME], 0);
         for (i, unit) in (0u8..).zip(out.iter_mut()) {
             *unit = self.once(u64::from(place) + u64::from(i)) as u32;
-            // No branch, which couldn't be predicted.
+            // Written without a branch, which would be unpredictable.
             outside[walking.min(SOME - 1)] = i;
             walking += usize::from(u64::from(*unit) >= self.len);
         }
@@ -169,7 +170,7 @@ impl Feistel {
         high << self.low | low
     }
 
-    /// What [`once`](Self::once) makes this of.
+    /// Inverse of [`once`](Self::once).
     #[inline(always)]
     fn once_back(&self, x: u64) -> u64 {
         let mut low = x & ((1 << self.low) - 1);
@@ -182,7 +183,7 @@ impl Feistel {
     }
 }
 
-/// A word whose upper bits depend on all bits of both.
+/// Returns a word whose upper bits depend on all bits of both arguments.
 #[inline(always)]
 const fn mix(half: u64, key: u64) -> u64 {
     let x = (half ^ key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -222,7 +223,7 @@ mod tests {
         }
     }
 
-    /// The scheme is for ever.
+    /// The permutation must never change.
     #[test]
     fn golden() {
         let key = Key { seed: 42, epoch: 1 };

@@ -1,50 +1,50 @@
-//! What stands in one batch.
+//! The contents of a batch as positions of rows.
 
 use crate::failure::{Result, collected, filled, reserve};
 
-/// Consecutive records of one unit that go to consecutive slots of a batch.
+/// Consecutive rows of one unit that are placed into consecutive slots of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The unit.
+    /// Index of the unit.
     pub unit: u64,
-    /// Its first record.
+    /// Index of the first row within the unit.
     pub record: u32,
-    /// The first slot.
+    /// First slot in the batch.
     pub slot: u32,
-    /// How many.
+    /// Number of rows.
     pub rows: u32,
 }
 
-/// One record.
+/// The position of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Which of the batch's units, counted in [`Picks::units`].
+    /// Index of the unit in [`Picks::units`].
     pub unit: u32,
-    /// The record's number within the unit.
+    /// Index of the row within the unit.
     pub record: u32,
 }
 
-/// Records in any order, slot by slot.
+/// Rows in any sequence, one for each slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Picks {
-    /// The units that the batch takes rows of; there may be a few more.
+    /// Units that contain the rows. The list may contain a few units without rows in the batch.
     pub units: Vec<u64>,
     /// The row of each slot.
     pub rows: Vec<Row>,
 }
 
-/// Where the rows of a batch come from.
+/// The positions of a batch's rows in the units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Stretches of units, by ascending slot. Successive batches go on where the one before ended, unless the unit is
-    /// among the released.
+    /// Ranges of units, by ascending slot. The next batch continues where this batch ended, unless the unit has been
+    /// released.
     Runs(Vec<Run>),
-    /// Single records.
+    /// Single rows.
     Picks(Picks),
 }
 
 impl Content {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         match self {
             Content::Runs(runs) => runs.iter().map(|run| run.rows as usize).sum(),
@@ -52,12 +52,12 @@ impl Content {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Unit and record of a slot.
+    /// Returns the unit of a slot, and the index of the row within it.
     pub fn at(&self, slot: usize) -> Option<(u64, u32)> {
         match self {
             Content::Runs(runs) => {
@@ -72,9 +72,9 @@ impl Content {
         }
     }
 
-    /// Fills the batch up to `rows` rows with others of its units, of which there are `rows_of`. They are spread over
-    /// each unit, so that none comes much more often than others: the rows of a short batch, repeated, would all fall
-    /// on few rows of an embedding.
+    /// Pads the batch to `rows` rows with other rows of its units; `rows_of` returns a unit's row count. Padding rows
+    /// are spread evenly over each unit. Repeating the rows of a short batch instead would concentrate on a few rows of
+    /// an embedding.
     pub(crate) fn fill_up(&mut self, rows: u32, rows_of: impl Fn(u64) -> u32) -> Result<()> {
         let from = self.len() as u32;
         let missing = rows.saturating_sub(from);
@@ -102,7 +102,7 @@ impl Content {
                 }
             }
             Content::Picks(picks) => {
-                // Those that the batch takes rows of; there may be a few more.
+                // Only units that have rows in the batch. `picks.units` may contain others.
                 let mut units: Vec<u32> = collected(picks.rows.iter().map(|row| row.unit))?;
                 units.sort_unstable();
                 units.dedup();
@@ -113,7 +113,7 @@ impl Content {
                     let unit = units[which as usize];
                     let turns = u64::from((missing - which).div_ceil(count));
                     let there = u64::from(rows_of(picks.units[unit as usize]));
-                    // Below `there`, since `turn` is below `turns`.
+                    // The result is below `there`, because `turn` is below `turns`.
                     let record = (u64::from(turn) * there / turns) as u32;
                     Row { unit, record }
                 }));
@@ -123,35 +123,35 @@ impl Content {
     }
 }
 
-/// Numbers the units of batches, each in the order in which the batch meets them.
+/// Assigns indices to the units of each batch, in the sequence of their first rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbering {
-    /// Marks below are of batches before.
+    /// Marks below this value belong to earlier batches.
     base: u32,
 }
 
-/// What a walker keeps with each of its units: the number that a batch gave it, counted through all batches.
+/// A mark that a walker stores with each of its units: the index within a batch plus the base of that batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Mark(u32);
 
 impl Default for Numbering {
     fn default() -> Self {
-        // Above the mark of units that no batch has met.
+        // 1 exceeds the default mark of units that no batch has used.
         Numbering { base: 1 }
     }
 }
 
 impl Numbering {
-    /// Begins a batch of `rows` rows, of at most this many units. Where marks have become too large, all are to be
-    /// reset.
+    /// Begins a batch with `rows` rows from at most `units` units. Calls `reset` to clear all marks before they would
+    /// overflow.
     pub(crate) fn batch(&mut self, rows: usize, units: usize, reset: impl FnOnce(Mark)) -> Result<Numbers<'_>> {
         let most = rows.min(units);
         if (u32::MAX - self.base) as usize <= most {
             reset(Mark::default());
             *self = Numbering::default();
         }
-        // Room for one more than can be met, since there is no branch on whether a unit is new, which can't be
-        // predicted.
+        // One extra element: `number` writes unconditionally, because a branch on whether a unit is new would be
+        // unpredictable.
         let (found, count) = (filled(0, most + 1)?, 0);
         Ok(Numbers {
             numbering: self,
@@ -161,29 +161,29 @@ impl Numbering {
     }
 }
 
-/// The numbers of a batch's units.
+/// The indices of the units of one batch.
 #[derive(Debug)]
 pub(crate) struct Numbers<'a> {
     numbering: &'a mut Numbering,
-    /// The units, and one more element.
+    /// The units, and one extra element.
     found: Vec<u64>,
     count: u32,
 }
 
 impl Numbers<'_> {
-    /// The number of a unit that has this mark.
+    /// Returns the index of the unit with this mark.
     #[inline(always)]
     pub(crate) fn number(&mut self, mark: &mut Mark, unit: u64) -> u32 {
         let base = self.numbering.base;
         self.found[self.count as usize] = unit;
-        // Marks of batches before are far above.
+        // For marks of earlier batches, the difference wraps around to a large number.
         let number = mark.0.wrapping_sub(base).min(self.count);
         self.count += u32::from(number == self.count);
         mark.0 = base + number;
         number
     }
 
-    /// All units that were met, by number.
+    /// Returns all units of the batch, by index.
     pub(crate) fn units(mut self) -> Vec<u64> {
         self.numbering.base += self.count;
         self.found.truncate(self.count as usize);
@@ -231,7 +231,7 @@ mod tests {
                 }
                 assert!(
                     filled.iter().all(|row| row.0 != 1 && row.0 != 2),
-                    "it takes no rows of these"
+                    "the batch has no rows of these units"
                 );
             }
         }

@@ -1,4 +1,4 @@
-//! What planning takes, before any of it is allocated.
+//! Estimates of the memory for planning, before any of it is allocated.
 
 use crate::order::Order;
 use crate::plan::{Row, Run};
@@ -10,8 +10,8 @@ use crate::state::State;
 use crate::window::Windows;
 
 impl Order {
-    /// Bytes that going through it takes if `shuffle_buffer` is this many rows, for the list of the rows of a window,
-    /// pool or buffer; besides what it takes for the units.
+    /// Returns the bytes for the list of rows in a window, pool or buffer of `shuffle_buffer` rows. Memory for the
+    /// units isn't included.
     pub fn memory(&self, shuffle_buffer: u64) -> u64 {
         match self.settings.kind {
             Kind::Sequential => 0,
@@ -22,8 +22,9 @@ impl Order {
         }
     }
 
-    /// Bytes that planning takes at most if `shuffle_buffer` is this many rows, about: what [`memory`](Order::memory)
-    /// counts, lists of units, and a batch. `seeks` if the first batch isn't that of an epoch's start.
+    /// Returns the approximate maximum bytes for planning with a buffer of `shuffle_buffer` rows. It is the sum of
+    /// [`memory`](Order::memory), lists of units, and one batch plan. Set `seeks` if the first batch isn't at the start
+    /// of an epoch.
     pub fn planning_memory(&self, shuffle_buffer: u64, seeks: bool) -> u64 {
         let units = &*self.units;
         let streamed = |grain| {
@@ -46,8 +47,8 @@ impl Order {
             .saturating_add(batch)
     }
 
-    /// Bytes that going on from a state takes at most while it is looked at what ranks have begun and not finished,
-    /// about.
+    /// Returns the approximate maximum bytes for resuming from a state while the partially read chunks of all ranks are
+    /// examined.
     pub fn resuming_memory(&self, state: &State) -> u64 {
         let per_chunk = self.per_chunk();
         let open = state
@@ -55,21 +56,21 @@ impl Order {
             .partial
             .len()
             .saturating_add(state.remaining.deferred.len()) as u64;
-        // Where another number of ranks goes on, what each of those before is at is shared out.
+        // If the number of ranks has changed, the partially read chunk of each former rank is divided.
         let begun = if state.ranks == self.settings.ranks {
             0
         } else {
             state.ranks
         };
         let batches = open.saturating_add(begun).saturating_mul(per_chunk).min(self.batches);
-        // Each in several lists, which grow to up to twice what they need.
+        // Each batch is in several lists, which may grow to twice the required size.
         let lists = 2 * (size_of::<PartialChunk>() + 2 * size_of::<u64>()) as u64;
         batches
             .saturating_mul(lists)
             .saturating_add(open.saturating_mul(4 * lists))
     }
 
-    /// Bytes that the plan of a batch takes.
+    /// Returns the bytes of a batch plan.
     fn batch_memory(&self) -> u64 {
         let Settings {
             kind,
@@ -83,10 +84,10 @@ impl Order {
         let units = (self.units.len() as u64).min(rows);
         let picks = rows * size_of::<Row>() as u64 + units * size_of::<u64>() as u64;
         match kind {
-            // A list that grows has up to twice the room. A batch that is filled up may take a row at a time.
+            // A growing list may have twice the required capacity. A padded batch may have runs of one row.
             Kind::Sequential => (if pads { rows } else { units }) * 2 * size_of::<Run>() as u64,
             Kind::Window | Kind::Sample | Kind::Bootstrap => picks,
-            // Its rows enter before it is drawn.
+            // The rows of a batch enter the pool before the batch is drawn.
             Kind::Block | Kind::Buffer => picks + shuffle_pool::entering_bytes(rows),
         }
     }
@@ -126,12 +127,12 @@ mod tests {
         assert_eq!(
             memory(Kind::Block, &[100; 10], 500),
             16 * 600,
-            "the last unit enters as a whole"
+            "all rows of the last unit enter"
         );
         assert_eq!(
             memory(Kind::Block, &[1 << 31, 5], 1),
             16 * (1 + (1 << 31)),
-            "as little as is wanted of it"
+            "a unit enters as a whole even if one row is needed"
         );
     }
 }

@@ -1,40 +1,40 @@
-//! Which rank gets which batch, and when.
+//! Assigns batches to ranks and steps.
 //!
-//! Batches are dealt in *chunks* of as many batches as a window has, so that no rank decodes another's rows. In a round
-//! each rank gets a chunk: at step `s` rank `r` of `N` gets batch `t = ((s / K) * N + r) * K + s % K`. What is left
-//! when no round can be filled any more is dealt batch by batch. So all ranks have the same number of batches, but for
-//! fewer than `N` at the end.
+//! Batches are assigned in *chunks*, which have the same number of batches as a window. No rank therefore decodes rows
+//! of another. In each round, every rank gets a chunk: at step `s`, rank `r` of `N` gets batch `t = ((s / K) * N + r) *
+//! K + s % K`. When fewer chunks than ranks are left, the remaining batches are assigned one by one. All ranks
+//! therefore have the same number of batches, except for fewer than `N` batches at the end.
 //!
-//! What was dealt and what wasn't doesn't depend on the number of ranks, so another number of them can go on: the rest
-//! of the chunks that were begun is dealt first, batch by batch, the earliest batches of all of them before the next
-//! ones; what remains of that when it can't be shared out evenly is put to the end.
+//! The set of assigned batches doesn't depend on the number of ranks, so a different number of ranks can continue. The
+//! rest of each partial chunk is then assigned first, batch by batch. The earliest batches of all partial chunks come
+//! first. Batches that can't be divided evenly are deferred to the end.
 
 use std::collections::HashMap;
 
 use crate::failure::{PlanError, Result, collected, copied, reserve};
 
-/// A chunk of which some batches are not dealt: from `from` to its last.
+/// A chunk that is partially assigned: its batches from `from` to the end are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartialChunk {
-    /// The chunk.
+    /// Index of the chunk.
     pub chunk: u64,
-    /// Its next batch.
+    /// Index of its next batch within the chunk.
     pub from: u64,
 }
 
-/// What is not dealt in an epoch.
+/// The unassigned batches of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Remaining {
-    /// Chunks that were begun and are dealt first.
+    /// Partial chunks that are assigned first.
     pub partial: Vec<PartialChunk>,
-    /// Chunks that were begun and are dealt last.
+    /// Partial chunks that are assigned last.
     pub deferred: Vec<PartialChunk>,
-    /// The first chunk that wasn't begun; none of those behind it was.
+    /// The first untouched chunk. All chunks after it are also untouched.
     pub next: u64,
 }
 
 impl Remaining {
-    /// The same, in other memory.
+    /// Returns a copy, or an error if memory can't be allocated.
     pub(crate) fn copied(&self) -> Result<Remaining> {
         Ok(Remaining {
             partial: copied(&self.partial)?,
@@ -44,26 +44,27 @@ impl Remaining {
     }
 }
 
-/// The batches of an epoch, or what is left of them, dealt to ranks.
+/// The batches of an epoch, or the remaining ones, and their assignment to ranks.
 #[derive(Clone, Debug)]
 pub(crate) struct RankShards {
     ranks: u64,
-    /// Batches of a chunk; the last chunk may have fewer.
+    /// Batches per chunk. The last chunk may have fewer.
     per_chunk: u64,
-    /// Batches of the epoch.
+    /// Number of batches in the epoch.
     batches: u64,
     remaining: Remaining,
-    /// Batches that are dealt first: a multiple of `ranks`.
+    /// Batches that are assigned first. Their number is a multiple of `ranks`.
     first: Vec<u64>,
-    /// Chunks of which every rank gets one.
+    /// Rounds in which every rank gets a whole chunk.
     rounds: u64,
-    /// What is dealt last: these chunks, as batches, and then all batches behind the rounds.
+    /// Batches that are assigned last: first these chunks, which `deferred_batches` lists as batches, and then all
+    /// batches after the rounds.
     deferred: Vec<PartialChunk>,
     deferred_batches: Vec<u64>,
 }
 
 impl RankShards {
-    /// The batches of a whole epoch.
+    /// Assigns the batches of a whole epoch.
     pub(crate) fn whole(ranks: u64, per_chunk: u64, batches: u64) -> RankShards {
         let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
         RankShards {
@@ -78,7 +79,7 @@ impl RankShards {
         }
     }
 
-    /// What is left of an epoch.
+    /// Assigns the remaining batches of an epoch.
     pub(crate) fn new(ranks: u64, per_chunk: u64, batches: u64, remaining: Remaining) -> Result<RankShards> {
         let (ranks, per_chunk) = (ranks.max(1), per_chunk.max(1));
         let mut shards = RankShards {
@@ -101,7 +102,7 @@ impl RankShards {
         Ok(shards)
     }
 
-    /// The chunks of these batches, in the order in which they come first, each from the first of its batches.
+    /// Returns the chunks of these batches in order of first appearance, each from its first listed batch on.
     fn chunks_of(&self, batches: &[u64]) -> Result<Vec<PartialChunk>> {
         let mut remaining: Vec<PartialChunk> = Vec::new();
         let mut places = HashMap::new();
@@ -124,19 +125,20 @@ impl RankShards {
         Ok(remaining)
     }
 
-    /// Whether nothing was dealt before.
+    /// Whether no batch was assigned before.
     pub(crate) fn is_whole(&self) -> bool {
         self.remaining == Remaining::default()
     }
 
-    /// The batches of a chunk from one on.
+    /// Returns the remaining batches of a partial chunk.
     fn batches_of(&self, open: PartialChunk) -> std::ops::Range<u64> {
         let start = open.chunk.saturating_mul(self.per_chunk);
         let end = start.saturating_add(self.per_chunk).min(self.batches);
         start.saturating_add(open.from).min(end)..end
     }
 
-    /// The batches of open chunks: the next of each, then the ones behind those.
+    /// Returns the batches of the partial chunks: first the next batch of each chunk, then the second one of each, and
+    /// so on.
     fn interleaved(&self) -> Result<Vec<u64>> {
         let chunks = collected(self.remaining.partial.iter().map(|open| self.batches_of(*open)))?;
         let longest = chunks.iter().map(|c| c.end - c.start).max().unwrap_or(0);
@@ -148,20 +150,21 @@ impl RankShards {
         }))
     }
 
-    /// The first batch behind the rounds.
+    /// Returns the first batch after the rounds.
     fn rest(&self) -> u64 {
         let chunks = self.remaining.next.saturating_add(self.rounds * self.ranks);
         chunks.saturating_mul(self.per_chunk).min(self.batches)
     }
 
-    /// Steps of which every rank has a batch, and how many batches are left then: fewer than there are ranks.
+    /// Returns the number of steps in which every rank has a batch, and the number of batches left after them, which is
+    /// less than the number of ranks.
     pub(crate) fn steps(&self) -> (u64, u64) {
         let last = self.deferred_batches.len() as u64 + (self.batches - self.rest());
         let even = self.first.len() as u64 / self.ranks + self.rounds * self.per_chunk;
         (even + last / self.ranks, last % self.ranks)
     }
 
-    /// The batch of a rank at a step; `None` if there is none left for it.
+    /// Returns the batch of a rank at a step, or `None` if the rank has no batch there.
     pub(crate) fn batch(&self, rank: u64, step: u64) -> Option<u64> {
         let first = self.first.len() as u64 / self.ranks;
         if step < first {
@@ -184,8 +187,8 @@ impl RankShards {
         }
     }
 
-    /// Where a step stands: what is dealt to as many ranks, and the step there. Small: finished rounds are
-    /// left out.
+    /// Returns a compact form of a step for the same number of ranks: the remaining batches and the step within them.
+    /// Finished rounds are omitted.
     pub(crate) fn at(&self, step: u64) -> Result<(Remaining, u64)> {
         let first = self.first.len() as u64 / self.ranks;
         if step < first {
@@ -201,7 +204,7 @@ impl RankShards {
         Ok((remaining, step - rounds * self.per_chunk))
     }
 
-    /// What is left when every rank has had `step` batches, for any number of ranks to share.
+    /// Returns the remaining batches after every rank has had `step` batches, for any number of ranks.
     pub(crate) fn remaining(&self, step: u64) -> Result<Remaining> {
         let done = usize::try_from(step.saturating_mul(self.ranks)).unwrap_or(usize::MAX);
         if done < self.first.len() || (step > 0 && done == self.first.len()) {
@@ -231,7 +234,7 @@ impl RankShards {
         shards.begun(deferred.chain(rest..whole), whole.div_ceil(shards.per_chunk))
     }
 
-    /// Chunks of which these batches are left, to their ends.
+    /// Groups remaining batches, which reach to the ends of their chunks, into partial chunks.
     fn begun(&self, batches: impl Iterator<Item = u64>, next: u64) -> Result<Remaining> {
         let mut open: Vec<PartialChunk> = collected(batches.map(|batch| PartialChunk {
             chunk: batch / self.per_chunk,
@@ -246,7 +249,7 @@ impl RankShards {
         })
     }
 
-    /// Whether `remaining` may be what is left of an epoch with these chunks.
+    /// Whether `remaining` is valid for an epoch with these chunks.
     pub(crate) fn is_possible(remaining: &Remaining, per_chunk: u64, batches: u64) -> Result<bool> {
         let chunks = batches.div_ceil(per_chunk.max(1));
         let mut begun: Vec<u64> = collected(
@@ -276,7 +279,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Any number of ranks, changed at any steps: every batch once, and all ranks equally many.
+        /// The number of ranks changes at random steps. Every batch is assigned once, and all ranks get the same number
+        /// of batches.
         #[test]
         fn every_batch_is_dealt_once(
             per_chunk in 1..7u64,
@@ -294,10 +298,10 @@ mod tests {
                 let mut take = |shards: &RankShards, rank, step| {
                     let batch = shards.batch(rank, step).unwrap();
                     assert!(batch < batches);
-                    assert!(seen.insert(batch), "batch {batch} is dealt twice");
+                    assert!(seen.insert(batch), "batch {batch} is assigned twice");
                 };
                 for step in 0..stop {
-                    // Shards that start here go on alike.
+                    // Shards that start at this step continue in the same way.
                     let (from, within) = shards.at(step).unwrap();
                     let again = RankShards::new(*ranks, per_chunk, batches, from).unwrap();
                     for rank in 0..*ranks {
@@ -311,7 +315,7 @@ mod tests {
                     prop_assert!((0..*ranks).all(|rank| shards.batch(rank, even + 1).is_none()));
                 }
                 remaining = shards.remaining(stop).unwrap();
-                // What is stored is as small as the number of ranks.
+                // The size of the state is bounded by the number of ranks.
                 prop_assert!(remaining.partial.len() as u64 <= 10 + worlds.len() as u64 * 10);
             }
             prop_assert_eq!(seen.len() as u64, batches);

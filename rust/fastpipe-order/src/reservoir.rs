@@ -1,16 +1,16 @@
-//! Samples of rows that come one after the other, of which nobody knows how many they are.
+//! Reservoir sampling from a stream of rows of unknown length.
 //!
-//! Algorithm L of K.-H. Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20 (1994):
-//! the first rows fill a reservoir, and from there on the number of rows that are passed over is drawn, not whether
-//! each row enters. A row that enters takes the place of one that is drawn.
+//! Uses Algorithm L of K.-H. Li, "Reservoir-sampling algorithms of time complexity O(n(1+log(N/n)))", ACM TOMS 20
+//! (1994). The first rows fill a reservoir. After that, the algorithm draws how many rows to skip, instead of deciding
+//! for each row whether it enters. A row that enters replaces a randomly drawn row.
 //!
-//! The k-th row that enters a full reservoir has four words of its own, of [`Purpose::Reservoir`], so which rows are
-//! left in the end is a pure function of the key, the size of the reservoir and the number of rows. Logarithms are
-//! those of `libm`, so that it is the same one on every platform.
+//! The k-th row that enters a full reservoir uses four separate words of [`Purpose::Reservoir`]. The final rows are
+//! therefore a pure function of the key, the size of the reservoir and the number of rows. Logarithms are computed by
+//! `libm`, so that the result is the same on every platform.
 
 use fastpipe_random::{Draws, Key, Purpose, below};
 
-/// The rows that enter a reservoir, in their order, with the place that each takes, up to row 2^64 - 2.
+/// Yields the rows that enter a reservoir, in ascending order, and the slot of each. Ends at row 2^64 - 2.
 ///
 /// ```
 /// use fastpipe_order::{Key, Reservoir};
@@ -25,17 +25,17 @@ use fastpipe_random::{Draws, Key, Purpose, below};
 pub struct Reservoir {
     draws: Draws,
     rows: u64,
-    /// Rows that entered so far.
+    /// Number of rows that have entered so far.
     entered: u64,
-    /// The row that comes next, if the reservoir isn't full.
+    /// The next row of the stream after the last one that entered.
     next: u64,
-    /// The logarithm of the greatest of as many uniform numbers as the reservoir has places: each row has one, and
-    /// those with the least are kept.
+    /// Logarithm of the maximum of the uniform random numbers of the rows in the reservoir. Each row of the stream has
+    /// such a number, and the rows with the smallest numbers are kept.
     log_greatest: f64,
 }
 
 impl Reservoir {
-    /// A reservoir for this many rows, at least one.
+    /// Creates a reservoir of this many rows, at least one.
     pub fn new(rows: u64, key: Key) -> Reservoir {
         Reservoir {
             draws: Draws::new(key, Purpose::Reservoir, 0),
@@ -48,7 +48,7 @@ impl Reservoir {
 }
 
 impl Iterator for Reservoir {
-    /// The number of a row, from 0, and its place, less than the number of rows that are kept.
+    /// The index of a row in the stream, from 0, and its slot, less than the size of the reservoir.
     type Item = (u64, u64);
 
     fn next(&mut self) -> Option<(u64, u64)> {
@@ -57,11 +57,11 @@ impl Iterator for Reservoir {
             self.next += 1;
             return Some((self.entered - 1, self.entered - 1));
         }
-        // Positions are never used up: a reservoir of n rows is entered about n * ln(N / n) times.
+        // Draws never run out: a reservoir of n rows is entered about n * ln(N / n) times.
         let [lower, skip, slot] = [0, 1, 2].map(|word| self.draws.word(4 * (self.entered - self.rows) + word));
         self.log_greatest += libm::log(open_unit(lower)) / self.rows as f64;
         let skipped = libm::log(open_unit(skip)) / log_of_rest(self.log_greatest);
-        // A number that is too large becomes the largest there is.
+        // The cast saturates if the number is too large.
         let row = self.next.saturating_add(skipped as u64);
         self.next = row.checked_add(1)?;
         self.entered += 1;
@@ -69,13 +69,13 @@ impl Iterator for Reservoir {
     }
 }
 
-/// A number above 0 and below 1, of 52 bits.
+/// Returns a number between 0 and 1 (both exclusive) with 52 random bits.
 fn open_unit(word: u64) -> f64 {
     ((word >> 12) as f64 + 0.5) / (1u64 << 52) as f64
 }
 
-/// log(1 - exp(log)), to the last digits wherever exp(log) lies between 0 and 1 (M. Mächler, Accurately computing
-/// log(1 - exp(-|a|)), 2012).
+/// Returns log(1 - exp(log)), accurate to the last digits for all exp(log) between 0 and 1 (M. Mächler, Accurately
+/// computing log(1 - exp(-|a|)), 2012).
 fn log_of_rest(log: f64) -> f64 {
     if log > -std::f64::consts::LN_2 {
         libm::log(-libm::expm1(log))
@@ -99,7 +99,7 @@ mod tests {
         kept
     }
 
-    /// Which rows are kept is a promise: these were written down when it was made.
+    /// The sampled rows must never change. These values were recorded when the scheme was defined.
     #[test]
     fn the_rows_stay_as_they_are() {
         assert_eq!(kept(5, 100, 42), [10, 19, 22, 74, 85]);
@@ -133,15 +133,15 @@ mod tests {
     fn the_largest_reservoirs_and_streams_are_no_problem() {
         let mut small = Reservoir::new(1, Key { seed: 3, epoch: 0 });
         let entered = small.by_ref().count();
-        // About ln(2^64), which is 44.
+        // The expected number is about ln(2^64), which is 44.
         assert!((20..80).contains(&entered), "{entered}");
         assert_eq!(small.next(), None);
         let mut large = Reservoir::new(u64::MAX, Key { seed: 3, epoch: 0 });
         assert_eq!(large.nth(1000), Some((1000, 1000)));
     }
 
-    /// Every row is kept equally often, of streams that are hardly longer than the reservoir and of much longer ones:
-    /// chi-square of 40 cells within five standard deviations. That the 100 passes by chance has a probability of 1e-6.
+    /// Every row is kept equally often, both in streams hardly longer than the reservoir and in much longer ones. Tests
+    /// chi-square over 40 cells to within five standard deviations. Exceeding that by chance has a probability of 1e-6.
     #[test]
     fn rows_are_kept_alike() {
         for (total, rows, seeds) in [(40, 8, 4000), (41, 40, 4000), (4000, 1, 8000), (100_000, 2000, 20)] {

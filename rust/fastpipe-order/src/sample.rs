@@ -1,8 +1,8 @@
-//! Samples: some of all rows, drawn uniformly, as they stand.
+//! Samples: some of all rows, drawn uniformly, in storage order.
 //!
-//! Without replacement the rows are the first ones of a keyed permutation of all: no table of all rows is made, and
-//! samples that begin behind each other's ends have no row in common. With replacement each draw is a row by itself.
-//! Either way they are sorted, so that each unit is read once, and rows of a batch lie in units that are neighbours.
+//! Without replacement, a sample is a range of a keyed permutation of all rows. No table of all rows is needed, and
+//! samples of disjoint ranges have no row in common. With replacement, each draw is independent. In both cases the rows
+//! are sorted, so that each unit is read once and the rows of a batch come from neighboring units.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,19 +14,19 @@ use crate::permutation::Permutation;
 use crate::plan::{Content, Picks, Row};
 use crate::units::Units;
 
-/// Which rows.
+/// The parameters of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// How many.
+    /// Number of rows.
     pub(crate) rows: u64,
-    /// Draws in front of them.
+    /// Number of draws to skip before them.
     pub(crate) skipped: u64,
-    /// Whether they may be drawn several times.
+    /// Whether a row may be drawn several times.
     pub(crate) replace: bool,
 }
 
 impl Sample {
-    /// Draws them from `0..total`, in ascending order.
+    /// Draws rows from `0..total` and sorts them.
     pub(crate) fn draw(&self, total: u64, key: Key) -> Result<Vec<u64>> {
         let places = self.skipped..self.skipped + self.rows;
         let mut rows = if total == 0 {
@@ -42,14 +42,14 @@ impl Sample {
         Ok(rows)
     }
 
-    /// Bytes that drawing `rows` of `total` takes.
+    /// Returns the bytes needed to draw `rows` of `total` rows.
     pub(crate) fn list_bytes(total: u64, rows: u64) -> u64 {
         rows.saturating_mul(8)
             .saturating_add(Permutation::bytes(total as usize))
     }
 }
 
-/// Rows that are drawn without replacement, each with the number of its draw, by which they are dealt out.
+/// Rows drawn without replacement, each with the index of its draw.
 #[derive(Debug)]
 pub struct Drawing {
     total: u64,
@@ -60,19 +60,19 @@ pub struct Drawing {
 /// A row that was drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Drawn {
-    /// Counted over all.
+    /// Index of the row over all units.
     pub row: u64,
-    /// In which draw, counted behind those that are skipped.
+    /// Index of the draw, not counting skipped draws.
     pub draw: u64,
 }
 
 impl Drawing {
-    /// Draws `rows` of `total`, behind `skipped` others: those of an [`Order`](crate::Order) with the same sample and
-    /// key. Of fewer it draws all that are left.
+    /// Draws `rows` of `total` rows after skipping `skipped` draws, like an [`Order`](crate::Order) with the same
+    /// sample and key. If fewer rows are left, it draws all of them.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for a table of few rows.
+    /// [`PlanError`](crate::PlanError) if memory for the permutation table of a small dataset can't be allocated.
     pub fn new(total: u64, rows: u64, skipped: u64, key: Key) -> Result<Drawing> {
         let skipped = skipped.min(total);
         let rows = rows.min(total - skipped);
@@ -87,18 +87,18 @@ impl Drawing {
         })
     }
 
-    /// Those of `range`, as they stand. Memory is taken for these alone; time for the range or for all draws, whichever
-    /// are fewer.
+    /// Returns the drawn rows within `range`, in ascending order. Memory is proportional to the result. Time is
+    /// proportional to the smaller of the range's length and the number of draws.
     ///
     /// # Errors
     ///
-    /// [`PlanError`](crate::PlanError) if there is no memory for them.
+    /// [`PlanError`](crate::PlanError) if memory for the rows can't be allocated.
     pub fn within(&self, range: Range<u64>) -> Result<Vec<Drawn>> {
         let range = range.start.min(self.total)..range.end.min(self.total);
         let Sample { rows, skipped, .. } = self.sample;
         let len = range.end.saturating_sub(range.start);
         let mut drawn = Vec::new();
-        // Both ways take about as long a step.
+        // A step costs about the same in both loops.
         if len < rows && self.all.place_of(0).is_some() {
             for row in range {
                 let place = self.all.place_of(row).unwrap_or_default();
@@ -119,28 +119,29 @@ impl Drawing {
     }
 }
 
-/// The stream of draws within unit 0; those of others follow. Smaller ones are of draws of all rows.
+/// Index of the random stream for unit 0. Streams of other units follow. Lower indices are reserved for draws from all
+/// rows.
 const WITHIN_UNITS: u64 = 16;
 
-/// A unit of which some rows are drawn.
+/// A unit from which some rows are drawn.
 #[derive(Clone, Copy, Debug)]
 pub struct Part {
-    /// Its number.
+    /// Index of the unit.
     pub unit: u64,
-    /// Its first row, counted over all.
+    /// Index of its first row over all units.
     pub first: u64,
-    /// The rows that it has.
+    /// Number of rows in the unit.
     pub rows: u32,
-    /// How many of them are drawn.
+    /// Number of rows to draw.
     pub drawn: u32,
 }
 
-/// Draws some rows of each of some units without replacement: a unit's depend on the key, its number and its rows
-/// alone. They are counted over all rows, and stand as the units do, ascending within each.
+/// Draws some rows of each unit without replacement. The rows of a unit depend only on the key, the index of the unit
+/// and its row count. Returns indices over all units, in the sequence of `parts` and ascending within each unit.
 ///
 /// # Errors
 ///
-/// [`PlanError`](crate::PlanError) if there is no memory for them.
+/// [`PlanError`](crate::PlanError) if memory for the rows can't be allocated.
 pub fn drawn_within(parts: &[Part], key: Key) -> Result<Vec<u64>> {
     let mut found = Vec::new();
     let mut table: Vec<u32> = Vec::new();
@@ -168,16 +169,16 @@ fn push(list: &mut Vec<Drawn>, drawn: Drawn) -> Result<()> {
     Ok(())
 }
 
-/// Goes through the batches of a sample.
+/// Iterates over the batches of a sample.
 #[derive(Debug)]
 pub(crate) struct SampleWalker {
     units: Arc<Units>,
     sample: Sample,
     key: Key,
     batch_size: u32,
-    /// Its rows, if they are given, or once a batch was asked for.
+    /// Rows of the sample: set if the caller specified them, or after the first batch was requested.
     rows: Option<Arc<Vec<u64>>>,
-    /// The units of the batch before.
+    /// Units of the previous batch.
     open: Vec<u64>,
 }
 
@@ -199,12 +200,12 @@ impl SampleWalker {
         }
     }
 
-    /// Forgets where it stands.
+    /// Forgets the current position.
     pub(crate) fn forget(&mut self) {
         self.open.clear();
     }
 
-    /// What stands in a batch that exists, and the units of the batch before that aren't used any more.
+    /// Returns the rows of an existing batch, and the units of the previous batch that are no longer needed.
     pub(crate) fn batch(&mut self, batch: u64) -> Result<(Content, Vec<u64>)> {
         let rows = match &mut self.rows {
             Some(rows) => rows,
@@ -215,7 +216,7 @@ impl SampleWalker {
         let end = start.saturating_add(size).min(rows.len());
         let mut picks = Picks::default();
         reserve(&mut picks.rows, end - start)?;
-        // The rows of the unit that was found last.
+        // Rows of the last unit found.
         let mut here = 0..0;
         for &row in &rows[start..end] {
             if !here.contains(&row) {
@@ -226,16 +227,16 @@ impl SampleWalker {
                 picks.units.push(unit as u64);
             }
             picks.rows.push(Row {
-                // Fewer than the batch has rows.
+                // The index is less than the number of rows in the batch.
                 unit: picks.units.len() as u32 - 1,
-                // Less than the unit has.
+                // The index is less than the number of rows in the unit.
                 record: (row - here.start) as u32,
             });
         }
         let open = collected(picks.units.iter().copied())?;
         let mut released = std::mem::replace(&mut self.open, open);
-        // It may begin with the unit that the one before ended with. Whoever went elsewhere in between may need any of
-        // them.
+        // The batch may begin with the last unit of the previous one. After a seek backward, any of the units may be
+        // needed again.
         released.retain(|unit| !picks.units.contains(unit) && picks.units.first().is_some_and(|first| unit < first));
         Ok((Content::Picks(picks), released))
     }
@@ -263,7 +264,7 @@ mod tests {
         Arc::new(Order::new(&units, settings).unwrap())
     }
 
-    /// The rows of all batches.
+    /// Returns the rows of all batches.
     fn walked(order: &Arc<Order>, units: &[u32]) -> Vec<u64> {
         let first = |unit: u64| units[..unit as usize].iter().map(|&rows| u64::from(rows)).sum::<u64>();
         let (mut rows, mut used) = (Vec::new(), Vec::new());
@@ -344,7 +345,7 @@ mod tests {
             let mut draws: Vec<u64> = drawn.iter().map(|drawn| drawn.draw).collect();
             draws.sort_unstable();
             prop_assert!(draws.iter().copied().eq(0..draws.len() as u64));
-            // What is drawn first is the smaller sample.
+            // A smaller sample consists of the first draws of a larger one.
             let few = Drawing::new(total, rows / 2, skipped, Key { seed, epoch: 0 }).unwrap();
             let first: Vec<Drawn> = drawn.iter().copied().filter(|drawn| drawn.draw < rows / 2).collect();
             prop_assert_eq!(few.within(0..total).unwrap(), first);
@@ -381,7 +382,7 @@ mod tests {
             assert!(both.windows(2).all(|pair| pair[0] < pair[1]) && both[8] >= 500 && both[11] < 510);
             both[..8].iter().for_each(|row| counts[(row - 300) as usize] += 1);
         }
-        // Each count is of 4,000 draws of one in five: five standard deviations.
+        // Each count results from 4,000 draws with probability 1/5. The tolerance is five standard deviations.
         assert!(
             counts
                 .iter()
@@ -392,8 +393,8 @@ mod tests {
         assert_eq!(all, [100, 101, 102]);
     }
 
-    /// Every row is drawn equally often: chi-square within five standard deviations, of small tables and of keyed
-    /// orders.
+    /// Every row is drawn equally often. Tests chi-square to within five standard deviations, with tables and with
+    /// keyed permutations.
     #[test]
     fn rows_are_drawn_alike() {
         for (total, rows, replace) in [
@@ -415,7 +416,7 @@ mod tests {
                 .iter()
                 .map(|&count| (f64::from(count) - mean).powi(2) / mean)
                 .sum();
-            // Of 39 degrees of freedom; without replacement it varies less.
+            // There are 39 degrees of freedom. Without replacement, the variance is smaller.
             assert!(
                 (square - 39.0).abs() < 5.0 * (2.0f64 * 39.0).sqrt(),
                 "{total} {replace}: {square}"

@@ -1,4 +1,4 @@
-//! Sequential order: units and records as they stand.
+//! Sequential order: units and rows in storage order.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use crate::failure::{Result, reserve};
 use crate::plan::{Content, Run};
 use crate::units::Units;
 
-/// Goes from batch to batch.
+/// Iterates over batches.
 #[derive(Debug)]
 pub(crate) struct SequentialWalker {
     units: Arc<Units>,
     batch_size: u32,
-    /// The unit in the midst of which the last batch ended, and the row that comes next there.
+    /// The unit that the last batch left unfinished, and the row that comes next.
     open: Option<(u64, u64)>,
 }
 
@@ -24,17 +24,17 @@ impl SequentialWalker {
         }
     }
 
-    /// Forgets where it stands.
+    /// Forgets the current position.
     pub(crate) fn forget(&mut self) {
         self.open = None;
     }
 
-    /// What stands in a batch that exists, and the units that are no longer used.
+    /// Returns the runs of an existing batch, and the units that are no longer needed.
     pub(crate) fn batch(&mut self, batch: u64) -> Result<(Content, Vec<u64>)> {
         let start = batch.saturating_mul(u64::from(self.batch_size)).min(self.units.total());
         let end = (start + u64::from(self.batch_size)).min(self.units.total());
         let (mut unit, mut record) = self.units.find(start);
-        // Of a unit that other ranks read rows of in between, more is read.
+        // Other ranks may have read the rows in between. The unit is released unless this batch has further rows of it.
         let released = match self.open.take() {
             Some((open, next)) if next != start && open != unit as u64 => vec![open],
             _ => Vec::new(),

@@ -1,7 +1,7 @@
-//! What an order depends on, besides the units: its kind, its parameters, and how ranks share it.
+//! Parameters of an order, besides the units: its kind, its options, and how ranks share it.
 //!
-//! Settings are written as JSON: by Python, and in tickets of the data service, which anybody may send. [`Settings`] is
-//! the only list of their entries, and [`Settings::from_json`] the only check.
+//! Settings are exchanged as JSON, by Python code and in tickets of the data service, which are untrusted. [`Settings`]
+//! is the only list of the entries, and [`Settings::from_json`] is the only validation.
 
 use std::fmt;
 
@@ -9,80 +9,82 @@ use fastpipe_random::Key;
 use serde::{Deserialize, Serialize};
 use serde_path_to_error::Segment;
 
-/// The orders.
+/// The kinds of orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Units and records as they stand.
+    /// Units and rows in storage order.
     Sequential,
-    /// Windows of units in random order, each a uniform permutation.
+    /// Units in random order, cut into windows. Each window is a uniform permutation.
     Window,
     /// Draws from a pool of units, each of which is read in sequence.
     Block,
     /// Draws from a buffer of rows.
     Buffer,
-    /// A uniform sample of this many rows as the buffer has, as they stand; another one in each epoch. For one rank.
+    /// A uniform sample without replacement, in storage order, of `shuffle_buffer` rows. Each epoch has a different
+    /// sample. For a single rank.
     Sample,
-    /// A sample in which a row may be drawn several times. Other samples may have the same rows.
+    /// A sample in which a row may be drawn several times. Different samples may have rows in common.
     Bootstrap,
 }
 
-/// What ranks share out among them.
+/// The parts of an order that are divided among ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ShardBy {
-    /// Windows, or stretches as long as one: no rank decodes another's rows. For sequential and window order.
+    /// Windows, or ranges as long as a window. No rank decodes rows of another. For sequential and window order.
     Window,
-    /// Units: rank `r` of `N` has units `r`, `r + N`, ... and an order of its own. For block and buffer order.
+    /// Units: rank `r` of `N` has units `r`, `r + N`, ... and a separate order of them. For block and buffer order.
     #[serde(rename = "block")]
     Unit,
-    /// Batches: at each step the ranks together have the next ones. Every rank decodes the rows of all.
+    /// Batches: at each step, the ranks together get the next batches. Every rank decodes the rows of all ranks.
     Batch,
 }
 
-/// What becomes of batches that can't be shared out evenly.
+/// Handling of batches that can't be divided evenly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Uneven {
-    /// They are left out: fewer than there are ranks (by units: what ranks have above the one that has fewest).
+    /// Drop the surplus: fewer batches than there are ranks. If ranks have separate units, drop what exceeds the
+    /// smallest rank.
     Drop,
-    /// Ranks without one get one of rows that are not valid; batches are filled up alike.
+    /// Give ranks without a batch one in which no row is valid, and pad short batches with invalid rows.
     Pad,
-    /// Some ranks have more batches than others.
+    /// Allow some ranks to have more batches than others.
     Allow,
 }
 
-/// What an order depends on, besides the units.
+/// Parameters of an order, besides the units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// Which order.
+    /// Kind of the order.
     #[serde(rename = "shuffle")]
     pub kind: Kind,
-    /// Rows of a batch; at least 1.
+    /// Rows per batch, at least 1.
     pub batch_size: u32,
-    /// Whether a last batch of fewer rows is left out.
+    /// Whether to drop a last batch with fewer rows.
     pub drop_last: bool,
-    /// Rows of a window (a multiple of the batch size), a pool, a buffer or a sample. Sequential order is dealt to
-    /// ranks in stretches of that many.
+    /// Rows of a window (a multiple of the batch size), a pool, a buffer or a sample. Sequential order is divided among
+    /// ranks in ranges of this length.
     pub shuffle_buffer: u64,
     /// The user's seed.
     pub seed: u64,
-    /// This rank.
+    /// Index of this rank.
     pub rank: u64,
     /// Number of ranks.
     #[serde(rename = "world_size")]
     pub ranks: u64,
-    /// What they share out.
+    /// Parts that are divided among the ranks.
     pub shard_by: ShardBy,
-    /// What becomes of the rest.
+    /// Handling of batches that can't be divided evenly.
     pub uneven: Uneven,
-    /// How many ranks have equally many batches, as `uneven` says: a divisor of `ranks`, or `None` for all. Then ranks
-    /// `m`, `m + in_step`, `m + 2 * in_step`, ... share what would be rank `m`'s of `in_step`, and among themselves may
-    /// have differently many.
+    /// Size of a group of ranks that get equal numbers of batches, subject to `uneven`. It divides `ranks`; `None`
+    /// means all ranks. Ranks `m`, `m + in_step`, `m + 2 * in_step`, ... then share the batches of rank `m` of
+    /// `in_step` ranks, and their numbers of batches may differ.
     #[serde(deserialize_with = "Option::deserialize")]
     pub in_step: Option<u64>,
-    /// Draws of the epoch before those of a sample: rows of other samples, with which it shares no row.
+    /// Draws of the epoch to skip before a sample. They belong to other samples, so the samples have no row in common.
     pub skipped: u64,
 }
 
@@ -108,20 +110,20 @@ impl Default for Settings {
 const LARGEST_BATCH: u64 = (1 << 31) - 1;
 const LARGEST_BUFFER: u64 = 1 << 32;
 const LARGEST_WORLD: u64 = 1 << 20;
-/// Far from where adding the rows of a sample would leave 64 bits.
+/// Far below the value at which adding the rows of a sample would overflow 64 bits.
 const MOST_SKIPPED: u64 = i64::MAX as u64;
 
-/// Characters of a message that quotes what was read.
+/// Maximum number of characters of an error message that quotes the input.
 const LONGEST_MESSAGE: usize = 300;
 
 impl Settings {
-    /// Settings from the JSON object that [`Settings::to_json`] writes.
+    /// Parses the JSON object that [`Settings::to_json`] writes.
     ///
     /// # Errors
     ///
-    /// [`SettingsError`] if an entry is unknown, missing, of another type, out of range, or there twice.
+    /// [`SettingsError`] if an entry is unknown, missing, duplicated, out of range, or of the wrong type.
     pub fn from_json(text: &str) -> Result<Settings, SettingsError> {
-        // Of a list, serde would take the entries one after the other.
+        // Reject arrays: serde would read their elements as the entries in sequence.
         if !text.trim_start().starts_with('{') {
             return Err(SettingsError("an order must be a JSON object".into()));
         }
@@ -156,23 +158,23 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The JSON object of these settings.
+    /// Returns the settings as a JSON object.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// What the draws of an epoch depend on.
+    /// Returns the key of the draws of an epoch.
     pub(crate) fn key(&self, epoch: u64) -> Key {
         Key { seed: self.seed, epoch }
     }
 
-    /// How many ranks have equally many batches.
+    /// Returns the number of ranks in a group with equal numbers of batches.
     pub(crate) fn in_step(&self) -> u64 {
         self.in_step.unwrap_or(self.ranks)
     }
 }
 
-/// Why a text isn't the JSON of an order's settings.
+/// The reason why a text isn't valid settings JSON.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettingsError(String);
 

@@ -1,20 +1,21 @@
-//! Block and buffer order: rows pass through a buffer, and each draw takes any of those that are in it.
+//! Block and buffer order: rows pass through a buffer, and each draw removes a random row of the buffer.
 //!
-//! Rows are numbered as they stand. In front of draw `i` positions `0..i` hold what was drawn, and the buffer is the
-//! positions `i..end(i)`; the draw swaps position `i` with one of the buffer, all equally likely. For a *buffer* of `n`
-//! rows `end(i) = i + n`, which is what `tf.data.Dataset.shuffle(n)` yields, in distribution: each draw takes one of
-//! the `n` rows that are there, and the next row takes its place. For a *pool* of units `end(i)` is moved on to the end
-//! of the unit in which `i + n - 1` lies, so units enter as wholes; and a draw yields not the row that it met but the
-//! next record of that row's unit. So units are drawn in proportion to what they have left, and each is read from its
-//! first record to its last.
+//! Rows are numbered in storage order. Before draw `i`, positions `0..i` contain the rows drawn so far, and the buffer
+//! consists of the positions `i..end(i)`. The draw swaps position `i` with a uniformly chosen position of the buffer.
+//! For a *buffer* of `n` rows, `end(i) = i + n`. This has the distribution of `tf.data.Dataset.shuffle(n)`: each draw
+//! removes one of `n` rows, and the next row replaces it. For a *pool* of units, `end(i)` is rounded up to the end of
+//! the unit that contains `i + n - 1`, so whole units enter. A draw then yields the next row of the chosen row's unit
+//! instead of the chosen row. Units are thus drawn in proportion to their remaining rows, and each unit is read from
+//! its first row to its last.
 //!
 //! # Why it needs no state
 //!
-//! Draw `k` is a pure function of `k`, so what a position holds in front of draw `i` can be followed backwards: draw
-//! `k` put into the position that it met what was at position `k`, and nothing anywhere else. A position is out of
-//! reach of all draws before the one whose buffer first includes it; from there on back it holds the row of the same
-//! number. Each look at as many draws as the buffer is long resolves more than a third of what is left, so a few dozen
-//! times the buffer's length is looked at, wherever in the epoch. See [`ShufflePoolWalker::seek`].
+//! Draw `k` is a pure function of `k`, so the content of a position before draw `i` can be traced backward. Draw `k`
+//! moved the content of position `k` into the chosen position and changed nothing else that is still in the buffer. A
+//! position can't be affected by any draw before the first one whose buffer includes it. Before that draw, the position
+//! contains the row of the same index. Each backward pass over one buffer length of draws resolves more than a third of
+//! the open positions. A seek therefore examines a few dozen buffer lengths of draws, anywhere in the epoch. See
+//! [`ShufflePoolWalker::seek`].
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,12 +26,12 @@ use crate::failure::{Patience, PlanError, Result, STEPS_AT_ONCE, reserve, with_r
 use crate::plan::{Content, Mark, Numbering, Picks, Row};
 use crate::units::Units;
 
-/// What enters and leaves.
+/// The unit of entry into the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grain {
     /// Single rows: the buffer order.
     Row,
-    /// Whole units, whose rows leave in the order in which they stand: the block order.
+    /// Whole units, whose rows leave in storage order: the block order.
     Unit,
 }
 
@@ -39,14 +40,14 @@ pub(crate) enum Grain {
 pub(crate) struct ShufflePool {
     units: Arc<Units>,
     grain: Grain,
-    /// Rows that the buffer holds; a pool at least.
+    /// Number of rows in the buffer. A pool has at least this many.
     rows: u64,
     batch_size: u32,
     draws: Draws,
 }
 
 impl ShufflePool {
-    /// The draws of one shard.
+    /// Returns the draws of one shard.
     pub(crate) fn new(
         units: Arc<Units>,
         grain: Grain,
@@ -64,7 +65,7 @@ impl ShufflePool {
         }
     }
 
-    /// Where the buffer ends in front of draw `i`, which exists.
+    /// Returns the end of the buffer before draw `i`, which must exist.
     fn end(&self, i: u64) -> u64 {
         let end = i.saturating_add(self.rows).min(self.units.total());
         match self.grain {
@@ -78,11 +79,11 @@ impl ShufflePool {
 #[derive(Clone, Copy, Debug)]
 struct Live {
     unit: u32,
-    /// The next record, where they leave in order.
+    /// Index of the next row, if rows leave in storage order.
     next: u32,
-    /// Rows that have not left, and for the unit that is entering those that have not entered.
+    /// Number of rows that have not left. For the unit that is entering, this includes rows that have not entered.
     left: u32,
-    /// In the batch that met it last.
+    /// Mark of the last batch that used the unit.
     mark: Mark,
 }
 
@@ -93,16 +94,16 @@ struct Item {
     record: u32,
 }
 
-/// Bytes that a row of the buffer takes: up to half of what is listed has left already.
+/// Bytes per row of the buffer. Up to half of the listed rows have already left.
 const ROW_BYTES: u64 = 2 * size_of::<Item>() as u64;
 
-/// Bytes that a unit with rows in the buffer takes. Lists that grow have up to twice the room.
+/// Bytes per unit with rows in the buffer. A growing list may have twice the required capacity.
 const LIVE_BYTES: u64 = 2 * (size_of::<Live>() + size_of::<u32>() + size_of::<u64>()) as u64;
 
-/// Bytes of a unit in the table that finds it, about: its number, its place, a byte, and as much room again.
+/// Approximate bytes per unit in the hash table of units: key, value and one control byte, doubled for spare capacity.
 const FOUND_BYTES: usize = 2 * (size_of::<(usize, u32)>() + 1);
 
-/// Rows that a buffer or pool of `rows` rows holds at most: into a pool units enter as wholes.
+/// Returns the maximum number of rows in a buffer or pool of `rows` rows. Units enter a pool as a whole.
 fn held(units: &Units, grain: Grain, rows: u64) -> u64 {
     match grain {
         Grain::Row => rows.min(units.total()),
@@ -110,30 +111,30 @@ fn held(units: &Units, grain: Grain, rows: u64) -> u64 {
     }
 }
 
-/// Places for all positions that are within reach of a draw, and two more: a power of two, so that lower bits tell them
-/// apart.
+/// Returns the size of a table for all positions within reach of a draw, plus two. It is a power of two, so that the
+/// low bits of a position are its index.
 fn reach(held: u64) -> u64 {
     (held + 2).next_power_of_two()
 }
 
-/// Bytes of the list of the rows in a buffer or pool of `rows` rows.
+/// Returns the bytes for the rows in a buffer or pool of `rows` rows.
 pub(crate) fn list_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
     held(units, grain, rows).saturating_mul(ROW_BYTES)
 }
 
-/// Bytes of the list of the rows that enter with a batch.
+/// Returns the bytes for the rows that enter with a batch.
 pub(crate) fn entering_bytes(rows: u64) -> u64 {
     rows.saturating_mul(ROW_BYTES)
 }
 
-/// Bytes of the list of their units.
+/// Returns the bytes for the units of the rows in the buffer.
 pub(crate) fn unit_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
     (units.len() as u64)
         .min(held(units, grain, rows))
         .saturating_mul(LIVE_BYTES)
 }
 
-/// Bytes that going to a batch anywhere in an epoch takes besides.
+/// Returns the additional bytes for seeking to any batch of an epoch.
 pub(crate) fn seek_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
     let held = held(units, grain, rows);
     let sought = reach(held).saturating_mul(4);
@@ -141,24 +142,24 @@ pub(crate) fn seek_bytes(units: &Units, grain: Grain, rows: u64) -> u64 {
     sought.saturating_add(held.saturating_mul(8)).saturating_add(found)
 }
 
-/// Goes from batch to batch; fastest from one to the next.
+/// Iterates over batches. Moving to the next batch is fastest.
 #[derive(Debug)]
 pub(crate) struct ShufflePoolWalker {
     sliding: Arc<ShufflePool>,
-    /// The next draw.
+    /// Index of the next draw.
     at: u64,
-    /// The buffer: positions `at..entered`, from `head` on.
+    /// The buffer: positions `at..entered`, stored in `items` from `head` on.
     items: Vec<Item>,
     head: usize,
     entered: u64,
-    /// What `end` was for the last draw; where units enter as wholes, also the number of the one that starts there.
+    /// End of the buffer at the last draw and, for the block order, the index of the unit that starts there.
     end: u64,
     behind: usize,
     live: Vec<Live>,
     free: Vec<u32>,
-    /// Units of which the last batch took the last row.
+    /// Units whose last row was in the last batch.
     finished: Vec<u64>,
-    /// The unit that is entering: its number among the live ones, its number, and the next record.
+    /// The unit that is entering: its index in `live`, its index among all units, and its next row.
     entering: (u32, usize, u32),
     numbering: Numbering,
 }
@@ -193,12 +194,12 @@ impl ShufflePoolWalker {
         self.entering = (u32::MAX, unit, record);
     }
 
-    /// Forgets where it stands, and gives back the memory of the buffer.
+    /// Forgets the current position and frees the memory of the buffer.
     pub(crate) fn forget(&mut self) {
         *self = ShufflePoolWalker::new(self.sliding.clone());
     }
 
-    /// What stands in a batch that exists, and the units that are no longer used.
+    /// Returns the rows of an existing batch, and the units that are no longer needed.
     pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         let size = u64::from(self.sliding.batch_size);
         let mut released = std::mem::take(&mut self.finished);
@@ -227,9 +228,9 @@ impl ShufflePoolWalker {
         Ok((self.live.len() - 1) as u32)
     }
 
-    /// Lets rows enter until position `end`.
+    /// Adds rows to the buffer up to position `end`.
     fn feed(&mut self, end: u64, patience: &mut Patience<'_>) -> Result<()> {
-        // One allocation of as much as is needed; it grows by a batch at a time from then on, at most.
+        // One allocation of the required size. Later it grows by at most a batch at a time.
         reserve(&mut self.items, (end - self.entered.min(end)) as usize)?;
         let mut since = 0;
         while self.entered < end {
@@ -256,7 +257,7 @@ impl ShufflePoolWalker {
         Ok(())
     }
 
-    /// Draws up to draw `to`.
+    /// Runs the draws up to `to`.
     fn draw(&mut self, to: u64, patience: &mut Patience<'_>) -> Result<Picks> {
         let from = self.at;
         if from >= to {
@@ -265,7 +266,8 @@ impl ShufflePoolWalker {
         let sliding = self.sliding.clone();
         let total = sliding.units.total();
         self.feed(sliding.end(to - 1), patience)?;
-        // First where rows go, then which they are: neither loop waits for the memory of the other.
+        // Two separate loops, first to move rows and then to look up their units, so that their cache misses don't add
+        // up.
         let drawn = (to - from) as usize;
         let picks = match sliding.grain {
             Grain::Row => {
@@ -285,7 +287,7 @@ impl ShufflePoolWalker {
                 patience.stretches(from, to, |at, to| {
                     let items = &mut items[(at - from) as usize..];
                     sliding.draws.swap(at, (to - at) as usize, items, |i| {
-                        // It stays where it is until the unit there isn't enough.
+                        // The end stays the same until the unit there doesn't suffice.
                         let least = i.saturating_add(sliding.rows).min(total);
                         while end < least {
                             end += u64::from(sliding.units.rows(behind));
@@ -303,7 +305,7 @@ impl ShufflePoolWalker {
             }
         };
         (self.at, self.head) = (to, self.head + drawn);
-        // Half of the memory may be of rows that left, so that each row is moved once on average.
+        // At most half of the memory is used by rows that have left, so each row is moved once on average.
         if self.head > self.items.len() / 2 {
             self.items.drain(..self.head);
             self.head = 0;
@@ -311,7 +313,7 @@ impl ShufflePoolWalker {
         Ok(picks)
     }
 
-    /// The first `drawn` rows of the buffer, of which `record` tells the record.
+    /// Converts the first `drawn` rows of the buffer to picks. `record` returns a row's index within its unit.
     #[inline(always)]
     fn take(&mut self, drawn: usize, record: impl Fn(&mut Live, &Item) -> u32) -> Result<Picks> {
         let mut numbers = self.numbering.batch(drawn, self.live.len(), |numbering| {
@@ -335,7 +337,7 @@ impl ShufflePoolWalker {
             let index = *unit as usize;
             *unit = u64::from(all[index].unit);
             if all[index].left == 0 {
-                // The batch reads it, so it is let go with the next one.
+                // This batch still reads the unit, so it is released with the next batch.
                 self.finished.push(*unit);
                 self.free.push(index as u32);
             }
@@ -343,8 +345,7 @@ impl ShufflePoolWalker {
         Ok(Picks { units, rows })
     }
 
-    /// Puts the walker in front of draw `i`, wherever it was: follows every row of the buffer back to where it came
-    /// from.
+    /// Moves the walker before draw `i`, from any position. Traces every row of the buffer back to its origin.
     fn seek(&mut self, i: u64, patience: &mut Patience<'_>) -> Result<()> {
         self.restart(i);
         if i == 0 {
@@ -352,7 +353,7 @@ impl ShufflePoolWalker {
         }
         let sliding = self.sliding.clone();
         let units = &*sliding.units;
-        // All that the draws before could reach.
+        // End of the positions that the draws so far could reach.
         let stop = sliding.end(i - 1);
         let mut found: HashMap<usize, u32> = HashMap::new();
         let origins = sliding.origins(i, stop, patience)?;
@@ -368,7 +369,7 @@ impl ShufflePoolWalker {
                 }
             };
             let entry = &mut self.live[live as usize];
-            // Units that leave in order have all their rows in the buffer that have not left.
+            // In block order, all rows of a unit that have not left are in the buffer.
             (entry.left, entry.next) = (entry.left + 1, entry.next - 1);
             self.items.push(Item { live, record });
             if n % STEPS_AT_ONCE == 0 {
@@ -386,7 +387,7 @@ impl ShufflePoolWalker {
     }
 }
 
-/// Notes which of the live units one is.
+/// Records the index in `live` of a unit.
 fn remember(found: &mut HashMap<usize, u32>, unit: usize, live: u32) -> Result<()> {
     found.try_reserve(1).map_err(|_| PlanError::OutOfMemory {
         bytes: 2 * found.len() * FOUND_BYTES,
@@ -396,10 +397,11 @@ fn remember(found: &mut HashMap<usize, u32>, unit: usize, live: u32) -> Result<(
 }
 
 impl ShufflePool {
-    /// The rows that positions `i..stop` hold in front of draw `i`.
+    /// Returns the rows at positions `i..stop` before draw `i`.
     fn origins(&self, i: u64, stop: u64, patience: &mut Patience<'_>) -> Result<Vec<u64>> {
         let mask = reach(held(&self.units, self.grain, self.rows)) as usize - 1;
-        // For each position from `k` on, by its lower bits, whose origin is sought there: its number plus one.
+        // For each position in reach, by its low bits: one plus the index of the buffer row whose origin is currently
+        // traced to that position, or 0.
         let mut sought = patience.filled(0u32, mask + 1)?;
         let mut origins = patience.filled(0, (stop - i) as usize)?;
         patience.stretches(i, stop, |from, to| {
@@ -448,10 +450,10 @@ impl ShufflePool {
     }
 }
 
-/// The ends of the buffer in front of draws, asked for in descending order.
+/// Returns the ends of the buffer before draws, which must be requested in descending order.
 struct Ends<'a> {
     sliding: &'a ShufflePool,
-    /// A unit and the row with which it starts.
+    /// A unit and its first row.
     unit: usize,
     start: u64,
 }

@@ -1,4 +1,4 @@
-//! How far an epoch has come, as it is saved: the same for all ranks.
+//! The saved position in an epoch, which is the same for all ranks.
 
 use std::fmt;
 
@@ -6,25 +6,25 @@ use crate::failure::PlanError;
 use crate::rank_shards::Remaining;
 use crate::window::Place;
 
-/// How far an epoch has come: all that is needed to go on. It is the same for all ranks.
+/// The position in an epoch, with everything needed to resume. It is the same for all ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
-    /// The epoch.
+    /// Index of the epoch.
     pub epoch: u64,
-    /// Batches that each rank has had in it.
+    /// Number of batches that each rank has had in the epoch.
     pub step: u64,
     /// Number of ranks.
     pub ranks: u64,
-    /// What was left when these ranks began to share it, less finished rounds.
+    /// Batches that were left when this number of ranks began to share them, without finished rounds.
     pub remaining: Remaining,
-    /// Batches that each rank has had of that.
+    /// Number of batches that each rank has had of these.
     pub taken: u64,
-    /// Where windows that come next start: spares looking for them.
+    /// Start positions of the next windows, which save a search.
     pub places: Vec<(u64, Place)>,
 }
 
 impl State {
-    /// The start of an epoch.
+    /// Returns the state at the start of an epoch.
     pub fn start(epoch: u64, ranks: u64) -> State {
         State {
             epoch,
@@ -34,19 +34,19 @@ impl State {
     }
 }
 
-/// Why a state can't be gone on from.
+/// The reason why a state can't be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateError {
-    /// Another number of ranks, and the order doesn't allow it.
+    /// The number of ranks differs, and the order doesn't allow that.
     Ranks {
-        /// The state's.
+        /// Number of ranks in the state.
         saved: u64,
-        /// This order's.
+        /// Number of ranks of this order.
         now: u64,
     },
-    /// It isn't one that an order of these units can have.
+    /// No order of these units has such a state.
     Impossible,
-    /// There is no memory for what it says.
+    /// Memory for the state can't be allocated.
     Plan(PlanError),
 }
 
@@ -61,10 +61,10 @@ impl fmt::Display for StateError {
         match self {
             StateError::Ranks { saved, now } => write!(
                 f,
-                "it was saved with world_size={saved}, and this reader has world_size={now}: where ranks have units of \
-                 their own that can't change within an epoch"
+                "it was saved with world_size={saved}, but this reader has world_size={now}: if ranks have separate \
+                 units, world_size can't change within an epoch"
             ),
-            StateError::Impossible => f.write_str("no reader of these files can have got to it: it is damaged"),
+            StateError::Impossible => f.write_str("this dataset has no such position: the state is corrupt"),
             StateError::Plan(error) => error.fmt(f),
         }
     }

@@ -1,9 +1,9 @@
-//! How many batches ranks have that have units of their own.
+//! The number of batches of each rank if ranks have separate units.
 
 use crate::failure::{Result, collected, copied, with_room};
 use crate::settings::Uneven;
 
-/// Steps of all ranks that have units of their own, and this many batches of these.
+/// Returns the steps of all ranks. `batches` lists the number of batches in each rank's units.
 pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) -> Result<Vec<u64>> {
     let members = |member: usize| batches.iter().copied().skip(member).step_by(in_step);
     let totals = (0..in_step.min(batches.len())).map(|member| members(member).sum::<u64>());
@@ -18,7 +18,7 @@ pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) ->
     for member in 0..in_step {
         let own = collected(members(member))?;
         let leveled = match uneven {
-            // One without a row has none to repeat.
+            // A rank without rows has none to repeat.
             Uneven::Pad => level(&own, total, |own, level| if own == 0 { 0 } else { own.max(level) })?,
             _ => level(&own, total, u64::min)?,
         };
@@ -29,7 +29,7 @@ pub(crate) fn steps_per_rank(batches: &[u64], in_step: usize, uneven: Uneven) ->
     Ok(steps)
 }
 
-/// Cuts or lifts numbers to a level, so that they add up to `total`. `at` says what one is at a level.
+/// Caps or raises numbers to a common level so that they add up to `total`. `at` returns a number at a given level.
 fn level(numbers: &[u64], total: u64, at: fn(u64, u64) -> u64) -> Result<Vec<u64>> {
     let sum = |level: u64| numbers.iter().map(|&number| at(number, level)).sum::<u64>();
     let (mut low, mut high) = (0, total + 1);

@@ -1,28 +1,28 @@
-//! The numbers of rows in the units of a data set: all that an order knows of data.
+//! The row counts of the units of a dataset. An order knows nothing else about the data.
 
 use std::fmt;
 
 use crate::failure::{PlanError, collected, with_room};
 
-/// Units between two sums that are kept.
+/// Number of units between two stored sums.
 const STRIDE: usize = 64;
 
-/// Rows of each unit, in the order in which the units stand; a little over four bytes a unit.
+/// The row counts of units, in storage order. Uses slightly more than four bytes per unit.
 #[derive(Clone, Debug, Default)]
 pub struct Units {
     rows: Vec<u32>,
-    /// Rows in front of every 64th unit.
+    /// Number of rows before every 64th unit.
     sums: Vec<u64>,
     total: u64,
     largest: u32,
 }
 
-/// Why units can't be counted.
+/// The reason why units can't be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitsError {
-    /// More rows in all than can be counted, or more units.
+    /// There are too many rows or units to count.
     TooLong,
-    /// There is no memory for their numbers of rows.
+    /// Memory for the row counts can't be allocated.
     Plan(PlanError),
 }
 
@@ -46,11 +46,12 @@ impl From<PlanError> for UnitsError {
 }
 
 impl Units {
-    /// Units with these numbers of rows.
+    /// Creates units with these row counts.
     ///
     /// # Errors
     ///
-    /// [`UnitsError`] if units or rows can't be counted in 32 and 62 bits, or there is no memory for the counts.
+    /// [`UnitsError`] if there are more than 2^32 units or 2^62 rows, or if memory for the row counts can't be
+    /// allocated.
     pub fn new(unit_rows: impl IntoIterator<Item = u32>) -> Result<Units, UnitsError> {
         let rows: Vec<u32> = collected(unit_rows)?;
         let (mut sums, mut total) = (with_room(rows.len() / STRIDE + 1)?, 0u64);
@@ -59,7 +60,7 @@ impl Units {
         }
         for chunk in rows.chunks(STRIDE) {
             sums.push(total);
-            // At most 2^32 units of less than 2^32 rows each.
+            // There are at most 2^32 units of less than 2^32 rows each, so the sum can't wrap past the limit unnoticed.
             total = total.wrapping_add(chunk.iter().map(|&n| u64::from(n)).sum());
             if total >= 1 << 62 {
                 return Err(UnitsError::TooLong);
@@ -74,47 +75,47 @@ impl Units {
         })
     }
 
-    /// Every `step`-th unit from `first` on: the share of one of `step` ranks.
+    /// Returns every `step`-th unit from `first` on: the units of one of `step` ranks.
     ///
     /// # Errors
     ///
-    /// [`PlanError`] if there is no memory for them.
+    /// [`PlanError`] if memory for the row counts can't be allocated.
     pub fn share(&self, first: usize, step: usize) -> Result<Units, PlanError> {
         let rows = self.rows.iter().copied().skip(first).step_by(step.max(1));
         match Units::new(rows) {
             Err(UnitsError::Plan(error)) => Err(error),
-            // Fewer than there were, so they can be counted.
+            // These are fewer units than before, so they can't be too many.
             shared => Ok(shared.unwrap_or_default()),
         }
     }
 
-    /// Number of units.
+    /// Returns the number of units.
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no units.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
-    /// Rows of all units.
+    /// Returns the number of rows in all units.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Rows of the largest unit.
+    /// Returns the number of rows in the largest unit.
     pub fn largest(&self) -> u32 {
         self.largest
     }
 
-    /// Rows of a unit; none of one that doesn't exist.
+    /// Returns the number of rows in a unit, or 0 if the unit doesn't exist.
     #[inline]
     pub fn rows(&self, unit: usize) -> u32 {
         self.rows.get(unit).copied().unwrap_or(0)
     }
 
-    /// Rows in front of a unit; of the one behind the last, all.
+    /// Returns the number of rows before a unit. For the index after the last unit, returns the total.
     pub fn first(&self, unit: usize) -> u64 {
         let chunk = (unit / STRIDE).min(self.sums.len().saturating_sub(1));
         let from = chunk * STRIDE;
@@ -122,8 +123,8 @@ impl Units {
         self.sums.get(chunk).copied().unwrap_or(0) + inside.iter().map(|&n| u64::from(n)).sum::<u64>()
     }
 
-    /// The unit that holds a row, and the record that it is there. A row behind the last is record 0 of the unit behind
-    /// the last.
+    /// Returns the unit that contains a row, and the index of the row within it. For a row past the end, returns the
+    /// index after the last unit, and 0.
     pub fn find(&self, row: u64) -> (usize, u32) {
         if row >= self.total {
             return (self.rows.len(), 0);
@@ -135,7 +136,7 @@ impl Units {
             left -= u64::from(self.rows[unit]);
             unit += 1;
         }
-        // Less than the unit's rows.
+        // The index is less than the unit's row count.
         (unit, left as u32)
     }
 }

@@ -1,4 +1,4 @@
-//! Going through the batches of an epoch, whichever the kind of the order.
+//! Iteration over the batches of an epoch, for any kind of order.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::settings::{Kind, Settings};
 use crate::shuffle_pool::{Grain, ShufflePool, ShufflePoolWalker};
 use crate::window::{WindowWalker, Windows};
 
-/// Goes through the batches of an epoch.
+/// Iterates over the batches of an epoch.
 #[derive(Debug)]
 pub(crate) enum Walker {
     Sequential(SequentialWalker),
@@ -21,7 +21,7 @@ pub(crate) enum Walker {
 }
 
 impl Walker {
-    /// At the start of an epoch.
+    /// Creates a walker at the start of an epoch.
     pub(crate) fn new(order: &Order, epoch: u64) -> Result<Walker> {
         let Settings {
             shuffle_buffer,
@@ -65,7 +65,7 @@ impl Walker {
         }
     }
 
-    /// Forgets where it stands: the next batch is sought.
+    /// Forgets the current position. The next batch needs a seek.
     pub(crate) fn forget(&mut self) {
         match self {
             Walker::Sequential(walker) => walker.forget(),

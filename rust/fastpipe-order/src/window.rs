@@ -1,4 +1,5 @@
-//! Window order: units in random order, cut into windows of equally many rows, each of them a uniform permutation.
+//! Window order: units in random order, cut into windows of equal numbers of rows. Each window is a uniform
+//! permutation.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -12,23 +13,24 @@ use crate::permutation::{Permutation, SOME};
 use crate::plan::{Content, Mark, Numbering, Picks};
 use crate::units::Units;
 
-/// Windows whose places are remembered: several for each of many ranks.
+/// Maximum number of windows whose start positions are remembered: several for each of many ranks.
 const REMEMBERED: usize = 1 << 12;
 
-/// A stretch of more than this fraction of all units isn't walked to find a window: the table is made, once an epoch.
+/// Walking over more than this fraction of all units (1/16) to find a window isn't worthwhile. The table is built
+/// instead, once per epoch.
 const LONG_WALK: u64 = 16;
 
-/// Where a window starts in the random order of units.
+/// The start of a window in the random order of units.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// How many units stand in front of the one in which it starts.
+    /// Number of units before the unit in which the window starts.
     pub unit: u64,
-    /// The record of that unit with which it starts.
+    /// Index within that unit of the window's first row.
     pub record: u32,
 }
 
-/// Bytes that a unit of a window takes: its number, the records that the window takes of it, and its mark. Lists that
-/// grow have up to twice the room.
+/// Bytes per unit of a window: its index, the range of its rows in the window, and its mark. A growing list may have
+/// twice the required capacity.
 const UNIT_BYTES: u64 = 2 * (size_of::<u64>() + 2 * size_of::<u32>()) as u64 + size_of::<Mark>() as u64;
 
 /// The windows of an epoch.
@@ -37,15 +39,15 @@ pub(crate) struct Windows {
     units: Arc<Units>,
     permutation: Permutation,
     key: Key,
-    /// Rows of a window; the last may have fewer.
+    /// Rows per window. The last window may have fewer.
     rows: u64,
     batch_size: u32,
-    /// Rows in front of every 64th unit of the random order.
+    /// Number of rows before every 64th unit of the random order.
     table: OnceLock<Vec<u64>>,
 }
 
 impl Windows {
-    /// The windows of `rows` rows, a multiple of the batch size.
+    /// Creates windows of `rows` rows, which must be a multiple of the batch size.
     pub(crate) fn new(units: Arc<Units>, key: Key, rows: u64, batch_size: u32) -> Result<Windows> {
         Ok(Windows {
             permutation: Permutation::new(units.len(), key)?,
@@ -57,25 +59,25 @@ impl Windows {
         })
     }
 
-    /// Bytes of the list of the rows of a window.
+    /// Returns the bytes for the list of rows of a window.
     pub(crate) fn list_bytes(units: &Units, rows: u64) -> u64 {
         rows.min(units.total()).saturating_mul(PackedRows::bytes_each(units))
     }
 
-    /// Bytes that windows of `rows` rows take besides: for the units in one, and for what finds windows.
+    /// Returns the additional bytes for windows of `rows` rows: for the units of a window, and for finding windows.
     pub(crate) fn unit_bytes(units: &Units, rows: u64) -> u64 {
         let within = (units.len() as u64).min(rows);
         let tables = Permutation::bytes(units.len()) + 8 * (units.len() / SOME + 1) as u64;
         within.saturating_mul(UNIT_BYTES).saturating_add(tables)
     }
 
-    /// Rows of a window.
+    /// Returns the number of rows in a window.
     fn len(&self, window: u64) -> usize {
         let left = self.units.total().saturating_sub(window.saturating_mul(self.rows));
         left.min(self.rows) as usize
     }
 
-    /// The place `rows` rows behind another.
+    /// Returns the position `rows` rows after another one.
     fn walk(&self, from: Place, rows: u64) -> Place {
         let mut left = rows + u64::from(from.record);
         let mut at = from.unit as usize;
@@ -92,12 +94,12 @@ impl Windows {
         }
         Place {
             unit: at as u64,
-            // Less than the rows of a unit. The last window may end before it is full.
+            // The index is less than the unit's row count. The last window may end before it is full.
             record: if at < self.permutation.len() { left as u32 } else { 0 },
         }
     }
 
-    /// Makes the table, if it isn't there: one look at each unit.
+    /// Returns the table, and builds it if necessary by visiting each unit once.
     fn table(&self) -> Result<&[u64]> {
         if let Some(table) = self.table.get() {
             return Ok(table);
@@ -116,7 +118,7 @@ impl Windows {
         Ok(self.table.get_or_init(|| sums))
     }
 
-    /// The place of a row of the random order, from the table.
+    /// Returns the position of a row of the random order, using the table.
     fn search(&self, row: u64) -> Result<Place> {
         let table = self.table()?;
         let chunk = table.partition_point(|&sum| sum <= row).saturating_sub(1);
@@ -128,25 +130,25 @@ impl Windows {
     }
 }
 
-/// A window that is being drawn.
+/// The window that is being drawn.
 #[derive(Debug, Default)]
 struct Drawn {
     window: u64,
-    /// Its units, in the order in which it takes rows of them.
+    /// Its units, in the sequence in which their rows are listed.
     units: Vec<u64>,
-    /// Its rows, by the index of their unit. The first `done` are in their final order.
+    /// Its rows, with indices into `units`. The first `done` rows are in their final order.
     rows: PackedRows,
     done: usize,
 }
 
-/// Goes from batch to batch; fastest from one to the next.
+/// Iterates over batches. Moving to the next batch is fastest.
 #[derive(Debug)]
 pub(crate) struct WindowWalker {
     windows: Arc<Windows>,
     places: BTreeMap<u64, Place>,
     drawn: Option<Drawn>,
     numbering: Numbering,
-    /// Of the units of the window.
+    /// Marks of the window's units.
     marks: Vec<Mark>,
 }
 
@@ -161,7 +163,7 @@ impl WindowWalker {
         }
     }
 
-    /// Whether a window can start there, as far as can be seen without looking at what stands in front.
+    /// Whether a window may start at a position, as far as that can be checked without visiting the units before it.
     pub(crate) fn may_start(&self, window: u64, place: Place) -> bool {
         let Windows {
             units,
@@ -179,16 +181,16 @@ impl WindowWalker {
         }
     }
 
-    /// Takes down where a window starts, so that it needn't be looked for.
+    /// Remembers the start of a window, so that no search is needed.
     pub(crate) fn remember(&mut self, window: u64, place: Place) {
         self.places.insert(window, place);
         if self.places.len() > REMEMBERED {
-            // Those in front are mostly done with.
+            // Windows at the front are mostly finished.
             self.places.pop_first();
         }
     }
 
-    /// Where a window starts.
+    /// Returns the start of a window.
     pub(crate) fn place(&mut self, window: u64) -> Result<Place> {
         let nearest = self.places.range(..=window).next_back();
         let windows = &self.windows;
@@ -210,12 +212,12 @@ impl WindowWalker {
         Ok(place)
     }
 
-    /// Forgets where it stands, and gives back the memory of the window.
+    /// Forgets the current position and frees the memory of the window.
     pub(crate) fn forget(&mut self) {
         self.drawn = None;
     }
 
-    /// What stands in a batch that exists, and the units that are no longer used.
+    /// Returns the rows of an existing batch, and the units that are no longer needed.
     pub(crate) fn batch(&mut self, batch: u64, patience: &mut Patience<'_>) -> Result<(Content, Vec<u64>)> {
         let size = u64::from(self.windows.batch_size);
         let per_window = self.windows.rows / size;
@@ -227,20 +229,20 @@ impl WindowWalker {
                 let before = before.unwrap_or_default();
                 let drawn = self.enter(window, before.rows, patience)?;
                 released = before.units;
-                // But for the one that is cut by the windows' edge.
+                // Keep a unit that is split between the two windows.
                 let edges = [drawn.units.first().copied(), drawn.units.last().copied()];
                 released.retain(|unit| !edges.contains(&Some(*unit)));
                 drawn
             }
         };
         let from = (within * size) as usize;
-        // A state that holds wrong places may make windows of other lengths than there are; its rows are wrong, too.
+        // A corrupt state with wrong positions may result in windows of other lengths. Its rows are wrong as well.
         let from = from.min(drawn.rows.len());
         let to = (from + size as usize).min(drawn.rows.len());
         self.draw(&mut drawn, to, patience)?;
         let mut rows = drawn.rows.get(from.min(to)..to)?;
         let picks = if drawn.units.len() <= rows.len() / 4 {
-            // A batch has rows of nearly all of them: they needn't be numbered anew.
+            // The batch has rows of nearly all units of the window, so they need no new indices.
             Picks {
                 units: copied(&drawn.units)?,
                 rows,
@@ -264,19 +266,19 @@ impl WindowWalker {
         Ok((Content::Picks(picks), released))
     }
 
-    /// Lists the rows of a window, in memory that listed another one.
+    /// Lists the rows of a window. Reuses the memory of the previous window.
     fn enter(&mut self, window: u64, mut rows: PackedRows, patience: &mut Patience<'_>) -> Result<Drawn> {
         let place = self.place(window)?;
         let windows = &self.windows;
         let len = windows.len(window);
-        // Of each unit the first record that the window takes, and that behind the last.
+        // For each unit, the range of its rows that belong to the window.
         let (mut units, mut records) = (Vec::new(), Vec::new());
         let mut taken = 0;
         let (mut at, mut record) = (place.unit as usize, place.record);
         let (mut some, mut counts) = ([0; SOME], [0; SOME]);
         'fill: while at < windows.permutation.len() {
             let some = windows.permutation.some(at, &mut some);
-            // All at once, since they lie all over memory.
+            // Load all counts in one loop, because they are scattered over memory.
             for (count, &unit) in counts.iter_mut().zip(some) {
                 *count = windows.units.rows(unit as usize);
             }
@@ -304,7 +306,7 @@ impl WindowWalker {
             unit: at as u64,
             record,
         };
-        // Behind units without rows, so that a place has one name.
+        // Skip units without rows, so that each position has a unique representation.
         let next = windows.walk(end, 0);
         self.remember(window + 1, next);
         rows.fill(&records, taken, patience)?;
@@ -316,7 +318,7 @@ impl WindowWalker {
         })
     }
 
-    /// Brings the first `to` rows of a window into their order: a Fisher-Yates shuffle that goes on where it stopped.
+    /// Brings the first `to` rows of a window into their final order by continuing its Fisher-Yates shuffle.
     fn draw(&self, drawn: &mut Drawn, to: usize, patience: &mut Patience<'_>) -> Result<()> {
         if drawn.done < to {
             let draws = Draws::new(self.windows.key, Purpose::Window, drawn.window);

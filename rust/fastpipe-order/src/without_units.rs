@@ -1,7 +1,7 @@
-//! The rest of an epoch without some of its units: what remains when some turn out to be damaged.
+//! The rest of an epoch without some units, for example because they are damaged.
 //!
-//! The rows that remain keep their order and are cut into batches anew. So what is left is a function of the order, of
-//! the place and of the units that are left out, and of nothing else.
+//! The remaining rows keep their order and are cut into batches again. The result depends only on the order, the
+//! position and the excluded units.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,20 +11,19 @@ use crate::failure::{Patience, PlanError, Result, collected, reserve, with_room}
 use crate::order::Order;
 use crate::plan::{Content, Picks, Row, Run};
 
-/// A place in an epoch, and the units of which nothing is read from there on. For orders that aren't shared out among
-/// ranks.
+/// A position in an epoch, and the units that are excluded from there on. For orders that aren't divided among ranks.
 #[derive(Clone, Debug, Default)]
 pub struct RemainingEpoch {
-    /// The epoch.
+    /// Index of the epoch.
     pub epoch: u64,
-    /// The batch of the whole epoch in which it begins, and how many of its rows lie before.
+    /// Batch of the whole epoch in which the rest begins, and the number of its rows before the rest.
     step: u64,
     offset: u32,
     without: Arc<HashSet<u64>>,
 }
 
 impl RemainingEpoch {
-    /// All of an epoch.
+    /// Returns a whole epoch.
     pub fn of(epoch: u64) -> RemainingEpoch {
         RemainingEpoch {
             epoch,
@@ -32,11 +31,11 @@ impl RemainingEpoch {
         }
     }
 
-    /// What is left behind this many rows of this rest, without one more unit.
+    /// Returns the remaining epoch after `rows` more rows, with one further unit excluded.
     ///
     /// # Errors
     ///
-    /// [`PlanError`] if there is no memory to look for that.
+    /// [`PlanError`] if memory for the search can't be allocated.
     pub fn behind(&self, order: &Arc<Order>, rows: u64, unit: u64) -> Result<RemainingEpoch> {
         let patience = &mut Patience(&mut || false);
         let mut pieces = Pieces::new(self, order, patience)?;
@@ -49,7 +48,8 @@ impl RemainingEpoch {
         let mut without = self.without.clone();
         Arc::make_mut(&mut without).insert(unit);
         pieces.without = without.clone();
-        // What is left out at once needn't be looked at again: there may be thousands of such units.
+        // Skip excluded rows now, so that later calls need not visit them again. There may be thousands of excluded
+        // units.
         pieces.find(patience)?;
         Ok(RemainingEpoch {
             epoch: self.epoch,
@@ -61,11 +61,11 @@ impl RemainingEpoch {
 }
 
 impl Order {
-    /// Goes through the rest of an epoch.
+    /// Returns a cursor over the rest of an epoch.
     ///
     /// # Errors
     ///
-    /// [`PlanError`] if there is no memory for the order.
+    /// [`PlanError`] if memory for the order can't be allocated.
     pub fn remaining_epoch(self: &Arc<Self>, rest: &RemainingEpoch) -> Result<Cursor> {
         let mut cursor = self.epoch(rest.epoch)?;
         cursor.part = Some(Box::new(RemainingWalker {
@@ -79,16 +79,16 @@ impl Order {
     }
 }
 
-/// Goes through what remains of an epoch, batch by batch.
+/// Iterates over the rest of an epoch, batch by batch.
 #[derive(Debug)]
 struct RemainingWalker {
     pieces: Pieces,
-    /// Batches and rows so far.
+    /// Number of batches and rows so far.
     step: u64,
     rows: u64,
-    /// Units that nobody needs behind this many rows.
+    /// Units that are no longer needed after this many rows.
     released: VecDeque<(u64, Vec<u64>)>,
-    /// Why a batch couldn't be planned. Rows of it may be lost, so nothing comes behind it.
+    /// The error of a batch that couldn't be planned. Some of its rows may be lost, so no further batch is planned.
     failed: Option<PlanError>,
 }
 
@@ -110,7 +110,7 @@ impl RemainingWalker {
         while rows < size
             && let Some(piece) = self.pieces.next(u64::from(size - rows), patience)?
         {
-            // Rows of batches before may lie in front of the batch that lets go of a unit.
+            // When the whole epoch's batch releases a unit, its last rows may still be in an earlier batch of the rest.
             let released = self.pieces.released.drain(..);
             self.released
                 .extend(released.map(|units| (before + u64::from(rows), units)));
@@ -141,7 +141,7 @@ impl RemainingWalker {
     }
 }
 
-/// Consecutive records of a unit.
+/// Consecutive rows of a unit.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     unit: u64,
@@ -149,20 +149,20 @@ struct Piece {
     rows: u32,
 }
 
-/// What remains of an epoch, piece by piece.
+/// The rest of an epoch as a sequence of row ranges.
 #[derive(Debug)]
 struct Pieces {
-    /// Through the epoch as it is.
+    /// Cursor over the whole epoch.
     cursor: Cursor,
     without: Arc<HashSet<u64>>,
-    /// The batch whose rows come next, and how many of them lie behind.
+    /// The batch of the whole epoch that contains the next rows, and the number of its rows that are done.
     step: u64,
     offset: u32,
-    /// The rest of it.
+    /// The rest of that batch.
     batch: VecDeque<Piece>,
-    /// Whether pieces are stretches of units, and not single records.
+    /// Whether pieces are ranges of rows. Otherwise they are single rows.
     runs: bool,
-    /// Units that batches have let go of since the last look.
+    /// Units that batches have released since the list was last drained.
     released: Vec<Vec<u64>>,
 }
 
@@ -184,7 +184,7 @@ impl Pieces {
         Ok(pieces)
     }
 
-    /// Gets the rows of the next batch of the epoch; false if there is none.
+    /// Loads the rows of the next batch of the whole epoch. Returns false at the end.
     fn fill(&mut self, patience: &mut Patience<'_>) -> Result<bool> {
         let Some(plan) = self.cursor.next_unless(patience.0).transpose()? else {
             return Ok(false);
@@ -216,7 +216,7 @@ impl Pieces {
         }
     }
 
-    /// Goes to the next row that isn't left out; false if there is none.
+    /// Advances to the next row that isn't excluded. Returns false at the end.
     fn find(&mut self, patience: &mut Patience<'_>) -> Result<bool> {
         loop {
             match self.batch.front() {
@@ -236,7 +236,7 @@ impl Pieces {
         }
     }
 
-    /// The next piece that isn't left out, of at most this many rows.
+    /// Returns the next piece that isn't excluded, with at most `most` rows.
     fn next(&mut self, most: u64, patience: &mut Patience<'_>) -> Result<Option<Piece>> {
         if !self.find(patience)? {
             return Ok(None);
@@ -246,7 +246,7 @@ impl Pieces {
 
     fn take(&mut self, most: u64) -> Option<Piece> {
         let front = self.batch.front_mut()?;
-        // At most what the piece has.
+        // This is at most the row count of the piece, so the cast is lossless.
         let rows = u64::from(front.rows).min(most) as u32;
         let piece = Piece { rows, ..*front };
         (front.record, front.rows) = (front.record + rows, front.rows - rows);
@@ -261,7 +261,7 @@ impl Pieces {
         self.cursor.state()
     }
 
-    /// Pieces, each with its first slot, as what stands in a batch.
+    /// Converts pieces, each with its first slot, to the content of a batch.
     fn content(&self, batch: &[(Piece, u32)]) -> Result<Content> {
         if self.runs {
             let run = |&(piece, slot): &(Piece, u32)| Run {
@@ -320,7 +320,7 @@ mod tests {
         plans.collect()
     }
 
-    /// Units aren't let go of before their last row, and all are but the last ones.
+    /// Units are never released before their last row, and all units except the last ones are released.
     fn check_released(cursor: Cursor) {
         let mut gone = HashSet::new();
         for plan in cursor.map(Result::unwrap) {
@@ -331,8 +331,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever fails where, what remains are the rows of the epoch without those of the damaged units, in their
-        /// order.
+        /// After any failures, the remaining rows are the rows of the epoch without the damaged units, in their order.
         #[test]
         fn what_remains_keeps_its_order(
             counts in prop::collection::vec(0..9u32, 1..30),

@@ -1,4 +1,4 @@
-//! Orders over hostile counts, settings and states: what they say that they take is what they take at most.
+//! Orders with hostile row counts, settings and states. Planning never uses more memory than the estimate.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,25 +8,25 @@ use proptest::prelude::*;
 #[path = "../../fuzz/bodies/order.rs"]
 mod body;
 
-/// Counts what is allocated, and the most that was at once.
+/// Counts the allocated bytes and their maximum.
 struct Counting;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
 #[allow(unsafe_code)]
-// SAFETY: all is left to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let held = HELD.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MOST.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is the same for the system's allocator.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is the same for the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
         HELD.fetch_sub(layout.size(), Ordering::Relaxed);
         let held = HELD.fetch_add(size, Ordering::Relaxed) + size;
         MOST.fetch_max(held, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`, which is the same for the system's allocator.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -42,7 +42,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What small things take: names, tables of windows, this test.
+/// Allowance for small allocations: strings, tables of windows, and this test.
 const SMALL: usize = 1 << 20;
 
 fn numbers() -> impl Strategy<Value = u64> {
@@ -78,6 +78,6 @@ proptest! {
         let said = body::run(&input);
         let took = MOST.load(Ordering::Relaxed) - before;
         let lists = 64 * (input.0.len() + input.5.1 as usize % (1 << 20));
-        prop_assert!(took <= said.unwrap_or(0) as usize + lists + SMALL, "{took} bytes, {said:?} said");
+        prop_assert!(took <= said.unwrap_or(0) as usize + lists + SMALL, "{took} bytes used, {said:?} estimated");
     }
 }

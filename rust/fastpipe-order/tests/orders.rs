@@ -1,4 +1,4 @@
-//! The promises of all orders, held against naive models.
+//! The guarantees of all orders, checked against naive models.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,25 +27,26 @@ fn order(counts: &[u32], settings: Settings) -> Arc<Order> {
     Arc::new(Order::new(&units, settings).unwrap())
 }
 
-/// The batches of an epoch, none of which lacks memory.
+/// Returns the batches of an epoch, and fails if memory is lacking.
 fn epoch_of(order: &Arc<Order>, epoch: u64) -> impl Iterator<Item = BatchPlan> {
     order.epoch(epoch).unwrap().map(Result::unwrap)
 }
 
-/// Each unit is used in one piece: what was released doesn't come again before it starts anew, and is released once.
+/// Each unit is in use for one contiguous range of batches: a released unit doesn't occur again and is released only
+/// once.
 fn check_releases(plans: &[BatchPlan], counts: &[u32]) {
     let mut taken = vec![0u32; counts.len()];
     let mut open = BTreeSet::new();
     for plan in plans {
         for unit in &plan.released {
-            assert!(open.remove(unit), "unit {unit} is released, but wasn't open");
+            assert!(open.remove(unit), "unit {unit} is released but was not in use");
         }
         for (unit, _) in rows(plan).into_iter().take(plan.valid as usize) {
             taken[unit as usize] += 1;
             open.insert(unit);
         }
         if matches!(plan.content, fastpipe_order::Content::Runs(_)) {
-            // Those that were read to their end go by themselves.
+            // In sequential order, units that were read to their end aren't reported.
             open.retain(|&unit| taken[unit as usize] < counts[unit as usize]);
         }
     }
@@ -85,7 +86,7 @@ prop_compose! {
     }
 }
 
-/// What the orders are, written down without any cleverness.
+/// A direct implementation of the orders without optimizations.
 fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl Fn() -> Vec<u64>) -> Vec<RowId> {
     let key = Key {
         seed: settings.seed,
@@ -96,7 +97,7 @@ fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl F
     let total = rows.len();
     match settings.kind {
         Kind::Sequential => {}
-        Kind::Sample | Kind::Bootstrap => unreachable!("some of the rows, with tests of their own"),
+        Kind::Sample | Kind::Bootstrap => unreachable!("samples have separate tests"),
         Kind::Window => {
             rows = units_in_order()
                 .into_iter()
@@ -139,7 +140,7 @@ fn naive(counts: &[u32], settings: &Settings, epoch: u64, units_in_order: impl F
     rows
 }
 
-/// The units in the order of an epoch, seen through windows as large as all.
+/// Returns the units in the random order of an epoch.
 fn units_in_order(counts: &[u32], settings: &Settings, epoch: u64) -> Vec<u64> {
     let key = Key {
         seed: settings.seed,
@@ -170,7 +171,7 @@ proptest! {
             prop_assert_eq!((plan.step, plan.valid, plan.epoch), (step as u64, plan.rows, epoch));
         }
         check_releases(&plans, &counts);
-        // Any step at once.
+        // A seek to any step yields the same batch.
         let mut cursor = order.epoch(epoch).unwrap();
         for plan in plans.iter().rev().step_by(2) {
             cursor.seek(plan.step).unwrap();
@@ -189,7 +190,7 @@ proptest! {
                 prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch + 1, 0));
                 break;
             }
-            // The last one of this rank may not be the last of all.
+            // The last batch of this rank may not be the last one of all ranks.
             prop_assert!(i + 1 < plans.len() || settings.uneven == Uneven::Allow);
             prop_assert_eq!((plan.after.epoch, plan.after.step), (epoch, i as u64 + 1));
             let cursor = order.resume(&plan.after).unwrap();
@@ -232,14 +233,14 @@ proptest! {
             prop_assert!(missing <= settings.ranks as usize * settings.batch_size as usize);
         }
         if settings.shard_by != ShardBy::Unit {
-            // All have the same state at the same step.
+            // All ranks have the same state at the same step.
             for step in 0..plans.iter().map(Vec::len).min().unwrap_or(0) {
                 prop_assert!(plans.iter().all(|p| p[step].after == plans[0][step].after));
             }
         }
     }
 
-    /// Saved and gone on with at random steps by random numbers of ranks.
+    /// Saves at random steps, and resumes with random numbers of ranks.
     #[test]
     fn worlds_change(counts in counts(), settings in settings(1..2), worlds in proptest::collection::vec((1..10u64, 0..15usize), 1..6)) {
         let settings = Settings {
