@@ -234,7 +234,7 @@ def test_inference_says_what_damage_it_passes_over(tmp_path: Path, caplog: pytes
     texts = [record.getMessage() for record in caplog.records if record.name == "fastpipe"]
     assert len(texts) == 4
     assert all(
-        "says nothing of the features" in text and str(path) in text and f"block {2 + i}" in text
+        "inferring features without a damaged block" in text and str(path) in text and f"block {2 + i}" in text
         for i, text in enumerate(texts[:3])
     )
     assert texts[3].startswith("2 more damaged blocks")

@@ -181,7 +181,7 @@ def test_what_was_modified_a_moment_ago_is_not_kept(path: Path, cache: Path, cap
         aged(path, time.time_ns() + 60_000_000_000)
         assert ids(path, cache)[0] == 100 + first
     assert not list(cache.iterdir())
-    assert "wasn't kept" in caplog.text
+    assert "was not saved" in caplog.text
 
 
 def test_a_file_that_changes_during_the_walk_is_not_kept(path: Path, cache: Path) -> None:
@@ -416,7 +416,7 @@ def test_index_names_an_unwritable_directory_once(run: Run, path: Path) -> None:
     write(path.with_name("y.avro"))
     code, out, err = run("index", path.parent, "--cache", path)
     assert code == 1
-    assert re.fullmatch(r"fastpipe: block indexes can't be kept .*--cache.*\n", err)
+    assert re.fullmatch(r"fastpipe: block indexes can't be written .*--cache.*\n", err)
     assert out.count("failed") == 3
 
 

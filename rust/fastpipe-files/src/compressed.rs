@@ -1,16 +1,16 @@
-//! Compressed files that are read as the text in them.
+//! Reading the text inside compressed files.
 //!
-//! Positions are those of the text: [`CompressedText`] is a [`ReadAt`](fastpipe_batch::ReadAt) whose bytes are
-//! decompressed, and [`TextFiles`] are the files of a source of which some are compressed. A running
-//! [`Decoder`](decoder::Decoder) decompresses on from where it is, so what is read in sequence is decompressed once. To
-//! go anywhere else, one starts at a *restart point* in front of it: where a member of gzip or a frame of zstandard
-//! begins, nothing in front of it is needed.
+//! All positions are positions in the decompressed text. [`CompressedText`] is a [`ReadAt`](fastpipe_batch::ReadAt)
+//! over it, and [`TextFiles`] are the files of a source, some of which are compressed. A running
+//! [`Decoder`](decoder::Decoder) continues where it stopped, so a sequential read decompresses everything once. To read
+//! elsewhere, a decoder starts at the last *restart point* before the position. Restart points are the starts of gzip
+//! members and zstandard frames, which don't depend on earlier data.
 //!
-//! A file with few restart points, or only the one at its start, can be read in sequence alone: see
+//! A file with few restart points, or only the one at its start, can only be read in sequence: see
 //! [`Layout::is_framed`].
 //!
-//! Memory never grows with what a file declares: there are a decoder's buffers, its window (32 KiB, or up to
-//! 128 MiB with zstandard), and the points that were really found.
+//! Memory never grows with sizes declared in a file. It consists of a decoder's buffers, its window (32 KiB, or up to
+//! 128 MiB with zstandard), and the restart points found so far.
 
 mod compression;
 mod decoder;

@@ -1,15 +1,14 @@
-//! The files of a source while it is read: opened when they are needed, and watched for changes.
+//! The files of a source during a pass: opened on demand, and checked for changes.
 //!
-//! Rows of a file that is changed while a pass reads it may be of its old and of its new contents. That shows in its
-//! size or time of modification, which are compared with what they were before its units were found:
+//! If a file changes while a pass reads it, its rows may be a mix of old and new contents. A change is detected by
+//! comparing the file's size and modification time with their values before its units were found:
 //!
-//! - when the file is opened, for it may have been closed in between, and another have its name by now;
-//! - behind the last read of it before it is closed;
-//! - for all that are open, when another epoch begins, and at the end of the pass.
+//! - when the file is opened, because it may have been replaced while it was closed,
+//! - after the last read before the file is closed,
+//! - for all open files, when another epoch begins and at the end of the pass.
 //!
-//! So every read is followed by a look, at the cost of a system call a file now and then. Device and inode aren't
-//! compared: a file that was replaced goes on to be read as it was while it is open, and some file systems number files
-//! anew.
+//! Every read is thus followed by a check, at the cost of an occasional system call per file. Device and inode aren't
+//! compared: an open file that is replaced can still be read unchanged, and some file systems renumber files.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,21 +19,22 @@ use fastpipe_batch::{Buffer, BufferPool, ByteRange, Error, ErrorKind, FileStamp,
 
 use crate::storage::LocalFile;
 
-/// Files kept open: enough that neighbouring units find theirs open, far below any limit of descriptors.
+/// Number of files to keep open: enough that neighboring units find their file open, and far below any limit of file
+/// descriptors.
 const KEPT_OPEN: usize = 32;
 
-/// The files of a source; a bounded number stays open.
+/// The files of a source. Only a bounded number of them stays open.
 #[derive(Debug, Default)]
 pub struct Files {
     paths: Vec<Arc<str>>,
-    /// What they looked like when their units were found; empty if that isn't known.
+    /// Size and modification time of each file before its units were found. Empty if unknown.
     stamps: Vec<FileStamp>,
-    /// The bytes of those that lie in memory; empty if none do.
+    /// Contents of files that are in memory. Empty if all files are on disk.
     contents: Vec<Option<Bytes>>,
     open: Mutex<VecDeque<Arc<OpenFile>>>,
-    /// The latest epoch that was read of.
+    /// The latest epoch that was read.
     epoch: AtomicU64,
-    /// The change of a file that is closed.
+    /// The first change that was found when a file was closed.
     changed: OnceLock<Error>,
 }
 
@@ -42,11 +42,11 @@ pub struct Files {
 struct OpenFile {
     number: u32,
     file: LocalFile,
-    /// Whether it is no longer kept open, so that whoever reads it yet must look for changes.
+    /// Whether the file has left the list of open files. A thread that still reads it must then check for changes.
     left: AtomicBool,
 }
 
-/// An open file, as one that is read by position.
+/// An open file that can be read by position.
 struct Reading(Arc<OpenFile>);
 
 impl std::ops::Deref for Reading {
@@ -58,7 +58,7 @@ impl std::ops::Deref for Reading {
 }
 
 impl Files {
-    /// The files of the source with these facts.
+    /// Returns the files of a source.
     pub fn of(source: &SourceFacts) -> Self {
         Files {
             paths: source.locations.clone(),
@@ -71,64 +71,66 @@ impl Files {
     /// Reads a range into memory of the pool.
     ///
     /// # Errors
-    /// Of storage: if the file can't be read, or was changed since it was indexed, as far as that is looked at here.
+    /// Storage if the file can't be read, or if a change of the file is detected here.
     pub fn read(&self, range: ByteRange, pool: &BufferPool) -> Result<Buffer> {
         let open = self.get(range.location)?;
         let len = usize::try_from(range.len)
-            .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
+            .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than the address space"))?;
         let mut bytes = pool.take(len)?;
         let found = open.file.read_at(range.offset, &mut bytes)?;
         if found < len {
             let what = format!("it became shorter: expected {len} bytes, found {found}");
             return Err(changed(&what).at_path(open.file.location()));
         }
-        // Whoever sets this looks at the file after that, and so after this read if it isn't seen here.
+        // The thread that sets this flag checks the file afterward. If the flag isn't seen here, that check follows
+        // this read.
         if open.left.load(Ordering::SeqCst) {
             self.look_at(&open)?;
         }
         Ok(bytes)
     }
 
-    /// A file, to be read otherwise. Behind that it is to be looked at.
+    /// Opens a file for direct reads. The caller must check afterward that it hasn't changed.
     pub(crate) fn open(&self, location: u32) -> Result<impl std::ops::Deref<Target = dyn ReadAt>> {
         self.get(location).map(Reading)
     }
 
-    /// Sees whether a file is what it was when it was indexed.
+    /// Checks that a file hasn't changed since it was indexed.
     pub(crate) fn look_at_file(&self, location: u32) -> Result<()> {
         self.look_at(&*self.get(location)?)
     }
 
-    /// Lets the system begin to read a range that is needed soon.
+    /// Asks the system to start reading a range that is needed soon.
     pub fn will_need(&self, range: ByteRange) {
         if let Ok(open) = self.get(range.location) {
             open.file.will_need(range.offset, range.len);
         }
     }
 
-    /// Sees whether any file was changed while it was read.
+    /// Checks that no file was changed while it was read.
     ///
     /// # Errors
-    /// Of storage: if one was.
+    /// Storage if a file was changed.
     pub fn check(&self) -> Result<()> {
         self.lock().iter().try_for_each(|open| self.look_at(open))?;
         self.changed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// The same, if something of another epoch is to be read now. A change that was met when a file was closed is told
-    /// at any time.
+    /// Checks for changes if `epoch` is the first read of a new epoch. A change found when a file was closed is
+    /// reported in any case.
     ///
     /// # Errors
-    /// Of storage: if one was.
+    /// Storage if a file was changed.
     pub fn check_before(&self, epoch: u64) -> Result<()> {
-        // Looked at first: threads that only read don't take the word from one another.
+        // The load comes first, so that threads of the same epoch don't contend for the cache line.
         if self.epoch.load(Ordering::Relaxed) < epoch && self.epoch.fetch_max(epoch, Ordering::Relaxed) < epoch {
             return self.check();
         }
         self.changed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// What is behind an error about what was read of a file, if the file was changed: it is no damage then.
+    /// Returns the change of a file that explains an error in its data, if the file was changed. The data isn't damaged
+    /// then.
     #[cold]
     pub fn change_behind(&self, error: &Error) -> Option<Error> {
         let at = error.location();
@@ -139,7 +141,7 @@ impl Files {
         })
     }
 
-    /// The error for a file that was changed since it was indexed, if it was.
+    /// Returns the error for a file if it was changed since it was indexed.
     fn change_of(&self, path: &str) -> Option<Error> {
         let open = self.lock().iter().find(|open| open.file.location() == path).cloned();
         let looked = match open {
@@ -157,7 +159,7 @@ impl Files {
         self.compare(open.number, &open.file)
     }
 
-    /// Sees whether a file is what it was when it was indexed.
+    /// Checks that a file hasn't changed since it was indexed.
     fn compare(&self, number: u32, file: &LocalFile) -> Result<()> {
         let Some(before) = self.stamps.get(number as usize) else {
             return Ok(());
@@ -166,14 +168,14 @@ impl Files {
         let what = match now == *before {
             true => return Ok(()),
             false if now.size == before.size => "it was modified since it was indexed".to_owned(),
-            false => format!("it has {} bytes, and had {} when it was indexed", now.size, before.size),
+            false => format!("it has {} bytes, but had {} when it was indexed", now.size, before.size),
         };
         Err(changed(&what).at_path(file.location()))
     }
 
     fn open_file(&self, number: usize) -> Result<LocalFile> {
         let path = self.paths.get(number).ok_or_else(|| {
-            let reason = format!("a source named file {number} of {}", self.paths.len());
+            let reason = format!("internal error: unknown file {number} of {}", self.paths.len());
             Error::new(ErrorKind::Internal, reason)
         })?;
         LocalFile::of(path, self.contents.get(number).and_then(Option::as_ref))
@@ -183,7 +185,7 @@ impl Files {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// File `number`.
+    /// Returns file `number`, and opens it if necessary.
     fn get(&self, number: u32) -> Result<Arc<OpenFile>> {
         let mut open = self.lock();
         if let Some(found) = open.iter().find(|open| open.number == number) {
@@ -199,7 +201,7 @@ impl Files {
         if let Some(oldest) = oldest {
             oldest.left.store(true, Ordering::SeqCst);
             if let Err(error) = self.look_at(&oldest) {
-                // Not of the unit that is read now.
+                // The error isn't about the unit that is read now.
                 self.changed.get_or_init(|| error);
             }
         }
@@ -207,12 +209,12 @@ impl Files {
     }
 }
 
-/// A file was changed while it was read.
+/// Returns the error for a file that was changed while it was read.
 #[cold]
 pub(crate) fn changed(what: &str) -> Error {
     let reason = format!(
-        "the file changed while it was read: {what}. What was read may be of both contents: start again with a new reader, \
-         once nobody writes to it"
+        "the file changed while it was read: {what}. Rows may be a mix of old and new contents: start again with a new \
+         reader when no process writes to the file"
     );
     Error::new(ErrorKind::Storage, reason)
 }
@@ -249,7 +251,7 @@ mod tests {
         files.read(range, &BufferPool::default())
     }
 
-    /// As large as before, and of another time.
+    /// Changes the modification time and keeps the size.
     fn change(files: &Files, number: usize) {
         let file = std::fs::File::options()
             .write(true)
@@ -275,7 +277,7 @@ mod tests {
         let files = files(folder.path(), 2);
         read(&files, 0).unwrap();
         change(&files, 1);
-        assert!(files.check().is_ok(), "nothing was read of it");
+        assert!(files.check().is_ok(), "the file was not read");
         assert_eq!(read(&files, 1).unwrap_err().kind(), ErrorKind::Storage);
         change(&files, 0);
         read(&files, 0).unwrap();
@@ -298,7 +300,7 @@ mod tests {
         read(&files, KEPT_OPEN as u32).unwrap();
         assert!(first.left.load(Ordering::SeqCst));
         assert_eq!(files.check_before(0).unwrap_err().kind(), ErrorKind::Storage);
-        // It can't be opened again, either; and whoever reads it yet learns of it.
+        // It can't be opened again. A thread that still reads it detects the change.
         assert_eq!(read(&files, 0).unwrap_err().kind(), ErrorKind::Storage);
         assert!(files.look_at(&first).is_err());
     }

@@ -1,76 +1,75 @@
-//! What a file format is to whoever opens files.
+//! The interface between file formats and the code that opens files.
 //!
-//! A file has a header, which may be empty, and behind it *blocks*: stretches of bytes, one behind the other, that are
-//! read each by itself. A walk through the file finds them. A format says how to read a header, how to walk, and how
-//! the blocks that were found become bytes and back, so that the next opening needs no walk. It never opens a file, and
-//! knows nothing of caches, threads and signals.
+//! A file consists of a header, which may be empty, and a sequence of *blocks*: byte ranges that are read independently
+//! of each other. A walk through the file finds the blocks. A format defines how to read a header and how to walk. It
+//! also defines how to encode the blocks that were found, so that the next opening needs no walk. A format never opens
+//! a file, and knows nothing about caches, threads and signals.
 
 use std::sync::Arc;
 
 use fastpipe_batch::{BufferPool, ReadAt, Result};
 
-/// Where a block lies in its file, and how many rows it has.
+/// The position of a block in its file, and its row count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Its first byte.
+    /// Position of its first byte.
     pub offset: u64,
-    /// Its bytes: all that has to be read for its rows.
+    /// Number of bytes that must be read for its rows.
     pub len: u64,
-    /// Its rows.
+    /// Number of rows.
     pub rows: u32,
 }
 
 impl Extent {
-    /// The first byte behind it.
+    /// Returns the position after the block.
     pub fn end(&self) -> u64 {
         self.offset + self.len
     }
 }
 
-/// A file format, with whatever settings decide where its blocks lie.
+/// A file format, with all settings that affect the positions of blocks.
 pub trait Format: Sync {
-    /// What is known of a file before its blocks are found.
+    /// Information about a file before its blocks are found.
     type Header: Send;
 
-    /// A block: where it lies, and whatever else the format has to know of it.
+    /// A block: its position, and any other information that the format needs.
     type Block: Send;
 
-    /// Blocks that a walk finds in a few milliseconds: that often its caller is asked whether to go on. Formats whose
-    /// walks read every byte have a smaller number.
+    /// Number of blocks that a walk finds within a few milliseconds. The caller is asked that often whether to
+    /// continue. Formats whose walks read every byte use a smaller number.
     const BLOCKS_AT_ONCE: usize = 2048;
 
-    /// Whether a walk reads every byte, and so knows that a block without rows has none.
+    /// Whether a walk reads every byte, so that a block found to be empty needs no further check.
     const WALK_READS_ALL: bool = false;
 
-    /// What tells the kept index of a file from one of another format, or of other settings of this one. An empty tag
-    /// is left to the first format, whose entries were in caches before there were others.
+    /// Returns a tag that distinguishes the cached indexes of different formats and settings. The empty tag is
+    /// reserved for the first format, whose entries existed before tags.
     fn cache_tag(&self) -> &[u8];
 
-    /// Reads the header of a file. The first bytes of `file` are at hand, and cost nothing to read.
+    /// Reads the header of a file. The first bytes of `file` are buffered, so reading them is free.
     ///
     /// # Errors
     /// With the file's path.
     fn read_header(&self, path: &Arc<str>, file: &dyn ReadAt) -> Result<Self::Header>;
 
-    /// Where the first block starts if there is one: behind the header.
+    /// Returns the position of the first block, after the header.
     fn first_block(&self, header: &Self::Header) -> u64;
 
-    /// Finds the blocks of a file, one behind the other, and checks what they declare. Nobody asks for more behind an
-    /// error.
+    /// Finds the blocks of a file in sequence, and checks what they declare. Callers stop at the first error.
     ///
     /// # Errors
-    /// With the file's path, and where there is one the block.
+    /// With the file's path and, if applicable, the block.
     fn walk<'w>(
         &'w self,
         file: &'w dyn ReadAt,
         header: &'w Self::Header,
     ) -> Result<impl Iterator<Item = Result<Self::Block>> + 'w>;
 
-    /// The same of those blocks that begin at byte `from` or behind it: the first block, or the end of those of a
-    /// [front](Format::decode_front).
+    /// Finds the blocks that begin at or after `from`: the position of the first block, or the end of the blocks
+    /// returned by [`Format::decode_front`].
     ///
     /// # Errors
-    /// As [`Format::walk`].
+    /// As for [`Format::walk`].
     fn walk_from<'w>(
         &'w self,
         file: &'w dyn ReadAt,
@@ -81,14 +80,14 @@ pub trait Format: Sync {
         Ok(self.walk(file, header)?.filter(behind))
     }
 
-    /// Where a block lies, and how many rows it has.
+    /// Returns the position and row count of a block.
     fn extent(&self, block: &Self::Block) -> Extent;
 
-    /// Checks that block `number`, which is said to have no rows, has none: it is never read again, so nobody else
-    /// would notice. `stored` are the bytes of its extent, `pool` has memory for more.
+    /// Checks that block `number`, which declares no rows, is really empty. It is never read again, so damage would go
+    /// unnoticed. `stored` contains the bytes of its extent, and `pool` provides memory.
     ///
     /// # Errors
-    /// Malformed, if it isn't such a block.
+    /// Malformed if the block isn't valid and empty.
     fn check_empty(
         &self,
         header: &Self::Header,
@@ -98,25 +97,25 @@ pub trait Format: Sync {
         pool: &BufferPool,
     ) -> Result<()>;
 
-    /// The blocks that were found in a file as bytes that can be kept.
+    /// Encodes the blocks of a file for the index cache.
     ///
     /// # Errors
-    /// Of memory.
+    /// If memory can't be allocated.
     fn encode(&self, header: &Self::Header, blocks: &[Self::Block]) -> Result<Vec<u8>>;
 
-    /// The blocks of a file of `size` bytes; `None` if they are those of a file with another header. Nothing in the
-    /// bytes is to be trusted: what comes out is what a walk over a file of this size could have found.
+    /// Decodes the blocks of a file of `size` bytes, or returns `None` if they belong to a file with another header.
+    /// The bytes are untrusted: the result is always one that a walk over a file of this size could have.
     ///
     /// # Errors
-    /// Malformed, if the bytes aren't an index, or not one of blocks that such a file could have.
+    /// Malformed if the bytes aren't an index, or contain blocks that such a file couldn't have.
     fn decode(&self, header: &Self::Header, index: &[u8], size: u64) -> Result<Option<Vec<Self::Block>>>;
 
-    /// The first blocks of a file that has grown, out of the index of when it was smaller: those that a walk through
-    /// the whole file finds at its beginning, and at least one. `None` if what the index is of can't be found in the
-    /// file any more, if none of its blocks is sure to have stayed, and of formats that can't tell.
+    /// Decodes the first blocks of a file that has grown, from the index of the smaller file. These are at least one,
+    /// and equal the first blocks of a walk through the whole file. Returns `None` if the indexed part isn't found in
+    /// the file, if no block is certain to be unchanged, or if the format doesn't support this.
     ///
     /// # Errors
-    /// As [`Format::decode`]; those of reading the file.
+    /// As for [`Format::decode`], and errors of reading the file.
     fn decode_front(
         &self,
         _file: &dyn ReadAt,

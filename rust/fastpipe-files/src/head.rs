@@ -1,13 +1,13 @@
-//! The first bytes of a file, read once.
+//! A buffer of the first bytes of a file, which are read once.
 
 use fastpipe_batch::{ReadAt, Result};
 
 use crate::storage::LocalFile;
 
-/// Bytes of a file that are read at once: its header and, of a small file, all.
+/// Number of bytes to buffer: the header and, if the file is small, all of it.
 pub(crate) const HEAD_BYTES: u64 = 64 << 10;
 
-/// A file of which the first bytes are at hand, so that a small one is read once.
+/// A file with its first bytes in a buffer, so that a small file is read only once.
 pub(crate) struct Head<'a> {
     file: &'a LocalFile,
     size: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Head<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Reads the first bytes of a file of this size.
+    /// Reads the first bytes of a file of `size` bytes.
     pub(crate) fn read(file: &'a LocalFile, size: u64) -> Result<Self> {
         let mut bytes = vec![0; size.min(HEAD_BYTES) as usize];
         let found = file.read_at(0, &mut bytes)?;
@@ -23,7 +23,7 @@ impl<'a> Head<'a> {
         Ok(Head { file, size, bytes })
     }
 
-    /// Copies a range, if it is at hand.
+    /// Copies a range if it is buffered.
     fn copy(&self, offset: u64, out: &mut [u8]) -> bool {
         let at_hand = |from: usize| self.bytes.get(from..)?.get(..out.len());
         let found = usize::try_from(offset).ok().and_then(at_hand);

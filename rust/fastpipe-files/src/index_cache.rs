@@ -1,26 +1,26 @@
-//! A directory in which the indexes of files are kept, so that a file's units needn't be looked for again.
+//! A directory that caches the indexes of files, so that later openings need not search for units.
 //!
-//! One entry a file and tag of its [format](crate::Format::cache_tag), named by a hash of both. An entry is
+//! There is one entry per file and [format tag](crate::Format::cache_tag), named by a hash of both. An entry consists
+//! of
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
-//! | 8 | [`MAGIC`], whose last byte is the version of this format; other versions have other names |
-//! | 4 | CRC-32 of all that follows, little-endian |
+//! | 8 | [`MAGIC`], whose last byte is the version of this layout; entries of other versions have other names |
+//! | 4 | CRC-32 of everything after it, little-endian |
 //! | any | the [`Key`], in [postcard's wire format](https://postcard.jamesmunns.com/wire-format) |
-//! | the rest | the index, as its source encodes it; here it is just bytes |
+//! | the rest | the index as encoded by the format, opaque to this module |
 //!
-//! An entry serves as long as the key is the same; that of a file which has grown serves as the beginning of another,
-//! where its format can tell that it [is one](crate::Format::decode_front). Nothing in it is trusted: what doesn't
-//! match is as good as not there.
+//! An entry is valid as long as the key is the same. If a file has grown, its old entry can serve as the beginning of
+//! the new one, [if the format supports that](crate::Format::decode_front). Entries are untrusted: an entry that
+//! doesn't match is treated as missing.
 //!
-//! # When the clock is too coarse
+//! # Coarse clocks
 //!
-//! A key holds the file's size and its time of modification. A file that is changed twice within one tick of its file
-//! system's clock (2 s on FAT, milliseconds on others) keeps its time, so an index that was made between the two
-//! changes would go on serving the file after the second. As in Git's index, such a file is "racily clean"; other than
-//! Git, which looks at the contents, we keep no index of it: [`Stamp::is_settled`] says whether the file's time lay far
-//! enough in the past when it was looked at, *before* its units were looked for. Every later change then gets another
-//! time.
+//! A key contains the file's size and modification time. If a file changes twice within one tick of its file system's
+//! clock (2 s on FAT, milliseconds elsewhere), its modification time stays the same. An index built between the two
+//! changes would then still match after the second one. In Git's terms, such a file is "racily clean". Git compares the
+//! contents in this case; this cache instead doesn't store an index. [`Stamp::is_settled`] returns whether the
+//! modification time was old enough *before* the search for units. Any later change then results in a different time.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -35,95 +35,95 @@ use siphasher::sip128::SipHasher24;
 
 use crate::storage::{LocalFile, nanoseconds};
 
-/// What an entry starts with.
+/// The first bytes of an entry.
 const MAGIC: [u8; 8] = *b"FPINDEX\x01";
 
-/// What an entry's name ends in: with the version.
+/// The file name suffix of an entry, which includes the version.
 const SUFFIX: &str = "index1";
 
-/// Bytes of magic and checksum.
+/// Bytes of the magic number and the checksum.
 const PREFIX: usize = MAGIC.len() + size_of::<u32>();
 
-/// A time of modification is trusted if it lies further in the past than any file system's clock is coarse.
+/// A modification time is trusted if its age exceeds the tick of any file system's clock.
 const COARSEST_CLOCK: Duration = Duration::from_secs(2);
 
-/// Bytes that an entry takes at most beside what its file's size bounds: key and lengths, a path apart.
+/// Maximum bytes of an entry in addition to the file's size and the path: for the key and lengths.
 const SLACK: u64 = 4096;
 
-/// Attempts to put an entry in its place, where others may hold it open (on Windows).
+/// Attempts to move an entry to its place. On Windows, other processes may hold it open.
 const ATTEMPTS: u32 = if cfg!(windows) { 8 } else { 1 };
 
-/// What can be seen of whether a local file changed.
+/// Evidence of whether a local file has changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Stamp {
     file: FileStamp,
-    /// When it was looked at, in nanoseconds since 1970.
+    /// Time of the observation, in nanoseconds since 1970.
     seen: i128,
 }
 
 impl Stamp {
-    /// Looks at a file.
+    /// Observes a file.
     pub fn of(file: &LocalFile) -> Result<Stamp> {
-        // The clock first: a file that is changed in between then looks younger than it is, never older.
+        // Read the clock first: if the file changes in between, it then looks younger than it is, never older.
         let seen = nanoseconds(SystemTime::now());
         let file = file.stamp()?;
         Ok(Stamp { file, seen })
     }
 
-    /// What the file looked like.
+    /// Returns the file's size and modification time.
     pub fn file(&self) -> FileStamp {
         self.file
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.file.size
     }
 
-    /// Whether both were taken of the same contents, as far as size and time can tell.
+    /// Whether both stamps belong to the same contents, as far as size and time can show.
     pub fn same(&self, other: &Stamp) -> bool {
         self.file == other.file
     }
 
-    /// Whether every change after this look is bound to show in the time of modification. A time in the future doesn't
-    /// say so: the clocks of file servers may go ahead of ours.
+    /// Whether every later change is certain to alter the modification time. If the time is in the future, this is
+    /// false, because the clock of a file server may be ahead.
     pub fn is_settled(&self) -> bool {
         self.seen - self.file.modified > COARSEST_CLOCK.as_nanos() as i128
     }
 }
 
-/// What an index was made of. New kinds of files get new variants at the end: numbers of variants are part of the
-/// format.
+/// Identifies what an index was built from. Add new variants at the end: their positions are part of the layout of
+/// entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Key {
     /// A local file.
     Local {
-        /// Its absolute path, without symbolic links.
+        /// Absolute path of the file, with symbolic links resolved.
         path: Vec<u8>,
-        /// Its bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// When it was modified, in nanoseconds since 1970.
+        /// Modification time in nanoseconds since 1970.
         modified: i128,
     },
-    /// A local file, of which there may be several indexes.
+    /// A local file that may have several indexes.
     Tagged {
-        /// Which of them: see [`Format::cache_tag`](crate::Format::cache_tag).
+        /// Tag of the index: see [`Format::cache_tag`](crate::Format::cache_tag).
         tag: Vec<u8>,
-        /// Its absolute path, without symbolic links.
+        /// Absolute path of the file, with symbolic links resolved.
         path: Vec<u8>,
-        /// Its bytes.
+        /// Size of the file in bytes.
         size: u64,
-        /// When it was modified, in nanoseconds since 1970.
+        /// Modification time in nanoseconds since 1970.
         modified: i128,
     },
 }
 
 impl Key {
-    /// The key of a local file that was looked at, for the index that the tag names.
+    /// Returns the key of a local file for the index with this tag.
     pub fn local(path: &str, stamp: &Stamp, tag: &[u8]) -> Result<Key> {
-        // Several names of one file share an entry. What is open but has no name any more still has the one it was
-        // given.
+        // Several names of one file share an entry. An open file that has been deleted is identified by its former
+        // path.
         let real = text_path(path);
         let path = std::fs::canonicalize(&*real)
             .or_else(|_| std::path::absolute(&*real))
@@ -143,50 +143,50 @@ impl Key {
         })
     }
 
-    /// What names the index, whatever the file holds.
+    /// Returns the name of the index, which doesn't depend on the file's contents.
     fn name(&self) -> Cow<'_, [u8]> {
         match self {
             Key::Local { path, .. } => path.into(),
-            // No path has a byte 0.
+            // A path can't contain a zero byte, so names are unique.
             Key::Tagged { tag, path, .. } => [&path[..], tag].join(&0).into(),
         }
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     fn size(&self) -> u64 {
         let (Key::Local { size, .. } | Key::Tagged { size, .. }) = self;
         *size
     }
 
-    /// Bytes that an entry for it can have. An index is smaller than what it is about, so nothing larger is read.
+    /// Returns the maximum size of an entry. An index is smaller than the file, so larger entries aren't read.
     fn most(&self) -> u64 {
         self.size().saturating_add(self.name().len() as u64 + SLACK)
     }
 }
 
-/// What the cache has for a key.
+/// The result of a look-up in the cache.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Lookup {
-    /// An index, and the bytes of its entry.
+    /// An index, and the size of its entry in bytes.
     Found(Vec<u8>, u64),
-    /// An index of when the file was smaller, and how many bytes it had.
+    /// An index from when the file was smaller, and the size that the file had.
     Smaller(Vec<u8>, u64),
-    /// Nothing, or what was made of another state of the file.
+    /// No entry, or an entry for different contents of the file.
     Missing,
-    /// Something that isn't an entry, or isn't any more; says what is wrong with it.
+    /// A damaged entry, with a description of the damage.
     Damaged(String),
 }
 
-/// A directory of indexes. Any number of processes may use it at once.
+/// A directory of indexes. Any number of processes may use it concurrently.
 #[derive(Debug)]
 pub struct IndexCache {
     directory: PathBuf,
-    /// Set once a file could be written there.
+    /// Set after a file could be written to the directory.
     writable: OnceLock<()>,
 }
 
 impl IndexCache {
-    /// Uses a directory; makes it if it isn't there.
+    /// Opens a directory, and creates it if it doesn't exist.
     pub fn open(directory: &Path) -> Result<IndexCache> {
         let cache = IndexCache {
             directory: directory.to_owned(),
@@ -196,14 +196,14 @@ impl IndexCache {
         Ok(cache)
     }
 
-    /// Where the entry for a key lies.
+    /// Returns the path of the entry for a key.
     pub fn path(&self, key: &Key) -> PathBuf {
-        // SipHash has a specification, so the name stays the same over versions of Rust and of fastpipe.
+        // SipHash is specified, so names stay the same across versions of Rust and fastpipe.
         let hash = SipHasher24::new().hash(&key.name()).as_u128();
         self.directory.join(format!("{hash:032x}.{SUFFIX}"))
     }
 
-    /// Looks for the index of a file in the state that the key describes.
+    /// Looks up the index of a file whose contents match the key.
     pub fn load(&self, key: &Key) -> Lookup {
         match read_whole(&self.path(key), key.most()) {
             Ok(None) => Lookup::Missing,
@@ -212,7 +212,7 @@ impl IndexCache {
         }
     }
 
-    /// Finds out whether entries can be written, so that nobody walks through a file in vain.
+    /// Checks that entries can be written, so that no walk through a file is wasted.
     pub fn check_writable(&self) -> Result<()> {
         if self.writable.get().is_none() {
             self.temporary().map_err(|e| self.unwritable(&e))?;
@@ -221,13 +221,13 @@ impl IndexCache {
         Ok(())
     }
 
-    /// Keeps an index, in the place of an older one if there is one. Others see either the old entry or the new one,
-    /// whole. Says how many bytes the entry has.
+    /// Stores an index, and replaces an older one. Other processes see either the old or the new entry, never a partial
+    /// one. Returns the size of the entry in bytes.
     pub fn store(&self, key: &Key, index: &[u8]) -> Result<u64> {
         let bytes = render(key, index);
         let write = || {
             let mut file = self.temporary()?;
-            // Without a sync: what a crash of the system makes of an entry is noticed by its checksum.
+            // A sync isn't needed: the checksum detects an entry damaged by a system crash.
             file.write_all(&bytes)?;
             Ok(file.into_temp_path())
         };
@@ -236,7 +236,8 @@ impl IndexCache {
             let Err(failed) = written.persist(self.path(key)) else {
                 break;
             };
-            // Windows refuses to replace what somebody holds open, most likely to write or to read the very same index.
+            // Windows doesn't replace a file that is open. Most likely, another process is writing or reading the same
+            // index.
             if matches!(self.load(key), Lookup::Found(found, _) if found == index) {
                 break;
             }
@@ -252,7 +253,7 @@ impl IndexCache {
     fn temporary(&self) -> io::Result<tempfile::NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(".tmp-");
-        // As readable as any other file is by default: a directory may be shared, and an entry holds nothing secret.
+        // Use the default permissions of files: the directory may be shared, and entries contain no secrets.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         builder.tempfile_in(&self.directory)
@@ -261,19 +262,20 @@ impl IndexCache {
     #[cold]
     fn unwritable(&self, error: &io::Error) -> Error {
         let reason = format!(
-            "block indexes can't be kept in this directory: {error}. Name one that can be written (index_cache=... in \
-             Python, --cache on the command line), or do without index_cache"
+            "block indexes can't be written to this directory: {error}. Choose a writable one (index_cache=... in \
+             Python, --cache on the command line), or don't use index_cache"
         );
         Error::new(ErrorKind::Storage, reason).at_path(&self.directory.to_string_lossy())
     }
 }
 
-/// The bytes of an entry; `None` if there is none, or one that is larger than `most`: that was made of a larger file.
+/// Returns the bytes of an entry. Returns `None` if it doesn't exist, or exceeds `most` bytes because it was built from
+/// a larger file.
 fn read_whole(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
     let open = || {
-        // Looked at before it is opened: to open a pipe is to wait for who writes to it.
+        // Check the type before opening: opening a pipe would block until a writer opens it.
         if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is no file"));
+            return Err(io::Error::other("it is not a file"));
         }
         File::open(path)
     };
@@ -289,7 +291,7 @@ fn read_whole(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
 fn render(key: &Key, index: &[u8]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend([0; PREFIX - MAGIC.len()]);
-    let mut bytes = postcard::to_extend(key, bytes).expect("memory takes whatever is written to it");
+    let mut bytes = postcard::to_extend(key, bytes).expect("writing to memory doesn't fail");
     bytes.extend_from_slice(index);
     let checksum = crc32fast::hash(&bytes[PREFIX..]);
     bytes[MAGIC.len()..PREFIX].copy_from_slice(&checksum.to_le_bytes());
@@ -302,14 +304,14 @@ fn parse(mut bytes: Vec<u8>, key: &Key) -> Lookup {
         return damaged("it is cut short");
     };
     if prefix[..MAGIC.len()] != MAGIC {
-        return damaged("it doesn't start as one");
+        return damaged("its first bytes are wrong");
     }
     if prefix[MAGIC.len()..] != crc32fast::hash(rest).to_le_bytes() {
         return damaged("its checksum is wrong");
     }
     let (found, start) = match postcard::take_from_bytes::<Key>(rest) {
         Ok((found, index)) => (found, bytes.len() - index.len()),
-        Err(_) => return damaged("it doesn't say what it was made of"),
+        Err(_) => return damaged("its key is invalid"),
     };
     let entry = bytes.len() as u64;
     match found == *key {
@@ -353,7 +355,7 @@ mod tests {
         for grown in [key("/x", 8, -3), key("/x", 70, 3)] {
             assert_eq!(cache.load(&grown), Lookup::Smaller(b"two".to_vec(), 7));
         }
-        // Another file under the same name, were two hashes ever the same.
+        // Simulates a hash collision with another file.
         std::fs::rename(cache.path(&new), cache.path(&key("/y", 7, -3))).unwrap();
         assert_eq!(cache.load(&key("/y", 7, -3)), Lookup::Missing);
         assert_eq!(std::fs::read_dir(folder.path().join("a/b")).unwrap().count(), 1);
@@ -374,7 +376,7 @@ mod tests {
         for (i, key) in keys.iter().enumerate() {
             assert_eq!(cache.load(key), found(&[i as u8; 20], key));
         }
-        // Another tag under the same name, were two hashes ever the same.
+        // Simulates a hash collision with another tag.
         std::fs::rename(cache.path(&keys[1]), cache.path(&keys[2])).unwrap();
         assert_eq!(cache.load(&keys[2]), Lookup::Missing);
     }

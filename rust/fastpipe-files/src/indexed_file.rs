@@ -1,4 +1,4 @@
-//! Opening a file with its blocks: out of the cache of indexes, if there is one and it has them; else by a walk.
+//! Opening a file and its blocks: from the index cache if possible, otherwise by a walk.
 
 use std::sync::Arc;
 
@@ -12,42 +12,42 @@ use crate::progress::{Halt, OnProgress};
 use crate::storage::LocalFile;
 use crate::walk::{check_all_empty, walk, walk_front, walk_on};
 
-/// What came of a file's entry in the cache.
+/// The outcome for a file's cache entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheOutcome {
-    /// There is no cache.
+    /// No cache is used.
     Disabled,
-    /// It needs none: the file is read whole with its header.
+    /// The file needs no entry: it is read as a whole with its header.
     TooSmall,
-    /// It was there already.
+    /// A valid entry existed.
     Hit,
-    /// It was written.
+    /// An entry was written.
     Stored,
-    /// It wasn't written: the file was modified so recently that its next change might not show.
+    /// No entry was written: the file was modified so recently that another change might go unnoticed.
     TooRecent,
-    /// It wasn't written: the file changed during the walk.
+    /// No entry was written: the file changed during the walk.
     FileChanged,
 }
 
-/// A file with its blocks.
+/// An open file with its blocks.
 pub struct Opened<F: Format> {
-    /// Its path, as text.
+    /// Path of the file, as text.
     pub path: Arc<str>,
-    /// What its header says.
+    /// Contents of its header.
     pub header: F::Header,
-    /// Its blocks, one behind the other.
+    /// Its blocks, in sequence.
     pub blocks: Vec<F::Block>,
-    /// What it looked like before anything was read of it.
+    /// Size and modification time before anything was read.
     pub stamp: FileStamp,
-    /// What is to be logged.
+    /// Messages to log.
     pub notes: Vec<LogRecord>,
-    /// What came of its entry in the cache.
+    /// The outcome for its cache entry.
     pub kept: CacheOutcome,
-    /// Bytes of that entry.
+    /// Size of the cache entry in bytes.
     pub entry: u64,
 }
 
-/// A file of which the header is read, and none of the blocks are found.
+/// A file whose header was read, but whose blocks haven't been found yet.
 struct Begun<'f, F: Format> {
     head: Head<'f>,
     stamp: Stamp,
@@ -56,8 +56,8 @@ struct Begun<'f, F: Format> {
 
 impl<'f, F: Format> Begun<'f, F> {
     fn new(format: &F, file: &'f LocalFile, path: &Arc<str>) -> Result<Self> {
-        // Its stamp is taken before anything is read of it: what changes from there on shows in the stamp after the
-        // walk, in the key of the next opening, or when the file is read.
+        // Take the stamp before reading anything. Any later change then shows in the stamp after the walk, in the key
+        // of the next opening, or when the file is read.
         let stamp = Stamp::of(file)?;
         let head = Head::read(file, stamp.size())?;
         let opened = Opened {
@@ -73,11 +73,10 @@ impl<'f, F: Format> Begun<'f, F> {
     }
 }
 
-/// Opens a file and finds its blocks. `on_progress` is called every few milliseconds with the number of bytes that lie
-/// behind.
+/// Opens a file and finds its blocks. Calls `on_progress` every few milliseconds with the number of bytes processed.
 ///
 /// # Errors
-/// If the file can't be read or is damaged; if its index can't be written to the cache; whatever `on_progress` returns.
+/// If the file can't be read or is damaged; if its index can't be written to the cache; any error of `on_progress`.
 pub fn open<F: Format, E>(
     format: &F,
     path: &Arc<str>,
@@ -87,7 +86,7 @@ pub fn open<F: Format, E>(
     open_file(format, &LocalFile::open(path)?, path, cache, on_progress)
 }
 
-/// The same of a file that is open.
+/// Finds the blocks of a file that is already open.
 pub(crate) fn open_file<F: Format, E>(
     format: &F,
     file: &LocalFile,
@@ -111,10 +110,10 @@ pub(crate) fn open_file<F: Format, E>(
     Ok(opened)
 }
 
-/// Opens a damaged file with the blocks in front of the damage; `None` if that is in its header.
+/// Opens a damaged file with the blocks before the damage. Returns `None` if the header is damaged.
 ///
 /// # Errors
-/// If the file can't be opened any more, or its index has no room in memory; whatever `on_progress` returns.
+/// If the file can no longer be opened, or memory for its index can't be allocated; any error of `on_progress`.
 pub fn open_front<F: Format, E>(
     format: &F,
     path: &Arc<str>,
@@ -123,7 +122,7 @@ pub fn open_front<F: Format, E>(
     open_file_front(format, &LocalFile::open(path)?, path, on_progress)
 }
 
-/// The same of a file that is open.
+/// Finds the blocks before the damage in a file that is already open.
 pub(crate) fn open_file_front<F: Format, E>(
     format: &F,
     file: &LocalFile,
@@ -137,7 +136,7 @@ pub(crate) fn open_file_front<F: Format, E>(
     Ok(Some(opened))
 }
 
-/// Finds the blocks of a file by the cache, or for it.
+/// Finds the blocks of a file using the cache, and updates the cache.
 fn open_cached<F: Format, E>(
     format: &F,
     head: &Head<'_>,
@@ -169,23 +168,23 @@ fn open_cached<F: Format, E>(
     opened.blocks = walk_on(format, head, &opened.header, front, on_progress)?;
     (opened.kept, opened.entry) = keep(format, cache, &key, &before, file, opened)?;
     if matches!(opened.kept, CacheOutcome::TooRecent | CacheOutcome::FileChanged) {
-        let why = "the file was modified a moment ago, or has a time of modification in the future";
-        let text = format!("the block index of {} wasn't kept: {why}", shown_path(&opened.path));
+        let why = "the file was modified a moment ago, or its modification time is in the future";
+        let text = format!("the block index of {} was not saved: {why}", shown_path(&opened.path));
         opened.notes.push(LogRecord::info(text));
     }
     Ok(())
 }
 
-/// What the cache has for a file.
+/// Blocks of a file from the cache.
 enum Loaded<F: Format> {
-    /// Its blocks, and the bytes of their entry.
+    /// All blocks, and the size of the entry in bytes.
     Whole(Vec<F::Block>, u64),
-    /// Its first blocks, and the bytes that it had when they were found.
+    /// The first blocks, and the size that the file had when they were found.
     Front(Vec<F::Block>, u64),
     Nothing,
 }
 
-/// What the cache has for a file. Damage is noted.
+/// Loads the blocks of a file from the cache. Adds a message to the file's log records if the entry is damaged.
 fn load<F: Format, E>(
     format: &F,
     cache: &IndexCache,
@@ -226,7 +225,7 @@ fn load<F: Format, E>(
 fn damaged(cache: &IndexCache, key: &Key, path: &str, damage: &str) -> LogRecord {
     let (entry, path) = (cache.path(key), shown_path(path));
     let text = format!(
-        "the block index of {path} in {} is damaged ({damage}): it is made anew",
+        "the block index of {path} in {} is damaged ({damage}): rebuilding it",
         entry.display()
     );
     LogRecord::warning(text)
@@ -273,11 +272,11 @@ mod tests {
     fn failure(path: &Arc<str>, cache: Option<&IndexCache>) -> fastpipe_batch::Error {
         match open(&Toy::default(), path, cache, &mut never) {
             Err(Halt::Failed(error)) => error,
-            _ => panic!("it didn't fail"),
+            _ => panic!("the call must fail"),
         }
     }
 
-    /// The entry of a file in a cache that has only this one.
+    /// Returns the only entry in a cache directory.
     fn entry(cache: &Path) -> std::path::PathBuf {
         let mut entries = std::fs::read_dir(cache).unwrap().map(|entry| entry.unwrap().path());
         let entry = entries.next().unwrap();
@@ -348,7 +347,7 @@ mod tests {
         let path = place.write(&file(b'x', &blocks));
         assert_eq!(place.opened(&path).kept, CacheOutcome::Stored);
         blocks[7].0 += 1;
-        // Of the same size, and of another time.
+        // The size is the same, but the modification time differs.
         let path = place.write(&file(b'x', &blocks));
         let again = place.opened(&path);
         assert_eq!(
@@ -390,13 +389,13 @@ mod tests {
         );
         assert!(note.text.contains(&sizes), "{}", note.text);
         assert_eq!(place.opened(&path).kept, CacheOutcome::Hit);
-        // One that shrinks is walked, and so is one of another header.
+        // A file that has shrunk or has another header is walked completely.
         blocks.pop();
         assert!(place.opened(&place.write(&file(b'x', &blocks))).notes.is_empty());
         blocks.push((1, 1));
         let other = place.opened(&place.write(&file(b'y', &blocks)));
         assert!(other.notes.is_empty() && other.blocks.len() == blocks.len());
-        // A block that was without rows has some by now.
+        // A block that was empty now contains rows.
         let mut rewritten = file(b'y', &blocks);
         let at = rewritten.len() - 3 - 2;
         assert_eq!(rewritten[at..at + 2], [0, 0]);
@@ -417,7 +416,7 @@ mod tests {
         let path = place.write(&file(b'x', &many()));
         let time = std::fs::metadata(&*path).unwrap().modified().unwrap();
         place.opened(&path);
-        // Of the same size and time.
+        // The size and modification time are the same.
         std::fs::write(&*path, file(b'y', &many())).unwrap();
         let open = std::fs::File::options().write(true).open(&*path).unwrap();
         open.set_modified(time).unwrap();
@@ -444,7 +443,7 @@ mod tests {
                 std::fs::write(&kept, bytes).unwrap();
             }),
             ("its blocks don't fill the file", &|| write_index(b"x\x01\x02")),
-            // Sound as an entry, and of blocks that aren't there: the format finds out.
+            // The entry is valid, but its blocks don't match the file, which the format detects.
             ("it isn't empty", &|| {
                 let mut index = place.format.encode(&plain_header(&path), &blocks).unwrap();
                 index[1] = 0;
@@ -458,7 +457,7 @@ mod tests {
             let [note] = &again.notes[..] else { panic!("{what}") };
             assert_eq!(note.level, Level::Warning);
             assert!(
-                note.text.contains(&format!("is damaged ({what}): it is made anew")),
+                note.text.contains(&format!("is damaged ({what}): rebuilding it")),
                 "{}",
                 note.text
             );
@@ -492,7 +491,7 @@ mod tests {
         assert_eq!((found.kept, found.blocks.len()), (CacheOutcome::TooRecent, 300));
         let [note] = &found.notes[..] else { panic!() };
         assert_eq!(note.level, Level::Info);
-        assert!(note.text.contains("wasn't kept: the file was modified a moment ago"));
+        assert!(note.text.contains("was not saved: the file was modified a moment ago"));
     }
 
     #[test]
@@ -521,7 +520,7 @@ mod tests {
         let halted = open(&place.format, &path, Some(&place.cache), &mut end);
         assert!(matches!(halted, Err(Halt::Interrupted("enough"))));
         assert_eq!(told, [4, 8, 12].map(|blocks| HEADER + 257 * blocks));
-        // Nothing was kept of it.
+        // No entry was written.
         assert_eq!(place.opened(&path).kept, CacheOutcome::Stored);
         let mut told = Vec::new();
         let mut note = |behind| {
@@ -551,7 +550,7 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(place.folder.path().join("cache")).unwrap().count(), 0);
         let front = open_front(&place.format, &path, &mut never).unwrap_or_else(|_| panic!());
-        let front = front.expect("its header is sound");
+        let front = front.expect("the header is valid");
         assert_eq!((front.blocks.len(), front.kept), (299, CacheOutcome::Disabled));
         let headless = place.write(b"boy");
         assert_eq!(failure(&headless, None).kind(), ErrorKind::Malformed);

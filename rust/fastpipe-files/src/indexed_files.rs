@@ -1,8 +1,8 @@
-//! Opening many files: in parallel, so that it can be ended, and with the same outcome as one after the other.
+//! Opening many files in parallel. The caller can stop it, and the outcome is the same as when opening them one by one.
 //!
-//! Threads take the files in their order. The first one that fails, in the order of the files, is the one that is told:
-//! those before it are opened to their end, those behind it no longer begun. The threads live as long as the call, so
-//! that nothing is left for a process that forks.
+//! Threads take the files in sequence. The reported error is the one of the first failing file in that sequence. Files
+//! before it are opened completely, and files after it aren't started any more. The threads end with the call, so a
+//! process that forks afterward has no leftover threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -17,53 +17,53 @@ use crate::indexed_file::{Opened, open_file, open_file_front};
 use crate::progress::{Halt, LOOK_AFTER, OnProgress};
 use crate::storage::LocalFile;
 
-/// Threads that open files at most: more wait for one another in the system.
+/// Maximum number of threads. More threads would only wait for each other in the system.
 const MOST_THREADS: usize = 16;
 
-/// How files are opened.
+/// Options for opening files.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening<'a> {
-    /// The bytes of those files that lie in memory, of which no index is kept; empty where there are none.
+    /// Contents of files that are in memory, which aren't indexed in the cache. Empty if all files are on disk.
     pub contents: &'a [Option<Bytes>],
-    /// Where indexes are kept, if anywhere.
+    /// Index cache, if any.
     pub cache: Option<&'a IndexCache>,
-    /// Whether files that are damaged are opened as far as they aren't.
+    /// Whether to open damaged files up to the damage.
     pub tolerant: bool,
-    /// Threads that open files, with the caller's.
+    /// Number of threads, including the caller's.
     pub threads: usize,
 }
 
-/// What became of a file.
+/// The outcome of opening a file.
 pub struct Found<F: Format> {
-    /// The file; of a damaged one the blocks in front of the damage, of one whose header is damaged nothing.
+    /// The file. If it is damaged, it has the blocks before the damage. `None` if the header is damaged.
     pub opened: Option<Opened<F>>,
-    /// The damage, where it is passed over.
+    /// The damage, if it was tolerated.
     pub damage: Option<Error>,
 }
 
-/// Files, each with its number.
+/// Files with their indices.
 type Numbered<F> = Vec<(usize, Found<F>)>;
 
-/// What the threads share.
+/// State shared by the threads.
 struct Work<'a, F> {
     format: &'a F,
     paths: &'a [Arc<str>],
     how: Opening<'a>,
-    /// The next file that nobody has taken.
+    /// Index of the next file to open.
     next: AtomicUsize,
-    /// The first file that failed, or their number.
+    /// Index of the first file that failed, or the number of files.
     end: AtomicUsize,
-    /// Why it failed.
+    /// Error of that file.
     failed: Mutex<Option<Error>>,
-    /// Whether to leave everything as it is.
+    /// Whether all threads should stop immediately.
     stopped: AtomicBool,
 }
 
-/// Another thread ended the work.
+/// Another thread stopped the work.
 struct Stopped;
 
 impl<F: Format> Work<'_, F> {
-    /// Opens files until there are none left. `on_progress` is called every now and then.
+    /// Opens files until none is left. Calls `on_progress` from time to time.
     fn run<E>(&self, on_progress: &mut OnProgress<'_, E>) -> Result<Numbered<F>, Halt<E>> {
         let mut opened = Vec::new();
         loop {
@@ -107,14 +107,15 @@ impl<F: Format> Work<'_, F> {
         }
     }
 
-    /// What other threads than the caller's do.
+    /// Runs in all threads except the caller's.
     fn help(&self, _done: Sender<()>) -> Numbered<F> {
         let stopped = || self.stopped.load(Ordering::Relaxed);
         self.run(&mut |_| if stopped() { Err(Stopped) } else { Ok(()) })
             .unwrap_or_default()
     }
 
-    /// What the caller's thread does: the same, but it asks the caller whether to go on, for the others too.
+    /// Runs in the caller's thread. In addition to opening files, asks the caller whether to continue, on behalf of all
+    /// threads.
     fn lead<E>(&self, helpers: &Receiver<()>, on_progress: &mut OnProgress<'_, E>) -> Result<Numbered<F>, Halt<E>> {
         let mut run = || {
             let opened = self.run(on_progress)?;
@@ -129,14 +130,14 @@ impl<F: Format> Work<'_, F> {
     }
 }
 
-/// The files in front of the first that failed, and why that one did.
+/// The files before the first one that failed, and its error.
 type Outcome<F> = (Vec<Found<F>>, Option<Error>);
 
-/// Opens files: the files before the first one that fails, and why that one does. If damage is tolerated, it is no
-/// failure. `on_progress` is called in the caller's thread every few milliseconds, or between files that take less.
+/// Opens files. Returns the files before the first one that fails, and the error of that file. Tolerated damage isn't a
+/// failure. Calls `on_progress` in the caller's thread every few milliseconds, or between files that take less time.
 ///
 /// # Errors
-/// Whatever `on_progress` returns.
+/// Any error of `on_progress`.
 pub fn open_all<F: Format, E>(
     format: &F,
     paths: &[Arc<str>],
@@ -155,7 +156,7 @@ pub fn open_all<F: Format, E>(
     let mut opened = std::thread::scope(|scope| {
         let (done, helpers) = channel();
         let threads = how.threads.min(MOST_THREADS).min(paths.len());
-        // The caller's thread works too; where the system has no more threads, it has to do.
+        // The caller's thread also opens files. If the system can't start more threads, it does all the work.
         let spawn = |_| {
             let (work, done) = (&work, done.clone());
             let builder = std::thread::Builder::new().name("fastpipe-open".to_owned());
@@ -188,7 +189,7 @@ mod tests {
 
     const THREADS: [usize; 3] = [1, 2, 8];
 
-    /// Files of which each has a block more than the one before it, and those that are `bad` are cut short.
+    /// Writes files, each with one more block than the previous one. The files in `bad` are truncated.
     fn files(folder: &Path, count: usize, bad: &[usize]) -> Vec<Arc<str>> {
         let write = |i: usize| {
             let mut bytes = file(b'x', &vec![(1, 5); i + 1]);
@@ -206,7 +207,7 @@ mod tests {
             threads,
         };
         let mut never = |_| Ok::<_, Infallible>(());
-        open_all(&Toy::default(), paths, how, &mut never).unwrap_or_else(|_| panic!("nobody ended it"))
+        open_all(&Toy::default(), paths, how, &mut never).unwrap_or_else(|_| panic!("the work was not interrupted"))
     }
 
     fn blocks(found: &[Found<Toy>]) -> Vec<Option<usize>> {
@@ -233,7 +234,7 @@ mod tests {
             };
             let mut never = |_| Ok::<_, Infallible>(());
             let (found, failed) =
-                open_all(&Toy::default(), &paths, how, &mut never).unwrap_or_else(|_| panic!("ended"));
+                open_all(&Toy::default(), &paths, how, &mut never).unwrap_or_else(|_| panic!("not ended"));
             assert!(failed.is_none());
             let damaged = found[3].damage.as_ref().and_then(|error| error.location().path.clone());
             assert_eq!(damaged.as_deref(), Some("<bytes #3>"));
@@ -285,7 +286,7 @@ mod tests {
             let damaged = found.iter().map(|f| f.damage.is_some());
             assert!(damaged.eq((0..9).map(|i| [3, 5, 7].contains(&i))));
         }
-        // What isn't there is no damage.
+        // A missing file doesn't count as damage.
         paths[4] = folder.path().join("none").to_str().unwrap().into();
         let (found, failed) = outcome(&paths, 2, true);
         assert_eq!((found.len(), failed.unwrap().kind()), (4, ErrorKind::NotFound));
@@ -302,7 +303,7 @@ mod tests {
                 tolerant: false,
                 threads,
             };
-            // At once, or behind a few files.
+            // Stop immediately, or after a few files.
             for after in [0, 3] {
                 let mut told = 0;
                 let mut end = |_| {
@@ -310,7 +311,7 @@ mod tests {
                     if told > after { Err("enough") } else { Ok(()) }
                 };
                 let halted = open_all(&Toy::default(), &paths, how, &mut end);
-                // Others may have taken all the files before.
+                // The other threads may already have opened all files.
                 assert!(matches!(halted, Err(Halt::Interrupted("enough"))) || (threads > 1 && halted.is_ok()));
             }
         }

@@ -1,14 +1,13 @@
-//! Files: how they are read, watched for changes, and opened with their blocks.
+//! Files: reading them, detecting changes, and opening them with their blocks.
 //!
-//! [`LocalFile`] reads one file by position. [`Files`] are those of a source while a pass reads it. To be read, a file
-//! is opened first: its header is read and its blocks are found, by a walk through it or in an [`IndexCache`]
-//! ([`open`], [`open_all`]). What a header says, and how blocks follow one another, is a matter of the file's
-//! [`Format`].
+//! [`LocalFile`] reads one file by position. [`Files`] is the set of files of a source while a pass reads it. Before a
+//! file is read, it is opened: its header is read, and its blocks are found by a walk through the file or in an
+//! [`IndexCache`] ([`open`], [`open_all`]). The file's [`Format`] defines the header and how the blocks are found.
 //!
-//! The text of compressed files is read by position, too: see [`CompressedText`] and [`TextFiles`].
+//! The text of compressed files is also read by position: see [`CompressedText`] and [`TextFiles`].
 //!
-//! Nothing here knows Python or a thread pool. Whoever opens files is told every few milliseconds how far it got
-//! ([`OnProgress`]), and ends it by an error of its own.
+//! This crate contains no Python code and no thread pool. While it opens files, it reports progress to the caller every
+//! few milliseconds ([`OnProgress`]). The caller can stop it by returning an error.
 #![forbid(unsafe_code)]
 
 mod compressed;

@@ -1,20 +1,20 @@
 //! Records for the caller to log.
 
-/// How much a record matters.
+/// The severity of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// It explains what may surprise.
+    /// An explanation of behavior that may be surprising.
     Info,
-    /// Something is wrong, and was got around.
+    /// A problem that was worked around.
     Warning,
 }
 
-/// A text for the log.
+/// A message for the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogRecord {
-    /// How much it matters.
+    /// Severity of the message.
     pub level: Level,
-    /// One line.
+    /// The message, one line.
     pub text: String,
 }
 

@@ -1,21 +1,21 @@
-//! Work that takes long, and that its caller can end.
+//! Long operations that the caller can interrupt.
 
 use std::time::Duration;
 
 use fastpipe_batch::Error;
 
-/// Time between two looks of a caller at what may end the work, such as signals.
+/// Time between two checks by the caller whether to interrupt the work, for example because of a signal.
 pub const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// Called every few milliseconds with the number of bytes of a file that were read. Its error ends the work.
+/// Called every few milliseconds with the number of bytes of a file processed so far. An error stops the work.
 pub type OnProgress<'a, E> = dyn FnMut(u64) -> Result<(), E> + 'a;
 
-/// Why work ended before its time.
+/// The reason why work ended early.
 #[derive(Debug)]
 pub enum Halt<E> {
-    /// It failed.
+    /// The work failed.
     Failed(Error),
-    /// Its caller ended it.
+    /// The caller stopped it.
     Interrupted(E),
 }
 

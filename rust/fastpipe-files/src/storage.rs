@@ -1,5 +1,5 @@
-//! Local files, and bytes in memory that are read as if they were one, by position: several threads read one file
-//! without sharing a cursor.
+//! Files on disk and byte strings in memory, both read by position. Several threads can read one file, because they
+//! don't share a cursor.
 
 use std::fs::File;
 use std::io;
@@ -17,22 +17,22 @@ pub struct LocalFile {
     place: Place,
 }
 
-/// Where the bytes of a file are.
+/// The location of a file's bytes.
 #[derive(Debug)]
 enum Place {
     Disk {
         file: File,
-        /// Whether it may be possible to read without keeping pages.
+        /// Whether reading without caching pages may be supported.
         glances: AtomicBool,
     },
     Memory(Bytes),
 }
 
 impl LocalFile {
-    /// Opens the file whose path has this text: see [`path_text`](fastpipe_batch::path_text).
+    /// Opens the file at a path given as text: see [`path_text`](fastpipe_batch::path_text).
     pub fn open(path: &str) -> Result<Self> {
         let real = text_path(path);
-        // Looked at before it is opened: to open a pipe is to wait for who writes to it.
+        // Check the type before opening: opening a pipe would block until a writer opens it.
         let metadata = std::fs::metadata(&*real).map_err(|e| Error::io(path, &e))?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() {
@@ -50,7 +50,7 @@ impl LocalFile {
         })
     }
 
-    /// Bytes in memory as a file of that name.
+    /// Returns bytes in memory as a file of that name.
     pub fn in_memory(name: &Arc<str>, contents: Bytes) -> Self {
         LocalFile {
             path: name.clone(),
@@ -58,10 +58,10 @@ impl LocalFile {
         }
     }
 
-    /// The contents as a file of that name, or else the file that has this path.
+    /// Returns `contents` as a file of that name if given, or else opens the file at that path.
     ///
     /// # Errors
-    /// As [`LocalFile::open`].
+    /// As for [`LocalFile::open`].
     pub fn of(path: &Arc<str>, contents: Option<&Bytes>) -> Result<Self> {
         contents.map_or_else(
             || Self::open(path),
@@ -69,7 +69,7 @@ impl LocalFile {
         )
     }
 
-    /// What the file that is open looks like, whatever has its name by now.
+    /// Returns the size and modification time of the open file, even if another file has its name by now.
     pub fn stamp(&self) -> Result<FileStamp> {
         let file = match &self.place {
             Place::Disk { file, .. } => file,
@@ -86,14 +86,14 @@ impl LocalFile {
         look().map_err(|e| Error::io(&self.path, &e))
     }
 
-    /// Lets the system begin to read a range that is needed soon.
+    /// Asks the system to start reading a range that is needed soon.
     pub(crate) fn will_need(&self, offset: u64, len: u64) {
         if let Place::Disk { file, .. } = &self.place {
             will_need(file, offset, len);
         }
     }
 
-    /// Reads on where something was read already.
+    /// Continues a read after its first `read` bytes.
     fn read_behind(&self, mut read: usize, offset: u64, out: &mut [u8]) -> Result<usize> {
         let file = match &self.place {
             Place::Disk { file, .. } => file,
@@ -111,7 +111,7 @@ impl LocalFile {
     }
 }
 
-/// Copies what there is from an offset.
+/// Copies the available bytes from an offset on.
 fn copy(contents: &[u8], offset: u64, out: &mut [u8]) -> usize {
     let from = usize::try_from(offset).ok().and_then(|offset| contents.get(offset..));
     let found = from.unwrap_or_default();
@@ -122,7 +122,7 @@ fn copy(contents: &[u8], offset: u64, out: &mut [u8]) -> usize {
 
 #[cfg(target_os = "linux")]
 fn will_need(file: &File, offset: u64, len: u64) {
-    // Only advice: where it isn't taken, reading takes longer.
+    // This is only advice. Without it, reading takes longer.
     let _ = rustix::fs::fadvise(
         file,
         offset,
@@ -144,12 +144,12 @@ fn read_once(file: &File, offset: u64, out: &mut [u8]) -> io::Result<usize> {
     std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
-/// Reads without leaving in the page cache what wasn't there. `None` where the system or the file system can't: before
-/// Linux 6.14, and on some kinds of disk.
+/// Reads without adding pages to the page cache. Returns `None` if the system or file system doesn't support this, such
+/// as Linux before 6.14.
 #[cfg(target_os = "linux")]
 fn read_uncached(file: &File, offset: u64, out: &mut [u8]) -> Option<usize> {
     use rustix::io::{ReadWriteFlags, preadv2};
-    /// The kernel's RWF_DONTCACHE.
+    /// RWF_DONTCACHE of the kernel.
     const DONT_CACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
     preadv2(file, &mut [io::IoSliceMut::new(out)], offset, DONT_CACHE).ok()
 }
@@ -175,8 +175,8 @@ impl ReadAt for LocalFile {
         self.read_behind(0, offset, out)
     }
 
-    // One small page in the cache keeps the kernel from reading what lies around it in large ones. Those are read
-    // faster, now and later.
+    // A single small page in the cache would prevent the kernel from reading the surrounding data in large pages, which
+    // are faster to read, now and later.
     fn glance_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         let Place::Disk { file, glances } = &self.place else {
             return self.read_at(offset, out);
@@ -190,7 +190,7 @@ impl ReadAt for LocalFile {
     }
 }
 
-/// Nanoseconds from 1970 to a time.
+/// Converts a time to nanoseconds since 1970.
 pub(crate) fn nanoseconds(time: SystemTime) -> i128 {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => since.as_nanos() as i128,
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(&out, b"hello wo");
         assert_eq!(file.glance_at(8, &mut out).unwrap(), 3);
         let Place::Disk { glances, .. } = &file.place else {
-            panic!("it is a file")
+            panic!("the file is on disk")
         };
         glances.store(false, Ordering::Relaxed);
         assert_eq!((file.glance_at(3, &mut out).unwrap(), &out), (8, b"lo world"));

@@ -1,4 +1,4 @@
-//! Looking at a sample of a source's units, for what can't be told before rows are read.
+//! Examines a sample of a source's units, for information that is needed before rows are read.
 
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Pass, Result, Source, Unit};
 
@@ -6,32 +6,32 @@ use crate::file_set::Files;
 use crate::log_record::LogRecord;
 use crate::progress::{Halt, OnProgress};
 
-/// Sources of up to this many bytes are looked at as a whole; of larger ones a sample is.
+/// Sources of up to this many bytes are examined completely. Larger ones are sampled.
 pub const LOOKED_AT_WHOLE: u64 = 16 << 20;
 
-/// Units in that sample, and records of each.
+/// Number of units in the sample, and number of rows examined in each.
 const SAMPLED_UNITS: u64 = 64;
 const SAMPLED_RECORDS: u32 = 4096;
 
-/// What is found out about a source by looking at units.
+/// Collects information about a source by examining units.
 pub trait Survey {
-    /// Whether anything is left to be found out.
+    /// Whether some information is still missing.
     fn is_open(&self) -> bool;
 
-    /// Looks at the first `records` records of a unit.
+    /// Examines the first `records` rows of a unit.
     ///
     /// # Errors
-    /// Of the unit's data, or of memory.
+    /// If the unit's data is invalid, or memory can't be allocated.
     fn observe(&mut self, unit: &dyn Unit, records: u32) -> Result<()>;
 }
 
-/// Shows a survey units of a source, spread evenly over it, or over some of its units, until it has found out
-/// everything. A damaged unit says nothing here: reading it reports its error where it stands. Where storage or memory
-/// fails, so does this: what is found out follows from the data alone. Returns what is to be logged. `on_progress` is
-/// called behind every unit.
+/// Shows units of a source to a survey, until it has all information. The units are spread evenly over the source, or
+/// over the units in `some`. Damaged units are skipped, because reading them will report the error at the right place.
+/// Errors of storage or memory are returned, so that the result depends only on the data. Returns messages to log.
+/// Calls `on_progress` after every unit.
 ///
 /// # Errors
-/// Of storage or memory; if a file was changed since it was indexed; whatever `on_progress` returns.
+/// Errors of storage or memory; a file that was changed since it was indexed; any error of `on_progress`.
 pub fn survey<E>(
     source: &dyn Source,
     some: Option<&[u64]>,
@@ -90,21 +90,21 @@ fn look_at(
     Ok(())
 }
 
-/// Whether an error is about the data of a unit, which is then as good as not there.
+/// Whether an error means that the data of a unit is damaged, so that the unit can be skipped.
 fn says_nothing(kind: ErrorKind) -> bool {
     use ErrorKind::{Malformed, Null, Shape, ValueRange};
     matches!(kind, Malformed | Shape | ValueRange | Null)
 }
 
-/// Warnings about units that were passed over.
+/// Returns warnings about skipped units.
 fn passed_over(damaged: &[Error]) -> Vec<LogRecord> {
     const SHOWN: usize = 3;
-    let warning = |error: &Error| LogRecord::warning(format!("a block says nothing of the features: {error}"));
+    let warning = |error: &Error| LogRecord::warning(format!("inferring features without a damaged block: {error}"));
     let mut notes: Vec<_> = damaged.iter().take(SHOWN).map(warning).collect();
     if damaged.len() > SHOWN {
         let more = damaged.len() - SHOWN;
         notes.push(LogRecord::warning(format!(
-            "{more} more damaged blocks say nothing of the features"
+            "{more} more damaged blocks were skipped"
         )));
     }
     notes
@@ -122,11 +122,12 @@ mod tests {
     use crate::log_record::Level;
     use crate::storage::LocalFile;
 
-    /// Units of one file, each as long: the first byte of each is its rows, and 0 is damage.
+    /// Units of equal length in one file. The first byte of each unit is its row count, and 0 means damage.
     struct Bytes {
         facts: SourceFacts,
         units: u64,
-        /// Bytes that each unit has, and that it says it has: with large ones there is a sample without large files.
+        /// Actual length of each unit, and the length that it declares. Large declared lengths cause sampling without
+        /// large files.
         len: u64,
         said: u64,
     }
@@ -159,14 +160,14 @@ mod tests {
 
         fn open(&self, _: u64, _: Pass, fetched: Fetched, _: &BufferPool) -> Result<Box<dyn Unit>> {
             match fetched.into_bytes()[0] {
-                0 => Err(Error::new(ErrorKind::Malformed, "a nought")),
+                0 => Err(Error::new(ErrorKind::Malformed, "a zero")),
                 1 => Err(Error::new(ErrorKind::OutOfMemory, "no memory")),
                 rows => Ok(Box::new(Open(u32::from(rows)))),
             }
         }
 
         fn pick(&self, _: &[&dyn Unit], _: &[Row], _: Range<usize>, _: &mut Sink<'_>) -> Result<(), Unpicked> {
-            unreachable!("nothing is picked")
+            unreachable!("no rows are picked")
         }
 
         fn locate(&self, unit: u64, error: Error) -> Error {
@@ -200,7 +201,7 @@ mod tests {
         }
     }
 
-    /// Notes the rows of units, and has seen enough behind a number of them.
+    /// Records the row counts of units, and is complete after `enough` of them.
     struct Seen {
         rows: Vec<u32>,
         records: u32,
@@ -287,7 +288,7 @@ mod tests {
         let notes = notes.unwrap_or_else(|_| panic!());
         assert_eq!(notes.len(), 4);
         assert!(notes.iter().all(|note| note.level == Level::Warning));
-        assert!(notes[1].text.contains("says nothing of the features: ") && notes[1].text.contains("a nought"));
+        assert!(notes[1].text.contains("features without a damaged block: ") && notes[1].text.contains("a zero"));
         assert!(notes[3].text.starts_with("2 more damaged blocks"));
     }
 
@@ -296,14 +297,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let failure = |source: &Bytes| match seen(source, 100).1 {
             Err(Halt::Failed(error)) => error,
-            _ => panic!("it didn't fail"),
+            _ => panic!("the call must fail"),
         };
         let error = failure(&source(&folder, &[5, 1, 6], 3));
         assert_eq!(
             (error.kind(), error.location().block),
             (ErrorKind::OutOfMemory, Some(1))
         );
-        // A unit that is damaged since the file changed.
+        // The unit is damaged because the file changed.
         let damaged = source(&folder, &[5, 6, 0], 3);
         let file = std::fs::File::options()
             .write(true)

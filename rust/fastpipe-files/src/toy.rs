@@ -1,5 +1,5 @@
-//! A format for tests: `toy`, a byte that names the file, and blocks of a byte of rows, a byte of size, and that many
-//! bytes that are all `d`.
+//! A format for tests. A file consists of `toy`, a byte that names the file, and blocks. A block consists of a row
+//! count (one byte), a size (one byte), and that many bytes `d`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,10 +8,10 @@ use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 
 use crate::format::{Extent, Format};
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub(crate) const HEADER: u64 = 4;
 
-/// What a header says.
+/// Contents of a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ToyHeader {
     pub(crate) name: u8,
@@ -22,7 +22,7 @@ pub(crate) struct ToyHeader {
 #[derive(Default)]
 pub(crate) struct Toy {
     pub(crate) tag: &'static [u8],
-    /// Whether it can tell what of an index is of a file that has grown.
+    /// Whether it can extend the index of a file that has grown.
     pub(crate) grows: bool,
     pub(crate) walks: AtomicUsize,
 }
@@ -33,7 +33,7 @@ impl Toy {
     }
 }
 
-/// A sound file with blocks of this many rows and bytes.
+/// Returns a valid file with blocks of this many rows and bytes.
 pub(crate) fn file(name: u8, blocks: &[(u8, u8)]) -> Vec<u8> {
     let mut bytes = vec![b't', b'o', b'y', name];
     for &(rows, size) in blocks {
@@ -140,7 +140,7 @@ impl Format for Toy {
         if !self.grows {
             return Ok(None);
         }
-        // All but the last.
+        // All blocks except the last one.
         let kept = index.len().saturating_sub(2);
         let sizes = index[..kept].iter().skip(2).step_by(2);
         let size = HEADER + sizes.map(|&size| 2 + u64::from(size)).sum::<u64>();
@@ -148,7 +148,7 @@ impl Format for Toy {
     }
 }
 
-/// Writes a file into a folder, as if that was a day ago, so that its index is kept.
+/// Writes a file with a modification time one day ago, so that its index can be cached.
 pub(crate) fn write(folder: &std::path::Path, name: &str, bytes: &[u8]) -> Arc<str> {
     let path = folder.join(name);
     std::fs::write(&path, bytes).unwrap();
@@ -158,7 +158,7 @@ pub(crate) fn write(folder: &std::path::Path, name: &str, bytes: &[u8]) -> Arc<s
     path.to_str().unwrap().into()
 }
 
-/// Blocks that make a file larger than what is read with its header.
+/// Returns enough blocks that the file is larger than the buffered head.
 pub(crate) fn many() -> Vec<(u8, u8)> {
     (0..300).map(|i| (1 + (i % 200) as u8, 255)).collect()
 }

@@ -1,11 +1,11 @@
-//! Walking files for their blocks.
+//! Walks through files to find their blocks.
 
 use fastpipe_batch::{BufferPool, Error, ReadAt, Result};
 
 use crate::format::{Extent, Format};
 use crate::progress::{Halt, OnProgress};
 
-/// Appends a block to the index of a file, if the system has memory for it.
+/// Appends a block to the index of a file, or returns an error if memory can't be allocated.
 fn push<B>(blocks: &mut Vec<B>, block: B, path: &str) -> Result<()> {
     if blocks.len() == blocks.capacity() {
         let bytes = blocks.len().saturating_add(1).saturating_mul(size_of::<B>());
@@ -16,7 +16,8 @@ fn push<B>(blocks: &mut Vec<B>, block: B, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Walks the blocks of a file. A block without rows is never read, so it is looked at here whether it really has none.
+/// Finds all blocks of a file. Checks that each block that declares no rows is empty, because such blocks are never
+/// read.
 pub fn walk<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
@@ -26,7 +27,7 @@ pub fn walk<F: Format, E>(
     walk_on(format, file, header, Vec::new(), on_progress)
 }
 
-/// The same of a file whose first blocks are known.
+/// Finds the remaining blocks of a file whose first blocks are known.
 pub(crate) fn walk_on<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
@@ -56,7 +57,7 @@ pub(crate) fn walk_on<F: Format, E>(
     }
 }
 
-/// The blocks in front of the first that is damaged, as far as a walk can tell. A block without rows is taken as it is.
+/// Finds the blocks before the first one that a walk recognizes as damaged. Doesn't check blocks that declare no rows.
 pub fn walk_front<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
@@ -77,8 +78,7 @@ pub fn walk_front<F: Format, E>(
     Ok(blocks)
 }
 
-/// Looks at the blocks without rows of an index that was kept: reading a file never holds them against it. There are
-/// next to none.
+/// Checks all blocks without rows of a cached index, because reading a file never checks them. Such blocks are rare.
 pub(crate) fn check_all_empty<F: Format, E>(
     format: &F,
     file: &dyn ReadAt,
@@ -99,7 +99,7 @@ pub(crate) fn check_all_empty<F: Format, E>(
     Ok(())
 }
 
-/// Reads a block without rows, and has it checked.
+/// Reads a block without rows and checks it.
 fn check_empty<F: Format>(
     format: &F,
     file: &dyn ReadAt,

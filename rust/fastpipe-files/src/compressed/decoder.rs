@@ -1,4 +1,4 @@
-//! Decompressing a file from a restart point on.
+//! Decompression of a file from a restart point on.
 
 use fastpipe_batch::{ReadAt, Result};
 
@@ -8,33 +8,33 @@ use super::input::Input;
 use super::layout::Point;
 use super::zstandard::Frames;
 
-/// Bytes of text that are passed over at once.
+/// Bytes of text to skip in one step.
 pub(super) const SCRATCH: usize = 64 << 10;
 
-/// What decompresses the parts of a file.
+/// The decoder for the parts of a file.
 enum Parts {
     Gzip(Members),
     Zstandard(Frames),
 }
 
-/// Decompresses a file in sequence. It holds nothing of the file itself, so it can be kept while the file is closed.
+/// Decompresses a file in sequence. It doesn't hold the file itself, so it can be kept while the file is closed.
 pub(crate) struct Decoder {
     input: Input,
     parts: Parts,
-    /// Whether a part has begun, and not ended.
+    /// Whether the decoder is within a part.
     inside: bool,
-    /// The byte of the text that comes next.
+    /// Position of the next byte of text.
     at: u64,
 }
 
-/// Is told where parts begin.
+/// Callback for the start of each part.
 pub(crate) type Begun<'b> = dyn FnMut(Point) -> Result<()> + 'b;
 
 impl Decoder {
-    /// A decoder that begins at a restart point.
+    /// Creates a decoder that begins at a restart point.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If its memory can't be allocated.
     pub(crate) fn new(compression: Compression, point: Point) -> Result<Decoder> {
         Ok(Decoder {
             input: Input::at(point.compressed)?,
@@ -47,16 +47,17 @@ impl Decoder {
         })
     }
 
-    /// The byte of the text that comes next.
+    /// Returns the position of the next byte of text.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
 
-    /// Decompresses the next bytes, at least one; none at the end of the file. `begun` is told where parts begin.
+    /// Decompresses the next bytes, at least one. Returns 0 at the end of the file. Calls `begun` at the start of each
+    /// part.
     ///
     /// # Errors
-    /// With the file's path, and the byte of the compressed file: malformed, if it is damaged or cut short, or
-    /// something else is in it; unsupported, if it can't be read without more.
+    /// With the file's path and the position in the compressed file: malformed if the file is damaged, truncated, or
+    /// contains anything else; unsupported if it needs data outside of the file, such as a dictionary.
     pub(crate) fn read(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
         self.decode(file, out, begun)
             .map_err(|error| error.at_offset(self.input.offset()).at_path(file.location()))
@@ -89,10 +90,10 @@ impl Decoder {
         Ok(0)
     }
 
-    /// Fills `out`; fewer only at the end of the file.
+    /// Fills `out`. Returns fewer bytes only at the end of the file.
     ///
     /// # Errors
-    /// As [`Decoder::read`].
+    /// As for [`Decoder::read`].
     pub(crate) fn fill(&mut self, file: &dyn ReadAt, out: &mut [u8], begun: &mut Begun<'_>) -> Result<usize> {
         let mut found = 0;
         while found < out.len() {
@@ -104,10 +105,10 @@ impl Decoder {
         Ok(found)
     }
 
-    /// Decompresses what is in front of a byte of the text, for nothing. Where the text ends before it, so does this.
+    /// Decompresses and discards the text before `offset`. Stops early if the text ends before it.
     ///
     /// # Errors
-    /// As [`Decoder::read`].
+    /// As for [`Decoder::read`].
     pub(crate) fn pass_to(
         &mut self,
         file: &dyn ReadAt,

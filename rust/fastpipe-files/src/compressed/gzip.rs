@@ -1,4 +1,4 @@
-//! Members of gzip (RFC 1952).
+//! Members of gzip files (RFC 1952).
 
 use crc32fast::Hasher;
 use fastpipe_batch::{ReadAt, Result};
@@ -7,21 +7,21 @@ use flate2::{Decompress, FlushDecompress, Status};
 use super::input::Input;
 use super::step::{Step, cut_short, malformed};
 
-/// What a member has in front of its data (RFC 1952, 2.3).
+/// Bytes of the fixed part of a member's header (RFC 1952, 2.3).
 const FIXED_HEADER: usize = 10;
 
-/// The flags of what follows that (2.3.1). The first says that it is probably text, and nothing else.
+/// Flags of the optional header fields (2.3.1). The flag with value 1 only says that the data is probably text.
 const HEADER_CHECKSUM: u8 = 1 << 1;
 const EXTRA: u8 = 1 << 2;
 const NAME: u8 = 1 << 3;
 const COMMENT: u8 = 1 << 4;
 const RESERVED: u8 = 0xe0;
 
-/// Decompresses members, one behind the other.
+/// Decompresses a sequence of members.
 pub(super) struct Members {
     inflater: Decompress,
     checksum: Hasher,
-    /// Bytes of the member, modulo 2^32.
+    /// Size of the member's text, modulo 2^32.
     size: u32,
 }
 
@@ -34,9 +34,9 @@ impl Members {
         }
     }
 
-    /// Goes to the data of the next member. Returns where it begins; `None` if there is no other.
+    /// Moves to the data of the next member. Returns the start of the member, or `None` at the end of the file.
     pub(super) fn begin(&mut self, file: &dyn ReadAt, input: &mut Input) -> Result<Option<u64>> {
-        // Zeros fill up the blocks of a tape: gzip and Python's module pass over them.
+        // Zeros may pad the blocks of a tape. gzip and Python's module also skip them.
         if input.offset() > 0 {
             while input.fill(file, 1)? && input.bytes()[0] == 0 {
                 let zeros = input.bytes().iter().take_while(|&&byte| byte == 0).count();
@@ -65,7 +65,7 @@ impl Members {
         }
         let flags = input.bytes()[3];
         if flags & RESERVED != 0 {
-            return Err(malformed("a gzip member has flags that mean nothing").at_offset(start));
+            return Err(malformed("a gzip member has reserved flags set").at_offset(start));
         }
         input.used(FIXED_HEADER);
         self.skip_fields(file, input, flags)?;
@@ -75,7 +75,7 @@ impl Members {
         Ok(Some(start))
     }
 
-    /// Goes behind what a header has beside its fixed part.
+    /// Skips the optional fields of a header.
     fn skip_fields(&self, file: &dyn ReadAt, input: &mut Input, flags: u8) -> Result<()> {
         let mut there = true;
         if flags & EXTRA != 0 {
@@ -102,7 +102,7 @@ impl Members {
         }
     }
 
-    /// Decompresses on within a member.
+    /// Continues to decompress a member.
     pub(super) fn step(&mut self, file: &dyn ReadAt, input: &mut Input, out: &mut [u8]) -> Result<Step> {
         loop {
             let more = input.fill(file, 1)?;
@@ -132,7 +132,7 @@ impl Members {
         }
     }
 
-    /// Holds the member against its checksum and size (2.3.1).
+    /// Verifies the checksum and size of the member (2.3.1).
     fn end(&mut self, file: &dyn ReadAt, input: &mut Input) -> Result<()> {
         input.fill(file, 8)?;
         let Some(&[a, b, c, d, size @ ..]) = input.bytes().first_chunk::<8>() else {

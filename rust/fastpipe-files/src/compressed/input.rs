@@ -1,41 +1,41 @@
-//! The compressed bytes in front of a decoder.
+//! The compressed input of a decoder.
 
 use fastpipe_batch::{ReadAt, Result, try_filled};
 
-/// Compressed bytes that are read at once.
+/// Bytes of compressed data that are read at once.
 const CHUNK: usize = 64 << 10;
 
-/// Bytes of a file from a position on, a chunk of which is at hand.
+/// A buffered reader of a file's bytes from a position on.
 pub(crate) struct Input {
     chunk: Vec<u8>,
-    /// What is at hand and not used yet.
+    /// The range of `chunk` that is buffered and not consumed yet.
     from: usize,
     to: usize,
-    /// The byte of the file behind what is at hand.
+    /// Position in the file after the buffered bytes.
     next: u64,
 }
 
 impl Input {
     pub(crate) fn at(offset: u64) -> Result<Input> {
         Ok(Input {
-            chunk: try_filled(0, CHUNK, "a piece of a compressed file")?,
+            chunk: try_filled(0, CHUNK, "a chunk of a compressed file")?,
             from: 0,
             to: 0,
             next: offset,
         })
     }
 
-    /// The byte of the file that comes next.
+    /// Returns the position in the file of the next byte.
     pub(crate) fn offset(&self) -> u64 {
         self.next - (self.to - self.from) as u64
     }
 
-    /// What is at hand.
+    /// Returns the buffered bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.chunk[self.from..self.to]
     }
 
-    /// Has at least this many bytes at hand, which are few; false if the file ends before.
+    /// Buffers at least `least` bytes, which must be few. Returns false if the file ends before that.
     pub(crate) fn fill(&mut self, file: &dyn ReadAt, least: usize) -> Result<bool> {
         if self.to - self.from < least {
             self.chunk.copy_within(self.from..self.to, 0);
@@ -47,12 +47,12 @@ impl Input {
         Ok(self.to - self.from >= least)
     }
 
-    /// Goes behind bytes that are at hand.
+    /// Consumes buffered bytes.
     pub(crate) fn used(&mut self, count: usize) {
         self.from = self.to.min(self.from + count);
     }
 
-    /// Goes behind bytes, most of which may not be at hand; false if the file ends before.
+    /// Skips bytes, most of which may not be buffered. Returns false if the file ends before that.
     pub(crate) fn skip(&mut self, file: &dyn ReadAt, count: u64) -> Result<bool> {
         let at_hand = (self.to - self.from) as u64;
         if count <= at_hand {
@@ -62,7 +62,7 @@ impl Input {
         let Some(last) = self.next.checked_add(count - at_hand - 1) else {
             return Ok(false);
         };
-        // The last of them is read, so that it is known to be there.
+        // Read the last skipped byte to ensure that it exists.
         (self.from, self.to, self.next) = (0, 0, last);
         let there = self.fill(file, 1)?;
         self.used(1);

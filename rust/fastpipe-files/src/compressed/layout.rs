@@ -1,39 +1,39 @@
-//! Where decompressing can begin.
+//! The restart points of a compressed file.
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_reserve, try_with_capacity};
 use serde::{Deserialize, Serialize};
 
-/// Bytes of text that points lie apart at least: others are left out. So a point is kept for each block of bgzip, and
-/// there are never more than what 16 bytes for each 32 KiB of text hold.
+/// Minimum distance of restart points in bytes of text. Closer points are omitted. This keeps one point for each block
+/// of bgzip, and limits memory to 16 bytes per 32 KiB of text.
 const APART: u64 = 32 << 10;
 
-/// Bytes of text between two points, or behind the last, up to which a file can be read at random: that much may be
-/// decompressed for a row.
+/// Maximum bytes of text between two restart points, or after the last one, for random access. A row may need this much
+/// decompression.
 pub const MOST_GAP: u64 = 16 << 20;
 
-/// The version of the bytes that a layout is kept as.
+/// Version of the encoding of a layout.
 const VERSION: u8 = 1;
 
-/// Where a part of a compressed file begins that needs nothing of those in front of it.
+/// A restart point: the start of a part of a compressed file that doesn't depend on earlier parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Point {
-    /// The byte of the file.
+    /// Position in the compressed file.
     pub compressed: u64,
-    /// The byte of the text.
+    /// Position in the text.
     pub decompressed: u64,
 }
 
-/// The restart points of a file as they are found.
+/// The restart points of a file found so far.
 #[derive(Debug, Default)]
 pub(super) struct Points(Vec<Point>);
 
 impl Points {
-    /// Notes where a part begins, unless it is near another, or was noted before.
+    /// Adds the start of a part, unless it is close to the last point or was added before.
     pub(super) fn note(&mut self, point: Point) -> Result<()> {
         let is_new = |last: &Point| point.decompressed >= last.decompressed + APART;
-        // Frames of something else may lie in front of the first.
+        // Skippable frames may precede the first point.
         if point.decompressed > 0 && self.last().is_none_or(|last| is_new(&last)) {
-            try_reserve(&mut self.0, 1, "where parts of a compressed file begin")?;
+            try_reserve(&mut self.0, 1, "the restart points of a compressed file")?;
             self.0.push(point);
         }
         Ok(())
@@ -43,17 +43,17 @@ impl Points {
         self.0.last().copied().or(Some(Point::default()))
     }
 
-    /// The last in front of a byte of the text; the start of the file, if there is no other.
+    /// Returns the last restart point at or before a position in the text. The default is the start of the file.
     pub(super) fn before(&self, offset: u64) -> Point {
         let behind = self.0.partition_point(|point| point.decompressed <= offset);
         behind.checked_sub(1).map_or(Point::default(), |last| self.0[last])
     }
 }
 
-/// Where decompressing a file can begin, and how much text is in it.
+/// The restart points of a file, and the size of its text.
 #[derive(Debug)]
 pub struct Layout {
-    /// Without that at the start.
+    /// Restart points, except the one at the start of the file.
     points: Points,
     size: u64,
     widest_gap: u64,
@@ -63,7 +63,7 @@ pub struct Layout {
 struct Kept {
     version: u8,
     size: u64,
-    /// Of each point how far it lies behind the one in front of it, in the file and in the text.
+    /// Distances of each point from the previous one, in the file and in the text.
     steps: Vec<(u64, u64)>,
 }
 
@@ -80,39 +80,39 @@ impl Layout {
         }
     }
 
-    /// Bytes of text.
+    /// Returns the number of bytes of text.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The last restart point in front of a byte of the text.
+    /// Returns the last restart point at or before a position in the text.
     pub fn before(&self, offset: u64) -> Point {
         self.points.before(offset)
     }
 
-    /// The bytes of text between the restart point in front of a byte of the text and the next one.
+    /// Returns the distance between the restart points on either side of a position in the text.
     pub fn gap(&self, offset: u64) -> u64 {
         let behind = self.points.0.partition_point(|point| point.decompressed <= offset);
         let next = self.points.0.get(behind).map_or(self.size, |point| point.decompressed);
         next.saturating_sub(self.before(offset).decompressed)
     }
 
-    /// Bytes of text that lie between two points, or behind the last, at most.
+    /// Returns the maximum distance between two restart points, or between the last one and the end, in bytes of text.
     pub fn widest_gap(&self) -> u64 {
         self.widest_gap
     }
 
-    /// Whether points are so near to each other that the text can be read at random.
+    /// Whether restart points are close enough for random access.
     pub fn is_framed(&self) -> bool {
         self.widest_gap <= MOST_GAP
     }
 
-    /// Bytes that can be kept.
+    /// Encodes the layout for the index cache.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If memory can't be allocated.
     pub fn encode(&self) -> Result<Vec<u8>> {
-        let mut steps = try_with_capacity(self.points.0.len(), "where parts of a compressed file begin")?;
+        let mut steps = try_with_capacity(self.points.0.len(), "the restart points of a compressed file")?;
         let mut last = Point::default();
         for point in &self.points.0 {
             let step = (
@@ -130,22 +130,22 @@ impl Layout {
         postcard::to_allocvec(&kept).map_err(|e| Error::new(ErrorKind::Internal, e.to_string()))
     }
 
-    /// The layout of a file of `stored` bytes, and what stands behind it in bytes that were kept.
+    /// Decodes the layout of a file of `stored` bytes. Also returns the bytes after the layout.
     ///
     /// # Errors
-    /// Malformed, if the bytes are no layout, or not one that such a file could have.
+    /// Malformed if the bytes aren't a layout, or not one that such a file could have.
     pub fn decode(bytes: &[u8], stored: u64) -> Result<(Layout, &[u8])> {
         let malformed = |reason: &str| Error::new(ErrorKind::Malformed, reason);
         let (kept, rest) = postcard::take_from_bytes::<Kept>(bytes).map_err(|e| malformed(&e.to_string()))?;
         if kept.version != VERSION {
-            return Err(malformed("it is of another version"));
+            return Err(malformed("it has another version"));
         }
-        let mut points = try_with_capacity(kept.steps.len(), "where parts of a compressed file begin")?;
+        let mut points = try_with_capacity(kept.steps.len(), "the restart points of a compressed file")?;
         let mut last = Point::default();
         for (compressed, decompressed) in kept.steps {
             let next = |from: u64, step: u64, most: u64| from.checked_add(step).filter(|&at| step > 0 && at <= most);
             let found = next(last.compressed, compressed, stored).zip(next(last.decompressed, decompressed, kept.size));
-            let (compressed, decompressed) = found.ok_or_else(|| malformed("it has a restart point that can't be"))?;
+            let (compressed, decompressed) = found.ok_or_else(|| malformed("it has an impossible restart point"))?;
             last = Point {
                 compressed,
                 decompressed,

@@ -1,12 +1,12 @@
-//! The result of a step of a decoder, and errors of decoders.
+//! The result of one step of a decoder, and the errors of decoders.
 
 use fastpipe_batch::{Error, ErrorKind};
 
-/// What a step of a decoder did.
+/// The result of one step of a decoder.
 pub(super) struct Step {
-    /// Bytes of text that were written.
+    /// Bytes of text written.
     pub(super) wrote: usize,
-    /// Whether the part ended with them.
+    /// Whether the part ended after these bytes.
     pub(super) ended: bool,
 }
 

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::storage::LocalFile;
 
-/// Bytes in memory that count how many are read of them.
+/// Bytes in memory that count how many of them are read.
 struct Counted {
     bytes: Vec<u8>,
     read: AtomicU64,
@@ -42,7 +42,7 @@ impl ReadAt for Counted {
     }
 }
 
-/// A member, with everything that a header may have.
+/// Returns a gzip member with the given optional header fields.
 fn member(text: &[u8], level: u32, fields: u8) -> Vec<u8> {
     let mut deflater = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::new(level));
     deflater.write_all(text).unwrap();
@@ -80,7 +80,7 @@ fn skippable(len: usize) -> Vec<u8> {
     .concat()
 }
 
-/// Text that doesn't vanish when it is compressed.
+/// Returns text that doesn't compress to almost nothing.
 fn text(len: usize) -> Vec<u8> {
     let mut state = 1u64;
     let mut next = || {
@@ -110,7 +110,7 @@ fn refused(bytes: Vec<u8>) -> Error {
     whole(&Counted::new(bytes)).expect_err("it was read")
 }
 
-/// Any parts of a text, one behind the other.
+/// A text, and its compressed form as a random sequence of parts.
 fn parts() -> impl Strategy<Value = (Vec<u8>, Vec<u8>)> {
     let cuts = proptest::collection::vec((0usize..90_000, 0u32..10, 0u8..32), 1..8);
     (cuts, any::<bool>()).prop_map(|(cuts, zstandard)| {
@@ -186,7 +186,7 @@ proptest! {
         if Compression::of(&damaged).is_some()
             && let Ok(found) = whole(&Counted::new(damaged.clone()))
         {
-            // Frames without a checksum don't notice, nor does whoever sees whole parts only.
+            // Frames without a checksum can't detect damage, and a cut between two parts can't be detected at all.
             let noticed = Compression::of(&packed) == Some(Compression::Gzip) && !cut;
             prop_assert!(found == text || (!noticed || text.starts_with(&found)));
         }
@@ -221,7 +221,7 @@ fn what_is_read_at_random_is_decompressed_from_the_nearest_point() {
     assert_eq!((layout.widest_gap(), layout.gap(70 << 10)), (64 << 10, 64 << 10));
     assert_eq!(layout.before((64 << 10) - 1), Point::default());
     assert_eq!(layout.before(64 << 10).decompressed, 64 << 10);
-    // At random, no more than a member in front of what is read.
+    // A random read decompresses at most the member before its position.
     let before = file.read.load(Ordering::Relaxed);
     let known = CompressedText::new(&file, Compression::Gzip);
     known.size().unwrap();
@@ -230,7 +230,7 @@ fn what_is_read_at_random_is_decompressed_from_the_nearest_point() {
         known.read_at((i << 16) + 100, &mut [0; 10]).unwrap();
     }
     let random = file.read.load(Ordering::Relaxed) - before - opened;
-    // Sixteen decoders read a chunk each.
+    // Each of the sixteen decoders reads one chunk.
     assert!(random <= 16 * (64 << 10), "{random}");
 }
 
@@ -295,7 +295,7 @@ fn errors_name_the_byte_of_the_file() {
     assert!(refused(wrong).reason().contains("found method 7"));
     let mut wrong = gz;
     wrong[3] = 0x80;
-    assert!(refused(wrong).reason().contains("mean nothing"));
+    assert!(refused(wrong).reason().contains("reserved flags"));
     let mut wrong = zst;
     let end = wrong.len();
     wrong[end - 1] ^= 1;
@@ -306,7 +306,7 @@ fn errors_name_the_byte_of_the_file() {
 
 #[test]
 fn dictionaries_and_large_windows_are_refused() {
-    // A frame with a window of 2^28 bytes, which it declares and nothing more.
+    // A frame that declares a window of 2^28 bytes and contains nothing else.
     let window = [0x28, 0xb5, 0x2f, 0xfd, 0, (28 - 10) << 3, 1, 0, 0];
     let error = refused(window.to_vec());
     assert_eq!(error.kind(), ErrorKind::Limit);

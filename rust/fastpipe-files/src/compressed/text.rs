@@ -1,4 +1,4 @@
-//! The text of a compressed file of which nothing is known yet.
+//! The text of a compressed file whose restart points aren't known yet.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -8,8 +8,7 @@ use super::compression::Compression;
 use super::decoder::{Decoder, SCRATCH};
 use super::layout::{Layout, Points};
 
-/// The text of a compressed file, by position. What is read in sequence is decompressed once; restart points are noted
-/// on the way.
+/// The text of a compressed file, by position. Sequential reads decompress the text once and record restart points.
 pub struct CompressedText<'f> {
     file: &'f dyn ReadAt,
     compression: Compression,
@@ -20,13 +19,13 @@ pub struct CompressedText<'f> {
 struct State {
     decoder: Option<Decoder>,
     points: Points,
-    /// The bytes of all text, once its end was met.
+    /// Size of the whole text, known once its end has been reached.
     size: Option<u64>,
     scratch: Vec<u8>,
 }
 
 impl<'f> CompressedText<'f> {
-    /// The text of a file that is compressed.
+    /// Creates a reader of the text of a compressed file.
     pub fn new(file: &'f dyn ReadAt, compression: Compression) -> CompressedText<'f> {
         CompressedText {
             file,
@@ -35,8 +34,7 @@ impl<'f> CompressedText<'f> {
         }
     }
 
-    /// Where decompressing can begin, once the end of the text was met; this is forgotten here, and the decoder with
-    /// it.
+    /// Returns the restart points if the end of the text has been reached. Resets the recorded points and the decoder.
     pub fn take_layout(&self) -> Option<Layout> {
         let State { points, size, .. } = std::mem::take(&mut *self.lock());
         size.map(|size| Layout::new(points, size))
@@ -50,10 +48,10 @@ impl<'f> CompressedText<'f> {
 impl State {
     fn read_at(&mut self, file: &dyn ReadAt, compression: Compression, offset: u64, out: &mut [u8]) -> Result<usize> {
         if self.scratch.is_empty() {
-            self.scratch = try_filled(0, SCRATCH, "text that is passed over")?;
+            self.scratch = try_filled(0, SCRATCH, "skipped text")?;
         }
         let point = self.points.before(offset);
-        // One that failed isn't kept.
+        // A decoder that fails is dropped.
         let running = self.decoder.take();
         let running = running.filter(|decoder| (point.decompressed..=offset).contains(&decoder.at()));
         let mut decoder = running.map_or_else(|| Decoder::new(compression, point), Ok)?;
@@ -76,9 +74,9 @@ impl ReadAt for CompressedText<'_> {
         self.file.location()
     }
 
-    /// That of the text, for which all of it is decompressed if its end wasn't met yet.
+    /// Returns the size of the text. Decompresses the rest of the text if its end hasn't been reached.
     fn size(&self) -> Result<u64> {
-        // A byte is asked for that no file has.
+        // Read at a position past the end of any file, to decompress everything.
         let known = self.lock().size;
         known.map_or_else(|| self.read_at(u64::MAX, &mut [0]).map(|_| ()), |_| Ok(()))?;
         Ok(self.lock().size.unwrap_or(u64::MAX))

@@ -1,4 +1,4 @@
-//! The files of a source, some of which are compressed, while a pass reads their text.
+//! The files of a source while a pass reads their text. Some files may be compressed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,33 +10,32 @@ use super::decoder::{Decoder, SCRATCH};
 use super::layout::Layout;
 use crate::file_set::{Files, changed};
 
-/// Decoders that are kept to decompress on where they are: one for each thread that reads, and a few more.
+/// Maximum number of idle decoders to keep for later reads: one for each thread that reads, and a few more.
 const KEPT: usize = 8;
 
-/// Bytes of text that are passed over before it is seen whether the pass was closed.
+/// Bytes of text to skip between two checks whether the pass was closed.
 const LOOK_AFTER: u64 = 4 << 20;
 
-/// A compressed file.
+/// Properties of a compressed file.
 #[derive(Clone, Debug)]
 pub struct Packed {
-    /// How it is compressed.
+    /// Compression format.
     pub compression: Compression,
-    /// Where decompressing can begin.
+    /// Restart points.
     pub layout: Arc<Layout>,
 }
 
-/// The files of a source, some of which are compressed. What is read in sequence is decompressed once.
+/// The files of a source, compressed or not. Sequential reads decompress each file once.
 pub struct TextFiles {
     files: Files,
-    /// For each file how it is compressed, if it is.
+    /// Properties of each file, or `None` if it isn't compressed.
     packed: Arc<[Option<Packed>]>,
-    /// The decoders that nobody reads with, the one that was used last behind the others, each with the number of its
-    /// file.
+    /// Idle decoders with the index of their file. The last one was used most recently.
     idle: Mutex<VecDeque<(u32, Decoder)>>,
 }
 
 impl TextFiles {
-    /// The files of the source with these facts, and for each file how it is compressed, if it is.
+    /// Returns the files of a source. `packed` contains an entry for each file.
     pub fn of(source: &SourceFacts, packed: Arc<[Option<Packed>]>) -> TextFiles {
         TextFiles {
             files: Files::of(source),
@@ -45,24 +44,24 @@ impl TextFiles {
         }
     }
 
-    /// Reads a range of the text of a file, and looks for changes of the file.
+    /// Reads a range of the text of a file, and checks whether the file has changed.
     ///
     /// # Errors
-    /// Of storage, if the file can't be read, or was changed since it was indexed; else those of decompressing; closed,
-    /// if `cancelled`.
+    /// Storage if the file can't be read or was changed since it was indexed; errors of decompression; closed if
+    /// `cancelled` returned true.
     pub fn read(&self, range: ByteRange, cancelled: &dyn Fn() -> bool) -> Result<Buffer> {
-        // Its memory goes to the pool of whoever opens the unit.
+        // The memory will be returned to the pool of the caller that opens the unit.
         let pool = BufferPool::default();
         let read = match self.packed.get(range.location as usize) {
             Some(Some(packed)) => {
                 let len = usize::try_from(range.len)
-                    .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than memory can be addressed"))?;
+                    .map_err(|_| Error::new(ErrorKind::Limit, "a unit is larger than the address space"))?;
                 let mut out = pool.take(len)?;
                 self.decompress(packed, range, &mut out, cancelled).map(|()| out)
             }
             _ => self.files.read(range, &pool),
         };
-        // Damage may come from a change.
+        // Check first for a change of the file, which may look like damage.
         self.files.look_at_file(range.location)?;
         read
     }
@@ -79,7 +78,7 @@ impl TextFiles {
         let mut decoder = self.decoder(packed, range)?;
         let nothing = &mut |_| Ok(());
         if decoder.at() < range.offset {
-            let mut scratch = try_filled(0, SCRATCH, "text that is passed over")?;
+            let mut scratch = try_filled(0, SCRATCH, "skipped text")?;
             while decoder.at() < range.offset {
                 if cancelled() {
                     return Err(Error::new(ErrorKind::Closed, "the pass was closed"));
@@ -97,15 +96,15 @@ impl TextFiles {
         };
         if found < out.len() {
             let what = format!(
-                "it decompresses to {} bytes, and to more when it was indexed",
+                "it decompresses to {} bytes, fewer than when it was indexed",
                 decoder.at()
             );
             return Err(changed(&what).at_path(file.location()));
         }
-        // The last bytes are checked with what stands behind them.
+        // Read past the end, so that the last part's checksum is verified.
         if decoder.at() == packed.layout.size() && decoder.read(file, &mut [0], nothing)? > 0 {
             let what = format!(
-                "it decompresses to more than the {} bytes of before",
+                "it decompresses to more than the {} bytes at the time of indexing",
                 packed.layout.size()
             );
             return Err(changed(&what).at_path(file.location()));
@@ -116,7 +115,7 @@ impl TextFiles {
         Ok(())
     }
 
-    /// The decoder that is nearest in front of a range.
+    /// Returns the idle decoder closest before a range, or a new one.
     fn decoder(&self, packed: &Packed, range: ByteRange) -> Result<Decoder> {
         let point = packed.layout.before(range.offset);
         let mut idle = self.lock();

@@ -1,4 +1,4 @@
-//! Frames of zstandard (RFC 8878).
+//! Frames of zstandard files (RFC 8878).
 
 use fastpipe_batch::{Error, ErrorKind, ReadAt, Result};
 use zstd::zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, ResetDirective, get_dict_id_from_frame, get_error_name};
@@ -6,22 +6,22 @@ use zstd::zstd_safe::{DCtx, DParameter, InBuffer, OutBuffer, ResetDirective, get
 use super::input::Input;
 use super::step::{Step, cut_short, malformed};
 
-/// The exponent of 2 that a window is at most: what `zstd -d` reads without `--long`.
+/// Maximum window size as an exponent of 2: the limit of `zstd -d` without `--long`.
 const MOST_WINDOW_LOG: u32 = 27;
 
-/// Bytes of the window of a frame at most.
+/// Maximum window size of a frame in bytes.
 const MOST_WINDOW_BYTES: u64 = 1 << MOST_WINDOW_LOG;
 
-/// Bytes that the header of a frame has at most (3.1.1.1).
+/// Maximum size of a frame header in bytes (3.1.1.1).
 const MOST_HEADER: usize = 18;
 
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
-/// Numbers of errors out of zstd_errors.h, which are stable.
+/// Error codes of zstd_errors.h, which are stable.
 const WINDOW_TOO_LARGE: usize = 16;
 const NO_MEMORY: usize = 64;
 
-/// Decompresses frames, one behind the other.
+/// Decompresses a sequence of frames.
 pub(super) struct Frames {
     context: DCtx<'static>,
 }
@@ -35,7 +35,7 @@ impl Frames {
         Ok(Frames { context })
     }
 
-    /// Goes to the next frame. Returns where it begins; `None` if there is no other.
+    /// Moves to the next frame. Returns the start of the frame, or `None` at the end of the file.
     pub(super) fn begin(&mut self, file: &dyn ReadAt, input: &mut Input) -> Result<Option<u64>> {
         loop {
             let start = input.offset();
@@ -46,7 +46,7 @@ impl Frames {
             let found = input.bytes();
             match *found {
                 [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
-                    // A frame of something else (3.1.2), which says how long it is.
+                    // A skippable frame (3.1.2). Its header contains its length.
                     let size = found.get(4..).and_then(|rest| rest.first_chunk());
                     let len = size.map(|&size| 8 + u64::from(u32::from_le_bytes(size)));
                     if !len.map_or(Ok(false), |len| input.skip(file, len))? {
@@ -56,8 +56,8 @@ impl Frames {
                 _ if found.starts_with(&MAGIC) => {
                     if let Some(dictionary) = get_dict_id_from_frame(found) {
                         let reason = format!(
-                            "the file was compressed with the zstandard dictionary {dictionary}, and is read without one: \
-                             compress it again, without -D"
+                            "the file was compressed with the zstandard dictionary {dictionary}, which is not \
+                             supported: compress it again without -D"
                         );
                         return Err(Error::new(ErrorKind::Unsupported, reason));
                     }
@@ -72,13 +72,13 @@ impl Frames {
         }
     }
 
-    /// Decompresses on within a frame.
+    /// Continues to decompress a frame.
     pub(super) fn step(&mut self, file: &dyn ReadAt, input: &mut Input, out: &mut [u8]) -> Result<Step> {
         loop {
             let more = input.fill(file, 1)?;
             let mut source = InBuffer::around(input.bytes());
             let mut target = OutBuffer::around(&mut *out);
-            // 0 at the end of a frame.
+            // The result is 0 at the end of a frame.
             let left = self.context.decompress_stream(&mut target, &mut source);
             let (took, wrote) = (source.pos(), target.pos());
             input.used(took);
@@ -101,8 +101,8 @@ fn failed(code: usize) -> Error {
     match 0usize.wrapping_sub(code) {
         WINDOW_TOO_LARGE => {
             let reason = format!(
-                "a zstandard frame needs a window of more than {MOST_WINDOW_BYTES} bytes to be read: compress it again without \
-                 --long, or with at most --long={MOST_WINDOW_LOG}"
+                "a zstandard frame needs a window of more than {MOST_WINDOW_BYTES} bytes, the limit: compress it again \
+                 without --long, or with at most --long={MOST_WINDOW_LOG}"
             );
             Error::new(ErrorKind::Limit, reason)
         }
