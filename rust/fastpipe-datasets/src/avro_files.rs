@@ -1,4 +1,4 @@
-//! Avro files that are read together: opened, indexed, and resolved to one schema.
+//! A set of Avro files: opened, indexed, and resolved to one schema.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use fastpipe_files::{Files, Halt, LogRecord, OnProgress, Opening, Survey, open_a
 
 use crate::avro_format::AvroFormat;
 
-/// Blocks among which one is chosen to see what columns take.
+/// Number of blocks from which the largest is chosen to measure the cost of columns.
 const LOOKED_AT: u64 = 16;
 
-/// Files whose blocks were found. Their blocks are the units of a source.
+/// Files whose blocks were found. The blocks are the units of a source.
 #[derive(Default)]
 pub struct AvroFiles {
     files: Vec<(FileInfo, Vec<Block>)>,
     stamps: Vec<FileStamp>,
     contents: Vec<Option<Bytes>>,
-    /// The number of each among all paths.
+    /// Index of each file among all paths.
     numbers: Vec<usize>,
-    /// The schema that theirs are resolved to, if there is one.
+    /// The schema that the files' schemas are resolved to, if any.
     reader: Option<Arc<Schema>>,
     folders: Arc<FolderColumns>,
 }
@@ -32,25 +32,25 @@ pub struct AvroFiles {
 /// The outcome of opening files, for the caller.
 #[derive(Default)]
 pub struct AvroReport {
-    /// Records for the log.
+    /// Messages to log.
     pub notes: Vec<LogRecord>,
-    /// The damage of files, if it is passed over.
+    /// Damage of files, if it is tolerated.
     pub damage: Vec<Error>,
-    /// The path and the text of the schema of the first file, and of each that has another schema.
+    /// Path and schema text of the first file, and of each file that introduces another schema.
     pub schemas: Vec<(Arc<str>, Arc<str>)>,
-    /// The error of the first file that couldn't be opened. Later files are missing.
+    /// The error of the first file that couldn't be opened. Later files aren't included.
     pub failed: Option<Error>,
 }
 
-/// Features that were inferred.
+/// Inferred features.
 pub struct InferredAvro {
-    /// With the fixed shapes that a look at the data suggests.
+    /// The features, with the fixed shapes found in a sample of the data.
     pub features: Vec<Feature>,
-    /// For each column that was left out: why.
+    /// Each omitted column with the reason.
     pub left_out: Vec<(String, String)>,
-    /// Columns that the file which decides on the features lacks.
+    /// Columns that occur only in files other than the one that determines the features.
     pub later: LaterColumns,
-    /// Records for the log.
+    /// Messages to log.
     pub notes: Vec<LogRecord>,
 }
 
@@ -59,7 +59,7 @@ impl AvroFiles {
     /// text of the schema that all files are resolved to.
     ///
     /// # Errors
-    /// If `reader_schema` doesn't parse; the error of `on_progress`.
+    /// If `reader_schema` can't be parsed; any error of `on_progress`.
     pub fn open<E>(
         paths: &[Arc<str>],
         how: Opening<'_>,
@@ -97,16 +97,16 @@ impl AvroFiles {
         Ok((files, report))
     }
 
-    /// Resolves the files to the schema that their schemas merge to.
+    /// Resolves the files to the merged schema of all files.
     ///
     /// # Errors
-    /// If they can't be merged.
+    /// If the schemas can't be merged.
     pub fn merge(&mut self) -> Result<()> {
         self.reader = merged_schema(&self.files)?;
         Ok(())
     }
 
-    /// Adds the columns that folders stand for, with a value for each path.
+    /// Adds partition columns, which have a value for each path.
     pub fn add_folders(&mut self, mut folders: Vec<FolderColumn>) {
         for column in &mut folders {
             let of = |&number: &usize| column.values.get(number).cloned().flatten();
@@ -119,21 +119,21 @@ impl AvroFiles {
         self.folders = Arc::new(FolderColumns::new(folders, &schemas));
     }
 
-    /// The files and their blocks, in their order.
+    /// Returns the files and their blocks, in sequence.
     pub fn files(&self) -> &[(FileInfo, Vec<Block>)] {
         &self.files
     }
 
-    /// The schema that decides on features, and the file that it is of.
+    /// Returns the schema that determines the features, and the path of its file.
     fn deciding(&self) -> Option<(&Arc<Schema>, &Arc<str>)> {
         let (first, _) = self.files.get(FileInfo::deciding(&self.files))?;
         Some((self.reader.as_ref().unwrap_or(&first.schema), &first.path))
     }
 
-    /// Features in the forms that follow from the schema.
+    /// Returns the features with the types of the schema.
     ///
     /// # Errors
-    /// If it lacks one.
+    /// If the schema lacks a feature.
     pub fn with_forms(&self, features: Vec<Feature>) -> Result<Vec<Feature>> {
         let Some((schema, path)) = self.deciding() else {
             return Ok(features);
@@ -145,10 +145,10 @@ impl AvroFiles {
         features.iter().map(in_form).collect()
     }
 
-    /// Features of all columns, or of some.
+    /// Infers the features of all columns, or of some.
     ///
     /// # Errors
-    /// If the schema lacks one of the columns; of storage or memory; the error of `on_progress`.
+    /// If the schema lacks one of the columns; errors of storage or memory; any error of `on_progress`.
     pub fn infer<E>(
         &self,
         columns: Option<&[String]>,
@@ -172,10 +172,10 @@ impl AvroFiles {
         })
     }
 
-    /// The source that reads these features of the files.
+    /// Returns the source that reads these features of the files.
     ///
     /// # Errors
-    /// If the files' schemas lack what a feature needs, or can't be resolved.
+    /// If the files' schemas lack a field of a feature, or can't be resolved.
     pub fn source(&self, features: &[Feature]) -> Result<AvroSource> {
         let source = AvroSource::resolved(features, &self.files, self.reader.clone(), self.folders.clone())?;
         Ok(source
@@ -184,7 +184,7 @@ impl AvroFiles {
     }
 }
 
-/// The schema that a user gives.
+/// Parses the user's reader schema.
 fn parsed(json: &str, logical_types: bool) -> Result<Arc<Schema>> {
     let parsed = Schema::parse(json);
     let parsed = parsed.map_err(|e| Error::new(e.kind(), format!("reader_schema: {}", e.reason())))?;
@@ -195,7 +195,7 @@ fn parsed(json: &str, logical_types: bool) -> Result<Arc<Schema>> {
     }))
 }
 
-/// A survey of the lengths of arrays.
+/// A survey of array lengths.
 struct Lengths<'a>(LengthSample<'a>);
 
 impl Survey for Lengths<'_> {
@@ -208,10 +208,10 @@ impl Survey for Lengths<'_> {
     }
 }
 
-/// The time that each column takes in a block of many records near the start; `None` without blocks.
+/// Measures the decoding time of each column in a large block near the start. Returns `None` if there are no blocks.
 ///
 /// # Errors
-/// Of storage, or of the block.
+/// Errors of storage, or of the block.
 pub fn column_times(source: &AvroSource) -> Result<Option<ColumnTimes>> {
     let units = 0..source.units().min(LOOKED_AT);
     let Some(unit) = units.max_by_key(|&unit| source.describe(unit).rows) else {

@@ -1,4 +1,4 @@
-//! Avro's container files as a format that files are opened in: where `fastpipe-avro` meets `fastpipe-files`.
+//! Avro container files as a [`Format`]: connects `fastpipe-avro` with `fastpipe-files`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,16 +7,16 @@ use fastpipe_avro::{Block, FileInfo, Header, Schema, Walk, decode_index, encode_
 use fastpipe_batch::{BufferPool, Error, ErrorKind, ReadAt, Result};
 use fastpipe_files::{Extent, Format};
 
-/// Container files. Their blocks are Avro's.
+/// The format of container files, with Avro's blocks.
 pub struct AvroFormat {
-    /// Whether values are what logical types say that they stand for.
+    /// Whether to convert values of logical types.
     logical_types: bool,
-    /// The schemas that were parsed, by their texts: files that have the same share one.
+    /// Parsed schemas by their text. Files with the same text share one schema.
     schemas: Mutex<HashMap<Arc<str>, Arc<Schema>>>,
 }
 
 impl AvroFormat {
-    /// Files that are read so.
+    /// Creates the format.
     pub fn new(logical_types: bool) -> AvroFormat {
         AvroFormat {
             logical_types,
@@ -24,7 +24,7 @@ impl AvroFormat {
         }
     }
 
-    /// The schema with a text. Whoever wants one that is being parsed waits for it.
+    /// Returns the parsed schema of a text. A thread that needs a schema while another thread parses it waits.
     fn parse(&self, json: &str) -> Result<Arc<Schema>> {
         let mut known = self.schemas.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(schema) = known.get(json) {
@@ -39,7 +39,7 @@ impl AvroFormat {
         Ok(schema)
     }
 
-    /// The texts of the schemas of all files that were opened.
+    /// Returns the texts of the schemas of all files that were opened.
     pub(crate) fn schema_texts(self) -> HashMap<*const Schema, Arc<str>> {
         let known = self.schemas.into_inner().unwrap_or_else(PoisonError::into_inner);
         known
@@ -50,7 +50,7 @@ impl AvroFormat {
 }
 
 impl Format for AvroFormat {
-    /// Without the metadata: each file has the text of its schema there.
+    /// The metadata is cleared, because it contains the schema text of each file.
     type Header = FileInfo;
     type Block = Block;
 
@@ -91,7 +91,7 @@ impl Format for AvroFormat {
 
     fn check_empty(&self, info: &FileInfo, number: u64, block: &Block, stored: &[u8], pool: &BufferPool) -> Result<()> {
         if Block::parse(stored, block.offset)? != *block {
-            let reason = "it has a block without records that isn't there";
+            let reason = "it lists an empty block that does not exist";
             return Err(Error::new(ErrorKind::Malformed, reason));
         }
         let start = block.header as usize;

@@ -1,4 +1,4 @@
-//! Messages of Avro to batches: the schemas are compiled once, and several threads decode a list of messages.
+//! Decoding of Avro messages to batches. Schemas are compiled once, and several threads decode a list of messages.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -14,21 +14,21 @@ use fastpipe_batch::{
 };
 use fastpipe_files::{Halt, OnProgress};
 
-/// Bytes of messages, each of which counts as some more, that are decoded at once. What is decoded is the same with any
-/// number of threads, and so are errors.
+/// Minimum bytes of messages in a piece, the unit of work of a thread. Each message counts `BESIDES` bytes more. Pieces
+/// don't depend on the number of threads, so neither do results and errors.
 const PIECE: usize = 256 << 10;
 const BESIDES: usize = 16;
 
-/// Decodes messages. The first schema that it gets decides about the columns.
+/// Decodes messages. The first schema that is added determines the columns.
 pub struct MessageDecoder {
     framing: Framing,
-    /// The features to decode; `None` to infer them from the first schema.
+    /// Features to decode, or `None` to infer them from the first schema.
     wanted: Option<Vec<Feature>>,
     columns: Option<Vec<String>>,
     known: Mutex<Option<Arc<KnownSchemas>>>,
 }
 
-/// Schemas that are compiled, and by what messages name them.
+/// Compiled schemas, and the keys that messages use to refer to them.
 #[derive(Clone)]
 pub struct KnownSchemas {
     framing: Framing,
@@ -37,7 +37,8 @@ pub struct KnownSchemas {
 }
 
 impl MessageDecoder {
-    /// Decodes these features. Without features, infers them from all columns of the first schema or from some.
+    /// Creates a decoder of these features. Without features, infers them from all columns of the first schema, or from
+    /// `columns`.
     pub fn new(framing: Framing, wanted: Option<Vec<Feature>>, columns: Option<Vec<String>>) -> MessageDecoder {
         MessageDecoder {
             framing,
@@ -47,13 +48,13 @@ impl MessageDecoder {
         }
     }
 
-    /// The schemas that are known by now.
+    /// Returns the schemas known so far.
     pub fn known(&self) -> Option<Arc<KnownSchemas>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Numbers by which messages name schemas that aren't known, in the order of the messages, each with the first
-    /// message that does. Ends at a message that has no header.
+    /// Returns the schema keys in the messages that aren't known yet, each with the index of the first message that
+    /// uses it. Stops at a message without a header.
     pub fn unknown<'m>(&self, messages: impl Iterator<Item = &'m [u8]>) -> Vec<(u64, u64)> {
         let known = self.known();
         let is_known = |key| known.as_ref().is_some_and(|known| known.by_key.contains_key(&key));
@@ -69,10 +70,10 @@ impl MessageDecoder {
         unknown
     }
 
-    /// Adds a schema. Returns the columns that the first one has and that aren't read, and why.
+    /// Adds a schema. For the first schema, returns the omitted columns with the reasons.
     ///
     /// # Errors
-    /// If the schema doesn't parse, or lacks what is wanted.
+    /// If the schema can't be parsed or lacks a wanted column.
     pub fn add(&self, json: &str, key: Option<u64>) -> Result<Vec<(String, String)>> {
         let schema = Arc::new(Schema::parse(json)?);
         let key = match self.framing {
@@ -83,7 +84,7 @@ impl MessageDecoder {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let mut left_out = Vec::new();
         let more = match &*known {
-            // Another thread may have been faster.
+            // Another thread may have added it first.
             Some(known) if known.by_key.contains_key(&key) => return Ok(Vec::new()),
             Some(before) => {
                 let mut more = KnownSchemas::clone(before);
@@ -115,20 +116,20 @@ impl MessageDecoder {
 }
 
 impl KnownSchemas {
-    /// The compiled schemas.
+    /// Returns the compiled schemas.
     pub fn schemas(&self) -> &MessageSchemas {
         &self.schemas
     }
 
-    /// The columns of every batch.
+    /// Returns the columns of every batch.
     pub fn specs(&self) -> &[ColumnSpec] {
         self.schemas.specs()
     }
 
-    /// A batch of `count` messages. `on_progress` is called now and then, in the caller's thread.
+    /// Decodes `count` messages to a batch. Calls `on_progress` from time to time, in the caller's thread.
     ///
     /// # Errors
-    /// Of the first message that can't be decoded; of memory; the error of `on_progress`.
+    /// The error of the first message that can't be decoded; errors of memory; any error of `on_progress`.
     pub fn decode<'m, E>(
         &self,
         count: usize,
@@ -142,7 +143,7 @@ impl KnownSchemas {
 
     fn with_schemas<'m>(&self, count: usize, messages: impl Iterator<Item = &'m [u8]>) -> Result<Vec<Message<'m>>> {
         if count > u32::MAX as usize {
-            let reason = format!("{count} messages are more than a batch has rows: 2^32 - 1 at most");
+            let reason = format!("{count} messages exceed the maximum batch size of 2^32 - 1 rows");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         let mut found = try_with_capacity(count, "the list of messages")?;
@@ -164,22 +165,22 @@ impl KnownSchemas {
     }
 }
 
-/// The state that decoding threads share.
+/// State shared by the decoding threads.
 struct Work<'a> {
     schemas: &'a MessageSchemas,
     messages: &'a [Message<'a>],
     rows: &'a Rows,
-    /// The starts of the pieces, and the end of the last one.
+    /// The start of each piece, and the end of the last one.
     pieces: &'a [usize],
     next: AtomicUsize,
     stopped: AtomicBool,
 }
 
-/// The result of a thread: the fragments of its pieces, and the first piece that failed.
+/// The result of a thread: the fragments of its pieces, and its first piece that failed.
 type Done = (Vec<Fragment>, Option<(usize, Error)>);
 
 impl Work<'_> {
-    /// Decodes pieces until the last one is done or one fails. Between pieces, `tell` decides whether to continue.
+    /// Decodes pieces until all are done or one fails. Between pieces, `tell` returns whether to continue.
     fn run(&self, tell: &mut dyn FnMut() -> bool) -> Done {
         let mut fragments = Vec::new();
         while !self.stopped.load(Ordering::Relaxed) && tell() {
@@ -195,7 +196,7 @@ impl Work<'_> {
             match decode() {
                 Ok(fragment) => fragments.push(fragment),
                 Err(error) => {
-                    // Threads finish all earlier pieces, so the first failure is reported.
+                    // Other threads still finish all earlier pieces, so the earliest failure is reported.
                     self.next.store(self.pieces.len(), Ordering::Relaxed);
                     return (fragments, Some((piece, error)));
                 }
@@ -205,7 +206,7 @@ impl Work<'_> {
     }
 }
 
-/// The starts of the pieces, and the end of the last one.
+/// Returns the start of each piece, and the end of the last one.
 fn pieces(messages: &[Message<'_>]) -> Result<Vec<usize>> {
     let (mut pieces, mut bytes) = (Vec::new(), 0);
     pieces.push(0);
@@ -240,7 +241,7 @@ fn decode<E>(
     };
     let mut interrupted = None;
     let (mut fragments, failed) = std::thread::scope(|scope| {
-        // The caller's thread works too; where the system has no more threads, it has to do.
+        // The caller's thread also works. If the system can't start more threads, it does all the work.
         let spawn = |_| {
             let builder = std::thread::Builder::new().name("fastpipe-messages".to_owned());
             builder.spawn_scoped(scope, || work.run(&mut || true)).ok()

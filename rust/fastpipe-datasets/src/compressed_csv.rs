@@ -1,5 +1,4 @@
-//! CSV files of which some are compressed, as a source whose units are fetched: their text is decompressed by threads
-//! that do nothing else.
+//! CSV files, compressed or not, as a source whose units are fetched. Separate threads decompress the text.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,11 +11,11 @@ use fastpipe_files::{Layout, MOST_GAP, Packed, TextFiles};
 
 use crate::csv_format::TEXT;
 
-/// Stretches between two restart points at most, one gap with another: for each of them half a gap is decompressed in
-/// vain when they are read at random.
+/// Maximum average number of chunks between two restart points. A random read of a chunk decompresses and discards half
+/// of that distance on average.
 const IN_A_GAP: u64 = 16;
 
-/// CSV files of which some are compressed. Each pass has its own decoders.
+/// A set of CSV files that may be compressed. Each pass needs its own decoders: see [`CompressedCsv::again`].
 pub struct CompressedCsv {
     source: Arc<CsvSource>,
     packed: Arc<[Option<Packed>]>,
@@ -26,7 +25,7 @@ pub struct CompressedCsv {
 }
 
 impl CompressedCsv {
-    /// Files of which each may be compressed, which this many threads decompress if they can.
+    /// Creates the source. `packed` has an entry for each file, and up to `threads` threads decompress text.
     pub(crate) fn new(source: Arc<CsvSource>, packed: Arc<[Option<Packed>]>, threads: usize) -> CompressedCsv {
         let mut made = CompressedCsv {
             texts: TextFiles::of(source.facts(), packed.clone()),
@@ -35,7 +34,8 @@ impl CompressedCsv {
             packed,
             threads,
         };
-        // A file in one piece is read in the order of need: two calls at once would each decompress the text before.
+        // If a file has no restart points, its units are fetched one by one. Two concurrent fetches would each
+        // decompress all of the text before.
         made.facts.fetches = match made.in_one_piece() {
             Some(_) => 1,
             None => threads.max(1),
@@ -43,25 +43,26 @@ impl CompressedCsv {
         made
     }
 
-    /// The same files, with decoders of its own.
+    /// Returns a source of the same files with separate decoders.
     pub fn again(&self) -> CompressedCsv {
         CompressedCsv::new(self.source.clone(), self.packed.clone(), self.threads)
     }
 
-    /// How the file of a unit is compressed, if it is.
+    /// Returns the compression of a unit's file, or `None` if it isn't compressed.
     fn packed(&self, unit: u64) -> Option<&Packed> {
         let range = self.source.describe(unit).range?;
         self.packed.get(range.location as usize)?.as_ref()
     }
 
-    /// A file that can only be read in sequence.
+    /// Returns a file that can only be read in sequence, if there is one.
     fn in_one_piece(&self) -> Option<(&Arc<str>, &Packed)> {
         let files = self.facts.locations.iter().zip(&*self.packed);
         let mut packed = files.filter_map(|(path, packed)| Some((path, packed.as_ref()?)));
         packed.find(|(_, packed)| !packed.layout.is_framed())
     }
 
-    /// The units whose rows are looked at for what they are: of a file in one piece those at its start.
+    /// Returns the units to examine when inferring types. In a file that can only be read in sequence, these are the
+    /// units at its start.
     pub(crate) fn at_hand(&self, most_bytes: u64) -> Vec<u64> {
         let packed = self.packed.iter().flatten();
         let in_one_piece = packed.filter(|packed| !packed.layout.is_framed()).count() as u64;
@@ -80,9 +81,8 @@ impl CompressedCsv {
     }
 }
 
-/// Joins stretches of a file that lie between two restart points, so that there aren't many of them: or else that text
-/// would be decompressed as often when they are read at random. A file in one piece is read in sequence, and its
-/// stretches stay.
+/// Merges adjacent chunks of a file, so that few chunks are between two restart points. The text before each chunk must
+/// be decompressed when the chunk is read at random. If a file can only be read in sequence, its chunks stay the same.
 pub(crate) fn joined(stretches: Vec<Stretch>, layout: &Layout) -> Vec<Stretch> {
     if !layout.is_framed() {
         return stretches;
@@ -125,8 +125,8 @@ impl Source for CompressedCsv {
         };
         let (how, parts) = (packed.compression.name(), packed.compression.parts());
         let reason = format!(
-            "rows can't be read at random in a file of {how} with {} bytes of text in one piece: shuffle=\"buffer\", \
-             shuffle=False and samples read it in sequence; or compress it in {parts} of at most {MOST_GAP} bytes, with \
+            "cannot read rows at random from a {how} file with {} bytes of text in one piece: shuffle=\"buffer\", \
+             shuffle=False and samples read it in sequence. Or compress it in {parts} of at most {MOST_GAP} bytes with \
              `bgzip` or `pzstd`",
             packed.layout.widest_gap()
         );
@@ -143,7 +143,7 @@ impl Source for CompressedCsv {
 
     fn fetch(&self, unit: u64, cancelled: &dyn Fn() -> bool) -> Result<Fetched> {
         let range = self.source.describe(unit).range;
-        let range = range.ok_or_else(|| Error::new(ErrorKind::Internal, "a stretch of rows lies nowhere"))?;
+        let range = range.ok_or_else(|| Error::new(ErrorKind::Internal, "internal error: a chunk without bytes"))?;
         self.texts.read(range, cancelled).map(Fetched::Bytes)
     }
 
@@ -164,7 +164,7 @@ impl Source for CompressedCsv {
     fn locate(&self, unit: u64, error: Error) -> Error {
         match self.packed(unit) {
             None => self.source.locate(unit, error),
-            // Of the file, and not of its text.
+            // The error refers to the compressed file, not to its text.
             Some(_) if error.location().path.is_some() => error.at_unit(unit),
             Some(_) => self.source.locate(unit, error).with_offset_within(TEXT),
         }

@@ -1,9 +1,9 @@
-//! Rows at random bytes of CSV files that were not scanned.
+//! Random rows of CSV files that were not scanned.
 //!
-//! A byte is drawn uniformly. The row that it lies in is taken if the byte is among its first `c`, where each row has
-//! at least that many: so every row is taken with the same probability at each draw, whatever its length. The lengths
-//! of the rows that the first bytes lie in, taken or not, say how many rows there are (M. H. Hansen, W. N. Hurwitz, On
-//! the theory of sampling from finite alls, 1943).
+//! Each draw selects a byte uniformly. The row that contains the byte is taken if the byte is among its first `c`
+//! bytes, where `c` is the minimum length of a row. Every row therefore has the same probability in each draw, whatever
+//! its length. The lengths of all selected rows, taken or not, yield an estimate of the number of rows (M. H. Hansen,
+//! W. N. Hurwitz, On the theory of sampling from finite populations, 1943).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,53 +18,54 @@ use fastpipe_random::{Draws, Key, Purpose};
 use crate::csv_files::CsvFiles;
 use crate::csv_format::CsvFormat;
 
-/// Draws of which the rows' lengths are looked at, at least and at most.
+/// Minimum and maximum number of draws whose row lengths are used for the estimate.
 const LEAST_LOOKS: u64 = 512;
 const MOST_LOOKS: u64 = 8192;
 
-/// Draws at once.
+/// Maximum number of draws in one round.
 const MOST_DRAWS: u64 = 1 << 16;
 
-/// Draws that a thread takes at once.
+/// Number of draws that a thread processes in one step.
 const DRAWS: usize = 64;
 
-/// Draws for each that is expected to take a row: four allow for nearly all rows to be drawn without replacement.
+/// Maximum number of draws as a multiple of the expected number. A factor of four suffices to draw nearly all rows
+/// without replacement.
 const PATIENCE: f64 = 4.0;
 
-/// A standard normal variable is within this with a probability of 95 %.
+/// A standard normal variable is within this distance of 0 with a probability of 95 %.
 const NORMAL: f64 = 1.959_963_984_540_054;
 
-/// Standard errors beyond which an estimate is taken for a certainty.
+/// Number of standard errors beyond which an estimate counts as certain.
 const CERTAIN: f64 = 6.0;
 
-/// A file that rows are drawn from.
+/// A file from which rows are drawn.
 struct Drawn {
     path: Arc<str>,
     header: Header,
     stamp: FileStamp,
-    /// The first of its bytes among those of all files, and the byte of the file that this is.
+    /// Offset of its rows among the bytes of all files, and the position in the file where the rows begin.
     start: u64,
     first: u64,
 }
 
-/// Files that rows are drawn from.
+/// Files from which rows are drawn.
 pub struct UnscannedCsv {
     dialect: Dialect,
     contents: Vec<Option<Bytes>>,
     files: Vec<Drawn>,
-    /// The bytes of all.
+    /// Total bytes of rows in all files.
     span: u64,
-    /// Bytes that each row has at least.
+    /// Minimum number of bytes of a row.
     least: u64,
     threads: usize,
 }
 
-/// What a draw came to.
+/// The result of a draw.
 #[derive(Default)]
 struct Draw {
-    /// Bytes of the row that the byte lies in; none if it is in no row, or wasn't looked at.
+    /// Length of the row that contains the byte. 0 if there is none, or if the row wasn't examined.
     len: u64,
-    /// The file, the row and its text, if it is taken.
+    /// The row, if it is taken.
     taken: Option<Taken>,
 }
 
@@ -74,30 +75,30 @@ struct Taken {
     text: Box<[u8]>,
 }
 
-/// An estimate of the number of rows: of its mean, with a standard error.
+/// An estimate of the number of rows, with its standard error.
 #[derive(Clone, Copy)]
 struct Estimate {
     rows: f64,
     error: f64,
 }
 
-/// Rows that were drawn, and an estimate of how many there are.
+/// Drawn rows, and an estimate of the number of rows in the files.
 pub struct CsvDraw {
-    /// The rows. Each file is replaced by one in memory that contains only its drawn rows.
+    /// The drawn rows. Each file is replaced by one in memory that contains only its drawn rows.
     pub rows: CsvFiles,
-    /// The file of each row.
+    /// Index of the file of each row.
     pub files: Vec<i64>,
-    /// The byte of its file at which each row starts.
+    /// Position in the file where each row starts.
     pub offsets: Vec<i64>,
-    /// The estimated number of rows in all files, and its confidence interval of 95 %.
+    /// Estimated number of rows in all files, and the bounds of its 95 % confidence interval.
     pub estimate: (f64, f64, f64),
 }
 
 impl UnscannedCsv {
-    /// Opens files and reads only their headers. Also returns records for the log.
+    /// Opens files and reads only their headers. Also returns messages to log.
     ///
     /// # Errors
-    /// That of the first file that can't be opened; of compressed files; the error of `on_progress`.
+    /// The error of the first file that can't be opened; an error if a file is compressed; any error of `on_progress`.
     pub fn open<E>(
         dialect: Dialect,
         paths: &[Arc<str>],
@@ -136,12 +137,12 @@ impl UnscannedCsv {
         Ok((all, notes))
     }
 
-    /// The file that a byte of all is in.
+    /// Returns the index of the file that contains a byte, counted over all files.
     fn file(&self, byte: u64) -> usize {
         self.files.partition_point(|file| file.start <= byte) - 1
     }
 
-    /// What draws come to, in their order; of those before `looks` the lengths too.
+    /// Returns the results of draws, in sequence. Draws before `looks` include the row lengths.
     fn draw<E: Send>(
         &self,
         draws: Draws,
@@ -151,11 +152,11 @@ impl UnscannedCsv {
     ) -> Result<Vec<Draw>, Halt<E>> {
         let mut order: Vec<(u64, u64)> = try_collect(
             (from..from + count).map(|i| (draws.below(i, self.span), i)),
-            "the bytes that are drawn",
+            "the drawn bytes",
         )?;
         order.sort_unstable();
         let mut found = Vec::new();
-        try_reserve(&mut found, count as usize, "the rows that are drawn")?;
+        try_reserve(&mut found, count as usize, "the drawn rows")?;
         found.resize_with(count as usize, Draw::default);
         let (next, stopped) = (AtomicUsize::new(0), AtomicBool::new(false));
         let failed: Mutex<Option<(u64, Error)>> = Mutex::new(None);
@@ -181,7 +182,7 @@ impl UnscannedCsv {
             let helpers: Vec<_> = (1..self.threads.min(chunks.len()))
                 .filter_map(|_| {
                     let builder = std::thread::Builder::new().name("fastpipe-draw".to_owned());
-                    // Where the system has no more threads, this one does it alone.
+                    // If the system can't start more threads, this thread does all the work.
                     builder.spawn_scoped(scope, || work(&mut |_| Ok(()))).ok()
                 })
                 .collect();
@@ -204,7 +205,7 @@ impl UnscannedCsv {
         }
     }
 
-    /// Looks at some draws, which are sorted by their bytes.
+    /// Processes some draws, which are sorted by their bytes.
     fn look(
         &self,
         draws: &[(u64, u64)],
@@ -230,9 +231,9 @@ impl UnscannedCsv {
                 let result = self.one(&mut around, number, byte, draw < looks).map_err(at(draw))?;
                 found.push((draw, result));
             }
-            // What was read may be of two contents.
+            // The rows may be a mix of old and new contents.
             if open.stamp().map_err(at(first))? != file.stamp {
-                let reason = "the file changed while rows were drawn: start again, once nobody writes to it";
+                let reason = "the file changed while rows were drawn: start again when it no longer changes";
                 return Err(at(first)(Error::new(ErrorKind::Storage, reason)));
             }
         }
@@ -255,7 +256,7 @@ impl UnscannedCsv {
 
     fn taken(&self, around: &Surroundings<'_>, file: usize, row: RowAt) -> Result<Taken> {
         let text = around.text(row);
-        let mut copy = try_filled(0, text.len(), "the rows that are drawn")?;
+        let mut copy = try_filled(0, text.len(), "the drawn rows")?;
         copy.copy_from_slice(text);
         Ok(Taken {
             file: file as u32,
@@ -264,7 +265,7 @@ impl UnscannedCsv {
         })
     }
 
-    /// What the lengths of rows at random bytes say.
+    /// Estimates the number of rows from the lengths of the rows at random bytes.
     fn estimate(&self, draws: &[Draw]) -> Estimate {
         let inverse = |draw: &Draw| if draw.len == 0 { 0.0 } else { 1.0 / draw.len as f64 };
         let count = draws.len() as f64;
@@ -277,10 +278,11 @@ impl UnscannedCsv {
         }
     }
 
-    /// Draws this many rows, and estimates how many there are. The inner error says why this many can't be drawn.
+    /// Draws `rows` rows, and estimates how many the files contain. The inner error is a message that says why so many
+    /// rows can't be drawn.
     ///
     /// # Errors
-    /// Of storage, of the text or of memory; the error of `on_progress`.
+    /// Errors of storage, of the text or of memory; any error of `on_progress`.
     pub fn sample<E: Send>(
         &self,
         rows: u64,
@@ -296,7 +298,7 @@ impl UnscannedCsv {
         let looks = rows.clamp(LEAST_LOOKS, MOST_LOOKS);
         let mut round = self.draw(draws, (0, looks), looks, on_progress)?;
         let estimate = self.estimate(&round);
-        // Of each draw, to take a row.
+        // Probability that a draw takes a row.
         let chance = estimate.rows * self.least as f64 / self.span as f64;
         let most = looks + 64 + (PATIENCE * rows as f64 / chance).min(1e18) as u64;
         let (mut taken, mut seen, mut drawn) = (Vec::new(), HashSet::new(), looks);
@@ -307,10 +309,10 @@ impl UnscannedCsv {
                 }
                 if !replace {
                     seen.try_reserve(1)
-                        .map_err(|_| Error::out_of_memory(16 * seen.len(), "the rows that are drawn"))?;
+                        .map_err(|_| Error::out_of_memory(16 * seen.len(), "the drawn rows"))?;
                 }
                 if replace || seen.insert((row.file, row.offset)) {
-                    try_reserve(&mut taken, 1, "the rows that are drawn")?;
+                    try_reserve(&mut taken, 1, "the drawn rows")?;
                     taken.push(row);
                 }
             }
@@ -321,8 +323,8 @@ impl UnscannedCsv {
             let hopeless = !replace && rows as f64 > estimate.rows + CERTAIN * estimate.error + 1.0;
             if drawn >= most || chance == 0.0 || hopeless {
                 return Ok(Err(format!(
-                    "rows={rows}, and {drawn} random bytes are in about {:.0} rows: method=\"exact\" draws all rows, or nearly \
-                     all, and says how many there are",
+                    "cannot draw rows={rows}: {drawn} random bytes are in about {:.0} rows. Use method=\"exact\", which can \
+                     draw all rows and reports how many there are",
                     estimate.rows
                 )));
             }

@@ -1,4 +1,4 @@
-//! CSV files that are read together.
+//! A set of CSV files.
 
 use std::sync::Arc;
 
@@ -16,20 +16,19 @@ pub struct CsvFiles {
     files: Vec<CsvFile>,
     stamps: Vec<FileStamp>,
     contents: Vec<Option<Bytes>>,
-    /// The origins of the rows of each file, if the rows were picked out of other files.
+    /// For each file, the origins of its rows, if the rows were copied from other files.
     origins: Vec<Arc<Origins>>,
-    /// For each file where its columns have nulls; none if these weren't searched for.
+    /// For each file, the first null of each column. Empty if nulls weren't searched for.
     nulls: Vec<FirstNulls>,
-    /// For each file how it is compressed; none if no file is.
+    /// For each file, its compression. `None` if no file is compressed.
     packed: Option<Arc<[Option<Packed>]>>,
 }
 
 impl CsvFiles {
-    /// Opens files and finds their rows, and which columns have nulls if that is asked. Also returns
-    /// records for the log.
+    /// Opens files and finds their rows and, if `seeks_nulls`, the columns with nulls. Also returns messages to log.
     ///
     /// # Errors
-    /// That of the first file that can't be opened; the error of `on_progress`.
+    /// The error of the first file that can't be opened; any error of `on_progress`.
     pub fn open<E>(
         dialect: Dialect,
         paths: &[Arc<str>],
@@ -37,7 +36,7 @@ impl CsvFiles {
         seeks_nulls: bool,
         on_progress: &mut OnProgress<'_, E>,
     ) -> Result<(CsvFiles, Vec<LogRecord>), Halt<E>> {
-        // Several files are scanned at once, or several regions of one.
+        // The threads scan either several files, or several regions of a single file.
         let threads = if paths.len() == 1 { how.threads } else { 1 };
         let format = CsvFormat::new(dialect.clone(), threads, seeks_nulls);
         let (found, failed) = open_all(&format, paths, how, on_progress)?;
@@ -68,12 +67,12 @@ impl CsvFiles {
         Ok((files, notes))
     }
 
-    /// Rows that were picked out of files, of each with its path and header.
+    /// Creates files in memory from rows that were copied from files with these paths and headers.
     pub(crate) fn picked(dialect: Dialect, picked: Vec<(Arc<str>, Header, KeptRows)>) -> CsvFiles {
         let mut files = CsvFiles::none(dialect, picked.len());
         for (path, header, rows) in picked {
             let (file, bytes, origins) = rows.file(&path, &header);
-            // As that of any file in memory.
+            // All files in memory have such a stamp.
             files.stamps.push(FileStamp {
                 size: bytes.len() as u64,
                 modified: 0,
@@ -97,15 +96,16 @@ impl CsvFiles {
         }
     }
 
-    /// The files, in their order.
+    /// Returns the files, in sequence.
     pub fn files(&self) -> &[CsvFile] {
         &self.files
     }
 
-    /// The source that reads these features of the files. If a file is compressed, see [`CsvFiles::compressed`].
+    /// Returns the source that reads these features of the files. If a file is compressed, see
+    /// [`CsvFiles::compressed`].
     ///
     /// # Errors
-    /// If the files lack what a feature needs.
+    /// If the files lack a column of a feature.
     pub fn source(&self, features: &[Feature]) -> Result<CsvSource> {
         let source = CsvSource::new(features, &self.dialect, &self.files)?;
         Ok(source
@@ -114,17 +114,17 @@ impl CsvFiles {
             .with_origins(&self.origins))
     }
 
-    /// The source for the engine, whose text this many threads decompress; `None` if no file is compressed.
+    /// Returns the source for the engine if a file is compressed. Up to `threads` threads decompress text.
     pub fn compressed(&self, source: &Arc<CsvSource>, threads: usize) -> Option<CompressedCsv> {
         let packed = self.packed.as_ref()?.clone();
         Some(CompressedCsv::new(source.clone(), packed, threads))
     }
 
-    /// Features of the columns of the first file, or of some of them, by a look at rows. Also returns
-    /// records for the log.
+    /// Infers features for the columns of the first file, or some of them, from a sample of rows. Also returns messages
+    /// to log.
     ///
     /// # Errors
-    /// If the file lacks one of the columns; of storage or memory; the error of `on_progress`.
+    /// If the file lacks one of the columns; errors of storage or memory; any error of `on_progress`.
     pub fn infer<E>(
         &self,
         columns: Option<&[String]>,

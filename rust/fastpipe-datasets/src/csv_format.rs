@@ -1,4 +1,4 @@
-//! CSV as a format that files are opened in: where `fastpipe-csv` meets `fastpipe-files`.
+//! CSV files as a [`Format`]: connects `fastpipe-csv` with `fastpipe-files`. A block is a chunk of rows ([`Stretch`]).
 
 mod file_window;
 mod walk;
@@ -16,23 +16,23 @@ use fastpipe_files::{CompressedText, Compression, Extent, Format, Layout, Packed
 use self::file_window::FileWindow;
 use self::walk::Walk;
 
-/// What positions of compressed files count, but for those of damage.
+/// Describes what positions in compressed files refer to, except positions of damage.
 pub(crate) const TEXT: &str = "decompressed text";
 
-/// CSV files of one dialect.
+/// The format of CSV files with one dialect.
 pub(crate) struct CsvFormat {
     dialect: Dialect,
     tag: Vec<u8>,
-    /// Threads that scan a file.
+    /// Number of threads that scan a file.
     threads: usize,
-    /// Whether its rows are looked for.
+    /// Whether to find the rows.
     scans: bool,
-    /// Whether nulls are, too.
+    /// Whether to find nulls as well.
     seeks_nulls: bool,
 }
 
 impl CsvFormat {
-    /// Files whose rows are found by this many threads each, and which of their columns have nulls, if that is asked.
+    /// Creates a format that finds rows with this many threads per file and, if `seeks_nulls`, the columns with nulls.
     pub(crate) fn new(dialect: Dialect, threads: usize, seeks_nulls: bool) -> CsvFormat {
         CsvFormat {
             tag: dialect.tag(),
@@ -43,7 +43,7 @@ impl CsvFormat {
         }
     }
 
-    /// Files of which the headers are read, and no rows are looked for.
+    /// Creates a format that reads only the headers of files.
     pub(crate) fn unscanned(dialect: Dialect) -> CsvFormat {
         CsvFormat {
             scans: false,
@@ -52,8 +52,8 @@ impl CsvFormat {
     }
 }
 
-/// What is known of a file before its rows are found. Once they are: which columns have nulls, if that was asked; and
-/// of a compressed file where decompressing can begin.
+/// Information about a file before its rows are found. After that, it also contains the nulls of columns, if requested,
+/// and the restart points of a compressed file.
 pub(crate) struct CsvHeader {
     pub(crate) header: Header,
     compression: Option<Compression>,
@@ -62,19 +62,20 @@ pub(crate) struct CsvHeader {
 }
 
 impl CsvHeader {
-    /// How a file whose rows were found is compressed, if it is.
+    /// Returns the compression of a file whose rows were found, or `None` if it isn't compressed.
     pub(crate) fn packed(&self) -> Option<Packed> {
         let layout = self.layout.get()?.clone();
         self.compression.map(|compression| Packed { compression, layout })
     }
 
-    /// Where the columns have nulls, if these were searched for.
+    /// Returns the first null of each column, if nulls were searched for.
     pub(crate) fn nulls(&self) -> MutexGuard<'_, Option<FirstNulls>> {
-        // Nobody panics while it is held.
+        // No code panics while it holds this lock.
         self.nulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stretches out of an index, whose nulls are kept; `None` if they are asked for, and the index lacks them.
+    /// Stores the nulls of an index and returns its chunks. Returns `None` if nulls are needed and the index lacks
+    /// them.
     fn take(&self, found: Option<Indexed>, seeks_nulls: bool) -> Option<Vec<Stretch>> {
         let (stretches, nulls) = found?;
         if seeks_nulls && nulls.is_none() {
@@ -88,7 +89,7 @@ impl CsvHeader {
 impl Format for CsvFormat {
     type Header = CsvHeader;
     type Block = Stretch;
-    /// The stretches of a few megabytes.
+    /// Chunks of a few megabytes in total.
     const BLOCKS_AT_ONCE: usize = 64;
     const WALK_READS_ALL: bool = true;
 
@@ -101,8 +102,8 @@ impl Format for CsvFormat {
         let found = file.read_at(0, &mut start)?;
         let compression = Compression::of(&start[..found]);
         if compression.is_some() && !self.scans {
-            let reason = "a row that stands at some byte can't be found in a compressed file: method=\"exact\" finds all rows \
-                          first, and method=\"stream\" takes what `gunzip -c` or `zstd -dc` writes";
+            let reason = "a row at a random byte can't be found in a compressed file: use method=\"exact\", which finds all \
+                          rows first, or method=\"stream\" with the output of `gunzip -c` or `zstd -dc`";
             return Err(Error::new(ErrorKind::Unsupported, reason).at_path(path));
         }
         let header = match compression {
@@ -139,17 +140,17 @@ impl Format for CsvFormat {
         from: u64,
     ) -> Result<impl Iterator<Item = Result<Stretch>> + 'w> {
         let compressed = header.compression.map(|how| CompressedText::new(file, how));
-        // An index that has nulls keeps them, whoever makes it longer. Those of one that was dismissed are nobody's.
+        // If an index with nulls is extended, its nulls are kept. Nulls of a rejected index are dropped.
         let known = header.nulls().take().filter(|_| from > header.header.first);
         let front = known.or(self.seeks_nulls.then(FirstNulls::new));
         Ok(Walk {
-            // How much text there is shows at its end.
+            // The size of compressed text is known only at its end.
             size: AtomicU64::new(if compressed.is_some() {
                 u64::MAX
             } else {
                 header.header.size
             }),
-            // It is decompressed in sequence.
+            // Compressed text is decompressed in sequence.
             threads: if compressed.is_some() { 1 } else { self.threads },
             compressed,
             file,
@@ -187,7 +188,7 @@ impl Format for CsvFormat {
             None,
         );
         if stored.len() != stretch.len as usize || found.open.is_some() || found.cuts.iter().any(|cut| cut.rows > 0) {
-            let reason = "it has a stretch without rows that isn't there";
+            let reason = "it lists an empty chunk that does not exist";
             return Err(Error::new(ErrorKind::Malformed, reason).at_block(number, stretch.offset));
         }
         Ok(())
@@ -207,8 +208,8 @@ impl Format for CsvFormat {
         }
         let (layout, index) = Layout::decode(index, size)?;
         let stretches = header.take(decode_index(index, &header.header, layout.size())?, self.seeks_nulls);
-        // To see that there are no rows in a stretch, all in front of it would have to be decompressed: then the rows
-        // can be looked for as well. Hardly any file has a megabyte without one.
+        // To check that a chunk is empty, all text before it would have to be decompressed, and then the rows can just
+        // as well be found. Hardly any file has a megabyte without a row.
         let stretches = stretches.filter(|stretches| stretches.iter().all(|stretch| stretch.rows > 0));
         if stretches.is_some() {
             header.layout.get_or_init(|| Arc::new(layout));
@@ -219,14 +220,14 @@ impl Format for CsvFormat {
     fn decode_front(&self, file: &dyn ReadAt, header: &CsvHeader, index: &[u8]) -> Result<Option<Vec<Stretch>>> {
         match header.compression {
             None => Ok(header.take(decode_front(index, &header.header, file)?, self.seeks_nulls)),
-            // What was appended to it may be anything, and isn't looked at.
+            // The data appended to a compressed file may be anything, and isn't examined.
             Some(_) => Ok(None),
         }
     }
 }
 
-/// An error that was met in the text of a compressed file, or in decompressing it: that names the file, and a byte of
-/// it.
+/// Adds context to an error in the text of a compressed file. An error of decompression already has a path and a
+/// position.
 pub(crate) fn of_text(error: Error) -> Error {
     match error.location().path {
         Some(_) => error,
@@ -248,7 +249,7 @@ mod tests {
         let file = LocalFile::open(&path).unwrap();
         let format = CsvFormat::new(Dialect::default(), 1, true);
         let header = format.read_header(&path, &file).unwrap();
-        // It says that there is a null, in a stretch without rows.
+        // The index claims a null in a chunk without rows.
         let empty = Stretch {
             offset: 4,
             len: 8,

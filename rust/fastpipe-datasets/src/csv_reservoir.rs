@@ -1,4 +1,4 @@
-//! A sample of the rows of a CSV stream, drawn as they come.
+//! A random sample of the rows of a CSV stream, drawn while the stream is read.
 
 use std::sync::Arc;
 
@@ -8,32 +8,32 @@ use fastpipe_order::{Key, Reservoir};
 
 use crate::csv_files::CsvFiles;
 
-/// A row that is kept.
+/// A row in the sample.
 struct Row {
     number: u64,
     offset: u64,
     text: Box<[u8]>,
 }
 
-/// The rows that are kept so far.
+/// The sample so far.
 struct Kept {
     reservoir: Reservoir,
-    /// The row that enters next, and its place.
+    /// The next row that will enter, and its slot.
     next: (u64, u64),
     rows: Vec<Row>,
-    /// Bytes of their texts.
+    /// Total bytes of the rows' texts.
     bytes: usize,
     memory_limit: Option<u64>,
 }
 
 impl Kept {
-    /// Bytes that are needed at the end, when texts are joined.
+    /// Checks the memory limit against the peak at the end, when texts are joined.
     fn check(&self, held: usize) -> Result<()> {
         let needed = 2 * self.bytes as u64 + (self.rows.len() * size_of::<Row>() + held) as u64;
         match self.memory_limit {
             Some(limit) if needed > limit => Err(Error::over_memory_limit(format!(
-                "the {} rows that are kept so far take {needed} bytes, more than memory_limit={limit}: draw fewer rows, or raise \
-                 the limit",
+                "the {} rows sampled so far need {needed} bytes, more than memory_limit={limit}: draw fewer rows, or \
+                 raise the limit",
                 self.rows.len()
             ))),
             _ => Ok(()),
@@ -47,7 +47,7 @@ impl Keep for Kept {
     }
 
     fn keep(&mut self, number: u64, offset: u64, text: &[u8]) -> Result<()> {
-        let mut copy = try_filled(0, text.len(), "the rows that are kept")?;
+        let mut copy = try_filled(0, text.len(), "the sampled rows")?;
         copy.copy_from_slice(text);
         let row = Row {
             number,
@@ -57,31 +57,31 @@ impl Keep for Kept {
         self.bytes += row.text.len();
         let slot = self.next.1 as usize;
         if slot == self.rows.len() {
-            try_reserve(&mut self.rows, 1, "the rows that are kept")?;
+            try_reserve(&mut self.rows, 1, "the sampled rows")?;
             self.rows.push(row);
         } else {
             self.bytes -= self.rows[slot].text.len();
             self.rows[slot] = row;
         }
-        // No row follows the last one that could be counted.
+        // After the last row that can be counted, no row enters.
         self.next = self.reservoir.next().unwrap_or((u64::MAX, 0));
         self.check(0)
     }
 }
 
-/// Draws rows of a stream while its bytes are pushed.
+/// Samples the rows of a stream while its bytes are pushed.
 pub struct CsvReservoir {
     name: Arc<str>,
     dialect: Dialect,
     features: Vec<Feature>,
     stream: RowStream,
     kept: Kept,
-    /// Whether its header was held against the features.
+    /// Whether the header has been checked against the features.
     checked: bool,
 }
 
 impl CsvReservoir {
-    /// Draws this many rows. `features` are the features to read later; empty to infer them.
+    /// Creates a sample of this many rows. `features` are the features to read later; if empty, they are inferred.
     pub fn new(
         name: Arc<str>,
         dialect: Dialect,
@@ -107,14 +107,14 @@ impl CsvReservoir {
         }
     }
 
-    /// Passes over more bytes.
+    /// Processes the next bytes of the stream.
     ///
     /// # Errors
-    /// Of the text; of features that its header doesn't have; of memory, or its limit.
+    /// Errors of the text; features that the header lacks; errors of memory or its limit.
     pub fn push(&mut self, bytes: &[u8]) -> Result<()> {
         self.stream.push(bytes, &mut self.kept)?;
         if let (false, Some(header)) = (self.checked, self.stream.header()) {
-            // Before all the rest is read for nothing.
+            // Fail early, before the rest of the stream is read.
             let file = CsvFile {
                 path: self.name.clone(),
                 header: header.clone(),
@@ -126,30 +126,30 @@ impl CsvReservoir {
         self.kept.check(self.stream.held_bytes())
     }
 
-    /// Ends the stream. Returns how many rows it had.
+    /// Ends the stream. Returns its number of rows.
     ///
     /// # Errors
-    /// Of the text, or of memory.
+    /// Errors of the text or of memory.
     pub fn end(&mut self) -> Result<u64> {
         self.stream.end(&mut self.kept)?;
         Ok(self.stream.rows())
     }
 
-    /// The rows that are kept, as files, and their numbers. They are handed out once.
+    /// Returns the sampled rows as files, and their indices in the stream. Call it only once.
     ///
     /// # Errors
-    /// If the stream hasn't ended; of memory.
+    /// If the stream hasn't ended; errors of memory.
     pub fn take(&mut self) -> Result<(CsvFiles, Vec<i64>)> {
         let mut rows = std::mem::take(&mut self.kept.rows);
         rows.sort_unstable_by_key(|row| row.number);
-        let numbers = try_collect(rows.iter().map(|row| row.number as i64), "the numbers of rows")?;
+        let numbers = try_collect(rows.iter().map(|row| row.number as i64), "the indices of rows")?;
         let mut kept = KeptRows::default();
         kept.reserve(self.kept.bytes + 1)?;
         for row in rows {
             kept.push(&row.text, row.offset, Some(row.number))?;
         }
         let header = self.stream.header().cloned();
-        let header = header.ok_or_else(|| Error::new(ErrorKind::Closed, "the stream hasn't ended"))?;
+        let header = header.ok_or_else(|| Error::new(ErrorKind::Closed, "the stream has not ended"))?;
         let picked = vec![(self.name.clone(), header, kept)];
         Ok((CsvFiles::picked(self.dialect.clone(), picked), numbers))
     }

@@ -1,11 +1,11 @@
 //! Opening, surveying and sampling Avro and CSV files.
 //!
-//! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and make a source for the
+//! [`AvroFiles`] and [`CsvFiles`] open files, find their blocks or rows, infer features, and create a source for the
 //! engine. [`CompressedCsv`] is the source of compressed CSV files. [`UnscannedCsv`] draws rows at random bytes of
-//! files, [`CsvReservoir`] rows of a stream. [`MessageDecoder`] decodes messages of Avro. [`default_window`] is the
-//! number of rows that are shuffled together by default.
+//! files, and [`CsvReservoir`] samples rows of a stream. [`MessageDecoder`] decodes Avro messages. [`default_window`]
+//! returns the default number of rows that are shuffled together.
 //!
-//! Nothing here knows Python.
+//! This crate contains no Python code.
 #![forbid(unsafe_code)]
 
 mod avro_files;

@@ -1,24 +1,24 @@
-//! Files of vocabularies.
+//! Vocabulary files.
 
 use std::io::Read;
 
 use fastpipe_batch::{Error, ErrorKind, Result, Vocabulary, text_path, try_with_capacity};
 use fastpipe_files::{Halt, OnProgress};
 
-/// Keys after which is looked whether the user wants to stop.
+/// Number of keys between two checks whether the user wants to stop.
 pub const LOOK_AFTER_KEYS: usize = 1 << 16;
 
-/// The keys of a text file, one a line. `on_progress` is called now and then, with the number of keys.
+/// Reads the keys of a text file, one per line. Calls `on_progress` from time to time with the number of keys.
 ///
 /// # Errors
-/// Of storage; if a key is there twice; if the file is compressed, or has more than 2^32 keys; of memory; whatever
-/// `on_progress` returns.
+/// Errors of storage or memory; a duplicate key; a file that is compressed or has more than 2^32 keys; any error of
+/// `on_progress`.
 pub fn read_vocabulary<E>(path: &str, on_progress: &mut OnProgress<'_, E>) -> Result<Vocabulary, Halt<E>> {
     let own = text_path(path);
     let io = |error: std::io::Error| Error::io(path, &error);
     let found = std::fs::metadata(&own).map_err(io)?;
     if !found.is_file() {
-        let reason = "expected a text file with a key a line, found a directory or a device";
+        let reason = "expected a text file with one key per line, found a directory or a device";
         return Err(Error::new(ErrorKind::Storage, reason).at_path(path).into());
     }
     let mut file = std::fs::File::open(&own).map_err(io)?;
@@ -42,7 +42,7 @@ fn table<E>(text: &[u8], on_progress: &mut OnProgress<'_, E>) -> Result<Vocabula
         (b"\x1f\x8b", "is compressed by gzip: decompress it first"),
     ] {
         if text.starts_with(start) {
-            return malformed(format!("expected a vocabulary, a key a line; the file {what}"));
+            return malformed(format!("expected a vocabulary, one key per line; the file {what}"));
         }
     }
     let text = text.strip_suffix(b"\n").unwrap_or(text);

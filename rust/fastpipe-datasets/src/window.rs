@@ -1,19 +1,20 @@
-//! How many rows are shuffled together.
+//! The number of rows that are shuffled together.
 
 use fastpipe_order::{Kind, Settings, Units};
 
-/// Rows of a window, pool or buffer at most: their places are counted in 32 bits.
+/// Maximum number of rows in a window, pool or buffer, because their indices have 32 bits.
 const LARGEST: u64 = 1 << 31;
 
-/// Rows of a window, a pool or a buffer of no given size: the larger of 16 batches and 64 average units. The cut
-/// of large units doesn't count, since orders don't depend on it: `uncut` is the number of units before.
+/// Returns the default size of a window, pool or buffer in rows: the larger of 16 batches and 64 average units. If
+/// large units were split, `uncut` is the number of units before. The size doesn't depend on splitting, because orders
+/// don't.
 pub fn default_window(units: &Units, uncut: Option<u64>, batch_size: u64) -> u64 {
     let average = units.total().div_ceil(uncut.unwrap_or(units.len() as u64).max(1));
     let rows = batch_size.saturating_mul(16).max(average.saturating_mul(64));
     rows.clamp(1, LARGEST)
 }
 
-/// Rows of the window, pool or buffer of an order with these settings. Windows hold whole batches.
+/// Returns the size of the window, pool or buffer of an order in rows. Windows consist of whole batches.
 pub fn window_rows(settings: &Settings) -> u64 {
     let rows = settings.shuffle_buffer.min(LARGEST);
     match settings.kind {

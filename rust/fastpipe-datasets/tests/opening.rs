@@ -1,4 +1,4 @@
-//! Opening small files.
+//! Tests of opening small files.
 
 use std::convert::Infallible;
 use std::io::Write;
@@ -39,7 +39,8 @@ fn names(features: &[Feature]) -> Vec<&str> {
     features.iter().map(|feature| &*feature.name).collect()
 }
 
-/// A container file of blocks with these numbers of records. Each record is a long below 64, which takes one byte.
+/// Returns a container file of blocks with these row counts. Each record is a long below 64, which is encoded in one
+/// byte.
 fn avro(field: &str, blocks: &[u8]) -> Vec<u8> {
     let schema =
         format!(r#"{{"type": "record", "name": "R", "fields": [{{"name": "{field}", "type": "long"}}]}}"#).into_bytes();
@@ -73,7 +74,7 @@ fn avro_files_are_units_of_records() {
     let inferred = some.infer(None, &mut never).unwrap();
     assert_eq!(names(&inferred.features), ["x"]);
     assert_eq!(rows(&some.source(&inferred.features).unwrap()), [5, 7, 1]);
-    // The last file lacks it.
+    // The last file lacks the field.
     let lacks = files.source(&inferred.features).err().unwrap();
     assert_eq!(
         (lacks.kind(), &lacks.location().path),
@@ -117,7 +118,7 @@ fn dialect() -> Dialect {
     }
 }
 
-/// Rows with a newline within quotes, and a null in the last of them.
+/// Returns rows with a newline within quotes. The last row contains a null.
 fn csv(rows: usize) -> String {
     let mut text = "id,text,score\n".to_owned();
     for i in 1..rows {
@@ -142,7 +143,7 @@ fn the_text_of_a_compressed_file_is_read_like_any() {
     let (plain, packed) = (csv_files(&[plain], HOW), csv_files(&[packed], HOW));
     let features = plain.infer(None, &mut never).unwrap().0;
     assert_eq!(names(&features), ["id", "text", "score"]);
-    // The null is the last of all values, and is found all the same.
+    // The null is the last of all values, but it is found.
     assert_eq!(features[2].nulls, fastpipe_batch::Nulls::Mask);
     assert_eq!(packed.infer(None, &mut never).unwrap().0, features);
     let source = Arc::new(plain.source(&features).unwrap());
@@ -158,7 +159,7 @@ fn the_text_of_a_compressed_file_is_read_like_any() {
 fn an_index_that_was_kept_says_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let path = written(folder.path(), "a.csv", csv(50_000).as_bytes());
-    // The index of a file that was just written isn't kept.
+    // A file that was just written isn't indexed, so change its modification time.
     let file = std::fs::File::options().write(true).open(&*path).unwrap();
     file.set_modified(std::time::UNIX_EPOCH).unwrap();
     let cache = IndexCache::open(&folder.path().join("cache")).unwrap();
@@ -184,7 +185,7 @@ fn rows_at_random_bytes_are_rows_of_the_file() {
     let (files, _) = UnscannedCsv::open(dialect(), &[path], HOW, &mut never).unwrap();
     let draw = |rows, replace| files.sample(rows, replace, 7, &mut never).unwrap();
     let drawn = draw(100, false).unwrap();
-    assert!(drawn.offsets.is_sorted_by(|a, b| a < b), "each is drawn once");
+    assert!(drawn.offsets.is_sorted_by(|a, b| a < b), "no row is drawn twice");
     let begins = |&offset: &i64| text[offset as usize..].starts_with(|c: char| c.is_ascii_digit());
     assert!(drawn.offsets.iter().all(begins));
     assert_eq!(rows(&drawn.rows.source(&[]).unwrap()).iter().sum::<u32>(), 100);
@@ -218,7 +219,7 @@ fn windows_have_sixteen_batches_or_sixty_four_units() {
     let units = Units::new([10, 20, 30]).unwrap();
     assert_eq!(default_window(&units, None, 100), 1600);
     assert_eq!(default_window(&units, None, 1), 64 * 20);
-    // The units were one before they were cut.
+    // There was one unit before it was split.
     assert_eq!(default_window(&units, Some(1), 1), 64 * 60);
     assert_eq!(default_window(&Units::new([]).unwrap(), None, u64::MAX), 1 << 31);
     let settings = |kind: &str| {
@@ -248,7 +249,7 @@ fn vocabularies_have_a_key_a_line() {
     );
     let reason = |text| match read(text) {
         Err(Halt::Failed(error)) => error.reason().to_string(),
-        _ => panic!("it was read"),
+        _ => panic!("the file was read"),
     };
     assert!(reason(b"a\nb\na").contains("found \"a\" on line 1 and on line 3"));
     assert!(reason(b"\x1f\x8b...").contains("compressed by gzip"));

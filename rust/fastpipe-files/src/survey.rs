@@ -104,7 +104,7 @@ fn passed_over(damaged: &[Error]) -> Vec<LogRecord> {
     if damaged.len() > SHOWN {
         let more = damaged.len() - SHOWN;
         notes.push(LogRecord::warning(format!(
-            "{more} more damaged blocks were skipped"
+            "{more} more damaged blocks were skipped while inferring"
         )));
     }
     notes

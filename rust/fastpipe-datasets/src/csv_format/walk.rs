@@ -10,48 +10,48 @@ use fastpipe_files::CompressedText;
 use super::file_window::FileWindow;
 use super::{CsvHeader, of_text};
 
-/// Bytes that are scanned at once: they stay in a cache of the processor.
+/// Bytes that are scanned at once, few enough to stay in the processor's cache.
 const PIECE: u64 = 256 << 10;
 
-/// Bytes behind them that are read for the end of their last line.
+/// Initial number of bytes to read after them to find the end of the last line.
 const SLACK: u64 = 4 << 10;
 
-/// Bytes of a file that each thread scans before it is seen whether it began at a row.
+/// Bytes of a file that each thread scans before the scan checks whether it began at the start of a row.
 const REGION: u64 = 8 << 20;
 
-/// A walk through a file: regions of it are scanned at once, and joined where one ends at the row that the next begins
-/// with.
+/// A walk through a file. Regions of the file are scanned in parallel, and joined if one ends at the row with which the
+/// next begins.
 pub(super) struct Walk<'w> {
     pub(super) file: &'w dyn ReadAt,
-    /// What is in it, if it is compressed.
+    /// The text of the file, if it is compressed.
     pub(super) compressed: Option<CompressedText<'w>>,
-    /// That of the file, which what is found is noted in.
+    /// The file's header, which receives the results.
     pub(super) header: &'w CsvHeader,
     pub(super) lines: Lines,
-    /// What was found in front of the next row, if nulls are searched for.
+    /// Nulls found before the next row, if nulls are searched for.
     pub(super) nulls: Option<NullSearch>,
-    /// Bytes of text; the largest number until its end is met.
+    /// Size of the text in bytes, or `u64::MAX` until its end has been reached.
     pub(super) size: AtomicU64,
     pub(super) window: FileWindow,
-    /// The next row.
+    /// Position of the next row.
     pub(super) at: u64,
     pub(super) threads: usize,
     pub(super) joining: Joining,
     pub(super) failed: Option<Error>,
 }
 
-/// What was found in a region.
+/// The result of scanning a region.
 struct Region {
     start: u64,
-    /// Where rows begin in the file, and how many.
+    /// Starts of groups of rows in the file, and the row count of each.
     cuts: Vec<(u64, u32)>,
-    /// The row behind it.
+    /// Position of the row after the region.
     next: u64,
     nulls: Option<NullSearch>,
 }
 
 impl Walk<'_> {
-    /// The bytes that rows are looked for in.
+    /// Returns the text to scan.
     fn text(&self) -> &dyn ReadAt {
         match &self.compressed {
             Some(text) => text,
@@ -68,7 +68,7 @@ impl Walk<'_> {
         let ends: Vec<u64> = (1..=self.threads as u64)
             .map(|i| self.at.saturating_add(i * REGION).min(self.size()))
             .collect();
-        // What was read behind the last region.
+        // Contains bytes read past the end of the last region.
         let mut window = std::mem::take(&mut self.window);
         let mut regions: Vec<Option<Result<Region>>> = Vec::new();
         std::thread::scope(|scope| {
@@ -79,7 +79,7 @@ impl Walk<'_> {
                 .map(|pair| {
                     let &[start, end] = pair else { return None };
                     let builder = std::thread::Builder::new().name("fastpipe-scan".to_owned());
-                    // Where the system has no more threads, this one does it afterwards.
+                    // If the system can't start more threads, this thread scans the region later.
                     builder.spawn_scoped(scope, move || this.guess(start, end)).ok()
                 })
                 .collect();
@@ -93,7 +93,7 @@ impl Walk<'_> {
             let region = match region {
                 Some(Err(error)) if number == 0 => return Err(error),
                 Some(Ok(region)) if region.start == self.at => region,
-                // What was begun at another byte says nothing, not even by an error.
+                // A region that began at a wrong position is discarded, even if its scan failed.
                 _ if self.at >= end => continue,
                 _ => self.region(&mut window, self.at, end)?,
             };
@@ -110,10 +110,10 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// What is found in a region if a row starts behind the first newline there.
+    /// Scans a region under the assumption that a row starts after its first newline.
     fn guess(&self, start: u64, end: u64) -> Result<Region> {
-        let mut bytes = try_filled(0, PIECE as usize, "a piece of a file")?;
-        // From the byte in front of it on, which may be that newline.
+        let mut bytes = try_filled(0, PIECE as usize, "a part of a file")?;
+        // Start one byte earlier, because that byte may be the newline.
         let mut at = start - 1;
         while at < end {
             let want = (end - at).min(PIECE) as usize;
@@ -126,7 +126,7 @@ impl Walk<'_> {
             }
             at += found as u64;
         }
-        // A row that begins before it ends behind it.
+        // A row that began before the region extends past its end.
         Ok(Region {
             start: end,
             cuts: Vec::new(),
@@ -135,7 +135,7 @@ impl Walk<'_> {
         })
     }
 
-    /// Finds the rows that begin from `start` on, which is the first of them, and in front of `end`.
+    /// Finds the rows that start within `start..end`. The first row must start at `start`.
     fn region(&self, window: &mut FileWindow, start: u64, end: u64) -> Result<Region> {
         let mut region = Region {
             start,
@@ -156,7 +156,7 @@ impl Walk<'_> {
                 region.nulls.as_mut(),
             );
             if found.open == Some(0) || found.open.is_some_and(|_| found.cuts.iter().all(|cut| cut.rows == 0)) {
-                // One row, and no end of it.
+                // The buffer contains only one row, and its end is missing.
                 let whole = at + len as u64 == self.size();
                 if whole || piece > MOST_ROW_BYTES {
                     return Err(self.unclosed(at + found.open.unwrap_or(0) as u64, whole));
@@ -172,8 +172,8 @@ impl Walk<'_> {
         Ok(region)
     }
 
-    /// Reads from `at` to the end of the line that has the byte in front of `until`. Returns how many bytes that are; a
-    /// line has no more than a row may.
+    /// Reads from `at` to the end of the line that contains the byte before `until`. Returns the number of bytes. A
+    /// line may be as long as a row, but not longer.
     fn read_line(&self, window: &mut FileWindow, at: u64, until: u64) -> Result<usize> {
         let (mut slack, last) = (SLACK, (until - at).saturating_sub(1) as usize);
         loop {
@@ -185,7 +185,7 @@ impl Walk<'_> {
             }
             if found < want {
                 let reason =
-                    "the file became shorter while its rows were looked for: start again, once nobody writes to it";
+                    "the file became shorter while its rows were located: start again when it no longer changes";
                 return Err(Error::new(ErrorKind::Storage, reason).at_path(self.file.location()));
             }
             if let Some(newline) = memchr::memchr(b'\n', &window.bytes()[last.min(found)..found]) {
@@ -201,22 +201,22 @@ impl Walk<'_> {
         }
     }
 
-    /// The error for a row that doesn't end, where the text does or where it is too long.
+    /// Returns the error for a row without an end, either at the end of the text or because the row is too long.
     #[cold]
     fn unclosed(&self, at: u64, whole: bool) -> Error {
         let reason = if whole {
-            "a row ends within quotes: the file is cut short, or a quote isn't one; quote=None takes quotes as they stand"
+            "a row ends within quotes: the file is cut short, or has a stray quote. quote=None reads quotes literally"
                 .to_owned()
         } else {
             format!(
-                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None takes quotes as they stand"
+                "a row has more than {MOST_ROW_BYTES} bytes: is a quote never closed? quote=None reads quotes literally"
             )
         };
         let error = Error::new(if whole { ErrorKind::Malformed } else { ErrorKind::Limit }, reason).at_offset(at);
         self.located(error)
     }
 
-    /// An error at a byte of the text.
+    /// Adds the file's path, and the context of the text if it is compressed.
     fn located(&self, error: Error) -> Error {
         let error = if self.compressed.is_some() {
             of_text(error)
@@ -226,7 +226,7 @@ impl Walk<'_> {
         error.at_path(self.file.location())
     }
 
-    /// Ends the last stretch.
+    /// Finishes the last chunk and stores the results.
     fn end(&mut self) -> Result<()> {
         if let Some(layout) = self.compressed.as_ref().and_then(CompressedText::take_layout) {
             self.header.layout.get_or_init(|| Arc::new(layout));
