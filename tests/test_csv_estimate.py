@@ -138,7 +138,7 @@ def test_tiny_files() -> None:
 def test_nearly_all_rows_are_for_the_exact_method() -> None:
     data = b"a,b\n" + b"1,2\n" * 1000
     for rows in (1000, 1001, 10_000_000):
-        with pytest.raises(ValueError, match=r'are in about 1000 rows: method="exact" draws all rows'):
+        with pytest.raises(ValueError, match=r'are in about 1000 rows\. Use method="exact"'):
             estimate(data, rows, replace=False)
     assert len(np.unique(estimate(data, 900).offsets)) == 900
 

@@ -276,7 +276,7 @@ def test_something_else_in_the_place_of_an_entry(path: Path, cache: Path) -> Non
 def test_a_directory_that_can_not_be_is_a_typed_error(below: str, path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(fastpipe.StorageError, match="Name one that can be written") as error:
+    with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
         ids(path, file / below)
     assert error.value.path == str(file / below)
     assert isinstance(error.value, OSError)
@@ -284,7 +284,7 @@ def test_a_directory_that_can_not_be_is_a_typed_error(below: str, path: Path, tm
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where not even the superuser may write")
 def test_a_directory_that_can_not_be_written_is_a_typed_error(path: Path) -> None:
-    with pytest.raises(fastpipe.StorageError, match="Name one that can be written") as error:
+    with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
         ids(path, "/proc")
     assert error.value.path == "/proc"
 

@@ -227,7 +227,7 @@ def test_blocks_of_their_own_stay_with_as_many_ranks(data: Data, shuffle: Any) -
     state = readers[0].state_dict()
     for size in (1, 2, 4):
         for reader in world(data, size, **options):
-            with pytest.raises(fastpipe.StateError, match=f"world_size=3, and this reader has world_size={size}"):
+            with pytest.raises(fastpipe.StateError, match=f"world_size=3, but this reader has world_size={size}"):
                 reader.load_state_dict(state)
             reader.load_state_dict(begun)  # An epoch that wasn't begun is anybody's.
     # Any rank's state serves all of as many ranks.

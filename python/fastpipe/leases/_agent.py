@@ -47,7 +47,7 @@ class Lease:
         token: Token of the lease.
         next: Step of the batch that is read next.
         stop: End of the range (exclusive).
-        copy: Whether this is a second copy of another worker's range.
+        copy: Whether this is a second copy: an additional lease of a range that a slower worker holds.
         committed: First batch that isn't committed, as last reported by the ledger.
         sent: First batch that hasn't been sent to the ledger in an exchange.
         held: False once the ledger has reported that another worker holds the range.

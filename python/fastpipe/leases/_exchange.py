@@ -3,6 +3,9 @@
 Each exchange has an index, and its answer is stored in the worker's row. If the connection is lost before the answer
 arrives, the worker repeats the exchange. The ledger then returns the stored answer, or runs the exchange if it hadn't
 run yet. Each commit therefore counts once, even if messages are lost.
+
+A *second copy* is an additional lease of a range for a faster worker, near the end of an epoch. The first of the two
+workers to commit a batch wins.
 """
 
 from __future__ import annotations

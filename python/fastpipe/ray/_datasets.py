@@ -78,7 +78,7 @@ def dataset(
     try:
         import ray.data
     except ImportError as error:
-        raise ImportError("fastpipe.ray.dataset requires Ray Data:  pip install 'fastpipe-data[ray]'") from error
+        raise ImportError("fastpipe.ray.dataset requires Ray Data: pip install 'fastpipe-data[ray]'") from error
 
     from fastpipe.ray._datasource import FastpipeDatasource
 
@@ -171,7 +171,7 @@ def shard(reader: Reader) -> Reader:
     try:
         import ray.train
     except ImportError as error:
-        raise ImportError("fastpipe.ray.shard requires Ray Train:  pip install 'fastpipe-data[ray]'") from error
+        raise ImportError("fastpipe.ray.shard requires Ray Train: pip install 'fastpipe-data[ray]'") from error
 
     context = ray.train.get_context()
     share = passes.share(context.get_world_size(), context.get_world_rank()).origin

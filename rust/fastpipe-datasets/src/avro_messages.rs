@@ -213,7 +213,7 @@ fn pieces(messages: &[Message<'_>]) -> Result<Vec<usize>> {
     for (i, message) in messages.iter().enumerate() {
         bytes += message.bytes.len() + BESIDES;
         if bytes >= PIECE || i + 1 == messages.len() {
-            try_reserve(&mut pieces, 1, "the pieces of a batch")?;
+            try_reserve(&mut pieces, 1, "the list of messages")?;
             pieces.push(i + 1);
             bytes = 0;
         }

@@ -1,9 +1,9 @@
 //! Random rows of CSV files that were not scanned.
 //!
 //! Each draw selects a byte uniformly. The row that contains the byte is taken if the byte is among its first `c`
-//! bytes, where `c` is the minimum length of a row. Every row therefore has the same probability in each draw, whatever
-//! its length. The lengths of all selected rows, taken or not, yield an estimate of the number of rows (M. H. Hansen,
-//! W. N. Hurwitz, On the theory of sampling from finite populations, 1943).
+//! bytes, where `c` is the minimum length of a row. Every row therefore has the same probability in each draw,
+//! regardless of its length. The lengths of all selected rows, taken or not, yield an estimate of the number of rows
+//! (M. H. Hansen, W. N. Hurwitz, On the theory of sampling from finite populations, 1943).
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -278,8 +278,8 @@ impl UnscannedCsv {
         }
     }
 
-    /// Draws `rows` rows, and estimates how many the files contain. The inner error is a message that says why so many
-    /// rows can't be drawn.
+    /// Draws `rows` rows, and estimates how many the files contain. The inner error is a message that says why this
+    /// number of rows can't be drawn.
     ///
     /// # Errors
     /// Errors of storage, of the text or of memory; any error of `on_progress`.

@@ -72,7 +72,7 @@ impl CsvFiles {
         let mut files = CsvFiles::none(dialect, picked.len());
         for (path, header, rows) in picked {
             let (file, bytes, origins) = rows.file(&path, &header);
-            // All files in memory have such a stamp.
+            // Every file in memory has this stamp.
             files.stamps.push(FileStamp {
                 size: bytes.len() as u64,
                 modified: 0,

@@ -45,8 +45,8 @@ pub enum ShardBy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Uneven {
-    /// Drop the surplus: fewer batches than there are ranks. If ranks have separate units, drop what exceeds the
-    /// smallest rank.
+    /// Drop the surplus: fewer batches than there are ranks. If ranks have separate units, drop what exceeds the rank
+    /// with the fewest batches.
     Drop,
     /// Give ranks without a batch one in which no row is valid, and pad short batches with invalid rows.
     Pad,
