@@ -37,8 +37,8 @@ _VALID = "valid"
 class DataIter(xgboost.DataIter):
     """Feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader of any source.
 
-    Features become float32 columns. A number or truth value is one column. An array of `k` numbers is `k` columns,
-    named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are missing values
+    Features are converted to float32 columns. A number or truth value is one column. An array of `k` numbers is `k`
+    columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are missing values
     to XGBoost. Rows that pad a batch (`uneven="pad"`) are skipped. With ranks, each rank feeds its own shard.
 
     Args:
@@ -48,7 +48,7 @@ class DataIter(xgboost.DataIter):
         columns: Features of the matrix, in this order. Defaults to all features except the label and the weight.
         epoch: Index of the epoch to feed, from 0. Defaults to 0.
         cache_prefix: Path prefix for matrices in external memory, as in `xgboost.DataIter`. A `QuantileDMatrix` doesn't
-            use it. A `DMatrix` also stores its data there, or in the working directory if it is None.
+            use it. A `DMatrix` also stores its data there, or by default in the working directory.
         **options: Further arguments of `xgboost.DataIter`: `release_data`, `on_host`, `min_cache_page_bytes`.
 
     Raises:

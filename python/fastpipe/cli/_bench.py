@@ -42,7 +42,7 @@ _WARM_UP = 0.25  # The fraction of a visit that isn't counted.
 
 @dataclass
 class Cell:
-    """One combination of arguments and its results. The results are None if the memory limit is too low."""
+    """One combination of arguments and its results. They stay unset if the memory limit is too low."""
 
     shuffle: str
     num_threads: int | str

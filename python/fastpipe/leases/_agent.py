@@ -323,7 +323,7 @@ class Agent:
         return max(0, self._ahead - len(self.waiting)) if seconds < 2 * ahead else 0
 
     def _exchanged(self, connection: Connection | None, request: Request) -> tuple[Connection | None, Answer | None]:
-        """Runs one exchange, and reconnects if the connection was lost. The answer is None if the worker was closed."""
+        """Runs one exchange, and reconnects if the connection was lost. Returns no answer if the worker was closed."""
         deadline, pause = time.monotonic() + self._patience, _AWAY_SECONDS[0]
         while True:
             try:

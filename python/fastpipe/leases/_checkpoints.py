@@ -69,7 +69,7 @@ def checkpoint_of(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def restore(connection: Connection, name: str, checkpoint: Mapping[str, Any]) -> None:
-    """Restores a job to a checkpoint. Call it within a transaction. All leases granted before become stale.
+    """Restores a job to a checkpoint. Call it within a transaction. Invalidates all leases granted before.
 
     Raises:
         StateError: If the checkpoint belongs to another job or is damaged. The ledger isn't changed then.

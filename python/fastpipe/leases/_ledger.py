@@ -150,7 +150,7 @@ class Ledger:
         Raises:
             LedgerError: If the database fails.
             MissingFileError: If the database file doesn't exist.
-            StateError: If the job doesn't exist, or if `job` is None and the ledger has several.
+            StateError: If the job doesn't exist, or if the ledger has several jobs and `job` isn't given.
         """
         with self._database.connected() as connection:
             return status_of(connection, self._name(connection))
@@ -173,7 +173,7 @@ class Ledger:
     def restore(self, checkpoint: Mapping[str, Any]) -> None:
         """Restores the job to a checkpoint. Batches that were committed later will be read again.
 
-        All current leases become stale: their commits are refused, and their workers lease new ranges.
+        All current leases are invalidated: their commits are refused, and their workers lease new ranges.
 
         Args:
             checkpoint: A checkpoint of this job, as returned by `checkpoint`.

@@ -90,7 +90,7 @@ DEAL = f"""
     RETURNING epoch, number, token, committed, stop
 """
 
-# A second copy that commits first becomes the lease, and the original lease is lost.
+# If the second copy commits first, it replaces the original lease.
 COMMIT = """
     UPDATE fastpipe_stretches
     SET committed = :stop, done = CASE WHEN stop = :stop THEN 1 ELSE 0 END,
@@ -119,7 +119,7 @@ RENEW = """
     RETURNING committed, copy_token
 """
 
-# The second copy becomes the lease after the original one was given up or has expired.
+# The second copy replaces the original lease after that was given up or has expired.
 PROMOTE = """
     UPDATE fastpipe_stretches
     SET worker = copy_worker, token = copy_token, expires = copy_expires,

@@ -42,8 +42,8 @@ def dataset(
         num_blocks: Number of read tasks, at most one per batch. Defaults to blocks of about 64 MiB, at least 16 of
             them, and none smaller than a shuffle window, which each task would have to decode. The default doesn't
             depend on the cluster.
-        **options: Further arguments of `ray.data.read_datasource`, such as `num_cpus` or `concurrency`. A task reads
-            with as many threads as it has CPUs, unless the reader sets `num_threads`.
+        **options: Further arguments of `ray.data.read_datasource`, such as `num_cpus` or `concurrency`. A task uses
+            one thread per CPU that Ray assigns to it, unless the reader sets `num_threads`.
 
     Returns:
         The dataset. Its row count is exact. Its size in bytes is exact if all rows have the same size. Otherwise it is

@@ -230,8 +230,8 @@ class LeaseWorkers:
         reader: Reader of the whole order, with a seed if it shuffles. It is pickled, so no pass may be active.
         ledger_url: URL of the ledger, as in `Reader.lease`. An SQLite file works only if all Ray nodes are on this
             machine.
-        consume: Function that is called with each batch, in the worker's process. Its return value is a result, unless
-            it is None. The batch is committed after the pool has the result. A class is instantiated once for each
+        consume: Function that is called with each batch, in the worker's process. Its return value is a result if
+            it isn't None. The batch is committed after the pool has the result. A class is instantiated once for each
             worker, and the instance is called.
         num_workers: Initial number of actors, at least 1. Defaults to 1.
         job: Name of the job in the ledger. Defaults to "default".

@@ -209,8 +209,8 @@ def serve(
             resources for them. Defaults to 1.
         actor_options: Ray's options of each server, such as `{"num_cpus": 4, "resources": {"loader": 1}}`. By default
             each server uses one CPU, the servers are spread over the nodes (`scheduling_strategy="SPREAD"`), and Ray
-            restarts a dead server without limit (`max_restarts=-1`). A server reads with as many threads as it has
-            CPUs, unless the reader sets `num_threads`.
+            restarts a dead server without limit (`max_restarts=-1`). A server uses one thread per CPU that Ray
+            assigns to it, unless the reader sets `num_threads`.
         token: Token that clients must send. Defaults to a random token.
         **options: Further arguments of `fastpipe.service.Server`: `tls`, `client_ca`, `max_passes`, `keep`,
             `memory_limit`, `max_requests`.
