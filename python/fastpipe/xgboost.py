@@ -38,8 +38,9 @@ class DataIter(xgboost.DataIter):
     """Feeds `xgboost.QuantileDMatrix`, `ExtMemQuantileDMatrix` and `DMatrix` from a reader of any source.
 
     Features are converted to float32 columns. A number or truth value is one column. An array of `k` numbers is `k`
-    columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are missing values
-    to XGBoost. Rows that pad a batch (`uneven="pad"`) are skipped. With ranks, each rank feeds its own shard.
+    columns, named `x(0)` to `x(k-1)`, because XGBoost doesn't allow brackets in names. NaN and masked values are
+    missing values to XGBoost. Rows that pad a batch (`uneven="pad"`) are skipped. With ranks, each rank feeds its own
+    shard.
 
     Args:
         reader: Reader of dense features with one epoch per pass (the default).
