@@ -55,7 +55,7 @@ def test_ranks_without_a_batch_are_refused(make: Make, shuffle: bool, shared: bo
         ranks(8, batch_size=64)
     text = str(error.value)
     assert text.startswith('200 rows make 4 batches of batch_size=64, and there are 8 ranks: uneven="drop"')
-    assert re.findall(r"(?:What would do: |; )(\S+)", text) == [
+    assert re.findall(r"(?:Use one of: |; )(\S+)", text) == [
         'uneven="pad",',
         'uneven="allow",',
         "world_size=4",
@@ -89,7 +89,7 @@ def test_ranks_that_have_blocks_of_their_own(tmp_path: Path, shuffle: Any) -> No
     with pytest.raises(ValueError, match="no rank's blocks have the rows of a batch") as error:
         data.read(batch_size=40 + 1, **options)
     assert "batch_size=40 or less; drop_last=False" in str(error.value)
-    assert "uneven=" not in str(error.value).partition("What would do")[2], "it would be empty, too"
+    assert "uneven=" not in str(error.value).partition("Use one of")[2], "it would be empty, too"
     assert len(data.read(batch_size=40, **options)) == 1
     assert len(data.read(batch_size=40, **options | {"shard_by": "batch"})) == 1
 

@@ -192,8 +192,8 @@ def test_a_pass_without_end(
         ({"shard_by": "block", "shuffle": True}, ValueError, '"window" or "batch"'),
         ({"shard_by": "window", "shuffle": "block"}, ValueError, '"block" or "batch"'),
         ({"shard_by": "window", "shuffle": "buffer"}, ValueError, '"block" or "batch"'),
-        ({"uneven": "keep"}, ValueError, "uneven is"),
-        ({"uneven": True}, ValueError, "uneven is"),
+        ({"uneven": "keep"}, ValueError, "uneven must be"),
+        ({"uneven": True}, ValueError, "uneven must be"),
     ],
 )
 def test_arguments_that_cannot_be(data: Data, arguments: dict, error: type[Exception], words: str) -> None:

@@ -117,12 +117,12 @@ def test_what_cannot_be_divided(tmp_path: Path) -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: reader.partition(0), ValueError, "partitions is between 1"),
         (lambda: reader.partition("2"), TypeError, "partitions is an integer"),  # type: ignore[arg-type]
-        (lambda: fastpipe.sample(reader, 7).partition(1), ValueError, "a sample isn't divided"),
-        (lambda: reader.read_partition(tuple(part)), TypeError, "not tuple: Partition"),  # type: ignore[arg-type]
+        (lambda: fastpipe.sample(reader, 7).partition(1), ValueError, "cannot partition a sample"),
+        (lambda: reader.read_partition(tuple(part)), TypeError, "got tuple. From JSON: Partition"),  # type: ignore[arg-type]
         (
             lambda: fastpipe.read_avro(write(tmp_path / "y.avro", [5]), batch_size=1).read_partition(part),
             fastpipe.StateError,
-            "of another data set than this reader",
+            "to another dataset than this reader",
         ),
     ]
     for call, error, message in cases:

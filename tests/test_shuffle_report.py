@@ -374,8 +374,8 @@ def test_bytes_of_the_buffer(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size is between"),
-        ({"shuffle": "sorted"}, "shuffle is True, False"),
-        ({"shuffle": False, "shuffle_buffer": 10}, "shuffle_buffer says how far"),
+        ({"shuffle": "sorted"}, "shuffle must be True, False"),
+        ({"shuffle": False, "shuffle_buffer": 10}, "shuffle_buffer has no effect"),
         ({"max_batches": 0}, "max_batches is between"),
         ({"epoch": -1}, "epoch is between"),
     ],

@@ -1,4 +1,4 @@
-"""What a reader needs of a data set, whatever its source."""
+"""The interface between readers and datasets of any source."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from fastpipe.specs import Features
 
 
 class SourceWording(NamedTuple):
-    """How a source words what readers say of it.
+    """Words that a source uses in messages about its readers.
 
     Attributes:
-        units: what it calls its units.
-        advice: for kinds of work, as `Reader.stats` names them, what takes less of it.
-        bound: what a pass is that such work limits, where that isn't the work's name and "-bound".
-        other_digest: why a state doesn't fit of whose data set only the digest differs.
+        units: The source's name for its units.
+        advice: For each kind of work that `Reader.stats` reports, how to reduce it.
+        bound: For each kind of work, a description of a pass that this work limits. Defaults to the name of the work
+            and "-bound".
+        other_digest: The reason for refusing a state if only the digest of its dataset differs.
     """
 
     units: str = "units"
@@ -28,11 +29,11 @@ class SourceWording(NamedTuple):
 
 
 class Dataset(Protocol):
-    """A data set. Printed, it says what it is of; pickled, it opens itself anew where it is unpickled."""
+    """A dataset. `str` returns a short description. A pickled dataset opens its files again when it is unpickled."""
 
     @property
     def handle(self) -> Data:
-        """What orders and passes are made of."""
+        """The Rust object from which orders and passes are created."""
 
     @property
     def features(self) -> Features:
@@ -40,35 +41,37 @@ class Dataset(Protocol):
 
     @property
     def files(self) -> list[str]:
-        """The files, in the order in which they stand in the data set."""
+        """The files, in the order of the dataset."""
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum or dictionary that is read as codes its symbols."""
+        """The symbols of each enum or dictionary that is read as codes."""
 
     @property
     def words(self) -> SourceWording:
-        """How readers are to speak of it."""
+        """The words that readers use in messages about this dataset."""
 
     @property
     def interpretation(self) -> Mapping[str, Any]:
-        """What decides the values of batches besides contents, `features` and `symbols`: fit for JSON.
+        """All settings except `features` and `symbols` that affect the values of batches, as JSON-compatible data.
 
-        For example vocabularies, a reader's schema, or the dialect of CSV files. Servers and clients compare it.
+        Examples are vocabularies, a reader's schema, and the dialect of CSV files. Servers and clients compare these
+        settings.
         """
 
     @property
     def column_times(self) -> Callable[[], tuple[float, list[tuple[str, float]]]] | None:
-        """Looks at some data for the nanoseconds that a row takes to decode, with all columns and without each.
+        """A function that measures how long a row takes to decode: in total, and without each column, in nanoseconds.
 
-        None if columns aren't decoded one by one.
+        The function reads a sample of the data. None if columns aren't decoded one by one.
         """
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """What tells it from other data sets, fit for JSON: a few numbers that say something, and a `digest`.
+        """Returns JSON-compatible data that identifies the dataset: a few counts and a `digest`.
 
-        States of a version have that of their version.
+        Args:
+            version: Version of the state format. A saved state is compared with the fingerprint of its own version.
         """
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
-        """Where a row of a unit comes from, as a named tuple of the source's own."""
+        """Returns where a row of a unit comes from, as a named tuple that depends on the source."""

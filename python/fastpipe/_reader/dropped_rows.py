@@ -1,4 +1,4 @@
-"""Rows that are in no batch: refused if no rank would get any, warned of if they are many."""
+"""Rows that are in no batch: an error if no rank gets a batch, a warning if many rows are left out."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _UNSAID = 10
 
 
 def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
-    """Refuses to deal out rows among ranks such that none of them gets a batch.
+    """Raises an error if no rank would get a batch.
 
     Args:
-        order: of the rows.
-        ordering: what it was made of.
-        rows: of an epoch.
-        units: what the source calls its units.
+        order: Order of the rows.
+        ordering: Settings that the order was created from.
+        rows: Number of rows in an epoch.
+        units: The source's name for its units.
 
     Raises:
-        ValueError: if that is so; it names what would do.
+        ValueError: If no rank would get a batch. The message lists settings that work.
     """
     if rows == 0 or order.steps or ordering.world_size == 1 or ordering.uneven == "allow":
         return
     if ordering.in_step is not None:
-        # A worker may have none: its rank has some, or was refused itself.
+        # A single worker may get no batch: its rank has some, or has already raised this error.
         return
     size, ranks = ordering.batch_size, ordering.world_size
     batches = _batches(rows, size, drop_last=ordering.drop_last)
@@ -38,18 +38,18 @@ def check(order: Order, ordering: Ordering, rows: int, units: str) -> None:
     else:
         found = f"no rank's {units} have the rows of a batch of batch_size={size}{short}"
     raise ValueError(
-        f'{found}: uneven="{ordering.uneven}" would leave every rank without a batch. What would do: '
+        f'{found}: uneven="{ordering.uneven}" would leave every rank without a batch. Use one of: '
         + "; ".join(_choices(order, ordering, rows, batches))
     )
 
 
 def _choices(order: Order, ordering: Ordering, rows: int, batches: int) -> list[str]:
-    """What gives every rank a batch, or says that some shall have none."""
+    """Returns the settings that give each rank a batch, or that allow ranks without one."""
     size, ranks, own = ordering.batch_size, ordering.world_size, order.own_rows
     choices = []
     if own is None and batches:
-        choices.append('uneven="pad", which fills batches up')
-        choices.append('uneven="allow", which lets ranks have none')
+        choices.append('uneven="pad", which fills batches with repeated rows')
+        choices.append('uneven="allow", which allows ranks without a batch')
         choices.append(f"world_size={batches} or fewer ranks")
     if largest := rows // ranks if own is None else own:
         choices.append(f"batch_size={largest} or less")
@@ -65,7 +65,7 @@ def _batches(rows: int, size: int, *, drop_last: bool) -> int:
 
 
 def warn(order: Order, ordering: Ordering, rows: int) -> None:
-    """Warns whoever called fastpipe if more than a tenth of the rows are in no batch of any rank."""
+    """Warns the caller of fastpipe if more than a tenth of the rows are in no batch of any rank."""
     left_out = order.left_out
     if left_out * _UNSAID <= rows:
         return
@@ -80,11 +80,11 @@ def warn(order: Order, ordering: Ordering, rows: int) -> None:
             remedies.append('shard_by="batch"')
     share = "all" if left_out == rows else f"{left_out} of"
     text = f"{share} {rows} rows ({left_out / rows:.0%}) are in no batch of an epoch, with {', '.join(why)}"
-    warnings.warn(f"{text}. What keeps more of them: {'; '.join(remedies)}", RowsLeftOutWarning, stacklevel())
+    warnings.warn(f"{text}. To keep more rows, use {'; '.join(remedies)}", RowsLeftOutWarning, stacklevel())
 
 
 def stacklevel() -> int:
-    """How many frames above its caller the first one lies that isn't of fastpipe."""
+    """Returns the number of stack frames from the caller of this function to the first frame outside of fastpipe."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "fastpipe":
         level, frame = level + 1, frame.f_back

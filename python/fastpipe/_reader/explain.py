@@ -1,4 +1,4 @@
-"""What limits a pass, in words."""
+"""Explains in words what limits the speed of a pass."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fastpipe._reader.dataset import Dataset
 
-# What isn't work, of what takes seconds.
+# Entries of `seconds` that are not work.
 _WAITS = {"elapsed", "waiting_for_consumer", "consumer_waiting", "fetching"}
 
-# What a pass is that such work limits; a source may word its own work otherwise.
+# Description of a pass that is limited by each kind of work. A source can override it.
 _BOUND = {
     "reading": "read-bound",
     "opening": "open-bound",
@@ -23,28 +23,28 @@ _BOUND = {
     "planning": "planning-bound",
 }
 
-# What holds for all sources; each has its own of the work that is its own.
+# Advice that applies to all sources. Each source adds advice for its own kinds of work.
 _ADVICE = {
-    "skipping": "Threads share {units} that are large beside a batch. A larger `prefetch` avoids that.",
+    "skipping": "Several threads share {units} that are larger than a batch. A larger `prefetch` avoids that.",
     "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
-    "planning": "Batches are tiny: a larger `batch_size` makes it faster.",
+    "planning": "Batches are very small: increase `batch_size`.",
 }
 
-# A pass whose threads work less than this share of the time waits for what is fetched.
+# A pass is fetch-bound if its threads work for less than this share of the time.
 _IDLE = 0.5
 
-# Shares below these aren't worth a word.
+# Smaller shares are not reported.
 _COLUMN = 0.1
 _WAIT = 0.1
 _COLUMNS_NAMED = 3
 
 
 def explain(stats: Mapping[str, Any], data: Dataset) -> str:
-    """Says what limits a pass.
+    """Describes what limits a pass.
 
     Args:
-        stats: as `Reader.stats` returns it.
-        data: what was read.
+        stats: Statistics as `Reader.stats` returns them.
+        data: The dataset that was read.
     """
     if not stats or not stats["batches"]:
         return "Nothing was read yet: explain() describes the last pass."
@@ -61,12 +61,10 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     if not work:
         rate = stats["bytes_delivered"] / (seconds["elapsed"] or 1e-12) / 1e6
         if away > waited:
-            return (
-                f"consumer-bound: servers make the batches, and wait for the consumer {away / spent:.0%} of the time."
-            )
+            return f"consumer-bound: servers make the batches and wait for the consumer {away / spent:.0%} of the time."
         return (
-            f"server-bound: the consumer waits for servers {waited / spent:.0%} of the time; {rate:,.0f} MB/s came."
-            " More servers, or faster ones, or a faster network help; explain() of the served reader says more."
+            f"server-bound: the consumer waits for servers {waited / spent:.0%} of the time; {rate:,.0f} MB/s arrive."
+            " Use more or faster servers or a faster network; call explain() of the served reader for details."
         )
     lines = []
     largest = max(work, key=lambda name: work[name])
@@ -75,10 +73,10 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     if away > waited:
         lines.append(f"consumer-bound: the reader waits for the consumer {away / spent:.0%} of the time, {on}.")
         if waited > _WAIT * spent:
-            lines.append(f"All the same the consumer waits {waited / spent:.0%} of the time.")
+            lines.append(f"The consumer also waits {waited / spent:.0%} of the time.")
     elif fetch_bound:
         lines.append(
-            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once, one with another, and the "
+            f"fetch-bound: {fetching / elapsed:.1f} calls wait for the source at once on average, and the "
             f"threads are idle {1 - total / (used * elapsed):.0%} of the time."
         )
     else:
@@ -95,14 +93,14 @@ def explain(stats: Mapping[str, Any], data: Dataset) -> str:
     reopened = stats["rows_reopened"]
     if reopened > _WAIT * stats["rows"]:
         lines.append(
-            f"{reopened / stats['rows']:.0%} of the rows are in {data.words.units} that were opened twice, since "
-            "windows cut them: a larger `shuffle_buffer` does that less."
+            f"{reopened / stats['rows']:.0%} of the rows are in {data.words.units} that were opened twice because "
+            "window boundaries split them: a larger `shuffle_buffer` reduces this."
         )
     return "\n".join(lines)
 
 
 def _columns(decoding: float, everything: float, without: list[tuple[str, float]]) -> list[str]:
-    """Names the columns that take most of decoding, whose share of all work is `decoding`."""
+    """Describes the columns that take most of the decoding time. `decoding` is its share of all work."""
     if everything <= 0 or len(without) < 2:
         return []
     shares = sorted(((1 - rest / everything, name) for name, rest in without), reverse=True)

@@ -1,4 +1,4 @@
-"""Resuming from the state of a data set that has grown since: the begun epoch first, then all files."""
+"""Resuming from the state of a dataset that has grown since: first the rest of the epoch, then epochs of all files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LOG = logging.getLogger("fastpipe")
 
 
 class Growth(NamedTuple):
-    """What `resume_grown` found.
+    """The result of `resume_grown`.
 
     Attributes:
-        begun: reads the rest of the epoch in which the state was saved, of the state's files only; None if that epoch
-            hadn't begun, or no files were added.
-        added_files: files that the state's data set doesn't have, in the order of the reader.
-        added_rows: rows of these.
+        begun: A reader of the rest of the epoch in which the state was saved, of the state's files only. None if that
+            epoch had not begun, or if no files were added.
+        added_files: Files that are not in the state's dataset, in the order of the reader.
+        added_rows: Number of rows in the added files.
     """
 
     begun: Reader | None
@@ -32,37 +32,39 @@ class Growth(NamedTuple):
 
 @runtime_checkable
 class _Growing(Dataset, Protocol):
-    """A data set of files that can be read without some of them."""
+    """A dataset of files of which a subset can be read."""
 
     def subset(self, numbers: Sequence[int]) -> Dataset:
-        """The same features of some of the files."""
+        """Returns a dataset with the same features that consists of some of the files."""
 
     def file_sizes(self) -> list[int]:
-        """Bytes of each file."""
+        """Returns the size of each file in bytes."""
 
 
 def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
-    """Resumes from a state to whose data set files were added since.
+    """Resumes from a state after files were added to its dataset.
 
-    All files of the state must be there, unchanged and in their order: as the first ones of the reader's, or as those
-    that were modified first. The epoch in which the state was saved is finished without the added files, with the
-    batches that it would have had; the next epoch has all files. A state that is saved while `begun` is read is one of
-    the old files, from which `resume_grown` resumes again, whatever was added meanwhile.
+    All files of the state must still exist, unchanged and in the same order. They must be either the first files of the
+    reader or the files with the oldest modification times. The epoch in which the state was saved is completed without
+    the added files, so it has the batches that it would have had without them. The next epoch reads all files. A state
+    that is saved while `begun` is read belongs to the old files. `resume_grown` can resume from it even if more files
+    have been added by then.
 
     Args:
-        reader: of all files, with the arguments of the reader that was saved. Its active pass is closed, and its next
-            one begins with the epoch behind that of the state; with the state's own if that hadn't begun. If no files
-            were added, this is `load_state_dict`.
-        state: as `state_dict` returned it.
+        reader: A reader of all files, with the arguments of the saved reader. Its active pass is closed. Its next pass
+            begins with the epoch after the state's epoch, or with the state's epoch if that had not begun. If no files
+            were added, this is the same as `load_state_dict`.
+        state: A state as `state_dict` returned it.
 
     Returns:
-        A reader of what is left of the begun epoch, and what was added, which is logged to the logger `fastpipe`, too.
+        A reader of the rest of the interrupted epoch, and the files that were added. The logger `fastpipe` also reports
+        the added files.
 
     Raises:
-        StateError: if files of the state are missing or changed, or it is of other arguments, of a later fastpipe, or
-            damaged. The reader is unchanged then.
-        UnsupportedError: if the reader isn't one of Avro files.
-        FastpipeError: if files can't be read.
+        StateError: If files of the state are missing or changed, or if the state has other arguments, was saved by a
+            later version of fastpipe, or is damaged. The reader is unchanged then.
+        UnsupportedError: If the reader doesn't read Avro files.
+        FastpipeError: If files can't be read.
 
     Example:
         >>> import fastpipe
@@ -76,17 +78,15 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
     """
     data = reader._data
     if not isinstance(data, _Growing):
-        reason = (
-            "only data sets of Avro files can grow: read other sources with the files that the state was saved with"
-        )
+        reason = "only datasets of Avro files can grow: read other sources with the files that the state was saved with"
         raise UnsupportedError(reason, reason=reason)
     number = _files_of(state)
     if number is None or number == len(data.files):
         reader.load_state_dict(state)
         return Growth(None, [], 0)
     if number > len(data.files):
-        missing = f"the state is of {number} files, and the reader has {len(data.files)}: files are missing"
-        raise StateError(f"{missing}; resume_grown() takes a reader of all the state's files and more")
+        missing = f"the state has {number} files, and the reader has {len(data.files)}: files are missing"
+        raise StateError(f"{missing}. resume_grown() needs a reader of all the state's files and the added ones")
     numbers, old = _found(data, state, number)
     begun = Reader(old, **(reader._options() | {"epochs": 1}))
     begun.load_state_dict(state)
@@ -96,8 +96,8 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
     epoch = int(progress["epoch"])
     unbegun = progress == _state.fresh(epoch, int(progress["world_size"]))
     if not unbegun and epoch == _state.LARGEST_EPOCH:
-        raise StateError(f"no epoch comes behind epoch {epoch}, so no added file would ever be read")
-    # Its passes end with the epoch, whatever the pass was that the state was saved in.
+        raise StateError(f"no epoch follows epoch {epoch}, so the added files would never be read")
+    # Passes of this reader end with the epoch, even if the saved pass had several epochs.
     begun._cursor.load(epoch, progress)
     reader._close("resume_grown() was called; iter(reader) begins an epoch of all files")
     if begun.seed != reader.seed:
@@ -111,7 +111,7 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
         added_rows=reader.num_rows - begun.num_rows,
     )
     _LOG.info(
-        "%d files of %d rows were added, which are read from epoch %d on",
+        "%d files with %d rows were added; they are read from epoch %d on",
         len(growth.added_files),
         growth.added_rows,
         reader.epoch,
@@ -120,7 +120,7 @@ def resume_grown(reader: Reader, state: Mapping[str, Any]) -> Growth:
 
 
 def _files_of(state: Mapping[str, Any]) -> int | None:
-    """How many files a state is of, if it says so."""
+    """Returns the number of files that a state records, or None if it records none."""
     try:
         number = state["data"]["files"]
     except (KeyError, TypeError):
@@ -129,35 +129,35 @@ def _files_of(state: Mapping[str, Any]) -> int | None:
 
 
 def _found(data: _Growing, state: Mapping[str, Any], number: int) -> tuple[list[int], Dataset]:
-    """Which files the state is of, and these as a data set.
+    """Returns the indices of the state's files, and a dataset of these files.
 
     Raises:
-        StateError: if they aren't found.
+        StateError: If the files aren't found.
     """
     version, saved, sizes = state.get("version"), state["data"], data.file_sizes()
     if type(version) is int and 1 <= version <= _state.VERSION:
         for numbers in _candidates(data.files, number):
-            # Sizes are known already; to open the files takes longer.
+            # The sizes are already known. Opening the files takes longer.
             if sum(sizes[i] for i in numbers) != saved.get("bytes"):
                 continue
             old = data.subset(numbers)
             if old.fingerprint(version)["digest"] == saved.get("digest"):
                 return numbers, old
     raise StateError(
-        f"the state's {number} files aren't there as they were: it fits neither the first {number} of the reader's "
-        f"{len(data.files)} files nor the {number} that were modified first. Where they are unchanged, name them "
-        "first, in their order, and the added ones behind them: read_avro([*old, *added], ...)"
+        f"the state's {number} files are missing or changed: it matches neither the first {number} of the reader's "
+        f"{len(data.files)} files nor the {number} that were modified first. If the files are unchanged, list them "
+        "first, in their order, and the added files after them: read_avro([*old, *added], ...)"
     )
 
 
 def _candidates(files: list[str], number: int) -> Iterator[list[int]]:
-    """Sets of files that the state may be of; which of them it is of, if any, its digest says."""
+    """Yields sets of file indices that may be the state's files. The digest shows which one matches, if any."""
     first = list(range(number))
     yield first
     try:
         times = [os.stat(path).st_mtime_ns for path in files]
     except OSError as error:
-        _LOG.debug("files can't be ordered by time: %s", error)
+        _LOG.debug("cannot order files by modification time: %s", error)
         return
     oldest = sorted(sorted(range(len(files)), key=lambda i: (times[i], i))[:number])
     if oldest != first:

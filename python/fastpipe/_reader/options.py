@@ -1,4 +1,4 @@
-"""The options that readers of all sources share: documented, given defaults and checked here alone."""
+"""The options that readers of all sources share. Only this module documents, defaults and checks them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,26 @@ _Made = TypeVar("_Made", bound=Callable[..., Reader])
 
 
 class Options(OrderOptions, total=False):
-    """Keyword arguments that every function which makes a reader takes: `read_avro`, `from_arrow` and their like.
+    """Keyword arguments of every function that creates a reader, such as `read_avro` and `from_arrow`.
 
-    A source's units are the blocks of Avro files, the row groups of Parquet files, the record batches of Arrow files,
-    what `Units.read` returns, stretches of a table in memory, shards of interactions.
+    A unit is the part of a source that is read at once: an Avro block, a Parquet row group, an Arrow record batch, a
+    value of `Units.read`, a range of rows of an in-memory table, or a shard of interactions.
 
     Attributes:
-        epochs: how often each pass goes through the data, each time in another order; None for without end.
-        num_threads: threads that make batches. `"auto"`: as many as improve throughput, of the processors that the
-            process may use; fewer when the consumer is slower than they are. Changes nothing of what is yielded.
-        prefetch: batches made ahead of the consumer, at least one; None for as many as keep the threads busy. Changes
-            nothing of what is yielded.
-        memory_limit: bytes that are held for units and for batches that aren't yielded yet, as a number or with a unit
-            (`"512MB"`, `"1.5GiB"`); None for no limit. Bounds how far ahead is read, and changes nothing of what is
-            yielded. What the process itself takes comes on top, and what the consumer holds. A unit that alone takes
-            more than the limit when it is open is a `LimitError`. Without a limit the process keeps up to 128 MB for
-            readers to come, until one with a limit begins.
-        progress: whether to show a progress bar (extra `progress`).
+        epochs: Number of epochs in each pass, 1 to 2^31 - 1. Each epoch of a shuffled reader has a different order.
+            None repeats without end. Defaults to 1.
+        num_threads: Number of threads that make batches, 1 to 4096. With `"auto"`, fastpipe uses as many threads as
+            improve throughput, at most the processors that the process may use, and fewer if the consumer is slower.
+            Doesn't change which batches are yielded. Defaults to `"auto"`.
+        prefetch: Number of batches that are prepared in advance, at least 1. None keeps all threads busy. Doesn't
+            change which batches are yielded. Defaults to None.
+        memory_limit: Memory for open units and for batches that are not yet yielded, as a number of bytes or as a
+            string with a unit (`"512MB"`, `"1.5GiB"`). None sets no limit. It bounds how far the reader reads ahead,
+            but doesn't change which batches are yielded. Memory of the process itself and of batches that the consumer
+            holds is not included. A single unit that needs more than the limit when it is open raises `LimitError`.
+            Without a limit the process keeps up to 128 MB for later readers, until a reader with a limit starts a pass.
+            Defaults to None.
+        progress: Whether to show a progress bar (extra `progress`). Defaults to False.
     """
 
     epochs: SupportsIndex | None
@@ -55,9 +58,9 @@ _DEFAULTS: dict[str, Any] = {
 }
 _RUNNING = ("num_threads", "prefetch", "memory_limit")
 
-# Where docstrings of functions refer to the options.
+# The place in a function's docstring where the options are inserted.
 _REFERENCE = re.compile(r"^ +\*\*options: .*\n(?: {8,}.*\n)*", re.MULTILINE)
-# A name and what is said of it, in a section of a docstring.
+# An entry of a docstring section: a name and its description.
 _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8,}.*\n)*", re.MULTILINE)
 
 if Options.__doc__ and OrderOptions.__doc__:  # With python -OO there are none.
@@ -66,13 +69,14 @@ if Options.__doc__ and OrderOptions.__doc__:  # With python -OO there are none.
 
 
 def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
-    """Shows the options in the signature and in the docstring of a function that has `**options: Unpack[Options]`.
+    """Shows the options in the signature and the docstring of a function that has `**options: Unpack[Options]`.
 
-    Type checkers and editors know them by that annotation. This is for those who ask at run time, such as `help`. What
-    the function's docstring says itself of an option stays.
+    Type checkers and editors read the options from that annotation. Tools that inspect functions at run time, such as
+    `help`, need the signature and docstring. An option that the function's docstring already describes keeps that
+    description.
 
     Args:
-        defaults: those that differ from most functions'. `Settings` applies them.
+        defaults: Defaults that differ from those of most functions. `Settings` applies them.
     """
 
     def describe(function: _Made) -> _Made:
@@ -103,16 +107,16 @@ def _with_options(text: str, options: str) -> str:
 
 
 class Settings:
-    """Options, checked before any data is looked at.
+    """Options that are checked before any data is read.
 
     Args:
-        function: that takes them (see `takes_options`).
-        batch_size: rows a batch.
-        options: what else the user gave.
+        function: The function that takes the options (see `takes_options`).
+        batch_size: Rows per batch.
+        options: All other options that the user passed.
 
     Raises:
-        TypeError: for arguments of the wrong type, and for unknown ones.
-        ValueError: for values out of range, and for arguments that exclude each other.
+        TypeError: If an argument has the wrong type or is unknown.
+        ValueError: If a value is out of range, or if two arguments exclude each other.
     """
 
     def __init__(self, function: Callable[..., Reader], batch_size: SupportsIndex, options: Options) -> None:
@@ -130,12 +134,12 @@ class Settings:
         self._epochs = given["epochs"]
 
     def reader(self, data: Dataset, default_window: Callable[[int], int] | None = None) -> Reader:
-        """The reader of a data set.
+        """Returns a reader of a dataset.
 
         Args:
-            data: the data set.
-            default_window: makes of the batch size how many rows are shuffled at once where the user doesn't say; None
-                for 16 batches or 64 average units, whichever is more.
+            data: The dataset.
+            default_window: A function from the batch size to the default of `shuffle_buffer`. None selects the larger
+                of 16 batches and 64 average units.
         """
         ordering = self.ordering
         if default_window is not None and ordering.shuffle != "sequential" and ordering.shuffle_buffer is None:
@@ -143,13 +147,14 @@ class Settings:
         return made(data, ordering=ordering, running=self.running, progress=self._progress, epochs=self._epochs)
 
 
-# Rows of a window are counted in 32 bits.
+# The rows of a window are counted in 32 bits.
 LARGEST_WINDOW = 2**31
 
 
 def whole_window(data: Dataset) -> Callable[[int], int]:
-    """The default window of data in memory: all rows, up to 2^31, since their permutation costs no reading.
+    """Returns the default window of in-memory data: all rows, up to 2^31, because permuting them needs no reading.
 
-    It depends on the data, not on the machine or on the memory that may be taken, and so does the order.
+    The window depends only on the data, not on the machine or the memory limit. So the order doesn't depend on them
+    either.
     """
     return lambda batch_size: max(min(data.handle.num_rows, LARGEST_WINDOW), batch_size)

@@ -1,4 +1,4 @@
-"""What the order of a reader's rows depends on, checked and completed."""
+"""The settings that determine the order of a reader's rows, checked and completed."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ Uneven: TypeAlias = Literal["drop", "pad", "allow"]
 
 
 class OrderOptions(TypedDict, total=False):
-    """The options of readers that decide about the order.
+    """The options of readers that determine the order of rows.
 
     Attributes:
-        drop_last: whether to leave out a last batch of fewer rows.
-        shuffle: False: units, and rows within them, in the order of the source. True or `"window"`: all units of the
-            data set in a random order, cut into windows of `shuffle_buffer` rows, each of which is a uniform
-            permutation. `"block"`: block sampling; units in the order of the source pass through a pool, and each row
-            is the next one of a unit that is drawn in proportion to what it has left. `"buffer"`: what
-            `tf.data.Dataset.shuffle(shuffle_buffer)` yields, in distribution. Each row is in exactly one batch of an
-            epoch, in all of them.
-        shuffle_buffer: rows of a window (rounded up to whole batches), a pool (at least) or a buffer; None for the
-            default, which depends on the source: the function that makes the reader says how.
-        seed: of the shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
-        rank: which share of the batches to yield, 0 to `world_size - 1`.
-        world_size: number of shares.
-        shard_by: what ranks share out. `"window"` (the default with `shuffle=True` and without shuffling): each makes
-            windows, or stretches as long, of its own. `"block"` (the default with `"block"` and `"buffer"`): each has
-            every `world_size`-th unit, and an order of its own. `"batch"`: at each step all ranks together have the
-            next `world_size` batches; each rank then reads nearly all units.
-        uneven: what becomes of batches that can't be shared out evenly. `"drop"`: they are left out, fewer than there
-            are ranks (with `shard_by="block"`, what ranks have above the one with fewest). `"pad"`: ranks without one
-            get one of repeated rows; all batches are filled up to `batch_size` rows, with rows from all over their
-            units, and have an entry `"valid"`, a bool array [batch_size] that is False for what was filled in.
-            `"allow"`: some ranks have more batches, so whoever waits for all ranks at each step will hang. With one
-            rank nothing is dropped.
+        drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
+        shuffle: Order of the rows. False reads units and their rows in the order of the source. True or `"window"` puts
+            all units of the dataset in a random order, cuts it into windows of `shuffle_buffer` rows, and permutes each
+            window uniformly. `"block"` is block sampling: units enter a pool in the order of the source, and each row
+            comes from a unit of the pool, drawn in proportion to its remaining rows. `"buffer"` has the distribution of
+            `tf.data.Dataset.shuffle(shuffle_buffer)`. Each row is in exactly one batch of an epoch with each of these
+            orders. Defaults to False.
+        shuffle_buffer: Number of rows in a window (rounded up to whole batches), in a pool (at least) or in a buffer, 1
+            to 2^31. The default of None depends on the source and is described by the function that creates the reader.
+        seed: Seed of the shuffle, 0 to 2^64 - 1. By default a random seed is drawn, which `reader.seed` returns.
+        rank: Index of the shard that this reader yields, 0 to `world_size - 1`. Defaults to 0.
+        world_size: Number of shards, 1 to 2^20. Defaults to 1.
+        shard_by: How the data is divided among ranks. `"window"` (the default with `shuffle=True` and without
+            shuffling): each rank reads whole windows, or ranges of the same length. `"block"` (the default with
+            `"block"` and `"buffer"`): each rank reads every `world_size`-th unit, in a separate order. `"batch"`: at
+            each step the ranks together read the next `world_size` batches, so each rank opens nearly all units.
+        uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` drops them; they are fewer
+            than the ranks, except with `shard_by="block"`, which drops what a rank has in excess of the smallest rank.
+            `"pad"` repeats rows: ranks without a batch get one of repeated rows, and all batches are filled up to
+            `batch_size` with rows from all over their units. An extra entry `"valid"`, a bool array [batch_size], is
+            False for repeated rows. `"allow"` gives some ranks more batches, so a program that synchronizes all ranks
+            at each step will hang. With one rank nothing is dropped. Defaults to `"drop"`.
     """
 
     drop_last: bool
@@ -76,10 +76,10 @@ def digest(*parts: bytes | memoryview) -> str:
 
 
 class Rows:
-    """Numbers of rows, as one value: equal to others with the same digest.
+    """Row indices as one value. Two objects are equal if their digests are.
 
     Args:
-        numbers: int64 `[n]`.
+        numbers: Row indices, int64 `[n]`.
     """
 
     def __init__(self, numbers: npt.NDArray[np.int64]) -> None:
@@ -87,7 +87,7 @@ class Rows:
 
     @cached_property
     def digest(self) -> str:
-        """Of the numbers, in 32 hexadecimal digits."""
+        """Digest of the indices, 32 hexadecimal digits."""
         return digest(self.numbers.data)
 
     def __eq__(self, other: object) -> bool:
@@ -99,23 +99,24 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """All that decides which rows stand in which batch of which rank, but for the data and the epoch.
+    """All settings that determine the batches of each rank, except the data and the epoch.
 
     Attributes:
-        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`; `"sample"` or (with replacement) `"bootstrap"`.
-        shuffle_buffer: rows of a window, pool, buffer or sample; None for the default.
-        seed: as given or drawn.
-        seed_given: whether the user chose it.
-        batch_size: rows a batch.
-        drop_last: whether a last batch of fewer rows is left out.
-        rank: of this reader.
-        world_size: number of ranks.
-        shard_by: what ranks share out.
-        uneven: what becomes of the rest.
-        in_step: how many ranks have equally many batches, as `uneven` says; None for all. With workers it is the ranks
-            of which these are the workers.
-        skipped: draws in front of those of a sample.
-        rows: of a sample that isn't drawn: their numbers, ascending.
+        shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`; `"sample"` or (with replacement) `"bootstrap"` for
+            a sample; `"taken"` for selected rows.
+        shuffle_buffer: Number of rows in a window, pool, buffer or sample. None selects the default.
+        seed: The seed that was passed or drawn.
+        seed_given: Whether the user passed the seed.
+        batch_size: Rows per batch.
+        drop_last: Whether a shorter last batch is dropped.
+        rank: Rank of this reader.
+        world_size: Number of ranks.
+        shard_by: How the data is divided among ranks.
+        uneven: How to handle batches that can't be divided evenly.
+        in_step: Number of ranks that must have the same number of batches, subject to `uneven`. None means all. In a
+            reader of a worker it is the number of ranks, not of workers.
+        skipped: Number of draws before those of this sample.
+        rows: Indices of selected rows, ascending. None unless `shuffle` is `"taken"`.
     """
 
     shuffle: str
@@ -146,24 +147,22 @@ class Ordering:
         shard_by: ShardBy | None = None,
         uneven: Uneven = "drop",
     ) -> Self:
-        """From what users write.
+        """Creates an ordering from the arguments that users pass.
 
         Raises:
-            TypeError: for arguments of the wrong type.
-            ValueError: for values out of range, and for arguments that exclude each other.
+            TypeError: If an argument has the wrong type.
+            ValueError: If a value is out of range, or if two arguments exclude each other.
         """
         size = within("batch_size", batch_size, 1, LARGEST_BATCH)
         kind = _kind(shuffle)
         if shuffle_buffer is not None and kind == "sequential":
-            raise ValueError("shuffle_buffer says how far rows are shuffled: give shuffle=True, too, or leave it out")
+            raise ValueError("shuffle_buffer has no effect without shuffling: set shuffle=True or remove it")
         buffer = None if shuffle_buffer is None else within("shuffle_buffer", shuffle_buffer, 1, _LARGEST_BUFFER)
         world = within("world_size", world_size, 1, LARGEST_WORLD)
         if seed is None and world > 1 and kind != "sequential":
-            raise ValueError(
-                "give a seed: all ranks must shuffle alike, and one that is drawn differs from rank to rank"
-            )
+            raise ValueError("give a seed: every rank must use the same seed, and a random one differs between ranks")
         if uneven not in ("drop", "pad", "allow"):
-            raise ValueError(f'uneven is "drop", "pad" or "allow", not {uneven!r}')
+            raise ValueError(f'uneven must be "drop", "pad" or "allow"; got {uneven!r}')
         return cls(
             shuffle=kind,
             shuffle_buffer=buffer,
@@ -178,7 +177,7 @@ class Ordering:
         )
 
     def sample(self, rows: int, skipped: int, seed: int | None, *, replace: bool) -> Self:
-        """A sample of this many rows, drawn behind this many others."""
+        """Returns the ordering of a sample of `rows` rows, drawn after the first `skipped` rows."""
         kind = "bootstrap" if replace else "sample"
         sampled = self.with_seed(seed_of(seed))
         return replaced(
@@ -186,61 +185,62 @@ class Ordering:
         )
 
     def take(self, rows: npt.NDArray[np.int64]) -> Self:
-        """The rows with these numbers, which ascend."""
+        """Returns the ordering of the rows with these indices, which must ascend."""
         numbers = Rows(rows)
         return replaced(self, shuffle="taken", shuffle_buffer=max(len(rows), 1), shard_by="batch", rows=numbers)
 
     def with_batch_size(self, batch_size: int) -> Self:
-        """The same with batches of this many rows."""
+        """Returns a copy with batches of this many rows."""
         return replaced(self, batch_size=batch_size)
 
     @property
     def is_sample(self) -> bool:
-        """Whether it is of some rows only."""
+        """Whether this ordering covers only some of the rows."""
         return self.shuffle in ("sample", "bootstrap", "taken")
 
     def with_buffer(self, shuffle_buffer: int) -> Self:
-        """The same with a window, pool or buffer of this many rows."""
+        """Returns a copy with a window, pool or buffer of this many rows."""
         return replaced(self, shuffle_buffer=shuffle_buffer)
 
     def with_seed(self, seed: int) -> Self:
-        """The same with another seed that the user didn't choose."""
+        """Returns a copy with a seed that the user didn't pass."""
         return replaced(self, seed=seed, seed_given=False)
 
     def shard(self, shards: int, index: int) -> Self:
-        """One of equal shares of this rank's share.
+        """Returns one of `shards` equal shards of this rank's shard.
 
         Raises:
-            ValueError: if there would be too many ranks.
+            ValueError: If there would be too many ranks.
         """
         world = within("world_size * num_shards", self.world_size * shards, 1, LARGEST_WORLD)
         return replaced(self, rank=self.rank * shards + index, world_size=world)
 
     def worker(self, workers: int, worker: int) -> Self:
-        """The share of one worker of this rank's.
+        """Returns the shard of one worker of this rank.
 
-        All shares are this rank's batches, so they are as many with any number of workers. Workers take them in turn,
-        and some may have one more than others, or none: nobody waits for them but their own rank.
+        Together the workers read exactly this rank's batches, so their total doesn't depend on the number of workers.
+        Workers take batches in turn. Some workers may have one batch more than others, or none, because only their own
+        rank waits for them.
 
         Raises:
-            ValueError: if there would be too many ranks.
+            ValueError: If there would be too many ranks.
         """
         world = within("world_size * num_workers", self.world_size * workers, 1, LARGEST_WORLD)
         return replaced(self, rank=worker * self.world_size + self.rank, world_size=world, in_step=self.world_size)
 
     def of(self, data: Data) -> Order:
-        """The order of a data set."""
+        """Returns the order of a dataset's rows."""
         buffer = data.default_buffer(self.batch_size) if self.shuffle_buffer is None else self.shuffle_buffer
         rows = None if self.rows is None else self.rows.numbers
         return Order(data, self.with_buffer(buffer).text(), rows)
 
     def stored(self, shuffle_buffer: int) -> dict[str, Any]:
-        """Returns the settings that a state holds, which are those that all ranks share.
+        """Returns the settings that are saved in a state: those that all ranks share.
 
-        A setting that has its default is left out, so that states from before it was added still fit.
+        Settings that have their default are omitted, so that states saved before a setting existed still match.
 
         Args:
-            shuffle_buffer: rows of a window, pool, buffer or sample.
+            shuffle_buffer: Number of rows in a window, pool, buffer or sample.
         """
         settings = {field: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_STORED}
         order = {field.name: value for field, value in settings.items() if value != field.default}
@@ -250,7 +250,7 @@ class Ordering:
         return order | ({"skipped": self.skipped} if self.is_sample else {})
 
     def text(self) -> str:
-        """The settings of the order as JSON, as Rust's `fastpipe_order::Settings` has them."""
+        """Returns the settings as JSON in the format of `fastpipe_order::Settings` (Rust)."""
         settings = {name: getattr(self, name) for name in self.__slots__ if name not in ("seed_given", "rows")}
         if self.rows is not None:
             settings["shuffle"] = "bootstrap"
@@ -258,10 +258,10 @@ class Ordering:
 
     @classmethod
     def read(cls, text: str, *, seed_given: bool = True) -> Self:
-        """An ordering from its settings as `text` writes them.
+        """Parses settings that `text` wrote.
 
         Raises:
-            ValueError: if they are something else; it says which entry is wrong.
+            ValueError: If the text is invalid. The message names the invalid entry.
         """
         check_settings(text)
         return cls(**json.loads(text), seed_given=seed_given)
@@ -274,7 +274,7 @@ def _kind(shuffle: Any) -> str:
     if isinstance(shuffle, (bool, np.bool_)):
         return "window" if shuffle else "sequential"
     if not (isinstance(shuffle, str) and shuffle in ("window", "block", "buffer")):
-        raise ValueError(f'shuffle is True, False, "window", "block" or "buffer", not {shown(shuffle)}')
+        raise ValueError(f'shuffle must be True, False, "window", "block" or "buffer"; got {shown(shuffle)}')
     return shuffle
 
 
@@ -284,15 +284,15 @@ def _shard_by(kind: str, shard_by: str | None) -> str:
         return own
     if shard_by not in (own, "batch"):
         what = "no shuffling" if kind == "sequential" else f'shuffle="{kind}"'
-        raise ValueError(f'with {what} shard_by is "{own}" or "batch", not {shard_by!r}')
+        raise ValueError(f'with {what} shard_by must be "{own}" or "batch"; got {shard_by!r}')
     return shard_by
 
 
 def integer(name: str, value: SupportsIndex) -> int:
-    """An integer argument as an int.
+    """Returns an integer argument as an int.
 
     Raises:
-        TypeError: if it is none; a bool isn't, either.
+        TypeError: If the value isn't an integer, or if it is a bool.
     """
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} is an integer, not a bool")
@@ -307,19 +307,19 @@ def seed_of(seed: SupportsIndex | None) -> int:
     """Returns the given seed, or draws one.
 
     Raises:
-        TypeError: if it isn't an integer.
-        ValueError: if it is out of range.
+        TypeError: If the seed isn't an integer.
+        ValueError: If the seed is out of range.
     """
-    # 48 bits are within what JSON and other languages' integers hold exactly.
+    # JSON and the integers of other languages represent 48 bits exactly.
     return int.from_bytes(os.urandom(6)) if seed is None else within("seed", seed, 0, 2**64 - 1)
 
 
 def within(name: str, value: SupportsIndex, least: int, most: int) -> int:
-    """An integer argument as an int.
+    """Returns an integer argument as an int.
 
     Raises:
-        TypeError: if it is none; a bool isn't, either.
-        ValueError: if it is out of range.
+        TypeError: If the value isn't an integer, or if it is a bool.
+        ValueError: If the value is out of range.
     """
     number = integer(name, value)
     if not least <= number <= most:

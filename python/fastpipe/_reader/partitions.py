@@ -1,4 +1,4 @@
-"""Partitions: a reader's data divided into parts that are read by themselves."""
+"""Partitions: parts of a reader's dataset that can be read separately."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _MOST = 2**31
 
 
 class Partition(NamedTuple):
-    """A part of a data set: some units, one behind the other.
+    """A partition of a dataset: a range of consecutive units.
 
-    It is a few numbers, so it goes through pickle, a queue or a task of another engine. As JSON it is a list, of which
-    `Partition(*values)` makes it again.
+    A partition consists of a few numbers, so it can be pickled, put in a queue or passed to a task of another engine.
+    JSON stores it as a list; `Partition(*values)` restores it.
 
     Attributes:
-        number: which of the parts, from 0.
-        partitions: how many there are.
-        start: its first unit.
-        stop: the unit behind its last.
-        rows: in it.
-        digest: of the data set.
+        number: Index of the partition, from 0.
+        partitions: Number of partitions.
+        start: Index of the first unit.
+        stop: Index after the last unit.
+        rows: Number of rows in the partition.
+        digest: Digest of the whole dataset.
     """
 
     number: int
@@ -37,7 +37,7 @@ class Partition(NamedTuple):
 
 
 def split_dataset(data: Dataset, ordering: Ordering, partitions: SupportsIndex) -> list[Partition]:
-    """The parts of a data set that is read in some order. See `Reader.partition`."""
+    """Divides a dataset into partitions. See `Reader.partition`."""
     _check(ordering)
     count = within("partitions", partitions, 1, _MOST)
     found = data.handle.stretches(count)
@@ -46,14 +46,14 @@ def split_dataset(data: Dataset, ordering: Ordering, partitions: SupportsIndex) 
 
 
 def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dataset:
-    """A part of a data set as one. See `Reader.read_partition`."""
+    """Returns a partition as a dataset. See `Reader.read_partition`."""
     _check(ordering)
     if not isinstance(partition, Partition):
         raise TypeError(
-            f"partition is a fastpipe.Partition, not {type(partition).__name__}: Partition(*values) of JSON"
+            f"partition must be a fastpipe.Partition; got {type(partition).__name__}. From JSON: Partition(*values)"
         )
     if partition.digest != _digest(data):
-        raise StateError(f"the partition is of another data set than this reader: {data.words.other_digest}")
+        raise StateError(f"the partition belongs to another dataset than this reader: {data.words.other_digest}")
     part: Any = _Part(data, partition)
     found: Dataset = part
     return found
@@ -61,7 +61,7 @@ def dataset_part(data: Dataset, ordering: Ordering, partition: Partition) -> Dat
 
 def _check(ordering: Ordering) -> None:
     if ordering.is_sample:
-        raise ValueError("a sample isn't divided: divide the reader that it was drawn of, or draw it in parts (part=)")
+        raise ValueError("cannot partition a sample: partition the original reader, or draw the sample with part=")
 
 
 def _digest(data: Dataset) -> str:
@@ -69,7 +69,7 @@ def _digest(data: Dataset) -> str:
 
 
 class _Part:
-    """A part of a data set as one."""
+    """A partition as a dataset."""
 
     def __init__(self, whole: Dataset, part: Partition) -> None:
         self._whole, self._part = whole, part
@@ -78,13 +78,13 @@ class _Part:
         self.interpretation, self.column_times = whole.interpretation, whole.column_times
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """That of all, with the part's rows, and a digest of its own."""
+        """Returns the fingerprint of the whole dataset with the partition's rows and a separate digest."""
         whole = copy.copy(self._whole.fingerprint(version))
         named = f"{whole['digest']} {self._part.start} {self._part.stop}"
         return whole | {"rows": self._part.rows, "digest": digest(named.encode())}
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
-        """Where it comes from in the whole."""
+        """Returns where a row comes from in the whole dataset."""
         return self._whole.place(self._part.start + unit, record)
 
     def __reduce__(self) -> tuple[Any, ...]:

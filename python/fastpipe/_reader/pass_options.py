@@ -1,4 +1,4 @@
-"""How passes run: what changes nothing of the rows that they yield."""
+"""Options of passes that do not affect the rows that they yield."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _NAMES = {name.lower(): size for name, size in _UNITS.items()}
 
 @dataclass(frozen=True, slots=True)
 class PassOptions:
-    """How the passes of a reader run.
+    """Run-time options of a reader's passes.
 
     Attributes:
-        num_threads: threads that decode; None for as many as pay.
-        prefetch: batches decoded ahead; None for as many as keep the threads busy.
-        memory_limit: bytes at most; None for no limit.
-        sharers: readers like this one that share the processors: what "as many as pay" are counted of.
-        memory: what batches are stored in; None for the data set's own memory.
-        csr: whether sparse columns have the layout "csr".
-        bounded: whether another program has chosen the order: then memory_limit, by default half of the machine's
-            memory, holds for a single batch that is asked for by its step, too.
-        totals: where batches and work are counted; None for nowhere.
+        num_threads: Number of threads that decode. None selects as many as improve throughput.
+        prefetch: Number of batches decoded in advance. None keeps all threads busy.
+        memory_limit: Maximum number of bytes. None sets no limit.
+        sharers: Number of readers that share the processors with this one. Used only if `num_threads` is None.
+        memory: Memory in which batches are stored. None selects the dataset's own memory.
+        csr: Whether sparse columns have the layout "csr".
+        bounded: Whether another program has chosen the order. `memory_limit` then also applies to a single batch that
+            is requested by its step. Its default is half of the machine's memory.
+        totals: Counters of batches and work. None counts nothing.
     """
 
     num_threads: int | None = None
@@ -53,11 +53,11 @@ class PassOptions:
         prefetch: SupportsIndex | None,
         memory_limit: SupportsIndex | str | None,
     ) -> Self:
-        """Checks what a user gave.
+        """Checks the options that a user passed.
 
         Raises:
-            TypeError: for arguments of the wrong type.
-            ValueError: if a number is out of range, or a size can't be read.
+            TypeError: If an argument has the wrong type.
+            ValueError: If a number is out of range, or if a size can't be parsed.
         """
         if isinstance(num_threads, str):
             if num_threads != "auto":
@@ -77,11 +77,11 @@ def _prefetch(prefetch: SupportsIndex) -> int:
 
 
 def memory_size(name: str, size: SupportsIndex | str) -> int:
-    """Bytes of a size as a number, or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
+    """Returns the number of bytes of a size given as a number or with a unit: `"512MB"` (10^6), `"1.5 GiB"` (2^30).
 
     Raises:
-        TypeError: if it is neither an integer nor a string.
-        ValueError: if it can't be read or isn't positive.
+        TypeError: If the size is neither an integer nor a string.
+        ValueError: If the size can't be parsed or isn't positive.
     """
     if isinstance(size, float):
         raise TypeError(f'{name} is a whole number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
@@ -91,6 +91,6 @@ def memory_size(name: str, size: SupportsIndex | str) -> int:
     unit = None if found is None else _NAMES.get(found[2].lower())
     if found is None or unit is None:
         raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
-    # Exactly: a float would make 2,299,999 bytes of 2.3 MB.
+    # Integer arithmetic is exact: a float would turn 2.3 MB into 2,299,999 bytes.
     digits, _, decimals = found[1].partition(".")
     return within(name, int(digits + decimals) * unit // 10 ** len(decimals), 1, 2**63 - 1)
