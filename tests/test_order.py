@@ -171,7 +171,7 @@ def test_a_pass_without_end(
         ({"shuffle": "block", "world_size": 2}, ValueError, "give a seed"),
         ({"shuffle_buffer": 10}, ValueError, "shuffle=True"),
         ({"shuffle": "windows"}, ValueError, "'windows'"),
-        ({"shuffle": 1}, ValueError, "not 1"),
+        ({"shuffle": 1}, ValueError, "got 1"),
         ({"shuffle": None}, ValueError, "not None"),
         ({"shuffle": True, "shuffle_buffer": 0}, ValueError, "shuffle_buffer is between"),
         ({"shuffle": True, "shuffle_buffer": 2**31 + 1}, ValueError, "shuffle_buffer is between"),

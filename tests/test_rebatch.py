@@ -564,7 +564,7 @@ def a(rows: int = 2) -> np.ndarray:
         ({"x": np.ma.masked_array(a()), "y": a()}, TypeError, "column 'x' is a masked array"),
         ({"x": np.float32(0), "y": a()}, TypeError, "column 'x' is float32, which is neither"),
         ({"x": np.array(0, np.float32), "y": a()}, ValueError, "column 'x' is an array without dimensions"),
-        ([], TypeError, "a batch is a dict from column name to array, not list"),
+        ([], TypeError, "a batch must be a dict from column name to array; got list"),
         ({}, ValueError, "it lacks"),
     ],
 )
@@ -643,7 +643,7 @@ def test_forms_that_differ_or_are_broken_are_refused(
             "values of column 'x' should be an array",
         ),
         ({}, ValueError, "a batch has no columns"),
-        ("x", TypeError, "a batch is a dict"),
+        ("x", TypeError, "a batch must be a dict"),
     ],
 )
 def test_columns_that_cannot_be_moved_are_refused(first: Any, error: type[Exception], message: str) -> None:
@@ -676,7 +676,7 @@ def test_what_is_not_iterable_is_refused_at_once() -> None:
 
 
 def test_a_single_batch_is_no_iterable_of_batches() -> None:
-    with pytest.raises(TypeError, match=r"not a dict: \[batch\] is one"):
+    with pytest.raises(TypeError, match=r"got a dict. For a single batch, pass \[batch\]"):
         rebatch({"x": a()}, 1)  # type: ignore[arg-type]
 
 
@@ -684,7 +684,7 @@ def test_an_error_of_a_batch_says_which_one_it_is() -> None:
     batches = rebatch([{"x": a()}, {"x": a(0)}, {"x": a(), "y": a()}], 1)
     with pytest.raises(ValueError, match="also has") as caught:
         list(batches)
-    assert caught.value.__notes__ == ["This is batch 2 of those that came in, counted from 0."]
+    assert caught.value.__notes__ == ["The error is in incoming batch 2, counted from 0."]
     depth = len(list(traceback.walk_tb(caught.value.__traceback__)))
     for _ in range(5):
         with pytest.raises(ValueError, match="also has") as caught:
@@ -704,7 +704,7 @@ def test_rows_lost_to_an_interrupt_are_not_left_out_without_a_word(interrupt: ty
     with pytest.raises(interrupt):
         next(batches)
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=f"{interrupt.__name__} has ended an earlier call"):
+        with pytest.raises(RuntimeError, match=f"{interrupt.__name__} interrupted an earlier call"):
             next(batches)
 
 
@@ -717,7 +717,7 @@ def test_batches_cannot_be_made_of_those_that_come_out() -> None:
 
     made.append(rebatch(source(), 2))
     assert next(made[0])["x"].tolist() == [0, 1]
-    with pytest.raises(RuntimeError, match="mustn't be made of those that come out"):
+    with pytest.raises(RuntimeError, match="must not be derived from the resulting ones"):
         next(made[0])
 
 

@@ -60,7 +60,7 @@ def test_epochs_have_other_rows() -> None:
 def test_parts_share_no_row() -> None:
     parts = [ids(fastpipe.sample(of_arrays(), 4000, seed=9, part=part)) for part in range(5)]
     assert sorted(i for part in parts for i in part) == list(range(ROWS))
-    with pytest.raises(ValueError, match="rows=4000 of parts 0 to 5, of 4000 rows each are more than the 20000"):
+    with pytest.raises(ValueError, match="rows=4000 for each of parts 0 to 5, of 4000 rows each, exceeds the 20000"):
         fastpipe.sample(of_arrays(), 4000, seed=9, part=5)
     drawn = [ids(fastpipe.sample(of_arrays(), 4000, replace=True, seed=9, part=part)) for part in (5, 6)]
     assert drawn[0] != drawn[1]
@@ -100,7 +100,7 @@ def whole_of(rows: int) -> list[int]:
     ("options", "error", "match"),
     [
         ({"rows": 0}, ValueError, "rows is between 1"),
-        ({"rows": ROWS + 1}, ValueError, "more than the 20000 rows there are: replace=True"),
+        ({"rows": ROWS + 1}, ValueError, "exceeds the 20000 rows of the dataset: .*replace=True"),
         ({"rows": 2.0}, TypeError, "rows is an integer"),
         ({"rows": 1, "replace": 1}, TypeError, "replace is True or False"),
         ({"rows": 1, "seed": -1}, ValueError, "seed is between"),
@@ -114,14 +114,14 @@ def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -
 
 
 def test_readers_that_are_no_populations() -> None:
-    with pytest.raises(TypeError, match=r"reader is a fastpipe\.Reader, not list"):
+    with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader; got list"):
         fastpipe.sample([1], 1)  # type: ignore[arg-type]
     ranks = of_arrays(world_size=2, seed=1)
-    with pytest.raises(ValueError, match="of one rank: leave out world_size, and give part=rank"):
+    with pytest.raises(ValueError, match="without ranks: omit rank and world_size, and give part=rank"):
         fastpipe.sample(ranks, 1)
-    with pytest.raises(ValueError, match=r"of one rank: leave out world_size, and take rows\[rank::world_size\]"):
+    with pytest.raises(ValueError, match=r"without ranks: omit rank and world_size, and take rows\[rank::world_size\]"):
         fastpipe.take(ranks, [1])
-    with pytest.raises(ValueError, match="of a sample already"):
+    with pytest.raises(ValueError, match="already a sample"):
         fastpipe.sample(fastpipe.sample(of_arrays(), 10), 1)
     with pytest.raises(ValueError, match="there are no rows"):
         fastpipe.sample(fastpipe.from_arrays({"i": np.arange(0)}, batch_size=1), 1, replace=True)
@@ -323,11 +323,11 @@ def test_rows_are_taken_by_number() -> None:
     with pytest.raises(fastpipe.StateError, match="another reader"):
         fastpipe.take(of_arrays(), [3, 70, 19_999]).load_state_dict(state)
     for wrong, error, match in (
-        ([20_000], ValueError, "row 20000 isn't one of the 20000 rows"),
-        ([-1], ValueError, "row -1 isn't"),
-        ([], (TypeError, ValueError), "rows are"),
-        ([[1]], ValueError, "one list"),
-        ([1.0], TypeError, "rows are integers"),
+        ([20_000], ValueError, "row 20000 is not one of 20000 rows"),
+        ([-1], ValueError, "row -1 is not"),
+        ([], (TypeError, ValueError), "rows must be"),
+        ([[1]], ValueError, "must be a list"),
+        ([1.0], TypeError, "rows must be integers"),
     ):
         with pytest.raises(error, match=match):  # type: ignore[arg-type]
             fastpipe.take(of_arrays(), wrong)
@@ -357,7 +357,7 @@ def test_parts_of_strata_have_all_rows() -> None:
     assert len({i for part in parts for i in part}) == 22 * 900
     for part in parts:
         assert (abs(np.bincount(group[part], minlength=300) - 900 * np.bincount(group) / ROWS) < 1).all()
-    with pytest.raises(ValueError, match="rows=900 of parts 0 to 22"):
+    with pytest.raises(ValueError, match="rows=900 for each of parts 0 to 22"):
         fastpipe.sample(reader, 900, seed=5, part=22, stratify=group)
 
 
@@ -400,16 +400,16 @@ def test_weights_are_chances(replace: bool) -> None:
     assert counts[0] == 0
     # So few of so many are drawn that it hardly matters that they aren't put back.
     assert scipy_stats.chisquare(counts[1:], 2000 * np.array([1, 2, 5]) / 8).pvalue > 0.001
-    with pytest.raises(ValueError, match="15000 rows have weights other than 0, and 15001"):
+    with pytest.raises(ValueError, match="15000 rows have weights above 0, fewer than the 15001"):
         fastpipe.sample(of_arrays(), 15_001, weights=weights)
     for wrong in (-1.0, np.nan, np.inf):
-        with pytest.raises(ValueError, match="that of row 7 is"):
+        with pytest.raises(ValueError, match="the weight of row 7 is"):
             fastpipe.sample(of_arrays(), 1, weights=np.where(np.arange(ROWS) == 7, wrong, 1.0))
-    with pytest.raises(ValueError, match="a value for each of the 20000 rows"):
+    with pytest.raises(ValueError, match="one value for each of the 20000 rows"):
         fastpipe.sample(of_arrays(), 1, weights=[1.0])
     with pytest.raises(ValueError, match="stratify or weights, not both"):
         fastpipe.sample(of_arrays(), 1, weights=weights, stratify=weights)
-    with pytest.raises(fastpipe.SchemaError, match="weights names no feature of the reader: 'w'"):
+    with pytest.raises(fastpipe.SchemaError, match="weights is not a feature of the reader: 'w'"):
         fastpipe.sample(of_arrays(), 1, weights="w")
 
 

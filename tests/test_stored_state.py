@@ -85,10 +85,10 @@ def test_versions(data: Data) -> None:
     with pytest.raises(fastpipe.StateError, match="other contents"):
         data.read(**order_of(True)).load_state_dict(sealed({**state, "version": 1}))
     for version in (0, -1, None, "1", 1.5, 2.0, True, []):
-        with pytest.raises(fastpipe.StateError, match="no state of a reader"):
+        with pytest.raises(fastpipe.StateError, match="not the state of a reader"):
             data.read(**order_of(True)).load_state_dict(sealed({**state, "version": version}))
     for other in (None, 3, "state", [state]):
-        with pytest.raises(TypeError, match="a state is a dict"):
+        with pytest.raises(TypeError, match="state must be a dict"):
             data.read(**order_of(True)).load_state_dict(other)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
-"""The interface between those that yield batches by step and those that make something else of them, the adapters.
+"""The interface between producers of batches and adapters.
 
-Whoever yields batches (a reader's engine; later a server, a mixture, a map over another) is `Passes`. Adapters take
-what a user gives them to `passes_of`, and know nothing of it but this interface.
+Every producer of batches, such as a reader, a mixture, a served reader or a map over another producer, implements
+`Passes`. Adapters call `passes_of` with the object that the user passed, and use only this interface.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ if TYPE_CHECKING:
 
 
 class Position(Protocol):
-    """How far a pass has come. It doesn't keep the pass."""
+    """The position of a pass. It doesn't keep the pass alive."""
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that `next` returned last; before one that of the first, after the end the next."""
+        """The epoch of the last batch that `next` returned.
+
+        Before the first batch it is the epoch of that batch. After the end it is the following epoch.
+        """
 
     @property
     def delivered(self) -> int:
-        """Batches that `next` has returned."""
+        """Number of batches that `next` has returned."""
 
     @property
     def ended(self) -> bool:
-        """Whether `next` has said that there are no more."""
+        """Whether `next` has reported the end of the pass."""
 
     def progress(self) -> State:
-        """What is left, fit for `Passes.state_behind`."""
+        """Returns what is left of the epoch, in the form that `Passes.state_behind` accepts."""
 
     def close(self) -> None:
-        """Ends the pass, if there still is one, and waits for its threads."""
+        """Ends the pass if it is still running, and waits for its threads."""
 
 
 class Started(NamedTuple):
     """A pass that was started.
 
     Attributes:
-        batches: what it yields. Several threads may draw from it: each batch goes to one of them. It ends when this is
-            dropped.
-        position: how far it has come; the same object for all its life.
-        close: ends it, and waits for its threads. Keeps it.
+        batches: Iterator over the batches. Several threads may draw from it; each batch goes to one of them. Dropping
+            the iterator ends the pass.
+        position: Position of the pass. It stays the same object until the pass ends.
+        close: Function that ends the pass and waits for its threads. Holding it keeps the pass alive.
     """
 
     batches: Iterator[dict[str, Any]]
@@ -60,18 +63,18 @@ class Started(NamedTuple):
 
 
 class Passes(ABC):
-    """Yields batches by step, pass after pass: from where, with which state, which share of the ranks.
+    """Yields batches by step, pass after pass, with states and shards for ranks.
 
-    At most one pass is active: a further one closes it. A pass that yielded a batch counts as an epoch. The names that
-    a `Reader` has, too, mean what they do there.
+    At most one pass is active: starting another one closes it. A pass that yielded a batch counts as an epoch. Members
+    that `Reader` also has mean the same as there.
     """
 
     @property
     def origin(self) -> Any:
-        """What the user knows these by: their reader, if they have one."""
+        """The object that the user knows: their reader, if there is one."""
         return self
 
-    # What is yielded.
+    # Properties of the batches.
 
     @property
     @abstractmethod
@@ -81,17 +84,17 @@ class Passes(ABC):
     @property
     @abstractmethod
     def batch_size(self) -> int:
-        """Rows a batch, at most."""
+        """Maximum number of rows per batch."""
 
     @property
     @abstractmethod
     def drop_last(self) -> bool:
-        """Whether a last batch of fewer rows is left out."""
+        """Whether a shorter last batch is dropped."""
 
     @property
     @abstractmethod
     def uneven(self) -> str:
-        """What becomes of batches that not all ranks would have. With "pad" batches have a column `valid`."""
+        """How batches that not all ranks would get are handled. With "pad", batches have a column `valid`."""
 
     @property
     def one_size(self) -> bool:
@@ -101,18 +104,22 @@ class Passes(ABC):
     @property
     @abstractmethod
     def epochs(self) -> int | None:
-        """Epochs of a pass; None if it has no end."""
+        """Number of epochs in a pass; None if a pass has no end."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Batches of a pass, of this rank. Raises a TypeError if passes have no end."""
+        """Returns the number of batches of this rank in a pass.
+
+        Raises:
+            TypeError: If passes have no end.
+        """
 
     @property
     @abstractmethod
     def shows_progress(self) -> bool:
         """Whether passes show a progress bar."""
 
-    # Shares.
+    # Shards.
 
     @property
     @abstractmethod
@@ -126,48 +133,50 @@ class Passes(ABC):
 
     @abstractmethod
     def shard(self, num_shards: int, index: int) -> Passes:
-        """One of equal shares, from where the next pass would begin. As `Reader.shard`."""
+        """Returns one of `num_shards` equal shards, starting where the next pass would begin. See `Reader.shard`."""
 
     @abstractmethod
     def share(self, processes: int, index: int) -> Passes:
-        """The same among processes, each of which has made its own of these: so they must have agreed on the seed.
+        """Returns a shard for one of several processes, each of which created its own reader.
+
+        The processes must have used the same seed.
 
         Raises:
-            ValueError: as `shard` does, and for a shuffled order whose seed was drawn.
+            ValueError: If the seed of a shuffled order was drawn at random, or for the reasons of `shard`.
         """
 
     @abstractmethod
     def worker(self, workers: int, worker: int) -> Passes:
-        """The share of one of this rank's workers, from where the next pass would begin.
+        """Returns the shard of one of this rank's workers, starting where the next pass would begin.
 
         Raises:
-            StateError: if a state was loaded that can't be shared out so.
+            StateError: If a loaded state can't be divided among the workers.
         """
 
     @abstractmethod
     def rebuilt(self) -> Passes:
-        """Others that start where the next pass of these would, and can be pickled whatever is being read here."""
+        """Returns a copy that starts where the next pass would. It can be pickled even while a pass is active here."""
 
     @property
     @abstractmethod
     def sharers(self) -> int:
-        """How many like these share the processors of this machine."""
+        """Number of readers that share the processors of this machine."""
 
     @abstractmethod
     def share_processors(self, sharers: int) -> None:
-        """Takes no more than this share of the processors from now on, unless told how many threads to take."""
+        """Limits automatic thread counts to one of `sharers` equal shares of the processors."""
 
-    # Where they stand.
+    # Positions and states.
 
     @property
     @abstractmethod
     def epoch(self) -> int:
-        """The epoch of the batch that was yielded last; before a pass, or after its end, that of the next pass."""
+        """The epoch of the last batch that was yielded. Before a pass or after its end, the epoch of the next pass."""
 
     @property
     @abstractmethod
     def pass_epoch(self) -> int:
-        """The epoch with which the active or last pass began, or that of a loaded state."""
+        """The epoch with which the active or last pass began, or in which the pass of a loaded state began."""
 
     @property
     @abstractmethod
@@ -176,171 +185,186 @@ class Passes(ABC):
 
     @property
     def at_end(self) -> bool:
-        """Whether a loaded state stands at the end of its pass."""
+        """Whether a loaded state is at the end of its pass."""
         return self.loaded and self.epochs is not None and self.epoch >= self.pass_epoch + self.epochs
 
     @property
     @abstractmethod
     def next_epoch(self) -> int:
-        """The epoch with which the next pass begins that has a batch."""
+        """The epoch with which the next pass that has a batch begins."""
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass start with this epoch, from its beginning. The active one goes on as it is."""
+        """Starts the next pass at the beginning of this epoch. The active pass continues unchanged."""
 
     def begin(self, epoch: int) -> None:
-        """Lets the next pass be the one that begins with an epoch; where a loaded state of it stands, if any."""
+        """Starts the next pass at `epoch`, resuming a loaded state of that epoch if there is one."""
         if not self.loaded or self.pass_epoch != epoch:
             self.set_epoch(epoch)
 
     @abstractmethod
     def is_current(self, position: Position) -> bool:
-        """Whether this is of the last pass, and nothing was said of the next one since."""
+        """Whether the position belongs to the last pass, and the start of the next pass has not been set since."""
 
     @abstractmethod
     def go_back(self, progress: State) -> None:
-        """Lets the next pass be the last one once more, from where its position had made this progress."""
+        """Makes the next pass repeat the last one from the given progress of its position."""
 
     @abstractmethod
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        """The state; of a pass that the consumer saw end that of the next one, unless it is to stay at that end."""
+        """Returns the state.
+
+        Args:
+            ended_stays: Whether the state of a pass that the consumer saw end stays at that end. Otherwise it is at the
+                start of the next pass.
+        """
 
     @abstractmethod
     def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
-        """The state of the last pass when its position had made this progress.
+        """Returns the state of the last pass for an earlier progress of its position.
 
         Args:
-            progress: of the position, behind a batch.
-            ended: whether the consumer has seen the end of the pass.
+            progress: Progress of the position after a batch.
+            ended: Whether the consumer has seen the end of the pass.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the pass has come."""
+        """Returns the state of the active or last pass."""
         return self.state(ended_stays=False)
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next pass go on where a state was saved; the active one is closed.
+        """Makes the next pass resume from a state. The active pass is closed.
 
         Raises:
-            StateError: if it is of others, or damaged. Nothing changes then.
+            StateError: If the state belongs to another reader or is damaged. Nothing changes then.
         """
 
     # Batches.
 
     @abstractmethod
     def start(self, memory: PassMemory | None = None) -> Started:
-        """Starts a pass: where a loaded state stands, else at the start of the next epoch.
+        """Starts a pass at the loaded state, or at the beginning of the next epoch if there is none.
 
         Args:
-            memory: of these passes, where batches are to lie. What has an allocator written in Python must not be asked
-                for memory when the interpreter ends: the pass has to be closed before.
+            memory: Memory for the batches, from `memory` or `shared_memory`. An allocator that is written in Python
+                must not be called when the interpreter exits, so the caller must close the pass before.
         """
 
     @abstractmethod
     def batch_at(self, step: int) -> dict[str, Any]:
-        """A batch of this epoch. Raises an IndexError if there is none."""
+        """Returns a batch of the current epoch.
+
+        Raises:
+            IndexError: If the epoch has no such batch.
+        """
 
     @abstractmethod
     def close(self) -> None:
         """Ends the active pass, if there is one, and waits for its threads."""
 
-    # What only some have.
+    # Operations that only some implementations support.
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch, of this rank.
+        """Number of batches of this rank in an epoch.
 
         Raises:
-            UnsupportedError: if these don't know.
+            UnsupportedError: If the number is unknown.
         """
         if self.epochs is None:
-            raise UnsupportedError(f"{self!r} can't say how many batches an epoch has")
+            raise UnsupportedError(f"{self!r} doesn't know how many batches an epoch has")
         return len(self) // self.epochs
 
     @property
     def totals(self) -> ReaderTotals:
-        """The totals over all passes in this process.
+        """Totals over all passes in this process.
 
         Raises:
-            UnsupportedError: if these count nothing.
+            UnsupportedError: If nothing is counted.
         """
-        raise UnsupportedError(f"{self!r} counts nothing: give the reader that its batches come from")
+        raise UnsupportedError(f"{self!r} has no counters: pass the reader that its batches come from")
 
     def limit_threads(self, most: int) -> None:
-        """Takes so many threads from now on, unless told how many to take."""
-        raise UnsupportedError(f"{self!r} has no threads of its own")
+        """Limits the number of threads to `most`, unless the user chose a number."""
+        raise UnsupportedError(f"{self!r} doesn't have its own threads")
 
     @property
     def together(self) -> int:
-        """Batches that are made together, as of a window of the shuffle: stretches of so many cost least."""
+        """Number of successive batches that are produced together, such as those of a shuffle window.
+
+        Ranges of this many batches are the cheapest to read.
+        """
         return 1
 
     @property
     def drawn(self) -> bool:
-        """Whether the order follows from a seed that was drawn: the same in another process has another one."""
+        """Whether the order depends on a random seed, so that another process would have another order."""
         return False
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
-        """Starts a pass of the batches `start` to `stop` of an epoch; it is not the active one.
+        """Starts a pass over the batches `start` to `stop - 1` of an epoch. It doesn't become the active pass.
 
         Raises:
-            IndexError: if the epoch doesn't have them all.
-            UnsupportedError: if these can't begin anywhere.
-            ValueError: if there is none among them.
+            IndexError: If the epoch doesn't have all of these batches.
+            UnsupportedError: If passes can't start at any batch.
+            ValueError: If the range is empty.
         """
-        raise UnsupportedError(f"{self!r} can't begin at any batch")
+        raise UnsupportedError(f"{self!r} doesn't support random access to batches")
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
-        """The same batches as Arrow has them; see `Reader.to_reader`.
+        """Returns the same batches as Arrow record batches. See `Reader.to_reader`.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            IndexError: if the epoch doesn't have them all.
-            UnsupportedError: if these can't begin anywhere.
-            ValueError: if there is none among them, or Arrow has no such name or size.
+            ImportError: If pyarrow isn't installed.
+            IndexError: If the epoch doesn't have all of these batches.
+            UnsupportedError: If passes can't start at any batch.
+            ValueError: If the range is empty, or if Arrow doesn't support the name or size of a feature.
         """
-        raise UnsupportedError(f"{self!r} can't begin at any batch")
+        raise UnsupportedError(f"{self!r} doesn't support random access to batches")
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema of all batches as Arrow has them.
+        """Returns the Arrow schema of all batches.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            ValueError: if Arrow has no such name or size.
+            ImportError: If pyarrow isn't installed.
+            ValueError: If Arrow doesn't support the name or size of a feature.
         """
         return schema_of(self.features, valid=self.uneven == "pad")
 
     def rows_of(self, epoch: int, step: int) -> int:
-        """The rows of a batch, which isn't read for it.
+        """Returns the number of rows in a batch without reading it.
 
         Raises:
-            UnsupportedError: if these don't know.
+            UnsupportedError: If the number is unknown.
         """
-        raise UnsupportedError(f"{self!r} can't say how many rows a batch has")
+        raise UnsupportedError(f"{self!r} doesn't know how many rows a batch has")
 
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> PassMemory | None:
-        """Memory of one's own for batches, of which this many may be held; None if these don't choose their memory."""
+        """Returns memory for batches that calls `allocate`, and of which up to `held` may be held at once.
+
+        None if the memory of these batches can't be chosen.
+        """
         return None
 
     def shared_memory(self, slabs: SharedSlabs, held: int) -> PassMemory | None:
-        """Memory for batches that other processes map, as `memory`; None if these don't choose their memory."""
+        """Returns memory for batches that other processes map. None if the memory of these batches can't be chosen."""
         return None
 
     def start_in_engine(self) -> Pass:
-        """Starts a pass for those that draw without Python.
+        """Starts a pass for a consumer that draws batches without Python.
 
         Raises:
-            UnsupportedError: if Python makes the batches.
+            UnsupportedError: If Python makes the batches.
         """
-        raise UnsupportedError(f"Python makes the batches of {self!r}, and this draws them without Python")
+        raise UnsupportedError(f"Python makes the batches of {self!r}, so they can't be drawn without Python")
 
 
 def passes_of(reader: object, hint: str = "") -> Passes:
-    """The passes of what a user gave for a reader: `Reader`, another that has some, or passes themselves.
+    """Returns the passes of an object that a user passed as a reader: a `Reader`, an object with passes, or `Passes`.
 
     Raises:
-        TypeError: if it has none; it ends with the hint.
+        TypeError: If the object has no passes. The message ends with `hint`.
     """
     found = reader if isinstance(reader, Passes) else getattr(reader, "_passes", None)
     if not isinstance(found, Passes):

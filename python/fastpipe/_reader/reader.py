@@ -1,4 +1,4 @@
-"""The reader: batches of a data set, pass after pass; and how far its passes have come."""
+"""The reader, which yields the batches of a dataset pass after pass, and the position of its passes."""
 
 from __future__ import annotations
 
@@ -31,54 +31,54 @@ if TYPE_CHECKING:
 
 
 class PassCursor:
-    """How far the passes of a reader have come.
+    """The position of a reader's passes.
 
     Args:
-        epoch: with which the next pass begins.
-        loaded: what is to be resumed, if anything: the epoch with which its pass began, and its progress.
+        epoch: Epoch with which the next pass begins.
+        loaded: Loaded state to resume from, if any: the epoch with which its pass began, and its progress.
 
     Attributes:
-        loaded: as above, until a pass begins.
-        position: of the last pass; None if there was none, or something was said of the next one since.
+        loaded: Loaded state, until a pass starts.
+        position: Position of the last pass. None if there was no pass, or if the start of the next pass was set since.
     """
 
     def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
         self.loaded = loaded
         self.position: Position | None = None
-        # With which the last pass began, or the next one will.
+        # The epoch with which the last pass began, or the next one will.
         self._first = epoch
-        # What the pass of that position began with.
+        # The start of the pass of `position`.
         self._begun: tuple[int, _state.State | None] = 0, None
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was yielded last; before a pass, or after its end, that of the next pass."""
+        """The epoch of the last batch that was yielded. Before a pass or after its end, the epoch of the next pass."""
         return self._first if self.position is None else self.position.epoch
 
     @property
     def pass_epoch(self) -> int:
-        """The epoch with which the active or last pass began, or that of a loaded state."""
+        """The epoch with which the active or last pass began, or in which the pass of a loaded state began."""
         return self._first if self.loaded is None else self.loaded[0]
 
     def set_epoch(self, epoch: int) -> None:
-        """Lets the next pass start with this epoch, from its beginning."""
+        """Starts the next pass at the beginning of this epoch."""
         self._first, self.position, self.loaded = epoch, None, None
 
     def load(self, pass_epoch: int, progress: _state.State) -> None:
-        """Lets the next pass resume one that began with this epoch, behind this progress."""
+        """Makes the next pass resume, at this progress, a pass that began with epoch `pass_epoch`."""
         self.set_epoch(int(progress["epoch"]))
         self.loaded = pass_epoch, progress
 
     def go_back(self, progress: _state.State) -> None:
-        """Lets the next pass be the last one once more, behind this progress."""
+        """Makes the next pass repeat the last one from this progress."""
         self.loaded = self._first, progress
 
     def next_start(self) -> tuple[int, _state.State | None]:
-        """The epoch with which the next pass begins, and where a loaded state resumes it.
+        """Returns the epoch with which the next pass begins, and the progress at which a loaded state resumes it.
 
-        A pass that has yielded a batch counts as an epoch, whether the consumer saw its end, left it, or an error ended
-        it: the next pass begins with the epoch after the one that was being read. A pass without a batch begins again
-        where it began: `tqdm.auto.tqdm(reader)` calls `iter` twice, and a loaded state must outlive that.
+        A pass that has yielded a batch counts as an epoch, even if the consumer left it or an error ended it. The next
+        pass then begins with the epoch after the one that was being read. A pass without a batch starts again at the
+        same place: `tqdm.auto.tqdm(reader)` calls `iter` twice, and the second call must not discard a loaded state.
         """
         if self.loaded is not None:
             return self.loaded
@@ -90,22 +90,23 @@ class PassCursor:
         return self._begun if position.delivered == 0 else (position.epoch + 1, None)
 
     def following(self) -> tuple[int, tuple[int, _state.State] | None]:
-        """The arguments of a cursor whose first pass is the next pass of this one."""
+        """Returns the arguments of a cursor whose first pass is the next pass of this one."""
         epoch, progress = self.next_start()
         return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
 
     def start(self, epoch: int, progress: _state.State | None, position: Position) -> None:
-        """A pass has begun, with what `next_start` returned."""
+        """Records that a pass has begun, with the values that `next_start` returned."""
         self.loaded = None
         self._first, self.position = epoch, position
         self._begun = epoch, progress
 
     def here(self, world_size: int, *, ended_stays: bool) -> tuple[int, _state.State]:
-        """The epoch with which the pass began, and its progress.
+        """Returns the epoch with which the pass began, and its progress.
 
         Args:
-            world_size: number of ranks.
-            ended_stays: whether a pass that the consumer saw end is at that end; otherwise at the start of the next.
+            world_size: Number of ranks.
+            ended_stays: Whether the state of a pass that the consumer saw end stays at that end. Otherwise it is at the
+                start of the next pass.
         """
         if self.loaded is not None:
             return self.loaded
@@ -115,39 +116,40 @@ class PassCursor:
         return self.behind(progress, ended=self.position.ended and not ended_stays)
 
     def behind(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
-        """The same of the last pass when its position had made this progress.
+        """Returns the same values for an earlier progress of the last pass.
 
         Args:
-            progress: of the position, behind a batch.
-            ended: whether the consumer has seen the end of the pass.
+            progress: Progress of the position after a batch.
+            ended: Whether the consumer has seen the end of the pass.
         """
-        # Behind the end a new pass begins. Before the consumer has seen that, its pass is to end where it is.
+        # After the end a new pass begins. Until the consumer has seen the end, the state still belongs to the old pass.
         return int(progress["epoch"]) if ended else self._first, progress
 
 
 class Reader:
-    """Yields the batches of a data set. `read_avro`, `from_arrow` and their like make one.
+    """Yields the batches of a dataset. Functions such as `read_avro` and `from_arrow` create readers.
 
-    `iter(reader)` starts a pass; it is the one active pass of the reader, and a second one closes the first, whose
-    `next` then raises `PassClosedError`. (So `zip(reader, reader)` fails: two readers have two passes.) Several
-    threads may draw from one pass: each batch goes to one of them. A pass that is dropped ends its threads. An error
-    ends a pass: it is raised again by each further `next`.
+    `iter(reader)` starts a pass. A reader has one active pass: a second `iter` closes the first pass, whose `next` then
+    raises `PassClosedError`. (So `zip(reader, reader)` fails; use two readers.) Several threads may draw from one pass;
+    each batch goes to one of them. Dropping a pass ends its threads. An error ends a pass, and each further `next`
+    raises it again.
 
-    A pass that has yielded a batch counts as an epoch, whether it was finished, left by `break`, or ended by an error:
-    the next `iter` starts the epoch after the one that was being read. So passes of a fixed number of steps see other
-    rows each time, and all ranks agree on the epoch, whatever the step at which each of them left. A pass without a
-    batch starts again. `set_epoch` and `load_state_dict` override that. `batch_at(0)` shows a batch without a pass.
+    A pass that has yielded a batch counts as an epoch, whether it was finished, left by `break`, or ended by an error.
+    The next `iter` starts the epoch after the one that was being read. So successive passes of a fixed number of steps
+    see different rows, and all ranks agree on the epoch even if they leave at different steps. A pass without a batch
+    starts again. `set_epoch` and `load_state_dict` override this. `batch_at(0)` returns a batch without starting a
+    pass.
 
-    Which rows stand in a batch depends on the data set, the arguments that say what is read and in which order, the
-    epoch and the batch's number alone: never on threads, on look-ahead, or on what was read before.
+    The rows of a batch depend only on the dataset, the arguments that define what is read and in which order, the
+    epoch, and the step. They never depend on threads, prefetching, or earlier reads.
 
-    Batches are dicts from feature name to array or batch form, in the order of `features`. Their arrays lie in memory
-    of the reader, which is used again when the last array over it has died; so keeping batches is safe.
+    Batches are dicts from feature name to array or batch form, in the order of `features`. You can keep batches as long
+    as you like: the reader reuses the memory of an array only after the last array over it has been released.
 
-    A reader is an Arrow stream, too: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and `duckdb.sql("select avg(x)
+    A reader is also an Arrow stream: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and `duckdb.sql("select avg(x)
     from reader")` read a pass. See `to_reader`.
 
-    A reader can be pickled, and used in a forked child; passes can't.
+    A reader can be pickled, and used in a forked child process. Passes can't.
 
     Example:
         >>> import fastpipe
@@ -174,18 +176,18 @@ class Reader:
         self._epochs = None if epochs is None else within("epochs", epochs, 1, 2**31 - 1)
         self._cursor = PassCursor()
         self._active: Position | None = None
-        # What all passes have done, for `fastpipe.metrics`.
+        # Totals over all passes, for `fastpipe.metrics`.
         self._totals = ReaderTotals(ordering.rank)
         _left_out.check(self._order, ordering, self.num_rows, data.words.units)
 
     def _warned(self) -> Self:
-        """The same, once the user was told of the rows that it leaves out, if these are many."""
+        """Warns the user if the order leaves out many rows, and returns the reader."""
         _left_out.warn(self._order, self._ordering, self.num_rows)
         return self
 
     @property
     def _passes(self) -> Passes:
-        """What adapters know of this reader: the one private name that they use."""
+        """The passes of this reader. Adapters use no other private name."""
         return ReaderPasses(self)
 
     @property
@@ -195,32 +197,32 @@ class Reader:
 
     @property
     def files(self) -> list[str]:
-        """The files, in the order in which they stand in the data set."""
+        """The files, in the order of the dataset."""
         return list(self._data.files)
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum or dictionary that is read as codes its symbols; code `i` stands for symbol `i`."""
+        """The symbols of each enum or dictionary that is read as codes. Code `i` is symbol `i`."""
         return dict(self._data.symbols)
 
     @property
     def num_rows(self) -> int:
-        """Rows of one epoch of all ranks, with those that `drop_last` leaves out."""
+        """Number of rows in one epoch of all ranks, including rows that `drop_last` leaves out."""
         return self._order.num_rows if self._ordering.is_sample else self._data.handle.num_rows
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch."""
+        """Number of rows per batch."""
         return self._ordering.batch_size
 
     @property
     def shuffle_buffer(self) -> int | None:
-        """Rows of a window, pool or buffer; None without shuffling."""
+        """Number of rows in a window, pool or buffer. None without shuffling."""
         return None if self._ordering.shuffle == "sequential" else self._order.shuffle_buffer
 
     @property
     def seed(self) -> int:
-        """The seed; one that was drawn if none was given."""
+        """The seed that was passed, or the random seed that was drawn."""
         return self._ordering.seed
 
     @property
@@ -235,51 +237,52 @@ class Reader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch that was yielded last, until the pass ends or another one starts.
+        """The epoch of the last batch that was yielded, until the pass ends or another one starts.
 
-        In the body of a loop, and after `break`, `batch_at(step)` and `locate(step, row)` refer to it. Before the first
-        pass, after a pass that has ended, and after `set_epoch` and `load_state_dict`, it is the epoch with which the
-        next pass starts.
+        In the body of a loop, and after `break`, `batch_at(step)` and `locate(step, row)` refer to this epoch. Before
+        the first pass, after a pass has ended, and after `set_epoch` or `load_state_dict`, it is the epoch with which
+        the next pass starts.
         """
         return self._cursor.epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Lets the next pass start with this epoch, from its beginning. The active pass goes on as it is."""
+        """Starts the next pass at the beginning of this epoch. The active pass continues unchanged."""
         self._cursor.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
 
     def __len__(self) -> int:
-        """Batches that this rank gets in a pass.
+        """Returns the number of batches that this rank gets in a pass.
 
         Raises:
-            TypeError: if passes have no end (`epochs=None`).
+            TypeError: If passes have no end (`epochs=None`).
         """
         if self._epochs is None:
             raise TypeError("a reader with epochs=None has no length: its passes don't end")
         return self._order.steps * self._epochs
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Starts a pass: where a loaded state stands, else at the start of the next epoch that no pass has read."""
+        """Starts a pass at the loaded state, or at the beginning of the next epoch that no pass has read."""
         return self._shown(self._start())
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Starts a pass, as `iter(reader)` does, and yields its batches as Arrow record batches (extra `arrow`).
 
-        They are what `to_arrow` makes of the batches, over their memory, when they are asked for: so few are held,
-        unless whoever reads keeps them. Sparse columns are read as `SparseCSR` for it, which saves a copy. The schema
-        is known at once; it follows from `features`, which its metadata holds, and has a bool column `valid` with
-        `uneven="pad"`. Dropping the stream ends the pass; its own `close` doesn't, but `Reader.close` does. With
-        `epochs=None` it has no end, and what reads all of it won't return. A stream of Arrow is for one thread at a
-        time; several may draw from `iter(reader)`.
+        Each record batch is converted with `to_arrow` when the consumer asks for it, and shares the memory of the
+        batch. So only a few batches are in memory unless the consumer keeps them. Sparse columns are read as
+        `SparseCSR`, which saves a copy. The schema is known before the first batch. It follows from `features`, which
+        its metadata contains, and has a bool column `valid` with `uneven="pad"`. Dropping the stream, or calling
+        `Reader.close`, ends the pass. The stream's own `close` doesn't end it. With `epochs=None` the stream has no
+        end, so reading all of it never returns. Only one thread at a time may use an Arrow stream, but several may draw
+        from `iter(reader)`.
 
-        Libraries that take Arrow streams take the reader itself, without pyarrow, and each read of it starts a pass. A
-        query that names a reader twice needs two readers. `polars.from_arrow` makes a series of structs of any stream,
-        and `polars.DataFrame` a frame. What is raised in a pass comes out of this stream as it is; through other
-        libraries it becomes their error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
-        `duckdb.InvalidInputException`), whose message has the name and the message of fastpipe's.
+        Libraries that accept Arrow streams also accept the reader itself, without pyarrow, and each read starts a pass.
+        A query that refers to a reader twice needs two readers. `polars.from_arrow` turns any stream into a series of
+        structs; use `polars.DataFrame` to get a data frame. This stream raises the errors of the pass unchanged. Other
+        libraries raise their own error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
+        `duckdb.InvalidInputException`), whose message contains the name and message of the original one.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            ValueError: if the name of a feature, or its size, isn't one that Arrow has.
+            ImportError: If pyarrow isn't installed.
+            ValueError: If Arrow doesn't support the name or size of a feature.
 
         Example:
             >>> import fastpipe
@@ -302,14 +305,16 @@ class Reader:
         return arrow_streams(self).schema_capsule()
 
     def _start(self, memory: PassMemory | None = None, *, csr: bool = False) -> Pass:
-        """Starts a pass whose batches lie in this memory; with `csr` their sparse columns are in that layout.
+        """Starts a pass.
 
-        Memory whose allocator is written in Python must not be asked for when the interpreter ends: the pass has to be
-        closed before.
+        Args:
+            memory: Memory for the batches. An allocator that is written in Python must not be called when the
+                interpreter exits, so the caller must close the pass before.
+            csr: Whether sparse columns have the layout "csr".
         """
         epoch, progress = self._cursor.next_start()
         self._close(
-            "another iter(reader) began a pass, and a reader has one at a time; take two readers for two passes"
+            "another iter(reader) began a pass. A reader has one pass at a time; use two readers for two passes"
         )
         options = replace(self._running, memory=memory, csr=csr, totals=self._totals)
         started = self._order.start(options, epoch, None if self._epochs is None else epoch + self._epochs, progress)
@@ -318,25 +323,26 @@ class Reader:
         return started
 
     def _shown(self, started: Pass) -> Iterator[dict[str, Any]]:
-        """The batches of a pass, with a progress bar if that is wanted."""
+        """Returns the batches of a pass, with a progress bar if the user asked for one."""
         if not self._progress:
             return started
         return show(started, total=started.total, batch_size=self.batch_size)
 
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
-        """Another reader, of one of equal shares of what this one yields; `rank` and `world_size` of these.
+        """Returns a reader of one of `num_shards` equal shards of this reader's batches.
 
-        Where this reader has a rank already, its share is divided further: rank `r` of `w` becomes rank
-        `r * num_shards + index` of `w * num_shards`. The shares are of one order, with this reader's seed, and begin
-        where its next pass would. So each row is in exactly one of them, but for what `uneven` says of the rest.
+        If this reader already has a rank, its shard is divided further: rank `r` of `w` becomes rank `r * num_shards +
+        index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin where its next
+        pass would. So each row is in exactly one shard, except as `uneven` specifies.
 
         Args:
-            num_shards: number of shares, at least 1.
-            index: which of them, 0 to `num_shards - 1`.
+            num_shards: Number of shards, at least 1.
+            index: Index of the shard, 0 to `num_shards - 1`.
 
         Raises:
-            ValueError: if there is no such share, or shares would have no batch of their own; it names what would do.
-            StateError: if a state was loaded that can't be shared out so.
+            ValueError: If there is no such shard, or if no shard would get a batch. The message lists settings that
+                work.
+            StateError: If a loaded state can't be divided among the shards.
 
         Example:
             >>> import fastpipe
@@ -348,20 +354,21 @@ class Reader:
         return self._reordered(self._ordering.shard(shards, within("index", index, 0, shards - 1)))._warned()
 
     def partition(self, partitions: SupportsIndex) -> list[Partition]:
-        """Divides the data into parts that take about as long to read, for whoever deals them out.
+        """Divides the data into partitions that take about the same time to read.
 
-        Each row is in one part. The source's units (blocks, row groups, stretches of lines) stay whole, in their order.
-        The division is a pure function of the data set; this reader's order and rank have no part in it.
+        Each row is in one partition. The source's units (blocks, row groups, CSV chunks) stay whole and keep their
+        order. The partitions depend only on the dataset, not on this reader's order or rank.
 
         Args:
-            partitions: how many, at most: no part is empty, so there are fewer where there are few units.
+            partitions: Maximum number of partitions, 1 to 2^31. No partition is empty, so a dataset with few units has
+                fewer.
 
         Returns:
-            The parts, in their order: a few numbers each.
+            The partitions, in the order of the dataset. Each one consists of a few numbers.
 
         Raises:
-            TypeError: if the number is no integer.
-            ValueError: if it is out of range, or the reader is of a sample.
+            TypeError: If `partitions` isn't an integer.
+            ValueError: If it is out of range, or if the reader is a sample.
 
         Example:
             >>> import fastpipe
@@ -375,20 +382,21 @@ class Reader:
         return split_dataset(self._data, self._ordering, partitions)
 
     def read_partition(self, partition: Partition) -> Self:
-        """Reads one part of the data.
+        """Returns a reader of one partition.
 
         Args:
-            partition: as `partition` returned it, of this reader or of one of the same data set in another process.
+            partition: A partition that `partition` returned, of this reader or of a reader of the same dataset in
+                another process.
 
         Returns:
-            A reader of the part, with states, `batch_at` and adapters as any other. It has this one's features, order,
-            seed, ranks, threads, limits and epochs: shuffling stays within the part, which ranks share. Its states fit
-            this part alone.
+            A reader of the partition, which supports states, `batch_at` and adapters like any other. It has the same
+            features, order, seed, ranks, threads, limits and epochs as this reader. Rows are shuffled within the
+            partition, and its ranks share the partition. Its states fit only this partition.
 
         Raises:
-            StateError: if the partition is of another data set, or of one that has changed.
-            TypeError: if it is no partition.
-            ValueError: if the reader is of a sample.
+            StateError: If the partition belongs to another dataset, or if the dataset has changed.
+            TypeError: If the argument isn't a `Partition`.
+            ValueError: If the reader is a sample.
         """
         return type(self)(dataset_part(self._data, self._ordering, partition), **self._options())
 
@@ -405,37 +413,40 @@ class Reader:
         copies: bool = True,
         patience: float = 600.0,
     ) -> LeaseWorker:
-        """Joins a job whose workers share this reader's batches by leases, however many come and go.
+        """Joins a job whose workers share this reader's batches through leases. Workers may join and leave at any time.
 
-        A ledger, some tables in a database, holds which stretches of the order are free, leased or done. This reader's
-        order says what a stretch is: which batch is which never depends on who reads it. Stretches of a worker that is
-        killed or hangs pass to others when its leases expire, from the last batch that it has committed.
+        A ledger, stored in database tables, records which ranges of the order are free, leased or done. The ranges are
+        defined by this reader's order, so the rows of a batch never depend on which worker reads it. If a worker is
+        killed or hangs, its leases expire, and other workers continue after its last committed batch.
 
         Args:
-            url: of the ledger's database: `postgresql://user@host/database`, or `sqlite:///ledger.db`, a file, for
-                workers of one machine. Its tables are made by the first worker.
-            worker: a name of its own. One that comes back under its name takes over what it held. By default the host's
-                name and the process's number.
-            job: a name for what is read: all its workers have readers of the same data, order and seed.
-            stretch: batches of a stretch; by default up to 32, and fewer for few batches. All workers give the same.
-            ttl: seconds after which a lease expires that isn't renewed, by the database's clock.
-            ahead: stretches that are leased before they are needed.
-            barrier: whether an epoch begins when the one before it is done. Without, workers that find no stretch go on
-                with the next one.
-            copies: whether this worker, when it finds no stretch, takes a second copy of one that another worker is
-                slow with: the first to commit wins.
-            patience: seconds for which the database may be away.
+            url: URL of the ledger's database: `postgresql://user@host/database`, or `sqlite:///ledger.db` for a file
+                that workers of one machine share. The first worker creates the tables.
+            worker: Unique name of this worker. A worker that restarts under the same name resumes its leases. Defaults
+                to the host name and the process ID.
+            job: Name of the job. All of its workers must have readers with the same data, order and seed. Defaults to
+                "default".
+            stretch: Number of batches in a leased range. All workers must pass the same number. Defaults to 32, or
+                fewer if there are few batches.
+            ttl: Seconds after which a lease expires unless it is renewed, measured by the database's clock. Defaults to
+                30.
+            ahead: Number of ranges that are leased before they are needed. Defaults to 1.
+            barrier: Whether an epoch begins only when the previous one is done. If False, workers that find no free
+                range continue with the next epoch. Defaults to True.
+            copies: Whether this worker, if it finds no free range, also reads a range of a slow worker. The first
+                worker to commit wins. Defaults to True.
+            patience: Seconds for which the worker tolerates an unreachable database. Defaults to 600.
 
         Returns:
             The worker: iterate over it, and call its `commit()`.
 
         Raises:
-            ImportError: if the database's driver isn't installed; it says what to install.
-            LedgerError: if the database can't be reached, or written.
-            StateError: if the ledger has a job of that name that reads other data, or in another order.
-            TypeError: if an argument is of the wrong type.
-            ValueError: if a number is out of range, the reader is one of several ranks or has drawn its seed, or there
-                is no batch.
+            ImportError: If the database driver isn't installed. The message says what to install.
+            LedgerError: If the database can't be reached or written.
+            StateError: If the ledger has a job of that name with other data or another order.
+            TypeError: If an argument has the wrong type.
+            ValueError: If a number is out of range, if the reader has several ranks or a randomly drawn seed, or if
+                there is no batch.
 
         Example:
             >>> import fastpipe
@@ -464,10 +475,10 @@ class Reader:
         )
 
     def _reordered(self, ordering: Ordering) -> Reader:
-        """Another one of the same data in another order, which starts where this one's next pass would.
+        """Returns a reader of the same data in another order, which starts where this reader's next pass would.
 
         Raises:
-            StateError: if a state was loaded that can't be gone on from in that order.
+            StateError: If a loaded state can't be resumed in that order.
         """
         epoch, loaded = self._cursor.following()
         reader = _rebuild(self._data, self._options() | {"ordering": ordering}, epoch, loaded)
@@ -476,7 +487,7 @@ class Reader:
         return reader
 
     def _rebuilt(self) -> Reader:
-        """Another one that starts where this one's next pass would."""
+        """Returns a copy that starts where this reader's next pass would."""
         return _rebuild(self._data, self._options(), *self._cursor.following())
 
     @staticmethod
@@ -484,24 +495,27 @@ class Reader:
         try:
             order.check(progress)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise StateError(f"the state can't be gone on from: {error}") from None
+            raise StateError(f"cannot resume from this state: {error}") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the pass has come: with it another reader goes on exactly where this one is.
+        """Returns the position of the active or last pass. Another reader can resume from it exactly.
 
-        Only batches that `next` has returned count as seen, not those that are decoded ahead. A state that is saved
-        behind a pass's last batch, before `next` has said that there are no more, stands at the end of that pass: the
-        first loop after loading it is the rest of the pass, without a batch, and the second one is the next epoch. To
-        begin the next epoch at once, save behind the loop. After `break`, until the next `iter`, the state is the
-        middle of the pass that was left: loading it, here or elsewhere, resumes there. After an error,
-        `reader.load_state_dict(reader.state_dict())` resumes with the batch that failed. Threads, look-ahead and
-        columns may differ between saving and loading, folders of files too; with `shuffle=True` or without shuffling
-        also `rank` and `world_size`, if all ranks had the same number of batches when it was saved. (With `"block"` and
-        `"buffer"`, only if `shard_by="batch"`.) States of all ranks are then equal: any one of them serves all.
+        Only batches that `next` has returned count as read; prefetched batches don't. A state that is saved after the
+        last batch of a pass, but before `next` has reported the end, is at the end of that pass. After loading it, the
+        first loop yields the empty rest of that pass, and the second loop reads the next epoch. To start with the next
+        epoch at once, save the state after the loop.
+
+        After `break`, until the next `iter`, the state is the middle of the pass that was left, and loading it resumes
+        there. After an error, `reader.load_state_dict(reader.state_dict())` resumes with the batch that failed.
+
+        Threads, prefetching, columns and the folders of files may differ between saving and loading. With
+        `shuffle=True` or without shuffling, `rank` and `world_size` may also differ, if all ranks had read the same
+        number of batches when the state was saved. (With `"block"` and `"buffer"` this requires `shard_by="batch"`.)
+        The states of all ranks are then equal, so one of them is enough.
 
         Returns:
-            A small dict that can be stored as JSON. Later versions of fastpipe will read it. It refers to the data set
-            by a digest, in which file names have no folders.
+            A small dict that can be stored as JSON. Later versions of fastpipe can read it. It identifies the dataset
+            by a digest that includes file names without their folders.
 
         Example:
             >>> import fastpipe
@@ -519,17 +533,17 @@ class Reader:
         return _state.state(self._data.fingerprint(), self._ordering, self._order.shuffle_buffer, pass_epoch, progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Lets the next pass go on where a state was saved; the active one is closed.
+        """Makes the next pass resume from a state. The active pass is closed.
 
-        A seed that the reader was not given is taken from the state. If it was saved behind the last batch of a
-        pass, what is left of that pass is empty: see `state_dict`.
+        If the reader was created without a seed, it uses the seed of the state. If the state was saved after the last
+        batch of a pass, the rest of that pass is empty: see `state_dict`.
 
         Args:
-            state_dict: as `state_dict` returned it.
+            state_dict: A state as `state_dict` returned it.
 
         Raises:
-            StateError: if it is of another data set, of other arguments, of a later fastpipe, or damaged. Nothing
-                changes then.
+            StateError: If the state has another dataset or other arguments, was saved by a later version of fastpipe,
+                or is damaged. Nothing changes then.
 
         Example:
             >>> import fastpipe
@@ -547,24 +561,24 @@ class Reader:
         ordering = self._ordering if seed == self.seed else self._ordering.with_seed(seed)
         order = self._order if ordering is self._ordering else ordering.of(self._data.handle)
         self._check(order, progress)
-        self._close("load_state_dict() was called; iter(reader) goes on where the state was saved")
+        self._close("load_state_dict() was called; iter(reader) resumes where the state was saved")
         self._ordering, self._order = ordering, order
         self._cursor.load(pass_epoch, progress)
 
     def batch_at(self, step: SupportsIndex, epoch: SupportsIndex | None = None) -> dict[str, Any]:
-        """Makes any batch, without reading those before.
+        """Returns any batch without reading the batches before it.
 
         Args:
-            step: its number within the epoch, as this rank counts them if no other number of ranks had a part in it.
-            epoch: by default `epoch` of the reader.
+            step: Index of the batch within the epoch of this rank, from 0.
+            epoch: Epoch of the batch, 0 to 2^62. Defaults to the reader's `epoch`.
 
         Raises:
-            IndexError: if the epoch has no such batch; a negative number is none.
-            TypeError: if a number is no integer.
-            ValueError: if the epoch is out of range.
-            LimitError: if its order takes more than `memory_limit`, or without one more than half of the memory of this
-                machine or container; the message says which `shuffle_buffer` would fit.
-            FastpipeError: if it can't be read.
+            IndexError: If the epoch has no such batch. Negative indices are not supported.
+            TypeError: If `step` or `epoch` isn't an integer.
+            ValueError: If the epoch is out of range.
+            LimitError: If the order needs more memory than `memory_limit`, or without a limit more than half of the
+                memory of this machine or container. The message says which `shuffle_buffer` would fit.
+            FastpipeError: If the batch can't be read.
 
         Example:
             >>> import fastpipe
@@ -576,28 +590,28 @@ class Reader:
         started = self._order.batches(options, self._at(epoch), at, at + 1)
         try:
             batch = next(started)
-            # Its end says whether files changed while it was read.
+            # The end of the pass checks whether files changed while they were read.
             next(started, None)
             return batch
         finally:
             started.close()
 
     def locate(self, step: SupportsIndex, row: SupportsIndex, epoch: SupportsIndex | None = None) -> Any:
-        """Says where a row of a batch comes from. Reads no data.
+        """Returns where a row of a batch comes from. Reads no data.
 
         Args:
-            step: the batch, as in `batch_at`.
-            row: the row of the batch.
-            epoch: by default `epoch` of the reader.
+            step: Index of the batch, as in `batch_at`.
+            row: Index of the row within the batch.
+            epoch: Epoch of the batch, 0 to 2^62. Defaults to the reader's `epoch`.
 
         Returns:
-            A named tuple of the source's own, whose fields say where the row comes from.
+            A named tuple whose fields depend on the source.
 
         Raises:
-            IndexError: if there is no such batch or row; a negative number is none.
-            TypeError: if a number is no integer.
-            ValueError: if the epoch is out of range.
-            LimitError: as `batch_at`.
+            IndexError: If there is no such batch or row. Negative indices are not supported.
+            TypeError: If an index or the epoch isn't an integer.
+            ValueError: If the epoch is out of range.
+            LimitError: If the order needs more memory than the limit, as in `batch_at`.
 
         Example:
             >>> import fastpipe
@@ -623,66 +637,66 @@ class Reader:
         return self.epoch if epoch is None else within("epoch", epoch, 0, _state.LARGEST_EPOCH)
 
     def stats(self) -> dict[str, Any]:
-        """What the last pass has done so far, and where its time went. Counting it costs less than a hundredth of that.
+        """Returns what the last pass has done so far, and where its time went.
 
-        Batches count when they are made, which is before they are yielded. `fastpipe.metrics` has totals over passes.
+        Counting costs less than 1 % of that time. Batches count when they are made, which is before they are yielded.
+        `fastpipe.metrics` has totals over passes.
 
         Returns:
-            A dict that can be stored as JSON, with
+            A dict that can be stored as JSON, with the following entries:
 
-            - `batches`, `rows`, and `bytes_delivered`: what was made;
-            - `units` of the source (blocks of a file, shards, row groups), `rows_in_units`, `bytes_read`,
-              and `bytes_opened`, which is what these are when they are open: what was opened for it;
-              `rows_reopened`: rows of units that were opened a second time, because the edge of a window cuts them;
-              `rows_skipped`: rows that were passed over once, to let several threads work on one unit;
-            - `ready`: batches that wait to be yielded;
-            - `seconds`: `elapsed` since the pass began; of all threads together `reading`, opening units (by the
-              source's word for it: `decompressing`, `sampling`, `opening`), `indexing` (finding where records start),
-              `skipping`, making rows of them (`decoding` or `gathering`), `assembling` and `planning`; `fetching` of
-              all calls of a source together, for which no thread of the pass waits; and of the consumer
-              `consumer_waiting`, when it wanted a batch that wasn't there, and `waiting_for_consumer`, when it was busy
-              with the one before;
-            - `threads`: how many were `chosen` of those `available`, and `start_delay`, the seconds until one that
-              slept does something;
-            - `memory`: bytes `reserved` for what is under way, now and at `most_reserved`; bytes `in_batches` that
-              aren't yielded, and `free`, which is kept to be used again; how many slabs and buffers were `recycled`,
-              and how many `fresh`;
-            - `model`: for each class of units that cost alike what was learned: `ns_per_stored_byte` to
-              open, `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, the `expansion` by
-              opening; and by how much the `predictions` that were made with it were off: `error`, as a fraction
-              of what was predicted. None for what wasn't met.
+            - `batches`, `rows` and `bytes_delivered`: what was made.
+            - `units` of the source (blocks of a file, shards, row groups), `rows_in_units`, `bytes_read`, and
+              `bytes_opened`, their size when open: what was opened to make the batches.
+            - `rows_reopened`: rows of units that were opened a second time because a window boundary splits them.
+            - `rows_skipped`: rows that one thread passed over so that several threads could work on the same unit.
+            - `ready`: batches that are waiting to be yielded.
+            - `seconds`: `elapsed` since the pass began. Summed over all threads: `reading`, opening units (named by the
+              source: `decompressing`, `sampling` or `opening`), `indexing` (finding where records start), `skipping`,
+              making rows (`decoding` or `gathering`), `assembling` and `planning`. `fetching` is the sum over all calls
+              of a source for which no thread of the pass waits. For the consumer: `consumer_waiting`, when it waited
+              for a batch, and `waiting_for_consumer`, when it was busy with the previous batch.
+            - `threads`: how many were `chosen` of those `available`, and `start_delay`, the seconds until a sleeping
+              thread starts to work.
+            - `memory`: bytes `reserved` for work in flight, and their maximum, `most_reserved`; bytes `in_batches` that
+              are not yet yielded; `free` bytes that are kept for reuse; and how many slabs and buffers were `recycled`
+              or `fresh`.
+            - `model`: the learned costs of each class of units with similar costs: `ns_per_stored_byte` to open,
+              `ns_per_row` and `ns_per_byte` to decode, `ns_per_skipped_byte`, and the `expansion` when opened.
+              `predictions` counts the predictions of the model, and `error` is their relative error. None for costs
+              that were not observed.
 
-            Empty before the first pass.
+            The dict is empty before the first pass.
         """
         position = self._cursor.position
         return ({} if position is None else position.stats()) or {}
 
     def explain(self) -> str:
-        """Says in words what limits the last pass, and what would help.
+        """Explains in words what limits the last pass, and how to make it faster.
 
-        May read a unit and decode it several times, to see what each column takes.
+        May read one unit and decode it several times to measure the cost of each column.
 
         Raises:
-            FastpipeError: if that unit can't be read.
+            FastpipeError: If that unit can't be read.
         """
         return explain(self.stats(), self._data)
 
     def serve(self, url: str = "grpc://127.0.0.1:0", **options: Any) -> Server:
-        """Serves its batches to others, who `fastpipe.connect` to it (extra `arrow`).
+        """Serves this reader's batches to clients, which call `fastpipe.connect` (extra `arrow`).
 
         Args:
-            url: to listen at: `grpc://host:port`. By default only processes of this machine can connect, at any port
-                that is free.
-            **options: of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`,
+            url: Address to listen on, `grpc://host:port`. By default, any free port, for processes of this machine
+                only.
+            **options: Options of `fastpipe.service.Server`: `token`, `tls`, `client_ca`, `max_passes`, `keep`,
                 `memory_limit`, `max_requests`, `metrics_port`, `metrics_host`.
 
         Returns:
-            The server, which runs until its `stop` is called, or its `with` block ends.
+            The server, which runs until its `stop` method is called or its `with` block ends.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            OSError: if it can't listen there.
-            ValueError: if the URL is none, and as `Server` does.
+            ImportError: If pyarrow isn't installed.
+            OSError: If the server can't listen on the address.
+            ValueError: If the URL is invalid, or if `Server` rejects an option.
         """
         require_pyarrow()
         from fastpipe.service._server import listening
@@ -694,7 +708,7 @@ class Reader:
         self._close("close() was called; iter(reader) starts a new pass")
 
     def _close(self, because: str) -> None:
-        """Ends the active pass, whose `next` then says why."""
+        """Ends the active pass. Its `next` then raises an error that contains the reason."""
         active, self._active = self._active, None
         if active is not None:
             active.close(f"the pass was closed: {because}")
@@ -731,12 +745,12 @@ class Reader:
 
 
 def made(data: Dataset, **options: Any) -> Reader:
-    """A reader of these options for the user, who is told of the rows that it leaves out, if these are many."""
+    """Creates a reader for the user, and warns the user if its order leaves out many rows."""
     return Reader(data, **options)._warned()
 
 
 def _rebuild(data: Dataset, options: dict[str, Any], epoch: int, loaded: tuple[int, _state.State] | None) -> Reader:
-    """A reader that starts where another one would."""
+    """Creates a reader that starts where another one would."""
     reader = Reader(data, **options)
     reader._cursor = PassCursor(epoch, loaded)
     return reader

@@ -1,4 +1,4 @@
-"""The passes of a reader, as adapters know them."""
+"""The passes of a reader, in the form that adapters use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class ReaderParts(NamedTuple):
-    """What a reader is made of, for those who make others like it elsewhere.
+    """The parts of a reader, for code that creates similar readers elsewhere.
 
     Attributes:
-        data: what it reads.
-        ordering: what its order depends on.
-        order: of its data.
-        running: how its passes run.
-        epochs: of a pass; None if it has no end.
+        data: Dataset that the reader reads.
+        ordering: Settings of the order.
+        order: Order of the dataset's rows.
+        running: Run-time options of the passes.
+        epochs: Number of epochs in a pass; None if a pass has no end.
     """
 
     data: Dataset
@@ -43,10 +43,10 @@ class ReaderParts(NamedTuple):
 
 
 class ReaderPasses(Passes):
-    """The passes of a reader; all that they stand at is the reader's.
+    """The passes of a reader. The reader holds their position.
 
     Args:
-        reader: whose passes these are.
+        reader: The reader.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -61,7 +61,7 @@ class ReaderPasses(Passes):
 
     @property
     def parts(self) -> ReaderParts:
-        """What the reader is made of."""
+        """The parts of the reader."""
         reader = self._reader
         return ReaderParts(reader._data, reader._ordering, reader._order, reader._running, reader._epochs)
 
@@ -102,13 +102,13 @@ class ReaderPasses(Passes):
 
     def shard(self, num_shards: int, index: int) -> Passes:
         shard = self._reader.shard(num_shards, index)
-        # The user has this reader, and looks there.
+        # The user monitors this reader, so its shards add to its totals.
         shard._totals = self._reader._totals
         return ReaderPasses(shard)
 
     def share(self, processes: int, index: int) -> Passes:
         if processes > 1 and self.drawn:
-            raise ValueError("give a seed: all processes must shuffle alike, and one that is drawn differs among them")
+            raise ValueError("give a seed: every process must use the same seed, and random seeds differ")
         share = self.shard(processes, index)
         share.totals.rank = share.rank
         return share
@@ -220,14 +220,19 @@ class ReaderPasses(Passes):
 
     def start_in_engine(self) -> Pass:
         self._reader._close(
-            "another iterator over the tf.data.Dataset of this reader began, and a reader has one pass at a time. For"
-            " two iterators at a time, make a second reader and fastpipe.tf.dataset(second_reader)"
+            "another iterator over the tf.data.Dataset of this reader was started, and a reader has one pass at a time."
+            " For two iterators at a time, create a second reader and fastpipe.tf.dataset(second_reader)"
         )
         return self._reader._start()
 
 
 def arrow_streams(reader: Reader, start: Callable[[], Pass] | None = None) -> ArrowStreams:
-    """The Arrow streams of a reader: of its passes, or of what is started instead, without a progress bar."""
+    """Returns the Arrow streams of a reader.
+
+    Args:
+        reader: The reader.
+        start: Function that starts a pass. By default, starts a pass of the reader, with a progress bar if it has one.
+    """
 
     def counter(started: Pass) -> Counter | None:
         return (

@@ -1,4 +1,4 @@
-"""Batches of another size, and shuffled ones, from any batches."""
+"""Changes the size of batches from any source, and shuffles their rows."""
 
 from __future__ import annotations
 
@@ -26,46 +26,48 @@ def rebatch(
 ) -> Rebatcher:
     """Yields the rows of batches in batches of another size, in order or shuffled.
 
-    Batches may come from anywhere, and have any number of rows, or none. Each is a dict from column name to a NumPy
-    array `[rows, ...]` of any dtype that holds no Python objects, or to one of fastpipe's forms: `Ragged`, `Strings`,
-    `Masked`, `Sparse`, `SparseCSR`, within each other as readers make them. All have the same columns, of the same
-    forms, dtypes and shapes but for the rows. So do those that come out, in arrays of their own, which are the
-    caller's. `dense_shape` of sparse columns has the largest sizes seen so far. Where `indices` of `Sparse` are of a
-    type too narrow for the numbers of `batch_size` rows, those that come out are int64.
+    Batches may come from any iterable and have any number of rows, including none. Each batch is a dict from column
+    name to a NumPy array `[rows, ...]` without Python objects, or to a batch form: `Ragged`, `Strings`, `Masked`,
+    `Sparse` or `SparseCSR`, nested as in batches of readers. All batches must have the same columns, with the same
+    forms, dtypes and shapes except for the number of rows. The resulting batches have them too. Their arrays are new
+    and belong to the caller. `dense_shape` of sparse columns has the largest sizes seen so far. If the dtype of
+    `Sparse.indices` is too narrow for `batch_size` rows, the resulting indices are int64.
 
-    Shuffled, batches are what `tf.data.Dataset.shuffle(shuffle_buffer).batch(batch_size)` yields, in distribution. Draw
-    `i` of a Fisher-Yates shuffle swaps the row at position `i` with the one at a position drawn uniformly from
-    `[i, min(i + shuffle_buffer, total))`, and puts it out. Which rows are in which batch depends on `batch_size`,
-    `shuffle_buffer`, `seed`, `epoch` and the rows alone, not on the batches that they came in, and it stays the same in
-    all versions.
+    With a shuffle buffer, batches have the distribution of `tf.data.Dataset.shuffle(shuffle_buffer).batch(batch_size)`.
+    Draw `i` of a Fisher-Yates shuffle swaps the row at position `i` with the row at a position drawn uniformly from
+    `[i, min(i + shuffle_buffer, total))`, and yields it. The rows of a batch depend only on `batch_size`,
+    `shuffle_buffer`, `seed`, `epoch` and the sequence of rows, not on the incoming batches. The result is the same in
+    all versions of fastpipe.
 
-    The buffer keeps up to `1.25 * (shuffle_buffer + batch_size)` rows, or `batch_size` more than a draw needs if that
-    is more. Items of ragged columns, entries of sparse ones and the bytes of strings take up to about twice their size.
+    The buffer holds up to `1.25 * (shuffle_buffer + batch_size)` rows, or `batch_size` more than a draw needs if that
+    is more. Items of ragged columns, entries of sparse columns and the bytes of strings need up to about twice their
+    size.
 
-    Rows of 512 bytes or more aren't copied as they come in, but stay in the arrays that they came in, if these are
-    C-contiguous, until they are drawn. Arrays that are held have, altogether, up to twice the rows of the buffer,
-    besides the last batch that came in. So arrays that were handed over must not be written to before their rows have
-    come out: a producer that writes to the same arrays again needs `copy=True`. With that, and without a shuffle,
-    a batch is not looked at after the next one was asked for.
+    Rows of 512 bytes or more are not copied when they arrive. They stay in their original arrays, if these are
+    C-contiguous, until they are drawn. The arrays that are kept have up to twice as many rows as the buffer, in
+    addition to the last incoming batch. So a producer must not write to an array before all of its rows have been
+    yielded. Producers that reuse their arrays need `copy=True`. With `copy=True` and without shuffling, an incoming
+    batch is not accessed after the next one has been requested.
 
     Args:
-        batches: the batches.
-        batch_size: rows a batch, at least 1. The last one has fewer if rows are left.
-        shuffle_buffer: rows among which each row is drawn, or 0 to keep the order.
-        seed: what the shuffling depends on, below 2^64. By default a random one: see `Rebatcher.seed`.
-        epoch: the epoch, at least 0. Each is shuffled in another way.
-        drop_last: leave out the last batch if it has fewer rows.
-        copy: copy all rows as they come in, for producers that write to their arrays again.
+        batches: Iterable of batches.
+        batch_size: Rows per batch, 1 to 2^31 - 1. The last batch may have fewer.
+        shuffle_buffer: Number of rows from which each row is drawn, up to 2^31 - 1, or 0 to keep the order. Defaults to
+            0.
+        seed: Seed of the shuffle, 0 to 2^64 - 1. By default a random seed is drawn, which `Rebatcher.seed` returns.
+        epoch: Epoch, 0 to 2^63 - 1. Each epoch is shuffled differently. Defaults to 0.
+        drop_last: Whether to drop the last batch if it has fewer than `batch_size` rows. Defaults to False.
+        copy: Whether to copy all rows when they arrive, for producers that reuse their arrays. Defaults to False.
 
     Returns:
-        An iterator of batches. It reads no more batches than it needs, and none before the first is asked for.
+        An iterator of batches. It requests only as many incoming batches as it needs, and none before the first `next`.
 
     Raises:
-        TypeError: if an argument has another type; and, by the iterator, if a batch isn't a dict, if a column isn't an
-            array or a form, holds Python objects, or has another form or dtype than in the first batch.
-        ValueError: if an argument is out of range; and, by the iterator, if a batch has other columns or shapes than
-            the first, if its columns have different numbers of rows, if offsets or coordinates are out of order, or if
-            those of a sparse column lie outside of `dense_shape` or are more or fewer than its values.
+        TypeError: If an argument has the wrong type. The iterator raises it if a batch isn't a dict, or if a column
+            isn't an array or a form, holds Python objects, or differs in form or dtype from the first batch.
+        ValueError: If an argument is out of range. The iterator raises it if a batch differs in columns or shapes from
+            the first one, if its columns have different numbers of rows, if offsets or coordinates are not in order, or
+            if coordinates of a sparse column are outside of `dense_shape` or don't match the number of values.
 
     Example:
         >>> import numpy as np
@@ -80,12 +82,12 @@ def rebatch(
 
 
 class Rebatcher(Iterator[dict[str, Any]]):
-    """Yields rows in batches of another size. `rebatch` makes one, and says how.
+    """Yields rows in batches of another size. `rebatch` creates it and describes its behavior.
 
-    Several threads may draw from it: each batch goes to one of them. An error ends it: it is raised again by each
-    further `next`. So does Ctrl-C: rows may be lost where it lands, so each further `next` raises `RuntimeError`. An
-    error of a batch that came in has a note with its number, and refers to it by its traceback. Else neither rows nor
-    the batches that came in are kept when it has ended, was closed or is dropped.
+    Several threads may draw from it; each batch goes to one of them. An error ends it, and each further `next` raises
+    the error again. Ctrl-C also ends it: rows may be lost then, so each further `next` raises `RuntimeError`. An error
+    in an incoming batch has a note with the index of the batch, and its traceback references the batch. Otherwise, no
+    rows or incoming batches are kept after the iterator has ended or was closed or dropped.
     """
 
     def __init__(
@@ -106,23 +108,23 @@ class Rebatcher(Iterator[dict[str, Any]]):
         self._drop_last = flag("drop_last", drop_last)
         self._copy = flag("copy", copy)
         if isinstance(batches, Mapping):
-            raise TypeError("batches is an iterable of dicts, not a dict: [batch] is one with a single batch")
+            raise TypeError("batches must be an iterable of dicts; got a dict. For a single batch, pass [batch]")
         self._batches: Iterator[Mapping[str, Any]] | None = iter(batches)
         self._rows: _Rows | None = None
         self._came_in = 0
         self._error: Exception | None = None
-        # A thread may meet its own lock: where the batches that come in, a finalizer or a signal handler call this.
+        # A thread may re-enter its own lock if the incoming batches, a finalizer or a signal handler call this object.
         self._lock = threading.RLock()
         self._drawing = False
 
     @property
     def batch_size(self) -> int:
-        """Rows a batch."""
+        """Number of rows per batch."""
         return self._batch_size
 
     @property
     def seed(self) -> int:
-        """What the shuffling depends on, besides the epoch."""
+        """Seed of the shuffle."""
         return self._seed
 
     def __repr__(self) -> str:
@@ -135,12 +137,12 @@ class Rebatcher(Iterator[dict[str, Any]]):
     def __next__(self) -> dict[str, Any]:
         with self._lock:
             if self._error is not None:
-                # Without what was added to it each time it was raised before.
+                # Removes the traceback entries that were added each time the error was raised.
                 raise self._error.with_traceback(None)
             if self._drawing:
                 raise RuntimeError(
-                    "a batch was asked for while one is being made in the same thread: the batches that come in "
-                    "mustn't be made of those that come out"
+                    "next() was called while the same thread is making a batch: the incoming batches must not be "
+                    "derived from the resulting ones"
                 )
             self._drawing = True
             try:
@@ -157,7 +159,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
             return batch
 
     def close(self) -> None:
-        """Drops all rows that wait. No batch comes after it."""
+        """Drops all buffered rows. No batch follows."""
         with self._lock:
             self._drop()
 
@@ -171,7 +173,7 @@ class Rebatcher(Iterator[dict[str, Any]]):
             if batch is not None or batches is None:
                 return batch
             chunk = next(batches, _END)
-            if self._batches is not batches:  # Whoever makes them has closed this.
+            if self._batches is not batches:  # The producer of the batches has closed this object.
                 return None
             if chunk is _END:
                 self._batches = None
@@ -181,13 +183,13 @@ class Rebatcher(Iterator[dict[str, Any]]):
             try:
                 self._take_in(chunk)
             except (TypeError, ValueError) as error:
-                error.add_note(f"This is batch {self._came_in} of those that came in, counted from 0.")
+                error.add_note(f"The error is in incoming batch {self._came_in}, counted from 0.")
                 raise
             self._came_in += 1
 
     def _take_in(self, chunk: Any) -> None:
-        if not isinstance(chunk, (dict, Mapping)):  # Of a dict the abstract class isn't asked, which takes longer.
-            raise TypeError(f"a batch is a dict from column name to array, not {type(chunk).__name__}")
+        if not isinstance(chunk, (dict, Mapping)):  # The check for dict avoids the slower check for the abstract class.
+            raise TypeError(f"a batch must be a dict from column name to array; got {type(chunk).__name__}")
         if self._rows is None:
             self._rows = _Rows(
                 chunk,
@@ -202,12 +204,12 @@ class Rebatcher(Iterator[dict[str, Any]]):
 
 def _interrupted(by: BaseException) -> RuntimeError:
     return RuntimeError(
-        f"{type(by).__name__} has ended an earlier call, and rows may be lost: start over with another rebatch(...)"
+        f"{type(by).__name__} interrupted an earlier call, and rows may be lost: start again with a new rebatch(...)"
     )
 
 
 class _Rows:
-    """The rows that wait."""
+    """The buffered rows."""
 
     def __init__(self, first: Mapping[str, Any], batch_size: int, **options: Any) -> None:
         self._columns = ColumnLayout(first, batch_size)
@@ -217,7 +219,7 @@ class _Rows:
 
     def push(self, batch: Mapping[str, Any]) -> None:
         if self._plain and self._buffer.push_arrays(batch):
-            return  # Others are taken apart, and if need be refused, column by column.
+            return  # Other batches are split and checked column by column.
         rows, parts = self._columns.split(batch)
         if rows:
             self._buffer.push(rows, parts)

@@ -1,12 +1,11 @@
-"""Random samples of a reader's rows: uniform, by strata, by weights, or in whole units.
+"""Random samples of a reader's rows: uniform, stratified, weighted, or of whole units.
 
 Each row has a word from the counter-based generator Philox (J. K. Salmon et al., Parallel Random Numbers: As Easy as 1,
-2, 3, 2011), keyed by the seed. NumPy keeps its raw words the same over versions.
+2, 3, 2011), keyed by the seed. NumPy guarantees that its raw words are the same in all versions.
 
-Strata and units are drawn systematically (W. G. Madow, L. H. Madow, On the Theory of Systematic Sampling, 1944): rows
-are arranged on a circle in a random order that keeps strata or units together, and the circle is entered at a random
-row. Each row is then drawn with exactly the same probability, and each draw has exactly the number of rows that was
-asked for.
+Strata and units are sampled systematically (W. G. Madow, L. H. Madow, On the Theory of Systematic Sampling, 1944). Rows
+are arranged on a circle in a random order that keeps strata or units together, and sampling starts at a random row. So
+each row is drawn with exactly the same probability, and each sample has exactly the requested number of rows.
 """
 
 from __future__ import annotations
@@ -25,44 +24,46 @@ from fastpipe.errors import SchemaError, UnsupportedError
 
 _Rows = npt.NDArray[np.int64]
 
-# Streams of other draws with the same seed are smaller, or are those of BlockRows.
+# Other streams with the same seed have smaller numbers, or belong to `BlockRows`.
 _STRATA = 1 << 44
 
 
 def uniform(seed: int, stream: int, count: int) -> npt.NDArray[np.float64]:
-    """Returns numbers above 0 and below 1."""
+    """Returns random numbers above 0 and below 1."""
     words = np.random.Philox(key=np.array([seed, stream], np.uint64)).random_raw(count)
-    # So that neither end is met, and all doubles between are whole multiples of one.
+    # Excludes both ends, and makes all values multiples of the same power of two.
     return ((words >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def codes_of(values: Any) -> npt.NDArray[np.int64]:
     """Returns the index of each value's stratum. Strata are numbered in the order of their first rows.
 
-    So the same strata are drawn alike, whether their values are read as text or as numbers.
+    So the same strata get the same sample whether their values are read as text or as numbers.
     """
     _, first, found = np.unique(np.asarray(values), return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first)).astype(np.int64)[found.reshape(-1)]
 
 
 def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *, replace: bool) -> _Rows:
-    """Draws from each stratum in proportion to its rows. Counts are rounded up or down at random, by the seed.
+    """Draws from each stratum in proportion to its rows.
+
+    The number of rows per stratum is rounded up or down at random, depending on the seed.
 
     Args:
-        codes: The stratum of each row, from 0.
-        rows: How many rows to draw.
-        seed: Seed of the draw.
-        part: Without replacement, samples with other parts have no row in common with this one. There are
-            `len(codes) // rows` of them.
+        codes: Stratum of each row, from 0.
+        rows: Number of rows to draw.
+        seed: Seed of the sample.
+        part: Index of the part. Without replacement, different parts have no row in common. There are `len(codes) //
+            rows` parts.
         replace: Whether a row may be drawn several times.
     """
     total, sizes = len(codes), np.bincount(codes)
     words = uniform(seed, _STRATA, len(sizes) + 1)
-    # Strata are arranged at random, too: of neighbors that are small, not more than one has a row.
+    # Strata are also arranged at random. At most one of several small neighboring strata gets a row.
     turn = np.argsort(np.argsort(words[1:]))
     order = np.lexsort((uniform(seed, 0, total), turn[codes]))
     if not replace:
-        # Places are at least `total // rows` apart, so that those of other parts are between them.
+        # Positions are at least `total // rows` apart, so the positions of other parts fit between them.
         return order[(_spread(total, rows, int(words[0] * total)) + part) % total]
     keys = uniform(seed, 1 + part, rows + 1)
     drawn = turn[codes[order[_spread(total, rows, int(keys[0] * total))]]]
@@ -72,10 +73,10 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
 
 
 def _spread(total: int, rows: int, start: int) -> _Rows:
-    """Returns `rows` places of `total`, ascending and equally far apart.
+    """Returns `rows` ascending, equally spaced positions below `total`.
 
-    They are `(start + j * total) // rows`, without overflow. If `start` is random, from 0 to `total - 1`, each place is
-    there with the probability `rows / total`.
+    The positions are `(start + j * total) // rows`, computed without overflow. If `start` is uniform on 0 to `total -
+    1`, each position is included with probability `rows / total`.
     """
     whole, rest = divmod(total, rows)
     each = np.arange(rows, dtype=np.int64)
@@ -83,46 +84,46 @@ def _spread(total: int, rows: int, start: int) -> _Rows:
 
 
 def weighted(weights: npt.NDArray[np.float64], rows: int, seed: int, part: int, *, replace: bool) -> _Rows:
-    """Draws rows in proportion to weights: one after the other, of those that are left without replacement.
+    """Draws rows one after the other with probabilities proportional to weights.
 
-    Without replacement these are the rows with the least `-log(u) / weight` (P. S. Efraimidis, P. G. Spirakis, Weighted
-    random sampling with a reservoir, 2006).
+    Without replacement, each draw is from the remaining rows. The result is the rows with the smallest `-log(u) /
+    weight` (P. S. Efraimidis, P. G. Spirakis, Weighted random sampling with a reservoir, 2006).
 
     Args:
-        weights: of each row.
-        rows: how many to draw.
-        seed: of the drawing.
-        part: without replacement, samples of parts before are left out.
-        replace: whether rows may be drawn several times.
+        weights: Weight of each row.
+        rows: Number of rows to draw.
+        seed: Seed of the sample.
+        part: Index of the part. Without replacement, the rows of earlier parts are excluded.
+        replace: Whether a row may be drawn several times.
 
     Raises:
-        ValueError: if a weight is negative or not finite, or too few are above 0.
+        ValueError: If a weight is negative or not finite, or if too few weights are above 0.
     """
     if not np.isfinite(weights).all() or (weights < 0).any():
         wrong = int(np.argmax(~np.isfinite(weights) | (weights < 0)))
-        raise ValueError(f"weights are numbers from 0, and that of row {wrong} is {weights[wrong]}")
+        raise ValueError(f"weights must be finite and at least 0; the weight of row {wrong} is {weights[wrong]}")
     there = np.flatnonzero(weights)
     if len(there) < (1 if replace else rows * (part + 1)):
-        raise ValueError(f"{len(there)} rows have weights other than 0, and {rows * (part + 1)} are to be drawn")
+        raise ValueError(f"{len(there)} rows have weights above 0, fewer than the {rows * (part + 1)} to be drawn")
     if replace:
-        # Scaled by a power of two, which is exact, so that the sum neither overflows nor loses digits.
+        # Scaling by a power of two is exact. It prevents overflow and loss of digits in the sum.
         sums = np.cumsum(np.ldexp(weights[there], -np.frexp(weights.max())[1]))
         places = np.searchsorted(sums, uniform(seed, 1 + part, rows) * sums[-1], side="right")
         replaced: _Rows = there[np.minimum(places, len(there) - 1)]
         return replaced
-    # Logarithms of the keys have the same order, and don't overflow.
+    # The logarithms of the keys have the same order and don't overflow.
     keys = np.log(-np.log(uniform(seed, 0, len(weights))[there])) - np.log(weights[there])
     return there[np.argsort(keys, kind="stable")[part * rows : (part + 1) * rows]]
 
 
 class Arc(NamedTuple):
-    """Successive rows on a circle of units, in the order of the units.
+    """Successive rows on a circle of units, sorted by unit.
 
     Attributes:
-        units: int64 `[n]`, ascending. A unit is there twice if the arc begins and ends within it.
-        starts: int64 `[n]`, the first of the unit's rows on the circle that are in the arc.
-        stops: int64 `[n]`, one more than the last.
-        taken: int64 `[n]`, how many rows of the unit are on the circle.
+        units: Unit indices, int64 `[n]`, ascending. A unit occurs twice if the arc begins and ends within it.
+        starts: For each unit, the index of its first row in the arc among its rows on the circle, int64 `[n]`.
+        stops: Index after the last row, int64 `[n]`.
+        taken: Number of the unit's rows that are on the circle, int64 `[n]`.
     """
 
     units: _Rows
@@ -132,22 +133,22 @@ class Arc(NamedTuple):
 
 
 def arc(unit_rows: npt.NDArray[Any], taken: int, skipped: int, rows: int, seed: int, stream: int) -> Arc:
-    """Draws rows of units that are arranged on a circle at random, from a random row onward.
+    """Draws successive rows of units that are arranged on a circle at random, starting at a random row.
 
     Args:
-        unit_rows: The rows of each unit.
-        taken: How many of all rows are on the circle: of each unit in proportion to its rows.
-        skipped: Rows of the circle that are left out first, for earlier draws.
-        rows: How many to draw; with `skipped`, at most `taken`.
-        seed: Seed of the draw.
-        stream: Stream of the generator. Draws of the same circle have the same one.
+        unit_rows: Number of rows in each unit.
+        taken: Number of rows on the circle. Each unit contributes in proportion to its rows.
+        skipped: Number of rows on the circle to skip first, for earlier draws.
+        rows: Number of rows to draw. `rows + skipped` must be at most `taken`.
+        seed: Seed of the sample.
+        stream: Stream of the generator. All draws from the same circle use the same stream.
     """
     words = uniform(seed, stream, len(unit_rows) + 2)
     order = np.argsort(words[2:], kind="stable")
     ends = np.cumsum(unit_rows[order], dtype=np.int64)
     total = int(ends[-1])
     if taken < total:
-        # How many of the places of `_spread` are before each end. Python's integers don't overflow.
+        # Number of positions of `_spread` before each end. Python integers don't overflow.
         exact = ends if total * taken < 2**62 else ends.astype(object)
         ends = (-((int(words[0] * total) - exact * taken) // total)).astype(np.int64)
     begins = np.concatenate([[0], ends[:-1]])
@@ -163,16 +164,16 @@ def arc(unit_rows: npt.NDArray[Any], taken: int, skipped: int, rows: int, seed: 
 
 
 def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -> tuple[_Rows, _Rows]:
-    """Draws whole units, and parts of two: an arc of a circle of all.
+    """Draws whole units, except for parts of two: an arc of a circle of all units.
 
     Args:
-        unit_rows: The rows of each unit.
-        rows: How many rows to draw.
-        seed: Seed of the draw.
-        part: Index of the arc. Arcs with the same seed and number of rows have no row in common.
+        unit_rows: Number of rows in each unit.
+        rows: Number of rows to draw.
+        seed: Seed of the sample.
+        part: Index of the arc. Arcs with the same seed and `rows` have no row in common.
 
     Returns:
-        The indices of the rows, ascending, and of each the index of its unit.
+        The indices of the rows, ascending, and the index of each row's unit.
 
     Raises:
         ValueError: If there are too few rows.
@@ -180,7 +181,7 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
     total = int(unit_rows.sum(dtype=np.int64))
     if rows * (part + 1) > total:
         parts = f"{part + 1} parts of {rows} rows each" if part else f"rows={rows}"
-        raise ValueError(f"{parts} are more than the {total} rows there are: draw fewer rows")
+        raise ValueError(f"{parts} exceeds the {total} rows of the dataset: draw fewer rows")
     drawn = arc(unit_rows, total, part * rows, rows, seed, 0)
     firsts = np.cumsum(unit_rows, dtype=np.int64) - unit_rows
     counts = drawn.stops - drawn.starts
@@ -203,36 +204,38 @@ def sample(
     weights: str | npt.ArrayLike | None = None,
     batch_size: SupportsIndex | None = None,
 ) -> Reader:
-    """Draws a uniform random sample of a reader's rows, of whatever source.
+    """Draws a uniform random sample of a reader's rows. Works with any source.
 
-    Which rows it has is a pure function of seed and epoch: each epoch has another sample, of the same size. They come
-    in the order in which they stand, so that each unit is read once, and units without any aren't read at all. States,
-    `batch_at` and adapters are those of any reader. `rebatch` shuffles the rows.
+    The sample is a pure function of seed and epoch: each epoch has a different sample of the same size. Rows keep the
+    order of the source, so each unit is read once, and units without sampled rows aren't read at all. The sample
+    supports states, `batch_at` and adapters like any reader. Use `rebatch` to shuffle its rows.
 
     Args:
-        reader: of one rank, made with `shuffle=False`. Its features, threads, limits and epochs are kept.
-        rows: of the sample, up to 2^31; without `replace`, at most as many as there are.
-        replace: whether a row may be drawn several times (a bootstrap).
-        seed: of the drawing, 0 to 2^64 - 1. One is drawn by default, and shown by `seed` of what is returned.
-        part: without `replace`, samples of the same seed and size with different parts have no row in common: part `k`
-            has the rows that are drawn behind those of parts 0 to `k - 1`. For several devices, or for training and
-            validation. With `replace`, parts are drawn independently of each other.
-        stratify: Draws from each group of rows with equal values in proportion to its rows, rounded up or down at
-            random by the seed, so that each row is equally likely: the name of a feature, which is read of all rows
-            once, or an array with a value for each row. All epochs have the same sample then.
-        weights: draws rows in proportion to these: the name of a feature, or an array. All epochs have the same sample
-            then. Without `replace`, one row after the other is drawn of those that are left.
-        batch_size: rows a batch; None for those of the reader. The units of a batch are open at the same time: the
-            fewer rows are drawn of many, the more memory a batch takes.
+        reader: A reader without ranks, created with `shuffle=False`. The sample keeps its features, threads, limits and
+            epochs.
+        rows: Number of rows to draw, 1 to 2^31. Without `replace`, at most the number of rows in the dataset.
+        replace: Whether a row may be drawn several times (a bootstrap sample). Defaults to False.
+        seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn, which `seed` of the result returns.
+        part: Index of the part, 0 to 2^20. Without `replace`, parts with the same seed and size have no row in common:
+            part `k` has the rows that are drawn after those of parts 0 to `k - 1`. Use parts for several devices, or
+            for training and validation. With `replace`, parts are independent. Defaults to 0.
+        stratify: Name of a feature, which is read once for all rows, or an array with one value per row. Draws from
+            each group of rows with equal values in proportion to its rows. Counts are rounded up or down at random, so
+            that each row is equally likely. All epochs then have the same sample. Defaults to None.
+        weights: Name of a feature, or an array with one value per row. Draws rows in proportion to these weights.
+            Without `replace`, each draw is from the remaining rows. All epochs then have the same sample. Defaults to
+            None.
+        batch_size: Rows per batch, 1 to 2^31 - 1. All units of a batch are open at the same time, so a sample of few
+            rows from many units needs more memory. Defaults to the reader's batch size.
 
     Returns:
         A reader of the sample.
 
     Raises:
-        SchemaError: if `stratify` or `weights` names no feature.
-        TypeError: if an argument is of the wrong type.
-        UnsupportedError: if the reader is shuffled.
-        ValueError: if one is out of range, there are too few rows, or the reader is one of several ranks.
+        SchemaError: If `stratify` or `weights` isn't the name of a feature.
+        TypeError: If an argument has the wrong type.
+        UnsupportedError: If the reader is shuffled.
+        ValueError: If an argument is out of range, if there are too few rows, or if the reader has several ranks.
 
     Example:
         >>> import fastpipe
@@ -250,9 +253,9 @@ def sample(
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
     if not again and skipped + count > there:
-        behind = f" of parts 0 to {number}, of {count} rows each" if number else ""
+        behind = f" for each of parts 0 to {number}, of {count} rows each," if number else ""
         raise ValueError(
-            f"rows={count}{behind} are more than the {there} rows there are: replace=True draws some twice"
+            f"rows={count}{behind} exceeds the {there} rows of the dataset: draw fewer rows, or set replace=True"
         )
     if there == 0:
         raise ValueError("there are no rows to draw from")
@@ -275,9 +278,9 @@ def _drawn(
     *,
     replace: bool,
 ) -> Reader:
-    """A sample that isn't uniform."""
+    """Draws a stratified or weighted sample."""
     if stratify is not None and weights is not None:
-        raise ValueError("give stratify or weights, not both")
+        raise ValueError("pass either stratify or weights, not both")
     drawn = seed_of(seed)
     if stratify is not None:
         codes = codes_of(_values(reader, "stratify", stratify))
@@ -285,8 +288,8 @@ def _drawn(
     else:
         given = _values(reader, "weights", weights)
         if given.dtype.kind not in "biuf":
-            raise TypeError(f"weights are numbers, not {given.dtype}")
-        # Numbers that float64 doesn't have become infinite, which is refused.
+            raise TypeError(f"weights must be numbers; got {given.dtype}")
+        # Numbers that float64 can't represent become infinite and raise an error.
         with np.errstate(over="ignore"):
             floats = given.astype(np.float64)
         numbers = weighted(floats, rows, drawn, part, replace=replace)
@@ -294,15 +297,15 @@ def _drawn(
 
 
 def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
-    """A value for each row: an array, or what a feature has."""
+    """Returns a value for each row: the given array, or the values of a feature."""
     there = reader._data.handle.num_rows
     if not isinstance(given, str):
         values = np.asarray(given)
         if values.shape != (there,):
-            raise ValueError(f"{what} has a value for each of the {there} rows, not the shape {values.shape}")
+            raise ValueError(f"{what} must have one value for each of the {there} rows; got shape {values.shape}")
         return values
     if given not in reader.features:
-        raise SchemaError(f"{what} names no feature of the reader: {given!r}", feature=given)
+        raise SchemaError(f"{what} is not a feature of the reader: {given!r}", feature=given)
     parts = []
     plain = Ordering.checked(batch_size=1 << 16)
     with Reader(reader._data, **(reader._options() | {"ordering": plain, "epochs": 1})) as all_rows:
@@ -310,35 +313,36 @@ def _values(reader: Reader, what: str, given: Any) -> npt.NDArray[Any]:
             values = batch[given]
             if isinstance(values, Masked):
                 if not np.asarray(values.valid).all():
-                    raise ValueError(f"{what}: {given!r} is null in some rows: read it with a fill value")
+                    raise ValueError(f"{what}: {given!r} is null in some rows: use a fill value when reading it")
                 values = values.values
-            # Batches would keep the memory of all of their columns.
+            # Keeping the array itself would keep the memory of all columns of the batch.
             parts.append(np.array(values))
     found = np.concatenate(parts)
     if found.ndim != 1:
-        raise ValueError(f"{what}: {given!r} isn't one value a row")
+        raise ValueError(f"{what}: {given!r} must have one value per row")
     return found
 
 
 def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | None = None) -> Reader:
-    """Takes the rows with some numbers, of whatever source.
+    """Selects rows by index. Works with any source.
 
-    For samples that are drawn otherwise than `sample` draws them, and for cross-validation: the rows of each fold. They
-    come in the order in which they stand, each as often as it is named. States, `batch_at` and adapters are those of
-    any reader. `rebatch` shuffles the rows, which training needs if those of the files are sorted in some way.
+    Use it for sampling methods that `sample` doesn't support, and for the folds of cross-validation. Rows keep the
+    order of the source. A row is repeated as often as its index is. The result supports states, `batch_at` and adapters
+    like any reader. Use `rebatch` to shuffle the rows: training needs this if the files are sorted in some way.
 
     Args:
-        reader: of one rank, made with `shuffle=False`. Its features, threads, limits and epochs are kept.
-        rows: integers `[n]`, in any order: the numbers of rows, counted over all units or files, from 0.
-        batch_size: rows a batch; None for those of the reader.
+        reader: A reader without ranks, created with `shuffle=False`. The result keeps its features, threads, limits and
+            epochs.
+        rows: Row indices, integers `[n]` in any order. Rows are counted from 0 over all units or files.
+        batch_size: Rows per batch, 1 to 2^31 - 1. Defaults to the reader's batch size.
 
     Returns:
-        A reader of these rows.
+        A reader of the selected rows.
 
     Raises:
-        TypeError: if an argument is of the wrong type.
-        UnsupportedError: if the reader is shuffled.
-        ValueError: if there is no such row, no row is named, or the reader is one of several ranks.
+        TypeError: If an argument has the wrong type.
+        UnsupportedError: If the reader is shuffled.
+        ValueError: If an index is out of range, if `rows` is empty, or if the reader has several ranks.
 
     Example:
         >>> import fastpipe
@@ -352,12 +356,12 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
     _check_order(reader, "take")
     numbers = np.asarray(rows)
     if numbers.dtype == object or numbers.dtype.kind not in "iu":
-        raise TypeError(f"rows are integers, not {numbers.dtype}")
+        raise TypeError(f"rows must be integers; got {numbers.dtype}")
     if numbers.ndim != 1 or not numbers.size or numbers.size > LARGEST_SAMPLE:
-        raise ValueError(f"rows are one list of up to {LARGEST_SAMPLE} numbers, not of shape {numbers.shape}")
+        raise ValueError(f"rows must be a list of 1 to {LARGEST_SAMPLE} numbers; got shape {numbers.shape}")
     there = reader._data.handle.num_rows
     if numbers.min() < 0 or numbers.max() >= there:
-        raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} isn't one of the {there} rows")
+        raise ValueError(f"row {numbers.min() if numbers.min() < 0 else numbers.max()} is not one of {there} rows")
     ordering = reader._ordering.take(np.sort(numbers.astype(np.int64)))
     if batch_size is not None:
         ordering = ordering.with_batch_size(within("batch_size", batch_size, 1, LARGEST_BATCH))
@@ -366,55 +370,55 @@ def take(reader: Reader, rows: npt.ArrayLike, *, batch_size: SupportsIndex | Non
 
 def _check_population(reader: Reader, advice: str) -> None:
     if not isinstance(reader, Reader):
-        raise TypeError(f"reader is a fastpipe.Reader, not {type(reader).__name__}")
+        raise TypeError(f"reader must be a fastpipe.Reader; got {type(reader).__name__}")
     if reader.world_size > 1:
-        raise ValueError(f"rows are chosen from a reader of one rank: leave out world_size, and {advice}")
+        raise ValueError(f"rows must be chosen from a reader without ranks: omit rank and world_size, and {advice}")
     if reader._ordering.is_sample:
-        raise ValueError("this reader is of a sample already: draw from the reader that it was drawn of")
+        raise ValueError("this reader is already a sample: use the reader that it was drawn from")
 
 
 def _check_order(reader: Reader, name: str) -> None:
     if (shuffle := reader._ordering.shuffle) != "sequential":
         shown = True if shuffle == "window" else shuffle
         reason = (
-            f"{name}() yields rows in file order, and would drop shuffle={shown!r} of the reader. Make the reader with"
-            f" shuffle=False, and shuffle the rows that it selects: chosen = fastpipe.{name}(reader, ...), then"
+            f"{name}() yields rows in file order and would ignore the reader's shuffle={shown!r}. Create the reader"
+            f" with shuffle=False, and shuffle the selected rows: chosen = fastpipe.{name}(reader, ...), then"
             f" fastpipe.rebatch(chosen, {reader.batch_size}, shuffle_buffer=chosen.num_rows, seed=7, epoch=0)"
         )
         raise UnsupportedError(reason, reason=reason)
 
 
 def in_file_order(reader: Reader) -> Reader:
-    """The same rows in the order of the files, for uses to which the order doesn't matter."""
+    """Returns a reader of the same rows in file order, for uses that don't depend on the order."""
     ordering = replaced(reader._ordering, shuffle="sequential", shuffle_buffer=None, shard_by="window")
     return Reader(reader._data, **(reader._options() | {"ordering": ordering}))
 
 
 def counts_of(reader: Reader) -> npt.NDArray[np.uint32]:
-    """The rows of each unit of a reader's data set.
+    """Returns the number of rows in each unit of a reader's dataset.
 
     Raises:
-        TypeError: if it is no reader.
-        ValueError: if samples can't be drawn of it.
+        TypeError: If the argument isn't a reader.
+        ValueError: If the reader can't be sampled.
     """
     _check_population(reader, "name the devices of all ranks in devices=")
     return reader._data.handle.unit_rows()
 
 
 def gathered(reader: Reader, rows: npt.NDArray[np.int64], batch_size: int, memory_limit: int) -> Reader:
-    """A reader of one pass over rows, which ascend, in batches of `batch_size`, none left out."""
+    """Returns a reader of one pass over the given rows, which must ascend. No row is left out."""
     ordering = replaced(reader._ordering.take(rows).with_batch_size(batch_size), drop_last=False)
     running = replaced(reader._running, memory_limit=memory_limit)
     return Reader(reader._data, ordering=ordering, running=running, progress=False, epochs=1)
 
 
 def rows_of_sample(reader: Reader, epoch: int = 0) -> npt.NDArray[np.int64]:
-    """The numbers of the rows that a sample has in an epoch, counted over all files, ascending.
+    """Returns the indices of a sample's rows in an epoch, counted over all files, ascending.
 
     Raises:
-        ValueError: if the reader isn't of a sample.
+        ValueError: If the reader isn't a sample.
     """
     rows = reader._order.sample(epoch)
     if rows is None:
-        raise ValueError("this reader is of all rows, not of a sample")
+        raise ValueError("this reader reads all rows; it is not a sample")
     return rows

@@ -1,20 +1,20 @@
-"""States of readers: what they hold, and whether one fits a reader.
+"""States of readers: their contents, and the check that a state fits a reader.
 
-A state is a dict of strings, numbers, bools, lists and dicts. It is small (some hundred bytes; a few numbers more for
+A state is a dict of strings, numbers, bools, lists and dicts. It is small (a few hundred bytes, and a few numbers for
 each rank), can be stored as JSON, and has these entries:
 
 `version`
-    2. What a version writes all later ones read; a state of a later version is refused.
+    2. Each version of fastpipe reads the states of all earlier ones, and refuses states of later ones.
 `data`
-    What tells the data set from others, as its source has it (`Dataset.fingerprint`): a few numbers, and a digest.
+    Identifies the dataset (`Dataset.fingerprint`): a few counts, and a digest.
 `order`
     The arguments that the order depends on.
 `pass_epoch`
     The epoch with which the pass began.
 `progress`
-    What is left of the epoch. The same for all ranks that have had equally many batches.
+    What is left of the epoch. It is the same for all ranks that have read the same number of batches.
 `checksum`
-    CRC-32 of all other entries, as JSON with sorted keys and without blanks.
+    CRC-32 of all other entries, as JSON with sorted keys and without whitespace.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ State: TypeAlias = dict[str, Any]
 
 VERSION = 2
 
-# Far from where adding to it would leave 64 bits.
+# Adding to an epoch can't overflow 64 bits.
 LARGEST_EPOCH = 2**62
 
 
 def fresh(epoch: int, world_size: int) -> State:
-    """The progress of an epoch that hasn't begun."""
+    """Returns the progress of an epoch that has not begun."""
     none = {"step": 0, "taken": 0, "next": 0, "open": [], "late": [], "places": []}
     return {"epoch": epoch, "world_size": world_size, **none}
 
 
 def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int, progress: State) -> State:
-    """A state to be stored."""
+    """Returns a state to be stored."""
     stored = {
         "version": VERSION,
         "data": dict(data),
@@ -57,52 +57,52 @@ def state(data: State, ordering: Ordering, shuffle_buffer: int, pass_epoch: int,
 
 
 def parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
-    """Takes a stored state apart.
+    """Checks a stored state and returns its parts.
 
     Args:
-        stored: the state.
-        data: of the reader.
-        ordering: of the reader.
-        shuffle_buffer: of the reader.
+        stored: The state.
+        data: Dataset of the reader.
+        ordering: Settings of the reader's order.
+        shuffle_buffer: Shuffle buffer of the reader.
 
     Returns:
         The epoch with which the pass began, the progress, and the seed.
 
     Raises:
-        StateError: if it isn't a state, or one of another data set or order; it says what differs.
-        TypeError: if it isn't a mapping.
+        StateError: If it isn't a state, or if it belongs to another dataset or order. The message says what differs.
+        TypeError: If it isn't a mapping.
     """
     if not isinstance(stored, Mapping):
-        raise TypeError(f"a state is a dict as state_dict() returns it, not {type(stored).__name__}")
+        raise TypeError(f"state must be a dict that state_dict() returned; got {type(stored).__name__}")
     try:
         return _parts(stored, data, ordering, shuffle_buffer)
     except RecursionError:
-        raise StateError("this is no state of a reader: it is nested too deeply") from None
+        raise StateError("this is not the state of a reader: it is nested too deeply") from None
 
 
 def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle_buffer: int) -> tuple[int, State, int]:
     version = stored.get("version")
     if isinstance(version, int) and version > VERSION:
         raise StateError(
-            f"the state is of version {version}, and this fastpipe reads versions up to {VERSION}: it was saved by a"
-            " later fastpipe, which reads it"
+            f"the state has version {version}, and this version of fastpipe reads versions up to {VERSION}: upgrade"
+            " fastpipe to the version that saved it"
         )
     try:
         saved, order = dict(stored["data"]), dict(stored["order"])
         pass_epoch, progress = int(stored["pass_epoch"]), dict(stored["progress"])
         seed = int(order["seed"])
         possible = 0 <= pass_epoch <= int(progress["epoch"]) <= LARGEST_EPOCH and 0 <= seed < 2**64
-        # Numbers that are wrong alone would be believed, and yield other rows.
+        # A wrong number is not detectable by itself and would yield other rows.
         whole = stored["checksum"] == _checksum({name: stored[name] for name in stored if name != "checksum"})
-        # True is 1, and 2.0 is 2, to ==.
+        # `==` treats True as 1, and 2.0 as 2.
         if type(version) is not int or version < 1 or not possible or not whole:
             raise ValueError
     except (KeyError, OverflowError, TypeError, ValueError):
-        raise StateError("this is no state of a reader, or it is damaged") from None
-    # Settings that are only in the state have their default here.
+        raise StateError("this is not the state of a reader, or it is damaged") from None
+    # Settings that only the state has must have their default here.
     expected = {name: None for name in order if name not in ("rows", "skipped")} | ordering.stored(shuffle_buffer)
     if not ordering.seed_given:
-        # One that was drawn is part of what is restored.
+        # A randomly drawn seed is restored from the state.
         expected["seed"] = seed
     here = data.fingerprint(version)
     if (changed := _changed(saved, here)) == ["digest"]:
@@ -112,7 +112,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     differing += _other_partitions(saved, here)
     differing += _told(_changed(order, expected), order, expected)
     if differing:
-        raise StateError(f"the state is of another reader: {'; '.join(differing)}")
+        raise StateError(f"the state belongs to another reader: {'; '.join(differing)}")
     return pass_epoch, progress, seed
 
 
@@ -125,10 +125,13 @@ def _changed(saved: State, here: State) -> list[str]:
 
 
 def _other_partitions(saved: State, here: State) -> list[str]:
-    """Columns of folders that both read, with other values. Like other columns, each may read those that it likes."""
+    """Returns the partition columns that both readers read but whose values differ.
+
+    Columns that only one of the readers reads are allowed, as for other columns.
+    """
     old, new = (of.get("partitions") or {} for of in (saved, here))
     changed = sorted(name for name in new if name in old and old[name] != new[name])
-    return [f"the folders {name}=... of its files have other values" for name in changed]
+    return [f"the folders {name}=... of its files have different values" for name in changed]
 
 
 def _told(names: list[str], saved: State, here: State, whose: str = "") -> list[str]:
