@@ -131,7 +131,7 @@ def test_writing_into_the_arrays_shows_everywhere() -> None:
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[5], FORMS[7], FORMS[8]], ids=repr)
 def test_numpy_is_told_that_there_is_no_single_array(form: Any) -> None:
-    with pytest.raises(TypeError, match="has no single NumPy array"):
+    with pytest.raises(TypeError, match="is not a single NumPy array"):
         np.asarray(form)
 
 

@@ -382,8 +382,8 @@ def test_what_pairs_can_not_be(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.SchemaError, match="no pair of int64"):
         fastpipe.read_avro(path, features={"d": filled}, batch_size=1)
     for arguments, match in (
-        ({}, "needs scale="),
-        ({"values": "float64", "scale": 1}, "has no scale"),
+        ({}, "requires scale="),
+        ({"values": "float64", "scale": 1}, "doesn't support scale="),
         ({"values": "pairs", "scale": 1, "fill": 1}, "exclude each other"),
         ({"values": "decimal", "scale": 1}, "values is"),
     ):
@@ -391,7 +391,7 @@ def test_what_pairs_can_not_be(tmp_path: Path) -> None:
             fastpipe.DecimalSpec(**arguments)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="an array of integers"):
         fastpipe.to_decimals([1], 2)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"pairs are int64 of shape \[\.\.\., 2\]"):
+    with pytest.raises(ValueError, match=r"pairs must be int64 of shape \[\.\.\., 2\]"):
         fastpipe.to_decimals(np.zeros(3, np.int64), 2, pairs=True)
 
 

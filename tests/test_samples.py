@@ -60,7 +60,7 @@ def test_epochs_have_other_rows() -> None:
 def test_parts_share_no_row() -> None:
     parts = [ids(fastpipe.sample(of_arrays(), 4000, seed=9, part=part)) for part in range(5)]
     assert sorted(i for part in parts for i in part) == list(range(ROWS))
-    with pytest.raises(ValueError, match="rows=4000 for each of parts 0 to 5, of 4000 rows each, exceeds the 20000"):
+    with pytest.raises(ValueError, match=r"rows=4000 \(parts 0 to 5, 4000 rows each\) exceeds the 20000"):
         fastpipe.sample(of_arrays(), 4000, seed=9, part=5)
     drawn = [ids(fastpipe.sample(of_arrays(), 4000, replace=True, seed=9, part=part)) for part in (5, 6)]
     assert drawn[0] != drawn[1]
@@ -357,7 +357,7 @@ def test_parts_of_strata_have_all_rows() -> None:
     assert len({i for part in parts for i in part}) == 22 * 900
     for part in parts:
         assert (abs(np.bincount(group[part], minlength=300) - 900 * np.bincount(group) / ROWS) < 1).all()
-    with pytest.raises(ValueError, match="rows=900 for each of parts 0 to 22"):
+    with pytest.raises(ValueError, match=r"rows=900 \(parts 0 to 22"):
         fastpipe.sample(reader, 900, seed=5, part=22, stratify=group)
 
 
@@ -491,9 +491,9 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     # Parts are successive arcs: together they have each row once.
     arcs = [fastpipe.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)]
     assert np.sort(np.concatenate(arcs)).tolist() == list(range(5000))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="2 parts of 5000 rows each are more than the 5000 rows"):
+    with pytest.raises(ValueError, match="2 parts of 5000 rows each exceeds the 5000 rows"):
         fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
-    with pytest.raises(ValueError, match="rows=5001 are more than the 5000 rows"):
+    with pytest.raises(ValueError, match="rows=5001 exceeds the 5000 rows"):
         fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)

@@ -83,8 +83,8 @@ def test_shapes_become_tuples_of_python_ints() -> None:
         (lambda: RaggedSpec((3,), "int8"), ValueError, "DenseSpec"),
         (lambda: SparseSpec((), "int8"), ValueError, "at least one dimension"),
         (lambda: fastpipe.specs.Spec((), "int8"), TypeError, "use DenseSpec"),
-        (lambda: DenseSpec((1,) * 32, "int8"), ValueError, "no more than 31 .*RaggedSpec"),
-        (lambda: RaggedSpec((None, *(1,) * 32), "int8"), ValueError, "no more than 31"),
+        (lambda: DenseSpec((1,) * 32, "int8"), ValueError, "at most 31 .*RaggedSpec"),
+        (lambda: RaggedSpec((None, *(1,) * 32), "int8"), ValueError, "at most 31"),
         (lambda: RaggedSpec((None,) * 200, "int8"), ValueError, "at most 128 dimensions, not 200"),
         (lambda: SparseSpec((None,) * 129, "int8"), ValueError, "at most 128 dimensions, not 129"),
     ],
@@ -264,7 +264,7 @@ def test_fields_and_lengths() -> None:
         (lambda: DenseSpec((), "int32", length=True), ValueError, "the dtype is \"int64\", not 'int32'"),
         (lambda: DenseSpec((3,), "int64", length=True, pad=0), ValueError, "pad"),
         (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length is True or False, not 'yes'"),
-        (lambda: DenseSpec((), "int64", field=3), TypeError, "field is the path of a field, a string, not 3"),
+        (lambda: DenseSpec((), "int64", field=3), TypeError, "field must be a string, the path of a field; got 3"),
         (lambda: SparseSpec((3,), "int64", field=""), ValueError, "field is empty"),
     ]:
         with pytest.raises(error, match=match):

@@ -80,7 +80,7 @@ def test_a_state_of_another_reader_is_refused(data: Data, shuffle: Any, tmp_path
 def test_versions(data: Data) -> None:
     state = data.read(**order_of(True)).state_dict()
     assert state["version"] == 2
-    with pytest.raises(fastpipe.StateError, match="version 3, and this fastpipe reads versions up to 2"):
+    with pytest.raises(fastpipe.StateError, match="version 3, and this version of fastpipe reads versions up to 2"):
         data.read(**order_of(True)).load_state_dict(sealed({**state, "version": 3}))
     with pytest.raises(fastpipe.StateError, match="other contents"):
         data.read(**order_of(True)).load_state_dict(sealed({**state, "version": 1}))

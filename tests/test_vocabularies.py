@@ -417,7 +417,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
     assert VocabularySpec(["a", "b"]) == replace(VocabularySpec(path), field=None)
     pickled = pickle.dumps(specs[2])
     path.write_text("a\nc\n")
-    with pytest.raises(fastpipe.StorageError, match="other keys than when it was pickled"):
+    with pytest.raises(fastpipe.StorageError, match="keys changed after it was pickled"):
         pickle.loads(pickled)
 
 

@@ -253,7 +253,7 @@ def sample(
     number = within("part", part, 0, _LARGEST_PART)
     skipped = count * number
     if not again and skipped + count > there:
-        behind = f" for each of parts 0 to {number}, of {count} rows each," if number else ""
+        behind = f" (parts 0 to {number}, {count} rows each)" if number else ""
         raise ValueError(
             f"rows={count}{behind} exceeds the {there} rows of the dataset: draw fewer rows, or set replace=True"
         )

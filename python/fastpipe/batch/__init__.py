@@ -1,18 +1,18 @@
-"""The forms that a feature takes in a batch.
+"""The array types that represent features in a batch.
 
-A fixed shape is a plain `numpy.ndarray`. Everything else is one of the small classes here, which name a few arrays and
-do nothing else: they own no data, check nothing (Rust builds one for each column of each batch) and cache nothing, so
-whoever writes into an array sees the change everywhere. Each unpacks into its arrays, compares by identity, and can be
-pickled.
+A feature with a fixed shape is a plain `numpy.ndarray`. All other features are instances of the small classes in this
+module. A class only names a few arrays: it owns no data, checks nothing (Rust creates one for each column of each
+batch) and caches nothing, so a write into an array is visible everywhere. Each form unpacks into its arrays, compares
+by identity, and can be pickled.
 
-The forms nest. `array<array<string>>` is `Ragged(Ragged(Strings, offsets), offsets)`; an array that may be null, of
-items that may be null, is `Masked(Ragged(Masked(ndarray, valid), offsets), valid)`. A level says something about the
-rows that the level around it holds and about nothing else, so every method here is a short recursion.
+Forms nest. `array<array<string>>` is `Ragged(Ragged(Strings, offsets), offsets)`. A nullable array of nullable items is
+`Masked(Ragged(Masked(ndarray, valid), offsets), valid)`. A level describes only the rows of the level around it, so
+every method in this module is a short recursion.
 
-Offsets begin with 0 and end with the number of items, in whatever comes out of a reader and in what is taken of it.
+In batches of readers and in selections of their rows, offsets begin with 0 and end with the number of items.
 
-All can be indexed by rows: slices, masks (bool `[rows]`) and integer arrays or lists give those rows in the same form,
-a number gives one row. Slices of step 1 are views; other rows are copied, as in NumPy.
+All forms can be indexed by rows. Slices, masks (bool `[rows]`), integer arrays and lists return rows in the same form.
+An integer returns one row. Slices with step 1 are views. Other selections are copies, as in NumPy.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ Node: TypeAlias = "np.ndarray | Ragged | Masked | Sparse | SparseCSR"
 
 
 class Ragged(Form):
-    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+    """Rows that differ in length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        values: the items of all rows, one after the other: an ndarray `[items, ...]`, or another form with as many
-            rows.
-        offsets: int64 `[rows + 1]`.
+        values: Concatenated items of all rows: an ndarray `[items, ...]`, or another form with that many rows.
+        offsets: Start and end of each row, int64 `[rows + 1]`.
 
     Example:
         >>> import numpy as np
@@ -70,33 +69,33 @@ class Ragged(Form):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where each row begins and ends."""
+        """Start and end of each row."""
         return self._offsets
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of items in each row, int64 `[rows]` (a new array)."""
+        """Number of items in each row, int64 `[rows]` (a new array)."""
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         return len(self._offsets) - 1
 
     def row(self, index: int) -> Any:
-        """The items of one row, as a view: an ndarray, or another form if the items are ragged, strings or masked.
+        """Returns the items of one row as a view: an ndarray, or a form if they are ragged, strings or masked.
 
         Args:
-            index: the row; negative ones count from the end.
+            index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is no number.
+            IndexError: If there is no such row.
+            TypeError: If the index isn't an integer.
         """
         index = row_index(index, len(self))
         return slice_rows(self._values, int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def to_list(self) -> list[Any]:
-        """Nested Python lists, one a row; None where an item is null."""
+        """Returns a nested list for each row, with None for null items."""
         items = to_list(self._values)
         return [items[start:stop] for start, stop in pairwise(self._offsets.tolist())]
 
@@ -116,9 +115,9 @@ class Strings(Ragged):
     Entry `i`, in C order of `shape`, is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        values: uint8 `[bytes]`: the bytes of all entries; UTF-8 unless `binary`.
-        offsets: int64 `[prod(shape) + 1]`.
-        shape: the shape that the entries make; the first dimension is the rows.
+        values: Bytes of all entries, uint8 `[bytes]`. UTF-8 unless `binary`.
+        offsets: Start and end of each entry, int64 `[prod(shape) + 1]`.
+        shape: Shape of the array of entries. The first dimension is the number of rows.
         binary: False for strings, True for bytes.
 
     Example:
@@ -139,7 +138,7 @@ class Strings(Ragged):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that the entries make."""
+        """Shape of the array of entries."""
         return self._shape
 
     @property
@@ -149,11 +148,11 @@ class Strings(Ragged):
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of bytes of each entry, int64 with `shape` (a new array)."""
+        """Number of bytes in each entry, int64 with shape `shape` (a new array)."""
         return np.diff(self._offsets).reshape(self._shape)
 
     def __len__(self) -> int:
-        """Rows: the first dimension of `shape`."""
+        """Returns the number of rows, which is the first dimension of `shape`."""
         return self._shape[0]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,19 +164,19 @@ class Strings(Ragged):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:  # type: ignore[override]
         if copy is False:
-            raise ValueError("Strings can't become a NumPy array without a copy")
+            raise ValueError("Strings can't be converted to a NumPy array without a copy")
         entries = self.to_numpy()
         return entries if dtype is None else entries.astype(dtype)
 
     def row(self, index: int) -> Any:
-        """One row: a str (bytes if `binary`), or a view of shape `shape[1:]` if there are more dimensions.
+        """Returns one row: a str (bytes if `binary`), or a view of shape `shape[1:]` if there are more dimensions.
 
         Args:
-            index: the row; negative ones count from the end.
+            index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is no number.
+            IndexError: If there is no such row.
+            TypeError: If the index isn't an integer.
         """
         index = row_index(index, len(self))
         row = self._slice(index, index + 1)
@@ -186,14 +185,14 @@ class Strings(Ragged):
         return Strings(row._values, row._offsets, self._shape[1:], self._binary)
 
     def to_list(self) -> list[Any]:
-        """Nested lists of str (bytes if `binary`), as `shape` says."""
+        """Returns nested lists of str (bytes if `binary`) with shape `shape`."""
         return nest(self._entries(), self._shape)
 
     def to_numpy(self) -> np.ndarray:
-        """An object array of str (bytes if `binary`) with `shape`.
+        """Returns an object array of str (bytes if `binary`) with shape `shape`.
 
         Raises:
-            UnicodeDecodeError: if a string isn't UTF-8.
+            UnicodeDecodeError: If a string isn't valid UTF-8.
         """
         entries = self._entries()
         out = np.empty(len(entries), dtype=object)
@@ -201,17 +200,17 @@ class Strings(Ragged):
         return out.reshape(self._shape)
 
     def to_stringdtype(self) -> np.ndarray:
-        """An array of `numpy.dtypes.StringDType` with `shape`.
+        """Returns an array of `numpy.dtypes.StringDType` with shape `shape`.
 
         Raises:
-            TypeError: if `binary`: NumPy has no such type for bytes.
-            ImportError: if NumPy is older than 2.0.
+            TypeError: If `binary`, because NumPy has no such dtype for bytes.
+            ImportError: If NumPy is older than 2.0.
         """
         if self._binary:
             raise TypeError("NumPy's StringDType holds text, not bytes: use to_numpy()")
         dtype = getattr(getattr(np, "dtypes", None), "StringDType", None)
         if dtype is None:
-            raise ImportError(f"StringDType came with NumPy 2.0, and this is NumPy {np.__version__}: use to_numpy()")
+            raise ImportError(f"StringDType requires NumPy 2.0, and this is NumPy {np.__version__}: use to_numpy()")
         return np.array(self._entries(), dtype=dtype()).reshape(self._shape)
 
     def _slice(self, start: int, stop: int) -> Strings:
@@ -232,19 +231,19 @@ class Strings(Ragged):
         spans = pairwise(self._offsets.tolist())
         if self._binary:
             return [data[start:stop] for start, stop in spans]
-        if data.isascii():  # Then bytes are characters: decoding once and slicing the text is nearly twice as fast.
+        if data.isascii():  # Decoding ASCII once and slicing the text is nearly twice as fast.
             text = data.decode("ascii")
             return [text[start:stop] for start, stop in spans]
         return [data[start:stop].decode("utf-8") for start, stop in spans]
 
 
 class Masked(Form):
-    """Rows of which some are null.
+    """Rows or entries of which some are null.
 
     Attributes:
-        values: an ndarray or another form. Where `valid` is False it holds zeros or nothing, to be ignored.
-        valid: bool, True where a value is present. Its shape is a prefix of the shape of `values`, so that it says
-            which rows (`[n]`) or which entries within them (`[n, ...]`) are there.
+        values: An ndarray or another form. Entries for which `valid` is False are zeros or empty, and must be ignored.
+        valid: Bool array, True for values that are present. Its shape is a prefix of the shape of `values`, so it marks
+            null rows (`[n]`) or null entries within rows (`[n, ...]`).
 
     Example:
         >>> import numpy as np
@@ -268,22 +267,22 @@ class Masked(Form):
 
     @property
     def valid(self) -> np.ndarray:
-        """True where a value is present."""
+        """True for values that are present."""
         return self._valid
 
     def __len__(self) -> int:
-        """Rows, null ones among them."""
+        """Returns the number of rows, including null rows."""
         return len(self._valid)
 
     def row(self, index: int) -> Any:
-        """One row: None if it is null, else as the values have it; `Masked` if entries within it may be null.
+        """Returns one row: None if it is null, else the row of `values`. If entries can be null, returns a `Masked`.
 
         Args:
-            index: the row; negative ones count from the end.
+            index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is no number, or the values are sparse.
+            IndexError: If there is no such row.
+            TypeError: If the index isn't an integer, or if the values are sparse.
         """
         index = row_index(index, len(self))
         if self._valid.ndim > 1:
@@ -291,7 +290,7 @@ class Masked(Form):
         return self._values[index] if self._valid[index] else None
 
     def to_list(self) -> list[Any]:
-        """The values as nested Python lists, with None for whatever is null."""
+        """Returns the values as nested Python lists, with None for nulls."""
         return blank(to_list(self._values), self._valid)
 
     def _slice(self, start: int, stop: int) -> Masked:
@@ -302,7 +301,7 @@ class Masked(Form):
 
 
 class _SparseForm(Form):
-    """What both layouts of sparse rows share."""
+    """Base class of both layouts of sparse rows."""
 
     __slots__ = ("_dense_shape", "_indices", "_values")
     _indices: np.ndarray
@@ -311,7 +310,7 @@ class _SparseForm(Form):
 
     @property
     def indices(self) -> np.ndarray:
-        """Index of each entry in each dimension. In COO its row comes first."""
+        """Index of each entry in each dimension. In COO, the row of the entry comes first."""
         return self._indices
 
     @property
@@ -321,32 +320,32 @@ class _SparseForm(Form):
 
     @property
     def dense_shape(self) -> np.ndarray:
-        """Rows, then the size of each dimension."""
+        """Number of rows, followed by the size of each dimension."""
         return self._dense_shape
 
     def __len__(self) -> int:
-        """Rows: the first number of `dense_shape`."""
+        """Returns the number of rows, which is the first entry of `dense_shape`."""
         return int(self._dense_shape[0])
 
     def row(self, index: int) -> NoReturn:
-        """There is no form of one sparse row: `sparse[i:i + 1]` is that row among rows.
+        """Raises an error: there is no form for a single sparse row. Use `sparse[i:i + 1]` instead.
 
         Raises:
-            TypeError: always.
+            TypeError: Always.
         """
         at = row_index(index, len(self))
         raise TypeError(
-            f"a sparse row has no form of its own: [{at}:{at + 1}] is the row in the same form, to_list() has them all"
+            f"a single sparse row has no form: [{at}:{at + 1}] returns the row in the same form, to_list() all rows"
         )
 
 
 class Sparse(_SparseForm):
-    """Sparse rows as coordinates (COO), in row order.
+    """Sparse rows as coordinates (COO), sorted by row.
 
     Attributes:
-        indices: int64 `[nnz, rank + 1]`: the row in the batch, then the index in each dimension.
-        values: ndarray or Strings, `[nnz]`.
-        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+        indices: Row in the batch, followed by the index in each dimension, int64 `[nnz, rank + 1]`.
+        values: Values of the entries, ndarray or Strings `[nnz]`.
+        dense_shape: Number of rows in the batch, followed by the size of each dimension, int64 `[rank + 1]`.
 
     Example:
         >>> import numpy as np
@@ -369,7 +368,7 @@ class Sparse(_SparseForm):
         return self._take(np.arange(start, stop))
 
     def _take(self, rows: np.ndarray) -> Sparse:
-        # Entries are in row order.
+        # Entries are sorted by row.
         offsets = np.searchsorted(self._indices[:, 0], np.arange(len(self) + 1))
         entries, starts = spans(offsets, rows)
         indices = self._indices[entries]
@@ -377,7 +376,7 @@ class Sparse(_SparseForm):
         return Sparse(indices, take_rows(self._values, entries), with_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
-        """For each row the list of its (index tuple, value)."""
+        """Returns, for each row, the list of its (index tuple, value) pairs."""
         rows: list[list[Any]] = [[] for _ in range(len(self))]
         for (row, *index), value in zip(self._indices.tolist(), to_list(self._values), strict=True):
             rows[row].append((tuple(index), value))
@@ -385,13 +384,13 @@ class Sparse(_SparseForm):
 
 
 class SparseCSR(_SparseForm):
-    """Sparse rows as compressed rows (CSR): the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
+    """Sparse rows in compressed layout (CSR): row `i` has the entries `offsets[i]` to `offsets[i + 1] - 1`.
 
     Attributes:
-        offsets: int64 `[rows + 1]`.
-        indices: int64 `[nnz]` for one dimension, else `[nnz, rank]`.
-        values: ndarray or Strings, `[nnz]`.
-        dense_shape: int64 `[rank + 1]`: the rows in the batch, then the size of each dimension.
+        offsets: Start and end of each row's entries, int64 `[rows + 1]`.
+        indices: Index of each entry, int64 `[nnz]` for one dimension, else `[nnz, rank]`.
+        values: Values of the entries, ndarray or Strings `[nnz]`.
+        dense_shape: Number of rows in the batch, followed by the size of each dimension, int64 `[rank + 1]`.
 
     Example:
         >>> import numpy as np
@@ -413,11 +412,11 @@ class SparseCSR(_SparseForm):
 
     @property
     def offsets(self) -> np.ndarray:
-        """Where the entries of each row begin and end."""
+        """Start and end of each row's entries."""
         return self._offsets
 
     def __len__(self) -> int:
-        """Rows."""
+        """Returns the number of rows."""
         return len(self._offsets) - 1
 
     def _slice(self, start: int, stop: int) -> SparseCSR:
@@ -432,7 +431,7 @@ class SparseCSR(_SparseForm):
         return SparseCSR(offsets, self._indices[entries], values, with_rows(self._dense_shape, len(rows)))
 
     def to_list(self) -> list[Any]:
-        """For each row the list of its (index tuple, value)."""
+        """Returns, for each row, the list of its (index tuple, value) pairs."""
         indices = self._indices if self._indices.ndim > 1 else self._indices[:, np.newaxis]
         entries = list(zip(map(tuple, indices.tolist()), to_list(self._values), strict=True))
         return [entries[start:stop] for start, stop in pairwise(self._offsets.tolist())]

@@ -1,4 +1,4 @@
-"""Decimals: specs that read them, and what Python has for them."""
+"""Specs for decimals, and their conversion to Python decimals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fastpipe._arguments import shown
 from fastpipe.specs import DenseSpec, Nulls, RaggedSpec, Spec
 
-# 128 bits have 39 digits.
+# 128 bits have up to 39 digits.
 _EXACT = Context(prec=40)
 
 
@@ -25,21 +25,22 @@ def DecimalSpec(
     fill: float | None = None,
     field: str | None = None,
 ) -> Spec:
-    """The `DenseSpec` or `RaggedSpec` that reads decimals.
+    """Returns the `DenseSpec` or `RaggedSpec` that reads decimals.
 
     Args:
-        shape: of one row, as for these.
-        values: "int64" for integers in units of `10**-scale`, exact up to 18 digits and checked beyond; "pairs" for
-            int64 of shape `[..., 2]`, the lower half of 128 bits and then the upper one, for up to 38
-            digits; "float64" for the nearest number. `to_decimals` makes Python's of the first two.
-        scale: the decimal places of "int64" and "pairs": as many as the field's, or more.
-        nulls: as for `DenseSpec`.
-        fill: as for `DenseSpec`, in units of `10**-scale`; not with "pairs".
-        field: as for `DenseSpec`.
+        shape: Shape of one row, as for `DenseSpec` or, with None dimensions, `RaggedSpec`. Defaults to a scalar.
+        values: Representation of the decimals. "int64" reads integers in units of `10**-scale`, exact up to 18 digits
+            and checked beyond. "pairs" reads int64 of shape `[..., 2]`, the lower and then the upper half of 128 bits,
+            for up to 38 digits. "float64" reads the nearest number. `to_decimals` converts the first two to Python
+            decimals. Defaults to "int64".
+        scale: Number of decimal places for "int64" and "pairs", at least the field's scale.
+        nulls: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. Defaults to "error".
+        fill: Value that replaces nulls, in units of `10**-scale`. Not supported with "pairs".
+        field: Path of the field to read. Defaults to the feature's name.
 
     Raises:
-        ValueError: if `scale` is missing, or given for "float64"; as of `DenseSpec`.
-        TypeError: as of `DenseSpec`.
+        ValueError: If `scale` is missing, or if it is passed with "float64", or if `DenseSpec` rejects a value.
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> import fastpipe
@@ -47,9 +48,9 @@ def DecimalSpec(
         fastpipe.DenseSpec((), "int64", nulls="mask", scale=2)
     """
     if values not in ("int64", "pairs", "float64"):
-        raise ValueError(f'values is "int64", "pairs" or "float64", not {shown(values)}')
+        raise ValueError(f'values must be "int64", "pairs" or "float64"; got {shown(values)}')
     if (scale is None) != (values == "float64"):
-        has = "has no scale" if values == "float64" else "needs scale=, the number of decimal places"
+        has = "doesn't support scale=" if values == "float64" else "requires scale=, the number of decimal places"
         raise ValueError(f'values="{values}" {has}')
     if values == "pairs" and fill is not None:
         raise ValueError('values="pairs" and fill exclude each other; nulls="mask" marks nulls')
@@ -60,32 +61,32 @@ def DecimalSpec(
 
 
 def to_decimals(values: npt.NDArray[Any], scale: int, *, pairs: bool = False) -> npt.NDArray[np.object_]:
-    """Makes Python decimals of integers in units of `10**-scale`.
+    """Converts integers in units of `10**-scale` to Python decimals.
 
     Args:
-        values: an integer array of any shape, as `DenseSpec((), "int64", scale=2)` reads it; with `pairs` int64 of
-            shape `[..., 2]`, as `DenseSpec((2,), "int64", scale=2)` reads decimals of up to 38 digits: the lower half
-            of 128 bits, then the upper one.
-        scale: the spec's.
-        pairs: whether `values` are pairs.
+        values: Integer array of any shape, as `DenseSpec((), "int64", scale=2)` reads it. With `pairs`, int64 of shape
+            `[..., 2]`, the lower and then the upper half of 128 bits, as `DenseSpec((2,), "int64", scale=2)` reads
+            decimals of up to 38 digits.
+        scale: Scale of the spec.
+        pairs: Whether `values` are pairs. Defaults to False.
 
     Returns:
-        An array of `decimal.Decimal` of the same shape, without the last dimension if there are pairs.
+        An array of `decimal.Decimal` with the same shape, or without the last dimension for pairs.
 
     Raises:
-        TypeError: if `values` isn't an array of integers.
-        ValueError: if there are to be pairs and the last dimension isn't 2.
+        TypeError: If `values` isn't an array of integers.
+        ValueError: If `pairs` is set and the last dimension isn't 2.
 
     Example:
         >>> import numpy as np, fastpipe
         >>> fastpipe.to_decimals(np.array([1234, -5]), scale=2)
         array([Decimal('12.34'), Decimal('-0.05')], dtype=object)
     """
-    given: Any = values  # Users may give anything.
+    given: Any = values  # Users may pass any type.
     if not isinstance(given, np.ndarray) or given.dtype.kind not in "iu":
-        raise TypeError(f"values is an array of integers, not {shown(values)}")
+        raise TypeError(f"values must be an array of integers; got {shown(values)}")
     if pairs and (values.dtype != np.int64 or values.ndim == 0 or values.shape[-1] != 2):
-        raise ValueError(f"pairs are int64 of shape [..., 2], not {values.dtype} of shape {list(values.shape)}")
+        raise ValueError(f"pairs must be int64 of shape [..., 2]; got {values.dtype} of shape {list(values.shape)}")
     if pairs:
         halves = values.reshape(-1, 2).tolist()
         whole = [(high << 64) + (low & (1 << 64) - 1) for low, high in halves]

@@ -1,13 +1,13 @@
-"""Forms taken apart to the parts of their columns, and put together again.
+"""Splits forms into the parts of their columns, and joins the parts again.
 
-A form of any kind and depth is a few arrays, the *parts* of its column, of each of which every row owns a stretch: of a
-dense column an element; of a ragged one a length, and as many items. So rows are moved by moving stretches, which is
-what `_fastpipe.RowBuffer` does, and nothing is done row by row here.
+A form of any kind and depth consists of a few arrays, the *parts* of its column. Each row owns a range of each part:
+one element of a dense column, or a length and that many items of a ragged one. So rows are moved by moving ranges,
+which `_fastpipe.RowBuffer` does. This module does no work per row.
 
-The parts of a column have the order that they have in the batches of readers (`Form::parts` of `fastpipe-batch`): from
-the outermost to the innermost, each within all lengths before it; those of a sparse column are in either layout the
-ones of CSR. No specs are made of forms: what comes in may have dtypes that no spec has (complex numbers, structs, the
-other byte order), and masks in one another.
+The order of a column's parts is the same as in batches of readers (`Form::parts` of `fastpipe-batch`): from the
+outermost to the innermost level, each nested in all lengths before it. Sparse columns of either layout have the parts
+of CSR. This module doesn't convert forms to specs, because incoming batches may have dtypes that no spec supports
+(complex numbers, structs, the other byte order) and nested masks.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import numpy as np
 from fastpipe.batch import Masked, Ragged, Sparse, SparseCSR, Strings
 from fastpipe.batch._form import slice_rows
 
-# Lengths: how many each item of their depth has; or dtype and shape of what each item has.
+# For lengths, the number of them per item of the enclosing level. For values, their dtype and their shape per item.
 Part: TypeAlias = "int | tuple[np.dtype[Any], tuple[int, ...]]"
 
 
 class ColumnLayout:
-    """The columns of batches, as the first one has them; others are held to it.
+    """The columns of batches, as the first batch defines them. All later batches must match.
 
     Args:
-        first: that batch.
-        batch_size: rows of a batch that comes out, at most.
+        first: The first batch.
+        batch_size: Maximum number of rows in resulting batches.
 
     Attributes:
-        parts: of each column.
+        parts: The parts of each column.
     """
 
     def __init__(self, first: Mapping[str, Any], batch_size: int) -> None:
@@ -48,42 +48,44 @@ class ColumnLayout:
 
     @property
     def arrays(self) -> list[str] | None:
-        """The columns' names, if each is an array, and so its only part as it stands."""
+        """The names of the columns if all of them are plain arrays, which are their only part. Otherwise None."""
         plain = all(type(node) is _Dense for node in self._nodes.values())
         return list(self._nodes) if plain else None
 
     def split(self, batch: Mapping[str, Any]) -> tuple[int, list[np.ndarray]]:
-        """The rows of a batch, and its parts: int64 lengths, one dimension; all else C-contiguous.
+        """Returns the number of rows in a batch, and its parts.
+
+        Lengths are one-dimensional int64 arrays. All other parts are C-contiguous.
 
         Raises:
-            TypeError: if a column has another form or dtype than in the first batch.
-            ValueError: if columns are missing or new, have other shapes than in the first batch or differing numbers of
-                rows, or if offsets or coordinates are out of order.
+            TypeError: If the form or dtype of a column differs from the first batch.
+            ValueError: If columns are missing or new, if their shapes differ from the first batch, if their numbers of
+                rows differ, or if offsets or coordinates are not in order.
         """
         if batch.keys() != self._nodes.keys():
             missing, others = sorted(self._nodes.keys() - batch.keys()), sorted(batch.keys() - self._nodes.keys())
             problem = f"lacks {missing}" if missing else f"also has {others}"
-            raise ValueError(f"the columns of a batch aren't those of the first one: it {problem}")
+            raise ValueError(f"the columns of a batch differ from the first batch: it {problem}")
         parts: list[np.ndarray] = []
         rows = None
         for name, node in self._nodes.items():
             count = node.count(batch[name])
             rows = count if rows is None else rows
             if count != rows:
-                raise ValueError(f"the columns of a batch have {rows} rows, but {node.where} {count}")
+                raise ValueError(f"the columns of a batch have {rows} rows, but {node.where} has {count}")
             node.split(batch[name], rows, parts)
         return rows or 0, parts
 
     def join(self, rows: int, parts: list[np.ndarray]) -> dict[str, Any]:
-        """The batch that has these parts, with offsets in place of lengths."""
+        """Returns the batch with these parts, in which offsets replace lengths."""
         following = iter(parts)
         return {name: node.join(rows, following) for name, node in self._nodes.items()}
 
 
 class _Node:
-    """How a form is cut into parts and put together again. All its methods meet the parts in the same order.
+    """Splits a form into parts and joins them again. All methods process the parts in the same order.
 
-    To make one adds the parts of the form to those of its column. `batch_size` is that of `ColumnLayout`.
+    The constructor appends the parts of the form to those of its column. `batch_size` is that of `ColumnLayout`.
     """
 
     def __init__(self, form: Any, where: str) -> None:
@@ -91,7 +93,7 @@ class _Node:
         self.where = where
 
     def count(self, form: Any) -> int:
-        """The rows of a form, which is checked as far as it takes to tell."""
+        """Returns the number of rows in a form. Checks the form only as far as that requires."""
         self.hold(form)
         try:
             return len(form)
@@ -99,27 +101,27 @@ class _Node:
             raise TypeError(f"the rows of {self.where} can't be counted: {error}") from None
 
     def hold(self, form: Any) -> None:
-        """Refuses another kind than in the first batch."""
+        """Raises an error if the form has another kind than in the first batch."""
         if (kind := _kind(form, self.where)) is not self.kind:
-            raise TypeError(f"{self.where} is {kind.__name__} in a batch, but {self.kind.__name__} in the first one")
+            raise TypeError(f"{self.where} is {kind.__name__} in a batch, but {self.kind.__name__} in the first batch")
 
     def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
-        """Adds the parts of a form with `rows` rows."""
+        """Appends the parts of a form with `rows` rows."""
         raise NotImplementedError
 
     def join(self, rows: int, parts: Iterator[np.ndarray]) -> Any:
-        """Makes a form of `rows` rows."""
+        """Returns a form of `rows` rows."""
         raise NotImplementedError
 
     def same(self, what: str, value: Any, first: Any, error: type[Exception] = ValueError) -> None:
-        """Holds a batch to the first one."""
+        """Raises an error if a property of a batch differs from the first batch."""
         if value != first:
-            raise error(f"{self.where} has {what} {value} in a batch, but {first} in the first one")
+            raise error(f"{self.where} has {what} {value} in a batch, but {first} in the first batch")
 
     def inner(self, node: _Node, form: Any, rows: int, parts: list[np.ndarray]) -> None:
-        """Adds the parts of a form within this one."""
+        """Appends the parts of a nested form."""
         if (count := node.count(form)) != rows:
-            raise ValueError(f"{node.where} has {count} rows where there should be {rows}")
+            raise ValueError(f"{node.where} has {count} rows; expected {rows}")
         node.split(form, rows, parts)
 
 
@@ -136,13 +138,13 @@ class _Dense(_Node):
 
     def _check(self, form: Any) -> None:
         if isinstance(form, np.ma.MaskedArray):
-            raise TypeError(f"{self.where} is a masked array of NumPy: use fastpipe.Masked")
+            raise TypeError(f"{self.where} is a NumPy masked array: use fastpipe.Masked")
         if form.ndim == 0:
-            raise ValueError(f"{self.where} is an array without dimensions, and so without rows")
+            raise ValueError(f"{self.where} is an array without dimensions, so it has no rows")
 
     def count(self, form: Any) -> int:
         if type(form) is np.ndarray and form.dtype == self.dtype and form.shape[1:] == self.shape and form.ndim > 0:
-            return len(form)  # Most are; the rest finds out what is wrong.
+            return len(form)  # The common case. The code below finds out what is wrong.
         self.hold(form)
         self._check(form)
         self.same("dtype", form.dtype, self.dtype, TypeError)
@@ -212,17 +214,17 @@ class _Masked(_Node):
 
 
 class _Sparse(_Node):
-    """Both layouts. The row of an entry is not moved with it: lengths say it."""
+    """Both layouts of sparse rows. The lengths determine the row of an entry, so it isn't stored."""
 
     def __init__(self, form: Any, where: str, parts: list[Part], batch_size: int) -> None:
         super().__init__(form, where)
         if any(isinstance(part, int) for part in parts):
-            raise TypeError(f"{where} is {self.kind.__name__}: only whole columns can be, with or without a mask")
+            raise TypeError(f"{where} is {self.kind.__name__}: sparse values can't be nested, only masked")
         parts.append(1)
         self.sizes = np.zeros(len(form.dense_shape) - 1, dtype=np.int64)
         coordinates = self._coordinates(form)
         self.indices = _Dense(coordinates, f"indices of {where}", parts, batch_size)
-        # Of coordinates of rows as well. They may come in too narrow a type for those of the batches that come out.
+        # Also the dtype of row coordinates. The incoming dtype may be too narrow for the rows of resulting batches.
         fits = batch_size - 1 <= np.iinfo(coordinates.dtype).max
         self.dtype = coordinates.dtype if fits else np.dtype(np.int64)
         self.values = _node(form.values, f"values of {where}", parts, batch_size)
@@ -235,7 +237,7 @@ class _Sparse(_Node):
         coordinates = indices[:, 1:] if coo else indices
         width, rank = coordinates.shape[1] if coordinates.ndim > 1 else 1, len(form.dense_shape) - 1
         if width != rank:
-            raise ValueError(f"indices of {self.where} have shape {indices.shape}, but dense_shape {rank} dimensions")
+            raise ValueError(f"indices of {self.where} have shape {indices.shape}; dense_shape has {rank} dimensions")
         return coordinates
 
     def split(self, form: Any, rows: int, parts: list[np.ndarray]) -> None:
@@ -249,7 +251,7 @@ class _Sparse(_Node):
         else:
             row, first, last = form.indices[:, 0].astype(np.int64), 0, len(coordinates)
             if last and (row[0] < 0 or row[-1] >= rows or (np.diff(row) < 0).any()):
-                raise ValueError(f"indices of {self.where} aren't in the order of its {rows} rows")
+                raise ValueError(f"indices of {self.where} are not sorted by row, or outside of its {rows} rows")
             lengths = np.bincount(row, minlength=rows).astype(np.int64, copy=False)
         sizes = _array(np.asarray(form.dense_shape), np.integer, f"dense_shape of {self.where}").astype(np.int64)[1:]
         self._check_inside(coordinates, sizes)
@@ -259,12 +261,12 @@ class _Sparse(_Node):
         self.sizes = np.maximum(self.sizes, sizes)
 
     def _check_inside(self, coordinates: np.ndarray, sizes: np.ndarray) -> None:
-        """Refuses coordinates outside of the dense shape."""
+        """Raises an error if a coordinate is outside of the dense shape."""
         if len(coordinates) and ((coordinates.min(0) < 0) | (coordinates.max(0) >= sizes)).any():
             table = coordinates.reshape(len(coordinates), -1)
             wrong = ((table < 0) | (table >= sizes)).any(1)
             found, shape = table[wrong][0].tolist(), sizes.tolist()
-            raise ValueError(f"indices of {self.where} have {found}, which is outside of its dense_shape {shape}")
+            raise ValueError(f"indices of {self.where} contain {found}, which is outside of its dense_shape {shape}")
 
     def join(self, rows: int, parts: Iterator[np.ndarray]) -> Sparse | SparseCSR:
         offsets, indices = next(parts), next(parts)
@@ -280,7 +282,7 @@ class _Sparse(_Node):
 
 _NODES: dict[type[Any], type[Any]] = {
     np.ndarray: _Dense,
-    Strings: _Strings,  # Before Ragged, which it is one of.
+    Strings: _Strings,  # Before Ragged, its base class.
     Ragged: _Ragged,
     Masked: _Masked,
     Sparse: _Sparse,
@@ -302,18 +304,18 @@ def _node(form: Any, where: str, parts: list[Part], batch_size: int) -> _Node:
 
 def _array(array: Any, dtype: Any, where: str) -> np.ndarray:
     if not isinstance(array, np.ndarray) or not np.issubdtype(array.dtype, dtype):
-        raise TypeError(f"{where} should be an array of {dtype.__name__}")
+        raise TypeError(f"{where} must be an array of {dtype.__name__}")
     return array
 
 
 def _lengths(offsets: Any, rows: int, items: int, where: str) -> tuple[np.ndarray, int, int]:
-    """The lengths that offsets stand for, int64 `[rows]`, and where the first row begins and the last one ends."""
+    """Returns the lengths between offsets, int64 `[rows]`, the start of the first row and the end of the last one."""
     offsets = _array(offsets, np.integer, f"offsets of {where}").astype(np.int64, copy=False)
     if offsets.shape != (rows + 1,):
-        raise ValueError(f"offsets of {where} have shape {offsets.shape} where there should be {rows + 1}")
+        raise ValueError(f"offsets of {where} have shape {offsets.shape}; expected {rows + 1} offsets")
     lengths, first, last = np.diff(offsets), int(offsets[0]), int(offsets[-1])
     if first < 0 or last > items or (lengths < 0).any():
-        raise ValueError(f"offsets of {where} don't ascend from 0 to at most {items}, the number of items")
+        raise ValueError(f"offsets of {where} must ascend from 0 to at most {items}, the number of items")
     return lengths, first, last
 
 

@@ -1,4 +1,4 @@
-"""What the forms of batches share: how they unpack, are indexed by rows, and are shown."""
+"""Code that the forms of batches share: unpacking, indexing by rows, and printing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def counted(array: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """The array; of dates, times and durations the int64 that it holds, over the same memory. NaT is the least."""
+    """Returns dates, times and durations as int64 over the same memory, and other arrays unchanged.
+
+    NaT is the smallest int64.
+    """
     return array.view(np.int64) if array.dtype.kind in "mM" else array
 
 
@@ -29,14 +32,14 @@ def row_index(index: int, rows: int) -> int:
             raise TypeError
         number = operator.index(index)
     except TypeError:
-        raise TypeError(f"a row is a number, not {shown(index)}") from None
+        raise TypeError(f"a row index must be an integer; got {shown(index)}") from None
     if not -rows <= number < rows:
         raise IndexError(f"row {number} of {rows}")
     return number + rows if number < 0 else number
 
 
 def rows_by_key(form: Any, key: Any) -> Any:
-    """What `form[key]` is."""
+    """Returns `form[key]`."""
     count = len(form)
     if isinstance(key, slice):
         start, stop, step = key.indices(count)
@@ -47,22 +50,22 @@ def rows_by_key(form: Any, key: Any) -> Any:
         return form._take(_chosen(key, count))
     if isinstance(key, tuple) or key is None or key is Ellipsis:
         raise TypeError(
-            f"{type(form).__name__} is indexed by rows alone, not by {shown(key)}; take items of a row: x[i][j]"
+            f"{type(form).__name__} can only be indexed by rows; got {shown(key)}. For items of a row use x[i][j]"
         )
     return form.row(key)
 
 
 def _chosen(key: Any, count: int) -> np.ndarray:
-    """The numbers of the rows that a mask or an array of numbers chooses."""
+    """Returns the indices of the rows that a mask or an index array selects."""
     array = np.asarray(key)
     if array.ndim != 1:
-        raise TypeError(f"rows are chosen by an array of one dimension, not of {array.ndim}")
+        raise TypeError(f"an index array must have one dimension; got {array.ndim}")
     if array.dtype == np.bool_:
         if len(array) != count:
-            raise IndexError(f"a mask has one entry for each of the {count} rows, not {len(array)}")
+            raise IndexError(f"a mask must have one entry for each of the {count} rows; got {len(array)}")
         return np.flatnonzero(array)
     if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"rows are chosen by bools or integers, not {array.dtype}")
+        raise TypeError(f"an index array must have bools or integers; got {array.dtype}")
     wrong = (array < -count) | (array >= count) if array.dtype.kind == "i" else array >= count
     if wrong.any():
         raise IndexError(f"row {array[wrong][0]} of {count}")
@@ -72,7 +75,7 @@ def _chosen(key: Any, count: int) -> np.ndarray:
 
 
 def spans(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The places of the items of some rows, one row after the other, and the offsets of these rows."""
+    """Returns the positions of the items of some rows, concatenated, and the offsets of these rows."""
     starts = offsets[rows]
     lengths = offsets[rows + 1] - starts
     taken = np.zeros(len(rows) + 1, offsets.dtype)
@@ -118,9 +121,9 @@ _SHOWN_LEVELS = 8
 
 
 class Form:
-    """What the forms share. A subclass lists its parts, in the order of its constructor, in `_parts`."""
+    """Base class of the forms. A subclass lists its parts in `_parts`, in the order of its constructor."""
 
-    # Weak references let a test, or a cache, see when a batch's memory goes back to the pool.
+    # Weak references let a test or a cache observe when a batch's memory returns to the pool.
     __slots__ = ("__weakref__",)
     _parts: tuple[str, ...] = ()
 
@@ -140,51 +143,51 @@ class Form:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def __getitem__(self, key: Rows) -> Any:
-        """Rows: the same form for a slice, a mask or numbers of rows, and one row for a number."""
+        """Returns rows in the same form for a slice, a mask or row indices, and one row for an integer."""
         return rows_by_key(self, key)
 
     def row(self, index: int) -> Any:
-        """One row.
+        """Returns one row.
 
         Args:
-            index: the row; negative ones count from the end.
+            index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: if there is no such row.
-            TypeError: if it is no number.
+            IndexError: If there is no such row.
+            TypeError: If the index isn't an integer.
         """
         raise NotImplementedError
 
     def _slice(self, start: int, stop: int) -> Any:
-        """These rows, as a view."""
+        """Returns a range of rows as a view."""
         raise NotImplementedError
 
     def _take(self, rows: np.ndarray) -> Any:
-        """These rows, copied. Numbers are int64, and in range."""
+        """Returns a copy of the rows with these indices, which are int64 and in range."""
         raise NotImplementedError
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        # Without this, NumPy takes the form for a sequence and makes an array of its parts.
+        # Without this method, NumPy treats the form as a sequence and makes an array of its parts.
         raise TypeError(
-            f"a {type(self).__name__} has no single NumPy array: use its parts ({', '.join(self._parts)}) or to_list()"
+            f"a {type(self).__name__} is not a single NumPy array: use its parts {', '.join(self._parts)}, or to_list()"
         )
 
     def to_list(self) -> list[Any]:
-        """Nested Python lists, one entry a row."""
+        """Returns nested Python lists, one entry per row."""
         raise NotImplementedError
 
     def to_arrow(self) -> pa.Array:
-        """The rows as a pyarrow array over the same memory (extra `arrow`), as `fastpipe.to_arrow` lays out a column.
+        """Converts the rows to a pyarrow array over the same memory (extra `arrow`). See also `fastpipe.to_arrow`.
 
-        Ragged rows are large lists, strings `large_string` or `large_binary`, masks nulls, and sparse rows structs of
-        lists `indices0`, `indices1` ... and `values`, without the dense shape. Only bools, masks, and the indices of
-        `Sparse` are copied.
+        Ragged rows become large lists, strings become `large_string` or `large_binary`, and masks become nulls. Sparse
+        rows become structs of the lists `indices0`, `indices1` ... and `values`, without the dense shape. Only bools,
+        masks, and the indices of `Sparse` are copied.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            TypeError: if Arrow has no such dtype.
-            ValueError: if the parts contradict themselves: offsets or entries that aren't in order, masks of another
-                shape, text that isn't UTF-8.
+            ImportError: If pyarrow isn't installed.
+            TypeError: If Arrow doesn't support the dtype.
+            ValueError: If the parts are inconsistent: offsets or entries are not in order, a mask has the wrong shape,
+                or text isn't valid UTF-8.
         """
         from fastpipe._arrow.export import form_to_arrow
 
@@ -192,7 +195,7 @@ class Form:
 
 
 def described(parts: Any) -> str:
-    """A named tuple of arrays, by their dtypes and shapes."""
+    """Returns a description of a named tuple of arrays, with their dtypes and shapes."""
     fields = [f"{name}={describe(part)}" for name, part in zip(parts._fields, parts, strict=True)]
     return f"{type(parts).__name__}({', '.join(fields)})"
 

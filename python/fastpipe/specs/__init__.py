@@ -1,7 +1,7 @@
-"""Specs: what a feature should look like in a batch.
+"""Specs, which define the shape, dtype and null handling of the features in a batch.
 
-A spec says shape, dtype and what happens to nulls; `fastpipe.batch` describes the forms that come out. Specs check
-themselves when they are made. Whether one fits a file's schema is checked when the file is opened.
+`fastpipe.batch` describes the resulting array types. A spec validates its arguments when it is created. fastpipe checks
+it against the schema of a file when it opens the file.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _UNITS = ("D", "s", "ms", "us", "ns")
 _TIMES = tuple(f"{kind}[{unit}]" for kind in ("datetime64", "timedelta64") for unit in _UNITS)
 _DTYPES = ("bool", *_NUMBERS, *_TIMES)
 _TEXT = {str: "string", bytes: "bytes"}
-# The digits that Arrow's widest decimals have.
+# The maximum number of digits of Arrow's widest decimals.
 _MOST_SCALE = 76
-# Of NumPy's 32 (before its version 2) one is for rows. Those of ragged and sparse features are no array's, but schemas
-# aren't read deeper.
+# NumPy before version 2 supports 32 dimensions, and one of them is for rows. The limit on ragged and sparse features is
+# the depth to which schemas are read.
 _MOST_FIXED = 31
 _MOST = 128
 
 
 @dataclass(frozen=True, repr=False)
 class Spec:
-    """Base of the specs; not for use by itself."""
+    """Base class of all specs. Don't use it directly."""
 
     shape: tuple[int | None, ...]
-    dtype: Any  # A str once made; whatever numpy.dtype takes before.
+    dtype: Any  # A str after construction. Before, anything that numpy.dtype accepts.
     _: KW_ONLY
     nulls: Nulls = "error"
     fill: Value | None = None
@@ -58,29 +58,29 @@ class Spec:
         _check_dimensions(self._kind, self.shape)
         if self.field is not None:
             if not isinstance(self.field, str):
-                raise TypeError(f"field is the path of a field, a string, not {shown(self.field)}")
+                raise TypeError(f"field must be a string, the path of a field; got {shown(self.field)}")
             if not self.field:
-                raise ValueError("field is empty: name a field, or leave it out to take the feature's name")
+                raise ValueError("field is empty: pass the path of a field, or omit it to use the feature's name")
             self._set("field", str(self.field))
         if self.nulls not in ("error", "mask", "fill"):
             raise ValueError(f'nulls is "error", "mask" or "fill", not {self.nulls!r}')
         if self.fill is not None:
             if self.nulls == "mask":
-                raise ValueError('a fill value and nulls="mask" exclude each other')
+                raise ValueError('fill= and nulls="mask" exclude each other')
             self._set("fill", _fit("fill", self.fill, dtype))
             self._set("nulls", "fill")
         if self.scale is not None:
             self._set("scale", _scale(self.scale, dtype))
 
     def __repr__(self) -> str:
-        """Python code that makes this spec."""
+        """Returns Python code that creates this spec."""
         options = [
             f"{field.name}={_code(getattr(self, field.name))}"
             for field in fields(self)
             if field.default is not MISSING and not _same(getattr(self, field.name), field.default)
         ]
         if self.fill is not None:
-            options.remove('nulls="fill"')  # The fill value says it.
+            options.remove('nulls="fill"')  # The fill value implies it.
         return f"fastpipe.{type(self).__name__}({', '.join([_code(self.shape), _code(self.dtype), *options])})"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -92,13 +92,13 @@ class Spec:
 
     @property
     def _nan_is_null(self) -> bool:
-        """Whether NaN stands for a null: nulls are filled with it."""
+        """Whether NaN represents null, because nulls are filled with it."""
         return isinstance(self.fill, float) and math.isnan(self.fill)
 
     def _lower(self) -> Lowered:
-        """Gives Rust plain values.
+        """Returns plain values for Rust.
 
-        Kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field, length and scale.
+        They are the kind, shape (-1 for None), dtype, nulls, fill, pad, layout, check_indices, field, length and scale.
         """
         shape = tuple(-1 if size is None else size for size in self.shape)
         layout, check = getattr(self, "layout", ""), getattr(self, "check_indices", True)
@@ -106,45 +106,49 @@ class Spec:
         return self._kind, shape, self.dtype, self.nulls, self.fill, pad, layout, check, self.field, length, self.scale
 
     def _lower_lookup(self) -> LoweredLookup | None:
-        """Gives Rust plain values of the lookup of a spec that reads text as indices."""
+        """Returns plain values for Rust that describe the lookup of a spec that reads text as indices."""
         return None
 
     def _check_length(self) -> None:
         self._set("length", flag("length", getattr(self, "length", False)))
         if getattr(self, "length", False) and self.dtype != "int64":
-            raise ValueError(f'length=True counts items: the dtype is "int64", not {self.dtype!r}')
+            raise ValueError(f'length=True counts items: dtype must be "int64"; got {self.dtype!r}')
         if getattr(self, "length", False) and self.scale is not None:
-            raise ValueError("scale= is for decimals, and length=True counts items: give one of the two")
+            raise ValueError("scale= is for decimals, and length=True counts items: use only one of them")
 
 
 @dataclass(frozen=True, repr=False)
 class DenseSpec(Spec):
-    """A fixed shape: an ndarray `[n, *shape]`; `Strings` of that shape for strings and bytes.
+    """A feature with a fixed shape: an ndarray `[n, *shape]`, or `Strings` of that shape for strings and bytes.
 
     Args:
-        shape: of one row; `()` for a scalar. Arrays must have exactly these lengths, unless `pad` is given.
-        dtype: what `numpy.dtype` takes among bool, int8 to int64, uint8 to uint64, float16 to float64, and datetime64
-            and timedelta64 in days (D), s, ms, us or ns; or "string" or "bytes". Values that don't fit raise
-            `ValueRangeError` when they are read. Avro's numbers are read as any number but float16.
-        pad: number with which shorter arrays are filled up at their end; longer ones are cut.
-        nulls: "error" raises `NullValueError` at a null; "mask" wraps the values in `Masked` if the schema lets them be
-            null; "fill" puts the fill value there.
-        fill: value in the place of a null; giving it implies `nulls="fill"`. Without it, "fill" takes 0, False or the
-            empty string; for times NaT.
-        field: path of the field to read, if it isn't the feature's name. Several features may read one field:
+        shape: Shape of one row, with dimensions from 1 to 2^63 - 1; `()` for a scalar. Arrays must have exactly these
+            lengths, unless `pad` is set.
+        dtype: A dtype that `numpy.dtype` accepts: bool, int8 to int64, uint8 to uint64, float16 to float64, or
+            datetime64 and timedelta64 in days (D), s, ms, us or ns. For text, "string" or "bytes". Reading a value that
+            doesn't fit raises `ValueRangeError`. Avro numbers can be read as any number type except float16.
+        pad: Number that is appended to arrays shorter than `shape`. Longer arrays are truncated. Defaults to None:
+            arrays must have the exact length.
+        nulls: How to read nulls. "error" raises `NullValueError`. "mask" wraps the values in `Masked` if the schema
+            allows nulls. "fill" replaces nulls with the fill value. Defaults to "error".
+        fill: Value that replaces nulls. Implies `nulls="fill"`. Without it, "fill" uses 0, False or the empty string,
+            and NaT for times.
+        field: Path of the field to read. Defaults to the feature's name. Several features may read the same field:
             `{"clicks": DenseSpec((20,), "int64", pad=0), "clicks_length": DenseSpec((), "int64", field="clicks",
             length=True)}`.
-        scale: values are decimals, stored as integers in units of 10**-scale: `DenseSpec((), "int64", scale=2)` reads
-            12.34 as 1234. The dtype is an integer one, and a fill or pad value is in these units too. A larger scale
-            than the column's multiplies, exactly; a smaller one raises `SchemaError`. Integers are decimals of scale
-            0. Without it decimals become floats.
-        length: True for the number of items in the array, or map, that lies below the dimensions of `shape`, instead of
-            its values: `()` counts an array's items, before they are padded or cut. The dtype is "int64".
+        scale: Number of decimal places, -76 to 76. Values are decimals, stored as integers in units of 10**-scale:
+            `DenseSpec((), "int64", scale=2)` reads 12.34 as 1234. The dtype must be an integer type, and fill and pad
+            values have the same unit. If the column has a smaller scale, its values are multiplied exactly. If it has a
+            larger one, `SchemaError` is raised. Integers are decimals of scale 0. Defaults to None, which reads
+            decimals as floats.
+        length: Whether to read the number of items instead of their values. Counts the items of the array or map below
+            the dimensions of `shape`: `()` counts the items of an array before they are padded or truncated. Requires
+            dtype "int64". Defaults to False.
 
     Raises:
-        ValueError: if a dimension, a dtype, or a fill or pad value can't be, or there are more than 31 dimensions, all
-            that a NumPy array has beside the one for rows.
-        TypeError: if one is of the wrong type.
+        ValueError: If a dimension, a dtype, or a fill or pad value is invalid, or if there are more than 31 dimensions
+            (NumPy's limit, minus the one for rows).
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> import fastpipe
@@ -167,13 +171,13 @@ class DenseSpec(Spec):
         super().__post_init__()
         if None in self.shape:
             shape = _code(self.shape)
-            raise ValueError(f"the shape {shape} has a ragged dimension: use RaggedSpec, or a number with pad=")
+            raise ValueError(f"the shape {shape} has a ragged dimension: use RaggedSpec, or a fixed size with pad=")
         self._check_length()
         if self.pad is not None:
             if self.length:
-                raise ValueError("pad fills up arrays with values, and length=True counts them: give one of the two")
+                raise ValueError("pad appends values to arrays, and length=True counts values: use only one of them")
             if not self.shape:
-                raise ValueError("pad is for arrays, and the shape () is a scalar; fill= is for nulls")
+                raise ValueError("pad is for arrays, but the shape () is a scalar; for nulls use fill=")
             if self.dtype in ("string", "bytes"):
                 raise ValueError(f"pad is for numbers, not for {self.dtype}: use RaggedSpec")
             self._set("pad", _fit("pad", self.pad, self.dtype))
@@ -181,23 +185,25 @@ class DenseSpec(Spec):
 
 @dataclass(frozen=True, repr=False)
 class RaggedSpec(Spec):
-    """Arrays of differing length: `Ragged(values, offsets)`, one within the other for each ragged dimension.
+    """A feature whose arrays differ in length: `Ragged(values, offsets)`, nested once for each ragged dimension.
 
     Args:
-        shape: of one row: None for a ragged dimension, a number for an exact one; at least one None. Numbers after the
-            last None are dimensions of the values; a number before it is a level of `Ragged` like the others, whose
-            rows all have that length.
-        dtype: as for `DenseSpec`.
-        nulls: as for `DenseSpec`, at each level that the schema lets be null; a null array that is filled is empty.
-        fill: value in the place of a null item; giving it implies `nulls="fill"`.
-        field: as for `DenseSpec`.
-        scale: as for `DenseSpec`.
-        length: as for `DenseSpec`: `RaggedSpec((None,), "int64", length=True)` counts the items of arrays in arrays.
+        shape: Shape of one row: None for a ragged dimension, a number for an exact one. At least one dimension must be
+            None. Numbers after the last None are dimensions of the values. A number before it is a level of `Ragged`
+            whose rows all have that length.
+        dtype: Dtype of the items; see `DenseSpec`.
+        nulls: How to read nulls at each level that the schema allows to be null: "error", "mask" or "fill"; see
+            `DenseSpec`. "fill" replaces a null array with an empty one. Defaults to "error".
+        fill: Value that replaces null items. Implies `nulls="fill"`.
+        field: Path of the field to read. Defaults to the feature's name.
+        scale: Number of decimal places, for decimals that are read as integers; see `DenseSpec`.
+        length: Whether to read the number of items instead of their values. `RaggedSpec((None,), "int64", length=True)`
+            counts the items of arrays within arrays. Defaults to False.
 
     Raises:
-        ValueError: if a dimension, a dtype or a fill value can't be, or there are more than 128 dimensions, or more
-            than 31 behind the last None.
-        TypeError: if one is of the wrong type.
+        ValueError: If a dimension, a dtype or a fill value is invalid, or if there are more than 128 dimensions or more
+            than 31 after the last None.
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> import fastpipe
@@ -221,26 +227,28 @@ class RaggedSpec(Spec):
 
 @dataclass(frozen=True, repr=False)
 class SparseSpec(Spec):
-    """Sparse arrays, read from records of index arrays and a value array: `Sparse(indices, values, dense_shape)`.
+    """A feature with sparse arrays: `Sparse(indices, values, dense_shape)`.
 
-    The record has the fields `indices0`, `indices1` ... (one for each dimension; `indices` will do if there is only
-    one) and `values`, all of the same length.
+    It is read from records of index arrays and a value array. The record has the fields `indices0`, `indices1` ... (one
+    per dimension, or just `indices` for a single dimension) and `values`, all of the same length.
 
     Args:
-        shape: of one row, without the batch dimension; None for a dimension that is as large as the batch needs
-            (greatest index + 1).
-        dtype: as for `DenseSpec`, of the values.
-        layout: "coo", or "csr" for `SparseCSR(offsets, indices, values, dense_shape)`.
-        nulls: as for `DenseSpec`; a null record that is filled has no entries.
-        fill: value in the place of a null value; giving it implies `nulls="fill"`.
-        check_indices: whether an index outside of the shape raises `ValueRangeError`; False trusts the file.
-        field: as for `DenseSpec`, of the record.
-        scale: as for `DenseSpec`, of the values.
+        shape: Shape of one row, without the batch dimension. None stands for a dimension whose size is the largest
+            index in the batch plus 1.
+        dtype: Dtype of the values; see `DenseSpec`.
+        layout: "coo" for `Sparse`, or "csr" for `SparseCSR(offsets, indices, values, dense_shape)`. Defaults to "coo".
+        nulls: How to read nulls: "error", "mask" or "fill"; see `DenseSpec`. "fill" replaces a null record with one
+            without entries. Defaults to "error".
+        fill: Value that replaces null values. Implies `nulls="fill"`.
+        check_indices: Whether an index outside of the shape raises `ValueRangeError`. False trusts the file. Defaults
+            to True.
+        field: Path of the record to read. Defaults to the feature's name.
+        scale: Number of decimal places, for decimal values that are read as integers; see `DenseSpec`.
 
     Raises:
-        ValueError: if a dimension, a dtype, the layout or the fill value can't be, or there are more than 128
+        ValueError: If a dimension, a dtype, the layout or the fill value is invalid, or if there are more than 128
             dimensions.
-        TypeError: if one is of the wrong type.
+        TypeError: If an argument has the wrong type.
 
     Example:
         >>> import fastpipe
@@ -259,31 +267,31 @@ class SparseSpec(Spec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.shape:
-            raise ValueError("a sparse feature has at least one dimension: the shape is (size,) or (None,)")
+            raise ValueError("a sparse feature needs at least one dimension: use shape (size,) or (None,)")
         if self.layout not in ("coo", "csr"):
             raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
         self._set("check_indices", flag("check_indices", self.check_indices))
 
 
 class Features(dict[str, Spec]):
-    """A dict from feature name to spec whose repr is Python code, to be pasted and changed.
+    """A dict from feature name to spec. Its repr is Python code that you can copy and edit.
 
     Raises:
-        TypeError: if a name isn't a string, or a spec isn't a spec.
+        TypeError: If a name isn't a string, or if a value isn't a spec.
     """
 
     def __init__(self, features: Mapping[str, Spec] | None = None) -> None:
-        given: Any = features  # Users may give anything.
+        given: Any = features  # Users may pass any type.
         if given is not None and not isinstance(given, Mapping):
             hint = ""
             if isinstance(given, (list, tuple)) and given and all(isinstance(name, str) for name in given):
-                hint = f"; columns={shown(list(given))} reads them as they are inferred"
-            raise TypeError(f"features is a dict from name to spec, not {shown(given)}{hint}")
+                hint = f"; columns={shown(list(given))} reads them with inferred specs"
+            raise TypeError(f"features must be a dict from name to spec; got {shown(given)}{hint}")
         super().__init__({} if features is None else features)
         for name, spec in self.items():
             if not isinstance(name, str):
                 raise TypeError(
-                    f"features is a dict from name to spec; the name of a feature is a string, not {shown(name)}"
+                    f"features must be a dict from name to spec whose names are strings; got the name {shown(name)}"
                 )
             if not isinstance(spec, Spec):
                 raise TypeError(
@@ -296,7 +304,7 @@ class Features(dict[str, Spec]):
         return f"{{\n{lines}}}" if lines else "{}"
 
     def _lower(self) -> LoweredFeatures:
-        """Gives Rust plain values."""
+        """Returns plain values for Rust."""
         return {name: (spec._lower(), spec._lower_lookup()) for name, spec in self.items()}
 
 
@@ -304,20 +312,20 @@ _KINDS: dict[str, type[Spec]] = {kind._kind: kind for kind in (DenseSpec, Ragged
 
 
 def spec_of(kind: str, shape: Any, dtype: Any, **options: Any) -> Spec:
-    """The spec whose class goes by this name in the extension module and in metadata.
+    """Creates a spec from the name that the extension module and metadata use for its class.
 
     Raises:
-        KeyError: if no class does.
-        TypeError: as of the class.
-        ValueError: as of the class.
+        KeyError: If no class has this name.
+        TypeError: If the class rejects the type of an argument.
+        ValueError: If the class rejects a value.
     """
     return _KINDS[kind](shape, dtype, **options)
 
 
 def inferred(columns: Iterable[Described]) -> Features:
-    """The specs of columns as the extension module describes them: by name, kind, shape, dtype, nulls and scale.
+    """Returns the specs of columns that the extension module describes by name, kind, shape, dtype, nulls and scale.
 
-    Columns that are described alike share one spec: checking tens of thousands of them would take seconds.
+    Columns with the same description share one spec, because validating tens of thousands of specs would take seconds.
     """
     made: dict[tuple[Any, ...], Spec] = {}
 
@@ -334,7 +342,7 @@ def inferred(columns: Iterable[Described]) -> Features:
 
 
 def _dtype(dtype: Any) -> str:
-    """The canonical name of a dtype."""
+    """Returns the canonical name of a dtype."""
     if isinstance(dtype, str) and dtype in ("string", "bytes"):
         return str(dtype)
     if isinstance(dtype, type) and dtype in _TEXT:
@@ -348,18 +356,18 @@ def _dtype(dtype: Any) -> str:
         kind = ValueError if isinstance(dtype, str) else TypeError
         raise kind(f"dtype is {among}, not {dtype!r}") from error
     if found.name in ("datetime64", "timedelta64"):
-        raise ValueError(f'{found.name} needs a unit: dtype "{found.name}[s]", or {", ".join(_UNITS)} in its place')
+        raise ValueError(f'{found.name} needs a unit: use "{found.name}[s]", or another unit ({", ".join(_UNITS)})')
     if found.name not in _DTYPES:
         raise ValueError(f"dtype is {among}, not {found.name}")
     if not found.isnative:
-        raise ValueError(f"values come in the byte order of this machine: dtype {found.name!r}, not {found.str!r}")
+        raise ValueError(f"values have the byte order of this machine: use {found.name!r} instead of {found.str!r}")
     return str(found.name)
 
 
 def _shape(shape: Any) -> tuple[int | None, ...]:
     if not isinstance(shape, (tuple, list)):
         hint = f": write ({shape},)" if shape is None or isinstance(shape, (int, np.integer)) else ""
-        raise TypeError(f"shape is a tuple, not {shape!r}{hint}")
+        raise TypeError(f"shape must be a tuple; got {shape!r}{hint}")
     return tuple(None if size is None else _size(size, shape) for size in shape)
 
 
@@ -367,7 +375,7 @@ def _check_dimensions(kind: str, shape: tuple[int | None, ...]) -> None:
     fixed = 0 if kind == "sparse" else len(shape) - max((i + 1 for i, n in enumerate(shape) if n is None), default=0)
     if fixed > _MOST_FIXED:
         raise ValueError(
-            f"a NumPy array has no more than {_MOST_FIXED} dimensions beside the one for rows, and the shape has "
+            f"a NumPy array has at most {_MOST_FIXED} dimensions besides the one for rows, and the shape has "
             f"{fixed} fixed ones; RaggedSpec with None for the outer ones reads up to {_MOST} levels"
         )
     if len(shape) > _MOST:
@@ -401,7 +409,7 @@ def _scale(scale: Any, dtype: str) -> int:
 
 
 def _fit(what: str, value: Any, dtype: str) -> Value:
-    """The value as Python has it, if it fits the dtype; floats may be rounded to the nearest one, as NumPy does."""
+    """Returns the value as a Python object if it fits the dtype. Floats may be rounded, as in NumPy."""
     if dtype in _TIMES:
         return _fit_time(what, value, dtype)
     if isinstance(value, (np.generic, np.ndarray)) and np.ndim(value) == 0:
@@ -434,11 +442,11 @@ def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
     with np.errstate(over="ignore", under="ignore"):
         stored = float(dtype.type(number))
     if math.isnan(number):
-        # The one that equals itself where specs are compared.
+        # Uses the NaN object that compares equal to itself when specs are compared.
         return math.nan
     overflows = math.isinf(stored) and not math.isinf(number)
     vanishes = stored == 0 and number != 0
-    # 0.1 is never exact, and nobody minds; an integer that changes is a mistake.
+    # Rounding 0.1 is expected, but an integer that changes is a mistake.
     changes = isinstance(value, int) and not overflows and int(stored) != value
     if overflows or vanishes or changes:
         raise unfit
@@ -446,7 +454,7 @@ def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
 
 
 def _fit_time(what: str, value: Any, dtype: str) -> int:
-    """A date, a time or a duration as the number that NumPy keeps of it."""
+    """Returns a date, a time or a duration as the integer that NumPy stores."""
     if isinstance(value, (bool, float, np.bool_, np.floating)):
         raise TypeError(f"{what} for dtype {dtype} is a time or a whole number of its unit, not {value!r}")
     try:
@@ -474,7 +482,7 @@ def _same(value: Any, default: Any) -> bool:
 
 
 def _code(value: Any) -> str:
-    """Python code for a name, a shape or an option."""
+    """Returns Python code for a name, a shape or an option."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False) if value.isprintable() else repr(value)
     if isinstance(value, float) and not math.isfinite(value):

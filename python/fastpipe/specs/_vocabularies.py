@@ -1,9 +1,9 @@
-"""Specs of features whose text becomes indices: `VocabularySpec` and `HashSpec`.
+"""Specs of features whose text is read as indices: `VocabularySpec` and `HashSpec`.
 
-The form of such a feature follows from its field: a string is one index a row, an array of strings is a ragged column
-of indices, and a *bag* (an array of records of name, term and value) is a sparse column whose coordinates are the
-indices of the pairs of name and term. So `reader.features` has the specs of these forms; the data set keeps what was
-asked for, and is pickled with that.
+The batch form of such a feature depends on its field. A string becomes one index per row, and an array of strings
+becomes a ragged column of indices. A *bag* (an array of records of name, term and value) becomes a sparse column whose
+coordinates are the indices of the (name, term) pairs. So `reader.features` contains the specs of these forms. The
+dataset keeps the original specs, and pickles them.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from fastpipe.specs import DenseSpec, Features, RaggedSpec, SparseSpec, Spec, _d
 
 Unknown: TypeAlias = Literal["drop", "bucket", "error"]
 
-# As many keys are shown as code.
+# Vocabularies of up to this many keys are shown as code.
 _SHOWN = 10
 _MOST_CODE = 200
 
-_TAKES = "a vocabulary is a list of keys, a dict from key to index, or the path of a file"
+_TAKES = "vocabulary must be a list of keys, a dict from key to index, or the path of a file"
 
 
 class Vocabulary:
-    """The keys of a `VocabularySpec`, each with its index. Specs, and all readers of one, share the table.
+    """The keys of a `VocabularySpec` with their indices. Specs and readers share one table.
 
-    Two are equal if the same keys have the same indices. A pickle holds the keys; of a vocabulary that was read from a
-    file it holds the path and a digest, and the file is read again.
+    Two vocabularies are equal if the same keys have the same indices. A pickle contains the keys. For a vocabulary from
+    a file it contains the path and a digest instead, and unpickling reads the file again.
 
     Args:
-        keys: as in `VocabularySpec`.
+        keys: A list of keys, a dict from key to index, or the path of a text file; see `VocabularySpec`.
 
     Attributes:
-        path: of the file that it was read from, or None.
+        path: Path of the file that the vocabulary was read from, or None.
 
     Raises:
-        TypeError: if a key is neither str nor bytes.
-        ValueError: if there is no key, or one is there twice, or an index isn't from 0 to 2**32 - 1.
-        MissingFileError: if the file isn't there.
-        MalformedFileError: if a line is there twice in a file.
+        TypeError: If a key is neither str nor bytes.
+        ValueError: If there is no key, if a key is repeated, or if an index isn't between 0 and 2**32 - 1.
+        MissingFileError: If the file doesn't exist.
+        MalformedFileError: If a line is repeated in the file.
     """
 
     __slots__ = ("_table", "path")
@@ -63,20 +63,20 @@ class Vocabulary:
             self._table = _NativeVocabulary.of(_keys(keys))
         if not len(self):
             where = f" ({self.path})" if self.path else ""
-            raise ValueError(f"the vocabulary is empty{where}: HashSpec needs none")
+            raise ValueError(f"the vocabulary is empty{where}: HashSpec doesn't need a vocabulary")
 
     def __len__(self) -> int:
-        """The number of keys."""
+        """Returns the number of keys."""
         return len(self._table)
 
     @property
     def size(self) -> int:
-        """One more than the greatest index."""
+        """The largest index plus 1."""
         return self._table.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the table takes."""
+        """Size of the table in bytes."""
         return self._table.nbytes
 
     def __eq__(self, other: object) -> bool:
@@ -89,7 +89,7 @@ class Vocabulary:
         return hash(self._table.digest)
 
     def __repr__(self) -> str:
-        """Python code of the argument, if it is short."""
+        """Returns Python code of the argument, if it is short."""
         if self.path is not None:
             return repr(self.path)
         if len(self) <= _SHOWN:
@@ -116,19 +116,19 @@ def _loaded(dumped: bytes) -> Vocabulary:
 def _reread(path: str, digest: str) -> Vocabulary:
     vocabulary = Vocabulary(path)
     if vocabulary._table.digest != digest:
-        raise in_file(StorageError, path, "the vocabulary has other keys than when it was pickled: the file changed")
+        raise in_file(StorageError, path, "the vocabulary's keys changed after it was pickled: the file was modified")
     return vocabulary
 
 
 def _keys(keys: Any) -> list[Any]:
-    for convert in ("to_pylist", "tolist"):  # Arrow's, and NumPy's and pandas'.
+    for convert in ("to_pylist", "tolist"):  # Arrow has the first method, NumPy and pandas have the second.
         if hasattr(keys, convert):
             keys = getattr(keys, convert)()
     if isinstance(keys, (bytes, bytearray)) or not isinstance(keys, Iterable):
-        raise TypeError(f"{_TAKES}, not {shown(keys)}")
+        raise TypeError(f"{_TAKES}; got {shown(keys)}")
     if isinstance(keys, (set, frozenset)):
         raise TypeError(
-            "a vocabulary is a list of keys, whose places are their indices, and a set has no order: sort it"
+            "vocabulary must be a list of keys, whose positions are their indices; a set has no order: sort it"
         )
     return list(keys)
 
@@ -142,7 +142,7 @@ def _text(key: bytes) -> str | bytes:
 
 @dataclass(frozen=True, repr=False)
 class LookupSpec(Spec):
-    """Base of `VocabularySpec` and `HashSpec`; not for use by itself."""
+    """Base class of `VocabularySpec` and `HashSpec`. Don't use it directly."""
 
     shape: tuple[int | None, ...] = field(init=False, default=())
     dtype: Any = field(kw_only=True, default="int64")
@@ -165,19 +165,19 @@ class LookupSpec(Spec):
             except UnicodeEncodeError as error:
                 raise ValueError(f"the separator {self.separator!r} can't be written as UTF-8") from error
         elif not isinstance(self.separator, bytes):
-            raise TypeError(f"separator is a string between name and term, not {shown(self.separator)}")
+            raise TypeError(f"separator must be a string; got {shown(self.separator)}")
         if self.values is not None:
             found = _dtype(self.values)
             _check_number("values", "values of bags are numbers", found, ("int", "uint", "float"))
             if found == "float16":
-                raise ValueError('values of bags are read as "float32" or "float64", or as integers, not as "float16"')
+                raise ValueError('values of bags must be "float32", "float64" or integers; got "float16"')
             self._set("values", found)
         if self.layout not in ("coo", "csr"):
             raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
 
     @property
     def size(self) -> int:
-        """Number of indices, and of what is indexed by them, such as rows of an embedding."""
+        """Number of indices, and thus of rows of a table that they index, such as an embedding."""
         raise NotImplementedError
 
     def _check_size(self) -> None:
@@ -185,20 +185,21 @@ class LookupSpec(Spec):
             raise ValueError(f"dtype {self.dtype!r} doesn't hold indices up to {self.size - 1}")
 
     def __repr__(self) -> str:
-        """Python code that makes this spec, if its vocabulary is a file or short."""
+        """Returns Python code that creates this spec, if its vocabulary is a file or short."""
         options = [
             f"{option.name}={getattr(self, option.name)!r}"
             for option in fields(self)
             if option.init and option.default is not MISSING and getattr(self, option.name) != option.default
         ]
         if self.fill is not None:
-            options.remove("nulls='fill'")  # The fill value says it.
+            options.remove("nulls='fill'")  # The fill value implies it.
         return f"fastpipe.{type(self).__name__}({', '.join([repr(getattr(self, self._first)), *options])})"
 
     def _lower_lookup(self) -> LoweredLookup:
-        """Gives Rust plain values.
+        """Returns plain values for Rust.
 
-        Vocabulary, what becomes of unknown keys, buckets, seed, separator, dtype of values, layout.
+        They are the vocabulary, the handling of unknown keys, the number of buckets, the seed, the separator, the dtype
+        of values and the layout.
         """
         raise NotImplementedError
 
@@ -208,49 +209,53 @@ class LookupSpec(Spec):
 
 @dataclass(frozen=True, repr=False)
 class VocabularySpec(LookupSpec):
-    r"""Text as indices in a vocabulary, looked up while rows are read: no strings are made.
+    r"""Text that is read as indices in a vocabulary.
 
-    Every source that has text reads it: Avro files and messages, CSV, Parquet, Arrow, SQL and tables. Bags are read
-    from Avro only.
+    Each key is looked up while rows are read, without creating strings. All sources with text support it: Avro files
+    and messages, CSV, Parquet, Arrow, SQL and tables. Only Avro supports bags.
 
-    | field | becomes |
+    | field | batch form |
     |---|---|
-    | string, bytes, fixed, enum | `DenseSpec((), dtype)`: its index |
-    | arrays of them, keys and values of maps | `RaggedSpec((None,), dtype)`; a None for each level |
+    | string, bytes, fixed, enum | `DenseSpec((), dtype)`: the index |
+    | arrays of them, keys and values of maps | `RaggedSpec((None,), dtype)`; one None per level |
     | a *bag*: an array of records of `name`, `term` and `value` | `SparseSpec((size,), values)` |
 
-    A row of a bag has its values at the indices of their names and terms: the key of an entry is name, separator and
-    term in one. A term that is null, or that the records don't have, is an empty one, so the key ends with the
-    separator. Other fields of the records are skipped. Two entries with the same key stay two entries with the same
-    index, in their order, and consumers of sparse rows add them up. Keys are compared byte by byte; that strings are
-    UTF-8 isn't checked.
+    A row of a bag has the values of its entries at the indices of their keys. The key of an entry is its name, the
+    separator and its term, concatenated. If the term is null or the records have no term, it is empty, so the key ends
+    with the separator. Other fields of the records are skipped. Two entries with the same key stay two entries with the
+    same index, in their order; consumers of sparse rows add them up. Keys are compared byte by byte. fastpipe doesn't
+    check that strings are valid UTF-8.
 
     Args:
-        vocabulary: a list (or array) of keys, each with its place as index; a dict from key to index, 0 to 2**32 - 1,
-            which several keys may share; or the path of a text file: a key a line, with the number of lines before it
-            as index. Keys are str, or bytes as they are. Lines end with `\n` or `\r\n` and have no quotes or escapes: a
-            key with a line break needs a list or a dict.
-        field: path of the field to read, if it isn't the feature's name.
-        unknown: what happens to keys that the vocabulary lacks. "error", the default, raises `ValueRangeError`, which
-            names the key, the feature and the row. "bucket" gives them the index after the greatest of the vocabulary.
-            "drop" leaves them out of bags and arrays; it can't read fields of one key a row.
-        buckets: for `unknown="bucket"`, number of indices behind those of the vocabulary among which unknown keys are
-            distributed, by XXH3 as in `HashSpec` with seed 0; 1 by default.
-        separator: between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for the feature
-            lists of Avro2TF and GDMix.
-        dtype: of indices that are values: an integer dtype. The indices of bags are coordinates, which are int64.
-        values: dtype of a bag's values; None for their type in the first file.
-        layout: of a bag: "coo", or "csr" for `SparseCSR`.
-        nulls: "error" raises `NullValueError` at a null; "mask" wraps the indices, or the rows of bags, in `Masked`;
-            "fill" puts the fill value there, which must be given. A null bag is filled with an empty one. Inside bags,
-            entries that are null or have a null name or value are an error; "fill" leaves them out.
-        fill: index in the place of a null string; giving it implies `nulls="fill"`.
+        vocabulary: A list or array of keys, whose positions are their indices; a dict from key to index, 0 to 2**32 -
+            1, where several keys may share an index; or the path of a text file with one key per line, whose index is
+            the number of lines before it. Keys are str, or bytes that are used unchanged. Lines end with `\n` or
+            `\r\n`, without quotes or escapes, so a key that contains a line break needs a list or a dict.
+        field: Path of the field to read. Defaults to the feature's name.
+        unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
+            key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
+            "drop" omits them from bags and arrays, and can't be used for fields with one key per row. Defaults to
+            "error".
+        buckets: Number of indices after those of the vocabulary over which `unknown="bucket"` distributes unknown keys,
+            1 to 2**62. Uses XXH3, like `HashSpec` with seed 0. Defaults to 1.
+        separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
+            the feature lists of Avro2TF and GDMix. Defaults to `"\x01"`.
+        dtype: Integer dtype of indices that are values. The indices of bags are coordinates, which are int64. Defaults
+            to "int64".
+        values: Dtype of a bag's values. Defaults to their type in the first file.
+        layout: Layout of a bag: "coo" for `Sparse`, or "csr" for `SparseCSR`. Defaults to "coo".
+        nulls: How to read nulls. "error" raises `NullValueError`. "mask" wraps the indices, or the rows of bags, in
+            `Masked`. "fill" replaces null strings with the fill value, which is required then, and null bags with empty
+            ones. A bag entry that is null, or has a null name or value, is an error; "fill" omits it. Defaults to
+            "error".
+        fill: Index that replaces a null string. Implies `nulls="fill"`.
 
     Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if the vocabulary is empty, if a key is there twice (it is named), or if an argument can't be.
-        MissingFileError: if the file isn't there.
-        MalformedFileError: if a line is there twice (it is named).
+        TypeError: If an argument has the wrong type.
+        ValueError: If the vocabulary is empty, if a key is repeated (the message names it), or if an argument is
+            invalid.
+        MissingFileError: If the file doesn't exist.
+        MalformedFileError: If a line is repeated (the message names it).
 
     Example:
         >>> import fastpipe
@@ -264,7 +269,7 @@ class VocabularySpec(LookupSpec):
         dtype('int64')
     """
 
-    vocabulary: Any  # A Vocabulary once made.
+    vocabulary: Any  # A Vocabulary after construction.
     _: KW_ONLY
     unknown: Unknown = "error"
     buckets: int | None = None
@@ -278,7 +283,7 @@ class VocabularySpec(LookupSpec):
             raise ValueError(f'unknown is "drop", "bucket" or "error", not {self.unknown!r}')
         if self.buckets is not None:
             if self.unknown != "bucket":
-                raise ValueError(f'buckets= is for unknown="bucket", not for {self.unknown!r}')
+                raise ValueError(f'buckets= requires unknown="bucket"; got {self.unknown!r}')
             self._set("buckets", _count("buckets", self.buckets, 2**62))
         if not isinstance(self.vocabulary, Vocabulary):
             self._set("vocabulary", Vocabulary(self.vocabulary))
@@ -286,7 +291,7 @@ class VocabularySpec(LookupSpec):
 
     @property
     def size(self) -> int:
-        """Number of indices: one more than the greatest of the vocabulary, and the buckets."""
+        """Number of indices: the largest index of the vocabulary plus 1, plus the number of buckets."""
         return int(self.vocabulary.size) + (0 if self.unknown != "bucket" else self.buckets or 1)
 
     def _lower_lookup(self) -> LoweredLookup:
@@ -296,27 +301,28 @@ class VocabularySpec(LookupSpec):
 
 @dataclass(frozen=True, repr=False)
 class HashSpec(LookupSpec):
-    r"""Text as a hash, computed while rows are read: the index of a key is XXH3 of it, modulo the number of buckets.
+    r"""Text that is read as hashes: the index of a key is its XXH3 hash modulo the number of buckets.
 
-    That is `xxhash.xxh3_64_intdigest(key, seed) % buckets` of the package xxhash, where the key of a bag's entry is
-    `name + separator + term`. XXH3 has a specification, so indices stay the same over versions and machines.
+    The index is computed while rows are read. It equals `xxhash.xxh3_64_intdigest(key, seed) % buckets` of the package
+    xxhash. For a bag, the key is `name + separator + term`. XXH3 is specified, so indices are the same in all versions
+    and on all machines.
 
-    What becomes of which field is as for `VocabularySpec`.
+    `VocabularySpec` lists the fields that can be read and the resulting batch forms.
 
     Args:
-        buckets: number of indices, at least 1.
-        seed: of the hash, 0 to 2**64 - 1.
-        field: as for `VocabularySpec`, like the other arguments.
-        separator: between name and term.
-        dtype: of indices that are values.
-        values: dtype of a bag's values.
-        layout: of a bag.
-        nulls: "error", "mask" or "fill".
-        fill: index in the place of a null string.
+        buckets: Number of indices, 1 to 2**62.
+        seed: Seed of the hash, 0 to 2**64 - 1. Defaults to 0.
+        field: Path of the field to read. Defaults to the feature's name.
+        separator: Separator between name and term in the keys of a bag. Defaults to `"\x01"`.
+        dtype: Integer dtype of indices that are values. Defaults to "int64".
+        values: Dtype of a bag's values. Defaults to their type in the first file.
+        layout: Layout of a bag: "coo" for `Sparse`, or "csr" for `SparseCSR`. Defaults to "coo".
+        nulls: How to read nulls: "error", "mask" or "fill"; see `VocabularySpec`. Defaults to "error".
+        fill: Index that replaces a null string. Implies `nulls="fill"`.
 
     Raises:
-        TypeError: if an argument is of the wrong type.
-        ValueError: if one can't be.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> import fastpipe
@@ -350,7 +356,7 @@ class HashSpec(LookupSpec):
 
 def _check_number(what: str, why: str, dtype: str, kinds: tuple[str, ...]) -> None:
     if dtype.rstrip("0123456789") not in kinds:
-        raise ValueError(f"{what}: {why}, so it isn't {dtype!r}")
+        raise ValueError(f"{what}: {why}; got {dtype!r}")
 
 
 def _count(what: str, value: Any, most: int, least: int = 1) -> int:
@@ -362,7 +368,10 @@ def _count(what: str, value: Any, most: int, least: int = 1) -> int:
 
 
 def described(features: Features) -> dict[str, list[Any]]:
-    """What decides the indices of each `LookupSpec`, fit for JSON; of vocabularies a digest of keys and indices."""
+    """Returns JSON-compatible data that determines the indices of each `LookupSpec`.
+
+    Vocabularies are represented by a digest of keys and indices.
+    """
     found = {}
     for name, spec in features.items():
         if isinstance(spec, LookupSpec):
@@ -373,17 +382,21 @@ def described(features: Features) -> dict[str, list[Any]]:
 
 
 def interpretation(features: Features) -> dict[str, Any]:
-    """What states hold about the lookups of a source that has nothing else to say; nothing if there are none."""
+    """Returns the lookup settings that states contain, or an empty dict if there are no lookups.
+
+    For sources without other settings.
+    """
     found = described(features)
     return {"lookups": found} if found else {}
 
 
 def in_form(features: Features, described: Callable[[], Iterable[Described]]) -> Features:
-    """Features in which each `LookupSpec` is replaced by the spec of what it yields.
+    """Replaces each `LookupSpec` with the spec of its batch form.
 
     Args:
-        features: what was asked for.
-        described: returns all of them as the extension module describes them. It is called if there is a `LookupSpec`.
+        features: The requested features.
+        described: Returns all features as the extension module describes them. It is called only if there is a
+            `LookupSpec`.
     """
     if not any(isinstance(spec, LookupSpec) for spec in features.values()):
         return features
