@@ -46,9 +46,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ),
         ({"features": {1: DenseSpec((), "int64")}}, TypeError, "whose names are strings; got the name 1"),
         ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* not 'int64'"),
-        ({"columns": [1]}, TypeError, "columns is a list of names, and number 0 of them is 1, not a string"),
+        ({"columns": [1]}, TypeError, "columns must be a list of strings; the element at index 0 is 1, not a string"),
         ({"columns": ["user", None]}, TypeError, "number 1 of them is None"),
-        ({"columns": 5}, TypeError, "columns is a list of names, not 5"),
+        ({"columns": 5}, TypeError, "columns must be a list of names; got 5"),
         ({"columns": {"user": DenseSpec((), "int64")}}, TypeError, "features= takes a dict"),
         ({"columns": "user"}, TypeError, r"did you mean \['user'\]\?"),
         ({"shuffle": 1}, ValueError, 'shuffle must be True, False, "window"'),
@@ -91,7 +91,7 @@ def test_other_calls_name_the_argument_too(path: str) -> None:
     arrays = fastpipe.Interactions.from_arrays(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]))
     held_out = fastpipe.HeldOut(np.array([0]), np.array([3]))
     for call, match in (
-        (lambda: fastpipe.infer_features(path, columns=[1]), "columns is a list of names"),
+        (lambda: fastpipe.infer_features(path, columns=[1]), "columns must be a list of"),
         (lambda: fastpipe.AvroFile(3), "path is the path of a file, bytes or a binary file object, not 3"),
         (lambda: fastpipe.rebatch([], 4, drop_last="no"), "drop_last is True or False"),
         (lambda: fastpipe.rebatch([], 4, copy=1), "copy is True or False"),

@@ -380,7 +380,7 @@ def test_labels() -> None:
     metrics.prometheus(numbers(), registry=registry, labels={"rank": 5})
     assert ("fastpipe_batches_total", "rank=5,reader=") in scraped(registry)
     for name in ("reader", "activity", "le", "quantile"):
-        with pytest.raises(ValueError, match=f"fastpipe sets the label '{name}' itself"):
+        with pytest.raises(ValueError, match=f"fastpipe already sets the label '{name}'"):
             metrics.prometheus(numbers(), registry=registry, labels={name: "x"})
     metrics.prometheus({}, registry=prometheus_client.CollectorRegistry())
 
@@ -527,6 +527,6 @@ def test_without_the_libraries_errors_name_them() -> None:
     (printed,) = outputs(run(script))
     assert printed.splitlines() == [
         "10 100.0",
-        "this needs prometheus-client: pip install 'fastpipe-data[metrics]'",
-        "this needs opentelemetry-api: pip install opentelemetry-api",
+        "Prometheus metrics require prometheus-client: pip install 'fastpipe-data[metrics]'",
+        "OpenTelemetry metrics require opentelemetry-api: pip install opentelemetry-api",
     ]

@@ -192,7 +192,9 @@ def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("url", ["s3://bucket/x.avro", "gs://b/*.avro", "HDFS://n:1/x", "file://host/x.avro"])
 def test_urls_are_refused_by_their_scheme(url: str) -> None:
-    with pytest.raises(fastpipe.UnsupportedError, match=f"only local files are read.*{url.split(':')[0]}://") as error:
+    with pytest.raises(
+        fastpipe.UnsupportedError, match=f"only local files are supported.*{url.split(':')[0]}://"
+    ) as error:
         fastpipe.read_avro(url, batch_size=1)
     assert error.value.path == url
     assert isinstance(error.value, ValueError)

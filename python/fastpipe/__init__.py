@@ -1,4 +1,4 @@
-"""fastpipe reads Avro files into shuffled, batched NumPy arrays without copying them.
+"""fastpipe loads Avro, CSV, Parquet, Arrow, SQL results and in-memory tables as shuffled batches of NumPy arrays.
 
     import fastpipe
 
@@ -6,10 +6,10 @@
         batch["user_embedding"]  # numpy float32 [1024, 64]
         batch["clicked_items"]   # fastpipe.Ragged(values, offsets)
 
-`read_csv`, `read_parquet`, `read_arrow`, `read_units` (custom sources), `from_arrow` and `from_arrays` (tables in
-memory) read in the same way; `write_avro` writes.
+`read_csv`, `read_parquet`, `read_arrow`, `read_sql`, `read_units` (custom sources), `from_arrow` and `from_arrays`
+(in-memory tables) work in the same way. `write_avro` writes Avro files.
 
-Importing fastpipe imports NumPy and nothing else.
+Importing fastpipe imports no package other than NumPy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# The names of the package: type checkers read them here, and `_lazy.py` when fastpipe is imported.
+# The public names of the package. Type checkers read this file, and so does `_lazy.py` when fastpipe is imported.
 
 from fastpipe import batch as batch
 from fastpipe import errors as errors

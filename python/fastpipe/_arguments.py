@@ -1,4 +1,4 @@
-"""Arguments that users give, checked so that a message names them."""
+"""Checks of arguments that users pass. Error messages name the argument."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 
 
 def flag(name: str, value: Any) -> bool:
-    """A bool argument, Python's or NumPy's.
+    """Returns a bool argument, which may be a Python or NumPy bool.
 
     Raises:
-        TypeError: if it is none: what is true of a word such as `"no"` isn't what it says.
+        TypeError: If the value isn't a bool. Truthiness is not used because `"no"` would be true.
     """
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} is True or False, not {shown(value)}")
@@ -22,26 +22,28 @@ def flag(name: str, value: Any) -> bool:
 
 
 def names(name: str, values: Any) -> list[str]:
-    """A list of names.
+    """Returns a list of names.
 
     Raises:
-        TypeError: if it is none, or one of them is no string.
+        TypeError: If the value isn't an iterable of strings, or if it is a single string or a dict.
     """
     if isinstance(values, str):
-        raise TypeError(f"{name} is a list of names; did you mean [{shown(values)}]?")
+        raise TypeError(f"{name} must be a list of names; did you mean [{shown(values)}]?")
     if isinstance(values, Mapping):
-        raise TypeError(f"{name} is a list of names, not a dict: features= takes a dict from name to spec")
+        raise TypeError(f"{name} must be a list of names; got a dict. For a dict from name to spec use features=")
     if not isinstance(values, Iterable):
-        raise TypeError(f"{name} is a list of names, not {shown(values)}")
+        raise TypeError(f"{name} must be a list of names; got {shown(values)}")
     found = list(values)
     for place, value in enumerate(found):
         if not isinstance(value, str):
-            raise TypeError(f"{name} is a list of names, and number {place} of them is {shown(value)}, not a string")
+            raise TypeError(
+                f"{name} must be a list of strings; the element at index {place} is {shown(value)}, not a string"
+            )
     return [str(value) for value in found]
 
 
 def shown(value: Any, most: int = 60) -> str:
-    """A value as messages show it: its code if that is short, else its type."""
+    """Returns a value as messages show it: its code if that is short, else its type."""
     kind = type(value).__name__
     if isinstance(value, (np.ndarray, Mapping)):
         return f"a {kind}"
@@ -52,5 +54,5 @@ def shown(value: Any, most: int = 60) -> str:
 
 
 def imported(name: str) -> Any:
-    """A module that somebody has imported; None if nobody has. Waits for whoever is importing it."""
+    """Returns a module if it has been imported, else None. Waits if another thread is importing it."""
     return importlib.import_module(name) if sys.modules.get(name) is not None else None

@@ -1,6 +1,6 @@
-"""Types of what Python and the extension module pass to each other.
+"""Types of the values that Python and the extension module exchange.
 
-The stub of the extension module names them. They are below everything else, so that the stub needs no other module.
+The stub of the extension module uses them. This module is below all others, so the stub imports nothing else.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = "bool | int | float | str | bytes"
 
-# A spec, as it is asked for.
+# A spec that the user requested.
 Lowered: TypeAlias = (
     "tuple[str, tuple[int, ...], str, str, Value | None, Value | None, str, bool, str | None, bool, int | None]"
 )
 
-# The spec of a feature, as a source has it.
+# The spec of a feature as a source describes it.
 Described: TypeAlias = "tuple[str, str, list[int | None], str, str, int | None]"
 
-# How CSV files are written.
+# The dialect of CSV files.
 LoweredDialect: TypeAlias = "tuple[int, int | None, int | None, int, bool | list[str], list[bytes], bool, bool]"
 
-# How the values of a feature become numbers.
+# How the values of a feature are converted to numbers.
 LoweredLookup: TypeAlias = "tuple[Vocabulary | None, str, int, int, bytes, str | None, str]"
 
-# The features to read: the spec of each, and the lookup of text that is read as indices.
+# The features to read: the spec of each feature, and the lookup if its text is read as indices.
 LoweredFeatures: TypeAlias = "dict[str, tuple[Lowered, LoweredLookup | None]]"
 
-# The features to read, or the columns, whose specs are inferred; None for all columns.
+# The features to read, or names of columns whose specs are inferred, or None for all columns.
 Wanted: TypeAlias = "LoweredFeatures | list[str] | None"
 
-# The bytes of a file that is in memory, and from where to where; None for one that isn't.
+# The contents of an in-memory file and the start and end of the range to read, or None for a file on disk.
 InMemory: TypeAlias = "tuple[bytes, int, int] | None"
 
-# Paths or names of files, and the directory that has their indexes.
+# Paths or names of files, and the directory of their indexes.
 LoweredFiles: TypeAlias = "tuple[list[tuple[str, InMemory]], str | None]"
 
 
 class NegativeSampling(NamedTuple):
-    """How negatives are drawn.
+    """Settings for drawing negatives.
 
     Attributes:
-        negatives: how many are drawn for each positive.
-        repeats: whether the negatives of one positive may be the same.
-        weights: of the items; None if all have the same probability.
+        negatives: Number of negatives per positive.
+        repeats: Whether a positive may get the same negative several times.
+        weights: Weights of the items. None if all items have the same probability.
     """
 
     negatives: int
@@ -57,15 +57,15 @@ class NegativeSampling(NamedTuple):
 
 
 class AvroWriting(NamedTuple):
-    """How an Avro file is written.
+    """Settings for writing an Avro file.
 
     Attributes:
-        codec: its name.
-        level: of the codec; None for the default.
-        block_bytes: bytes of a block, about.
-        num_threads: threads that compress.
-        sync: the sync marker, 16 bytes.
-        metadata: more entries of the header.
+        codec: Name of the codec.
+        level: Compression level. None selects the codec's default.
+        block_bytes: Approximate size of a block in bytes.
+        num_threads: Number of threads that compress.
+        sync: Sync marker, 16 bytes.
+        metadata: Additional entries of the header.
     """
 
     codec: str
@@ -77,19 +77,19 @@ class AvroWriting(NamedTuple):
 
 
 class ItemConsumerOptions(NamedTuple):
-    """How items become batches in shared memory.
+    """Settings for collecting items into batches in shared memory.
 
     Attributes:
-        makers: item workers.
-        joiners: batch workers.
-        slots: batches that may be in flight at once.
-        joining: 0 if rows side by side are a batch, 1 if item workers make batches, 2 if batch workers do.
-        whole: whether one worker makes all items of a batch.
-        turns: whether item workers take turns, as threads do that share an interpreter.
-        ahead: batches that are begun in advance.
-        slack: bytes of batches that may be begun besides.
-        most: bytes of all batches.
-        shared: whether workers are processes.
+        makers: Number of item workers.
+        joiners: Number of batch workers.
+        slots: Maximum number of batches in flight.
+        joining: 0 if adjacent rows form a batch, 1 if item workers make batches, 2 if batch workers do.
+        whole: Whether a single worker makes all items of a batch.
+        turns: Whether item workers take turns, as threads that share an interpreter do.
+        ahead: Number of batches that are started in advance.
+        slack: Bytes of further batches that may be started.
+        most: Maximum number of bytes of all batches.
+        shared: Whether workers are processes.
     """
 
     makers: int

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, as PEP 562 allows."""
+"""Names of a package that are imported when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _IMPORT = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
 def lazily(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Returns `__getattr__`, `__dir__` and `__all__` of a package, for the imports in its `__init__.pyi`.
 
-    Type checkers read that file, too, so each name is listed once. `__all__` leaves out the package's modules, which it
-    imports from the package itself.
+    Type checkers read the same file, so each name is listed once. `__all__` excludes the package's modules, which the
+    stub imports from the package itself.
 
     Args:
-        package: its `__name__`.
+        package: The package's `__name__`.
     """
     namespace: dict[str, Any] = vars(sys.modules[package])
-    # By the loader, since the package may be in an archive.
+    # The loader reads the stub because the package may be in an archive.
     stub = namespace["__loader__"].get_data(namespace["__file__"].removesuffix("c") + "i").decode()
     module_of = {name: module for module, name in _IMPORT.findall(stub)}
 

@@ -1,4 +1,4 @@
-"""The path of a local file, of what users give for one."""
+"""Converts the paths that users pass to paths of local files."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import re
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError, in_file
 
-# One letter is a drive of Windows.
+# A single letter is a Windows drive.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
 def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a directory or a list of these") -> str:
-    """The path of a local file or folder, of which the user may have given a URL or one that begins with `~`.
+    """Returns the path of a local file or folder. Accepts `file://` URLs and paths that begin with `~`.
 
     Args:
-        item: the path.
-        what: says what should be given, in the error for what is no path.
+        item: The path.
+        what: Beginning of the error message if the item isn't a path.
 
     Raises:
-        TypeError: if it is no path.
-        UnsupportedError: for a URL of anything but a local file.
+        TypeError: If the item isn't a path.
+        UnsupportedError: If the item is a URL that doesn't name a local file.
     """
     refuse_contents(item)
     if not isinstance(item, str | os.PathLike):
@@ -36,7 +36,7 @@ def local(item: str | os.PathLike[str], what: str = "source is a path, a glob, a
 
 def _of_url(url: str, scheme: str) -> str:
     if scheme.lower() == "file":
-        # These import HTTP and TLS, which takes as long as all of fastpipe.
+        # These modules import HTTP and TLS, which takes as long as importing all of fastpipe.
         from urllib.parse import urlsplit
         from urllib.request import url2pathname
 
@@ -44,17 +44,17 @@ def _of_url(url: str, scheme: str) -> str:
         if host in ("", "localhost"):
             return url2pathname(path)
     reason = (
-        f"only local files are read, and this is a URL of {scheme}://; copy the data to a local disk, or mount them "
-        "there, and give the path"
+        f"only local files are supported, and this is a {scheme}:// URL: copy the data to a local disk or mount it "
+        "there, and pass the path"
     )
     raise in_file(UnsupportedError, url, reason)
 
 
 def refuse_contents(source: object) -> None:
-    """Raises a TypeError for files that are open, and for what was read of them."""
+    """Raises a TypeError for open files and for contents of files."""
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
         raise TypeError(
-            f"source is a path, not {kind}: open files and bytes are taken by read_avro, read_csv, infer_features and "
-            "AvroFile only; write them to a file"
+            f"source is a path, not {kind}: only read_avro, read_csv, infer_features and AvroFile accept open files and "
+            "bytes; write the data to a file"
         )

@@ -1,4 +1,4 @@
-"""The progress bar. tqdm is an extra, so it's imported when a bar is asked for."""
+"""The progress bar. tqdm is an extra, so it is imported only when a bar is requested."""
 
 from __future__ import annotations
 
@@ -8,48 +8,52 @@ from typing import Any, Self
 
 
 def progress_bar(total: int | None, *, unit: str = "row", **options: Any) -> Any:
-    """A tqdm bar: call `update(rows)` for each batch and `close()` at the end.
+    """Returns a tqdm bar. The caller calls `update(rows)` for each batch and `close()` at the end.
 
     Args:
-        total: the rows to come; None if that isn't known.
-        unit: what is counted.
-        options: whatever else `tqdm.tqdm` takes, such as `desc` and `initial`.
+        total: Number of rows. None if it isn't known.
+        unit: Name of the unit that is counted.
+        options: Other arguments of `tqdm.tqdm`, such as `desc` and `initial`.
 
     Raises:
-        ImportError: if tqdm isn't installed.
+        ImportError: If tqdm isn't installed.
     """
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
-        raise ImportError("a progress bar needs tqdm: pip install 'fastpipe-data[progress]'") from error
+        raise ImportError("the progress bar requires tqdm: pip install 'fastpipe-data[progress]'") from error
     return tqdm(total=total, unit=f" {unit}s", unit_scale=True, dynamic_ncols=True, **options)
 
 
 def show(batches: Iterator[dict[str, Any]], *, total: int | None, batch_size: int) -> Iterator[dict[str, Any]]:
-    """The same batches, with a progress bar while they are drawn.
+    """Yields the same batches and shows a progress bar while they are drawn.
 
     Args:
-        batches: a pass.
-        total: the batches to come; None if they don't end.
-        batch_size: their rows, at most.
+        batches: A pass.
+        total: Number of batches. None if the pass has no end.
+        batch_size: Maximum number of rows per batch.
 
     Returns:
-        An iterator from which several threads may draw, if they may from `batches`. It is what keeps the pass alive.
+        An iterator that several threads may draw from if they may draw from `batches`. It keeps the pass alive.
 
     Raises:
-        ImportError: if tqdm isn't installed.
+        ImportError: If tqdm isn't installed.
     """
     return _Shown(batches, progress_bar(None if total is None else total * batch_size))
 
 
 class _Shown:
-    """No generator: those refuse a second thread. Batches are drawn outside of the lock, so that several can wait."""
+    """An iterator with a progress bar.
+
+    It isn't a generator, because a generator can't be used by a second thread. Batches are drawn outside of the lock,
+    so that several threads can wait for one.
+    """
 
     def __init__(self, batches: Iterator[dict[str, Any]], bar: Any) -> None:
         self._batches = batches
         self._bar = bar
         self._lock = threading.Lock()
-        self._drawing = 0  # Threads between asking for a batch and counting it.
+        self._drawing = 0  # Threads that have requested a batch and not yet counted it.
         self._ended = False
         self._complete = False
 
@@ -75,10 +79,10 @@ class _Shown:
                 self._drawing -= 1
                 if rows:
                     self._bar.update(rows)
-                # Others may still be counting what they drew before the end.
+                # Other threads may still be counting batches that they drew before the end.
                 if self._ended and not self._drawing:
                     if self._complete:
-                        self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one.
+                        self._bar.total = self._bar.n  # The last batch may be smaller than counted.
                     self._bar.close()
         return batch
 
@@ -87,14 +91,16 @@ class _Shown:
 
 
 class Counter:
-    """A progress bar for who draws batches without Python. It is told of each by one thread at a time.
+    """A progress bar for consumers that draw batches without Python.
+
+    One thread at a time calls it for each batch.
 
     Args:
-        total: the batches to come; None if they don't end.
-        batch_size: their rows, at most.
+        total: Number of batches. None if the pass has no end.
+        batch_size: Maximum number of rows per batch.
 
     Raises:
-        ImportError: if tqdm isn't installed.
+        ImportError: If tqdm isn't installed.
     """
 
     def __init__(self, *, total: int | None, batch_size: int) -> None:
@@ -104,17 +110,17 @@ class Counter:
         """Counts a batch.
 
         Args:
-            rows: its rows; None if there is no more.
-            good: whether all went well.
+            rows: Number of rows in the batch. None at the end of the pass.
+            good: Whether the pass ended without an error.
         """
         if rows is not None:
             self._bar.update(rows)
             return
         if good:
-            self._bar.total = self._bar.n  # The last batch may be smaller, and was counted as a full one.
+            self._bar.total = self._bar.n  # The last batch may be smaller than counted.
         self._bar.close()
 
     def __del__(self) -> None:
-        # There is none if tqdm isn't installed.
+        # The attribute is missing if tqdm isn't installed.
         if hasattr(self, "_bar"):
             self._bar.close()

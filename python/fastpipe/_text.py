@@ -1,4 +1,4 @@
-"""Text for a terminal: tables, sizes, and what comes out of files with control characters escaped."""
+"""Text for a terminal: tables, sizes, and file contents with escaped control characters."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 
 def clean(text: str) -> str:
-    """The text with control characters escaped, so that it can't steer the terminal."""
+    """Returns the text with control characters escaped, so that it can't control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def text_width(text: str) -> int:
-    """Columns that the text takes in a terminal."""
+    """Returns the number of terminal columns that the text occupies."""
     return len(text) if text.isascii() else sum(_char_width(c) for c in text)
 
 
@@ -21,7 +21,7 @@ def _char_width(char: str) -> int:
 
 
 def shorten(text: str, width: int, *, keep_end: bool = False) -> str:
-    """The text, cut to `width` columns with an ellipsis in the place of its end, or of its beginning if `keep_end`."""
+    """Returns the text cut to `width` columns, with an ellipsis at its end, or at its beginning if `keep_end`."""
     if text_width(text) <= width:
         return text
     kept, used = [], 0
@@ -41,14 +41,14 @@ def table(
     right: Iterable[int] = (),
     keep_end: Iterable[int] = (),
 ) -> str:
-    """A table with aligned columns; the widest ones are shortened until it fits into `width`.
+    """Returns a table with aligned columns. The widest columns are shortened until the table fits into `width`.
 
     Args:
-        header: titles of the columns.
-        rows: the cells.
-        width: columns of the terminal.
-        right: numbers of the columns to align at their right.
-        keep_end: numbers of the columns of which the end is kept when they are shortened.
+        header: Titles of the columns.
+        rows: Cells of each row.
+        width: Number of terminal columns.
+        right: Indices of right-aligned columns.
+        keep_end: Indices of columns that are shortened at their beginning.
     """
     right, keep_end = set(right), set(keep_end)
     widths = [max(map(text_width, column)) for column in zip(header, *rows, strict=True)]
@@ -67,7 +67,7 @@ def table(
 
 
 def size_text(size: float) -> str:
-    """A number of bytes in decimal units."""
+    """Returns a number of bytes in decimal units."""
     units = ["bytes", "kB", "MB", "GB", "TB"]
     while size >= 999.5 and len(units) > 1:
         size /= 1000

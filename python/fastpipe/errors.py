@@ -1,8 +1,7 @@
-"""What fastpipe raises.
+"""Exceptions and warnings of fastpipe.
 
-Each class derives from `FastpipeError` and from the builtin that fits it, so `except ValueError` and `except
-FileNotFoundError` work as everywhere. The message already says where the fault is; the attributes say it again, for
-programs.
+Each exception derives from `FastpipeError` and from the matching builtin class, so `except ValueError` and `except
+FileNotFoundError` work. The message says where the problem is. Attributes contain the same information for programs.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ __all__ = [
 
 
 class FastpipeError(Exception):
-    """Base of all errors of fastpipe.
+    """Base class of all errors of fastpipe.
 
     Args:
-        message: what went wrong and where, as shown to people.
-        path: the file.
-        unit: what the unit is called by its source, where a file and a number don't say it.
-        block: the number of the unit within its file, where those are counted.
-        offset: byte offset in the file: of the fault itself where that is known, else of the unit's start.
-        record: the number of the record within its unit.
-        feature: the feature, or the path of the field in the schema.
-        reason: what went wrong, without the location; the message if not given.
+        message: What went wrong and where, for people.
+        path: Path of the file.
+        unit: The source's name for the unit, if a path and an index don't identify it.
+        block: Index of the unit within its file, if units have one.
+        offset: Byte offset in the file: of the problem itself if that is known, else of the unit's start.
+        record: Index of the record within its unit.
+        feature: Name of the feature, or path of the field in the schema.
+        reason: What went wrong, without the location. Defaults to the message.
 
-    Each argument but the message is an attribute too, and None where it isn't known.
+    Each argument except the message is also an attribute, which is None if it isn't known.
     """
 
     def __init__(
@@ -74,11 +73,11 @@ class FastpipeError(Exception):
         self.reason = message if reason is None else reason
 
     def __str__(self) -> str:
-        # OSError would put "[Errno 2]" and the file name around it, which the message names already.
+        # OSError would add "[Errno 2]" and the file name, which the message already contains.
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The state is what __init__ has set, and whatever was added since (notes, for example).
+        # The state contains everything that __init__ has set or that was added later, such as notes.
         return type(self), self.args, dict(self.__dict__)
 
 
@@ -86,57 +85,57 @@ _Error = TypeVar("_Error", bound=FastpipeError)
 
 
 def in_file(kind: type[_Error], path: str, reason: str, *, feature: str | None = None) -> _Error:
-    """Makes an error about a file, whose message ends in the file's path."""
+    """Creates an error about a file. The message ends with the file's path."""
     return kind(f"{reason} (file {path})", path=path, feature=feature, reason=reason)
 
 
 class MalformedFileError(FastpipeError, ValueError):
-    """The bytes don't follow the format of their file.
+    """The contents of a file don't follow its format.
 
-    For example: wrong magic bytes, a truncated file, a number that doesn't end, a wrong checksum, a negative length, or
-    bytes left over at the end of a unit.
+    Examples are wrong magic bytes, a truncated file, a number without an end, a wrong checksum, a negative length, and
+    extra bytes at the end of a unit.
     """
 
 
 class LimitError(FastpipeError, ValueError):
-    """A documented absolute limit is exceeded, such as the size of a unit or the depth of a schema."""
+    """A documented limit is exceeded, such as the size of a unit or the depth of a schema."""
 
 
 class SchemaError(FastpipeError, ValueError):
-    """The schema doesn't parse, a feature isn't in it, or a spec doesn't fit the type of its field."""
+    """The schema is invalid, a feature isn't in it, or a spec doesn't fit the type of its field."""
 
 
 class UnsupportedError(FastpipeError, ValueError):
-    """Well-formed, but of a codec, type or storage that fastpipe doesn't read; the message says what to do instead."""
+    """The data has a codec, type or storage that fastpipe doesn't support. The message suggests an alternative."""
 
 
 class ShapeError(FastpipeError, ValueError):
-    """The length of an array doesn't fit the shape of its spec."""
+    """The length of an array doesn't match the shape of its spec."""
 
 
 class ValueRangeError(FastpipeError, ValueError):
-    """A value doesn't fit the dtype of its spec, or a sparse index lies outside of the shape."""
+    """A value doesn't fit the dtype of its spec, or a sparse index is outside of the shape."""
 
 
 class NullValueError(FastpipeError, ValueError):
-    """A null in a feature whose spec says `nulls="error"`."""
+    """A feature has a null, and its spec has `nulls="error"`."""
 
 
 class OutOfMemoryError(FastpipeError, MemoryError):
-    """The system refused an allocation; the message says how many bytes, and for what.
+    """The system refused an allocation. The message contains its size and purpose.
 
-    The reader stays usable: release batches, or read with a smaller `batch_size`, `shuffle_buffer` or `memory_limit`.
+    The reader remains usable. Release batches, or use a smaller `batch_size`, `shuffle_buffer` or `memory_limit`.
     """
 
 
 class InteractionsError(FastpipeError, ValueError):
-    """Interactions that can't be used: missing or negative ids, lengths that differ, too few users or items."""
+    """Interactions are invalid: missing or negative ids, arrays of different lengths, or too few users or items."""
 
 
 class UnseenItemsError(InteractionsError):
-    """A user has fewer unseen items than negatives are asked for.
+    """A user has fewer unseen items than the requested number of negatives.
 
-    The attribute `user` is the user's id, None where it isn't known.
+    The attribute `user` is the user's id, or None if it isn't known.
     """
 
     def __init__(self, message: str, *, user: Any = None, **location: Any) -> None:
@@ -145,36 +144,36 @@ class UnseenItemsError(InteractionsError):
 
 
 class StateError(FastpipeError, ValueError):
-    """A saved state isn't one of this reader: the message says what differs."""
+    """A saved state doesn't belong to this reader. The message says what differs."""
 
 
 class PassClosedError(FastpipeError, RuntimeError):
-    """`next` of a pass that was closed before its end; the message says by what.
+    """`next` was called on a pass that was closed before its end. The message says what closed it.
 
-    A reader has one pass at a time: another `iter(reader)` closes it, and so do `close()`, `load_state_dict()` and the
-    end of a `with` block. A pass of another process counts as closed, too.
+    A reader has one pass at a time. Another `iter(reader)`, `close()`, `load_state_dict()` or the end of a `with` block
+    closes it. A pass of another process also counts as closed.
     """
 
 
 class DeviceError(FastpipeError, RuntimeError):
-    """There is no such device, or nothing that drives it: the message says what is missing."""
+    """A device or its driver is missing. The message says what is missing."""
 
 
 class _OSError(FastpipeError, OSError):
-    """What the two errors with the operating system's number in `errno` share."""
+    """Base class of errors that have an operating system error number in `errno`."""
 
     def __init__(self, message: str, **location: Any) -> None:
         super().__init__(message, **location)
         self.filename = self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # OSError keeps these outside of __dict__.
+        # OSError stores these attributes outside of __dict__.
         state = {**self.__dict__, "errno": self.errno, "filename": self.filename}
         return type(self), self.args, state
 
 
 class MissingFileError(_OSError, FileNotFoundError):
-    """A file, or everything that a pattern or directory names, isn't there."""
+    """A file doesn't exist, or a pattern or directory matches no files."""
 
     def __init__(self, message: str, **location: Any) -> None:
         super().__init__(message, **location)
@@ -182,35 +181,35 @@ class MissingFileError(_OSError, FileNotFoundError):
 
 
 class StorageError(_OSError):
-    """The storage failed: no permission, a read error, a file that changed while it was read.
+    """The storage failed: permission was denied, a read failed, or a file changed while it was read.
 
-    `errno` is the operating system's number, and None where it isn't known.
+    `errno` is the operating system's error number, or None if it isn't known.
     """
 
 
 class LedgerError(_OSError):
-    """The ledger of leases can't be reached, read or written; the message says why.
+    """The ledger of leases can't be reached, read or written. The message says why.
 
-    A worker raises it when its database has been away for longer than its `patience`.
+    A worker raises it if its database has been unreachable for longer than its `patience`.
     """
 
 
 class ServiceError(_OSError):
-    """No server answers, or one answers what it shouldn't; the message names each server and what was wrong with it."""
+    """No server answers, or a server's answer is invalid. The message describes the problem of each server."""
 
 
 class StaleLeaseError(FastpipeError, RuntimeError):
-    """A commit was refused: the lease has passed to another worker, which does these batches.
+    """A commit was refused because the lease has passed to another worker, which processes these batches.
 
-    What was learned from them may be kept or dropped, but they count once: for the other one. The worker that raises
-    it stays usable, and its next batch is of a lease of its own.
+    You may keep or discard what was learned from these batches, but they count only once, for the other worker. The
+    worker that raises this error remains usable. Its next batch belongs to a new lease.
 
     Args:
-        message: as of all errors.
-        worker: whose commit was refused.
-        epoch: of the batches.
-        start: the first of them.
-        stop: behind the last of them.
+        message: What went wrong.
+        worker: Name of the worker whose commit was refused.
+        epoch: Epoch of the batches.
+        start: Index of the first batch.
+        stop: Index after the last batch.
     """
 
     def __init__(
@@ -224,13 +223,13 @@ class StaleLeaseError(FastpipeError, RuntimeError):
 
 
 class WorkerError(FastpipeError, RuntimeError):
-    """A worker of a pool failed, or died too often; the message says which one, and what it says of it.
+    """A worker of a pool failed or exited too often. The message names it and contains its error.
 
     Args:
-        message: as of all errors.
-        worker: its name in the ledger.
-        epoch: of the batch that it failed with; None if it was none.
-        step: of that batch.
+        message: What went wrong.
+        worker: Name of the worker in the ledger.
+        epoch: Epoch of the batch that it failed on. None if it wasn't processing a batch.
+        step: Index of that batch.
     """
 
     def __init__(
@@ -243,17 +242,17 @@ class WorkerError(FastpipeError, RuntimeError):
 
 
 class RowsLeftOutWarning(UserWarning):
-    """More than a tenth of the rows are in no batch, since batches are left out that are short or uneven.
+    """More than a tenth of the rows are in no batch, because short or uneven batches are dropped.
 
-    A reader warns once, where it is made. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
-    silences it, `"error"` makes an error of it.
+    A reader warns once, when it is created. `warnings.filterwarnings("ignore", category=fastpipe.RowsLeftOutWarning)`
+    silences the warning; `"error"` turns it into an error.
     """
 
 
 class ColumnsLeftOutWarning(UserWarning):
-    """Columns of the files are left out: they are of types that are not read, or the first file with rows lacks them.
+    """Columns are left out because their types are not supported, or because the first file with rows lacks them.
 
-    A reader warns once for each of the two reasons, where it is made, and names the columns with what would read them.
-    `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences it. For types that
-    are not read `unsupported="ignore"` does, too, and `unsupported="error"` makes an error of it.
+    A reader warns once for each of the two reasons, when it is created. The message names the columns and the options
+    that read them. `warnings.filterwarnings("ignore", category=fastpipe.ColumnsLeftOutWarning)` silences the warning.
+    For unsupported types, `unsupported="ignore"` also silences it, and `unsupported="error"` turns it into an error.
     """

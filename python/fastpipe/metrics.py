@@ -1,13 +1,13 @@
-"""Numbers of readers for Prometheus, OpenTelemetry, and loggers of training runs.
+"""Metrics of readers for Prometheus, OpenTelemetry, and loggers of training runs.
 
     fastpipe.metrics.prometheus({"train": reader, "valid": other})
 
     scalars = fastpipe.metrics.Scalars(reader)
     wandb.log(scalars(), step=step)
 
-A reader counts what its passes yield in this process, and how long the program waited for each batch. Totals continue
-over epochs. Reading them takes some microseconds; between two readings nothing happens. What is registered keeps the
-counts of a reader, not the reader.
+A reader counts the batches that its passes yield in this process, and how long the program waited for each batch.
+Totals continue over epochs. Reading them takes a few microseconds, and there is no work between two reads. A
+registration keeps the counters of a reader alive, but not the reader.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
 
 __all__ = ["PrometheusCollector", "Scalars", "opentelemetry", "prometheus"]
 
-# The unit, as OpenTelemetry writes units, and what is counted.
+# The unit in OpenTelemetry's notation, and a description.
 _COUNTERS = {
-    "batches": ("{batch}", "Batches that readers have yielded."),
-    "rows": ("{row}", "Rows of these batches, without rows that only fill a batch up."),
-    "bytes": ("By", "Bytes of the arrays of these batches."),
-    "read_bytes": ("By", "Bytes that were read from files and other storage, as stored."),
-    "fetch_seconds": ("s", "Seconds that calls which fetch units took, over all calls. No thread waits for them."),
+    "batches": ("{batch}", "Number of batches that readers have yielded."),
+    "rows": ("{row}", "Number of rows in these batches, without padding rows."),
+    "bytes": ("By", "Size of the arrays of these batches in bytes."),
+    "read_bytes": ("By", "Number of stored bytes read from files and other storage."),
+    "fetch_seconds": ("s", "Total duration of the calls that fetch units. No thread waits for these calls."),
 }
 _GAUGES = {
-    "epoch": ("{epoch}", "The epoch of the last batch."),
-    "rows_left_out": ("{row}", "Rows of an epoch that are in no batch of any rank (drop_last, uneven)."),
+    "epoch": ("{epoch}", "Epoch of the last batch."),
+    "rows_left_out": ("{row}", "Number of rows per epoch that are in no batch of any rank (drop_last, uneven)."),
 }
-_WORK = ("s", "Seconds that threads worked, over all threads, by activity.")
-_WAIT = ("s", "Seconds that the program waited for a batch.")
+_WORK = ("s", "Time that threads worked, summed over all threads, by activity.")
+_WAIT = ("s", "Time that the program waited for a batch.")
 
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _OWN_LABELS = {"reader", "activity", "le", "quantile"}
-# Prometheus gets a bucket for each power of two; readers have four.
+# Prometheus gets one bucket per power of two; readers have four.
 _COARSER = 4
 _BOUNDS: Sequence[float] = ReaderTotals.wait_bounds()
 
-_HINT = ". Of a Rebatcher and the like give the reader that their batches come from"
+_HINT = ". For a Rebatcher, pass the reader that its batches come from"
 
 
 class _Counted:
-    """Readers by name, as far as they are counted."""
+    """The counters of readers, by name."""
 
     def __init__(self, readers: Reader | Mapping[str, Reader], labels: Mapping[str, object] | None = None) -> None:
         named = readers if isinstance(readers, Mapping) else {"": readers}
         self.totals = {str(name): passes_of(reader, _HINT).totals for name, reader in named.items()}
         self._labels = {str(name): str(value) for name, value in (labels or {}).items()}
         if taken := _OWN_LABELS & self._labels.keys():
-            raise ValueError(f"fastpipe sets the label {min(taken)!r} itself: choose another name")
+            raise ValueError(f"fastpipe already sets the label {min(taken)!r}: choose another name")
         self.names = list({"reader": "", "rank": ""} | self._labels)
 
     def labels(self, name: str) -> dict[str, str]:
@@ -79,21 +79,23 @@ def prometheus(
 
     The metrics are `fastpipe_batches_total`, `fastpipe_rows_total`, `fastpipe_bytes_total`,
     `fastpipe_read_bytes_total`, `fastpipe_work_seconds_total` (by `activity`), `fastpipe_fetch_seconds_total`,
-    `fastpipe_rows_left_out`, `fastpipe_epoch`, and the histogram `fastpipe_wait_seconds`. Each has the labels
-    `reader`, a name, and `rank`.
+    `fastpipe_rows_left_out`, `fastpipe_epoch`, and the histogram `fastpipe_wait_seconds`. Each metric has the labels
+    `reader` (a name) and `rank`.
 
     Args:
-        readers: A reader, or readers by name. A registry takes the metrics once: give all readers of it together.
-        registry: A `prometheus_client.CollectorRegistry`; by default `prometheus_client.REGISTRY`.
-        labels: Further labels for all samples, such as the name of the job. `rank` replaces the reader's own.
+        readers: A reader, or a dict from name to reader. A registry accepts the metrics only once, so pass all of its
+            readers together.
+        registry: A `prometheus_client.CollectorRegistry`. Defaults to `prometheus_client.REGISTRY`.
+        labels: Additional labels for all samples, such as the name of the job. A `rank` label replaces the reader's
+            rank.
 
     Returns:
-        The collector, for `registry.unregister(collector)`.
+        The collector, which you can pass to `registry.unregister`.
 
     Raises:
         ImportError: If prometheus-client isn't installed.
         TypeError: If `readers` are not readers.
-        ValueError: If a label has a name that fastpipe uses, or the registry has these metrics already.
+        ValueError: If fastpipe uses the name of a label, or if the registry already has these metrics.
 
     Example:
         >>> import fastpipe, prometheus_client
@@ -113,11 +115,11 @@ def prometheus(
 
 
 class PrometheusCollector:
-    """Totals of readers as prometheus-client collects them. `prometheus` makes one and registers it.
+    """Collects the totals of readers for prometheus-client. `prometheus` creates and registers a collector.
 
     Args:
-        readers: A reader, or readers by name.
-        labels: Further labels for all samples.
+        readers: A reader, or a dict from name to reader.
+        labels: Additional labels for all samples.
 
     Raises:
         ImportError: If prometheus-client isn't installed.
@@ -127,12 +129,14 @@ class PrometheusCollector:
         try:
             from prometheus_client import core
         except ImportError as error:
-            raise ImportError("this needs prometheus-client: pip install 'fastpipe-data[metrics]'") from error
+            raise ImportError(
+                "Prometheus metrics require prometheus-client: pip install 'fastpipe-data[metrics]'"
+            ) from error
         self._core: Any = core
         self._counted = _Counted(readers, labels)
 
     def collect(self) -> Iterator[Any]:
-        """Yields all metrics as of now."""
+        """Yields the current values of all metrics."""
         found, core = list(self._counted.read()), self._core
         names = self._counted.names
         for kind, metrics in ((core.CounterMetricFamily, _COUNTERS), (core.GaugeMetricFamily, _GAUGES)):
@@ -158,21 +162,21 @@ def opentelemetry(
     meter: Any = None,
     attributes: Mapping[str, object] | None = None,
 ) -> None:
-    """Reports readers to OpenTelemetry, by instruments whose callbacks read their totals (package `opentelemetry-api`).
+    """Reports the totals of readers to OpenTelemetry through observable instruments (package `opentelemetry-api`).
 
-    The instruments have the names of the metrics of `prometheus`, with a dot: `fastpipe.batches`. For waits there are
-    the counter `fastpipe.wait_seconds`, and the gauge `fastpipe.wait_quantile_seconds` with the attribute `quantile`
-    (0.5, 0.95 or 0.99): of the waits since the previous collection, so that a single exporter should read it.
+    Instruments are named like the metrics of `prometheus`, with a dot: `fastpipe.batches`. Waits are reported by the
+    counter `fastpipe.wait_seconds` and the gauge `fastpipe.wait_quantile_seconds`, whose attribute `quantile` is 0.5,
+    0.95 or 0.99. The gauge covers the waits since the previous collection, so only one exporter should read it.
 
     Args:
-        readers: A reader, or readers by name.
-        meter: An `opentelemetry.metrics.Meter`; by default that of the global provider.
-        attributes: Further attributes for all observations. `rank` replaces the reader's own.
+        readers: A reader, or a dict from name to reader.
+        meter: An `opentelemetry.metrics.Meter`. Defaults to a meter of the global provider.
+        attributes: Additional attributes for all observations. A `rank` attribute replaces the reader's rank.
 
     Raises:
         ImportError: If opentelemetry-api isn't installed.
         TypeError: If `readers` are not readers.
-        ValueError: If an attribute has a name that fastpipe uses.
+        ValueError: If fastpipe uses the name of an attribute.
 
     Example:
         >>> import fastpipe
@@ -182,7 +186,7 @@ def opentelemetry(
     try:
         from opentelemetry.metrics import Observation, get_meter
     except ImportError as error:
-        raise ImportError("this needs opentelemetry-api: pip install opentelemetry-api") from error
+        raise ImportError("OpenTelemetry metrics require opentelemetry-api: pip install opentelemetry-api") from error
     meter = get_meter("fastpipe", __version__) if meter is None else meter
     counted = _Counted(readers, attributes)
 
@@ -212,20 +216,23 @@ def opentelemetry(
 
 
 class Scalars:
-    """Numbers of readers as a flat dict, for `wandb.log`, TensorBoard, or `log_dict` of Lightning.
+    """Metrics of readers as a flat dict, for `wandb.log`, TensorBoard, or Lightning's `log_dict`.
 
-    Each call returns, by names such as `fastpipe/rows_per_second`,
+    Each call returns the following values under names such as `fastpipe/rows_per_second`:
 
-    - `batches_per_second`, `rows_per_second`, `bytes_per_second` and `read_bytes_per_second` since the call before;
-    - `wait_p50_seconds`, `wait_p95_seconds` and `wait_p99_seconds`: quantiles of the waits for batches since then, to
-      an eighth of their values, and left out if no batch came; `wait_fraction`, the part of the time spent waiting;
-    - `busy_threads`: how many threads worked on average, and `decoding_threads`: how many of them decoded;
-      `open_fetches`: how many calls that fetch were open;
-    - `batches` and `rows` so far, the `epoch` of the last batch, and `rows_left_out`: rows of an epoch in no batch.
+    - `batches_per_second`, `rows_per_second`, `bytes_per_second` and `read_bytes_per_second` since the previous call;
+    - `wait_p50_seconds`, `wait_p95_seconds` and `wait_p99_seconds`: quantiles of the waits for batches since the
+      previous call, accurate to 1/8 of their value, and omitted if there was no batch; `wait_fraction`, the fraction of
+      time spent waiting;
+    - `busy_threads`: the average number of threads that worked; `decoding_threads`: the average number that decoded;
+      `open_fetches`: the average number of fetches in flight;
+    - `batches` and `rows` in total, the `epoch` of the last batch, and `rows_left_out`: rows of an epoch that are in no
+      batch.
 
     Args:
-        readers: A reader, or readers by name: then names are such as `fastpipe/train/rows_per_second`.
-        prefix: What all names begin with.
+        readers: A reader, or a dict from name to reader. Names of readers are included:
+            `fastpipe/train/rows_per_second`.
+        prefix: Prefix of all names. Defaults to "fastpipe/".
 
     Raises:
         TypeError: If `readers` are not readers.
@@ -247,7 +254,7 @@ class Scalars:
         self._before = {name: (now, totals.read()) for name, totals in self._counted.totals.items()}
 
     def __call__(self) -> dict[str, float]:
-        """Returns the numbers since the call before, or since this was made."""
+        """Returns the values since the previous call, or since this object was created."""
         scalars = {}
         for name, totals in self._counted.totals.items():
             (since, before), now = self._before[name], (time.monotonic(), totals.read())
@@ -275,18 +282,18 @@ def _scalars(before: dict[str, Any], now: dict[str, Any], seconds: float) -> Ite
 
 
 def _earlier(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Returns the totals before; zeros if a fork came between, since the child counts from zero."""
+    """Returns the earlier totals, or zeros after a fork, because a child process counts from zero."""
     return before if now["batches"] >= before["batches"] else ReaderTotals(0).read()
 
 
 def _waits(before: dict[str, Any], now: dict[str, Any]) -> list[int]:
-    """Returns how many waits each bucket has got since."""
+    """Returns the number of waits that were added to each bucket."""
     earlier = _earlier(before, now)["waits"]
     return [count - less for count, less in zip(now["waits"], earlier, strict=True)]
 
 
 def _quantile(waits: Sequence[int], quantile: float) -> float:
-    """Returns a quantile of at least one wait, by linear interpolation within its bucket."""
+    """Returns a quantile of at least one wait, interpolated linearly within its bucket."""
     rank, below = quantile * sum(waits), 0
     bounds = [0.0, *_BOUNDS, _BOUNDS[-1]]
     for bucket, count in enumerate(waits):

@@ -312,7 +312,7 @@ def _lengths(offsets: Any, rows: int, items: int, where: str) -> tuple[np.ndarra
     """Returns the lengths between offsets, int64 `[rows]`, the start of the first row and the end of the last one."""
     offsets = _array(offsets, np.integer, f"offsets of {where}").astype(np.int64, copy=False)
     if offsets.shape != (rows + 1,):
-        raise ValueError(f"offsets of {where} have shape {offsets.shape}; expected {rows + 1} offsets")
+        raise ValueError(f"offsets of {where} have shape {offsets.shape}; expected length {rows + 1}")
     lengths, first, last = np.diff(offsets), int(offsets[0]), int(offsets[-1])
     if first < 0 or last > items or (lengths < 0).any():
         raise ValueError(f"offsets of {where} must ascend from 0 to at most {items}, the number of items")
