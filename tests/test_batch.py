@@ -227,7 +227,7 @@ def test_rows_that_cannot_be_chosen(form: Any) -> None:
         with pytest.raises(IndexError, match=f"of {count}"):
             form[key]
     for mask in (np.ones(count + 1, bool), [True] * (count - 1)):
-        with pytest.raises(IndexError, match=f"one entry for each of the {count} rows, not {len(mask)}"):
+        with pytest.raises(IndexError, match=f"one entry for each of the {count} rows; got {len(mask)}"):
             form[mask]
     for key in ([0.0], np.array(["a"]), np.zeros((2, 2), int), (0, 1), None, ..., "a", 0.5, True, np.True_, [None]):
         with pytest.raises(TypeError, match="row"):
@@ -246,7 +246,7 @@ def test_single_rows(form: Any) -> None:
             if isinstance(form, Masked) and rows[i] is None:
                 continue
             with pytest.raises(
-                TypeError, match=rf"\[{i % len(form)}:{i % len(form) + 1}\] is the row in the same form"
+                TypeError, match=rf"\[{i % len(form)}:{i % len(form) + 1}\] returns the row in the same form"
             ):
                 form[i]
             continue

@@ -385,7 +385,7 @@ def test_what_pairs_can_not_be(tmp_path: Path) -> None:
         ({}, "requires scale="),
         ({"values": "float64", "scale": 1}, "doesn't support scale="),
         ({"values": "pairs", "scale": 1, "fill": 1}, "exclude each other"),
-        ({"values": "decimal", "scale": 1}, "values is"),
+        ({"values": "decimal", "scale": 1}, "values must be"),
     ):
         with pytest.raises(ValueError, match=match):
             fastpipe.DecimalSpec(**arguments)  # type: ignore[arg-type]

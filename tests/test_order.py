@@ -172,7 +172,7 @@ def test_a_pass_without_end(
         ({"shuffle_buffer": 10}, ValueError, "shuffle=True"),
         ({"shuffle": "windows"}, ValueError, "'windows'"),
         ({"shuffle": 1}, ValueError, "got 1"),
-        ({"shuffle": None}, ValueError, "not None"),
+        ({"shuffle": None}, ValueError, "got None"),
         ({"shuffle": True, "shuffle_buffer": 0}, ValueError, "shuffle_buffer is between"),
         ({"shuffle": True, "shuffle_buffer": 2**31 + 1}, ValueError, "shuffle_buffer is between"),
         ({"shuffle": True, "shuffle_buffer": True}, TypeError, "shuffle_buffer is an integer, not a bool"),

@@ -261,7 +261,7 @@ def test_fields_and_lengths() -> None:
     assert eval(repr(spec), {"fastpipe": fastpipe}) == spec
     assert spec != DenseSpec((), np.int64, field="other", length=True)
     for make, error, match in [
-        (lambda: DenseSpec((), "int32", length=True), ValueError, "the dtype is \"int64\", not 'int32'"),
+        (lambda: DenseSpec((), "int32", length=True), ValueError, "dtype must be \"int64\"; got 'int32'"),
         (lambda: DenseSpec((3,), "int64", length=True, pad=0), ValueError, "pad"),
         (lambda: DenseSpec((), "int64", length="yes"), TypeError, "length is True or False, not 'yes'"),
         (lambda: DenseSpec((), "int64", field=3), TypeError, "field must be a string, the path of a field; got 3"),
@@ -277,7 +277,7 @@ def test_scales_are_of_integers() -> None:
         (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "not 'string'"),
         (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "not 'bool'"),
         (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "not 'datetime64"),
-        (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "give one of the two"),
+        (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "use only one of them"),
         (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale is from -76 to 76, not 77"),
         (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale is from -76 to 76, not -77"),
         (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale is a number of decimal places, not 2.0"),
@@ -311,5 +311,5 @@ def test_features_are_dicts_that_can_be_changed_and_pickled() -> None:
 def test_features_hold_specs_by_name() -> None:
     with pytest.raises(TypeError, match="expected a DenseSpec"):
         Features({"a": "int32"})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="name of a feature"):
+    with pytest.raises(TypeError, match="whose names are strings"):
         Features({1: DenseSpec((), "int8")})  # type: ignore[dict-item]

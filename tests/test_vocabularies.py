@@ -425,7 +425,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
     ("make", "error", "message"),
     [
         (lambda: VocabularySpec(["a"], unknown="keep"), ValueError, '"drop", "bucket" or "error"'),
-        (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'for unknown="bucket"'),
+        (lambda: VocabularySpec(["a"], buckets=2), ValueError, 'requires unknown="bucket"'),
         (lambda: VocabularySpec(["a"], unknown="bucket", buckets=0), ValueError, "from 1"),
         (lambda: VocabularySpec(["a"], dtype="float32"), ValueError, "indices are integers"),
         (lambda: VocabularySpec({"a": 300}, dtype="int8"), ValueError, "doesn't hold indices up to 300"),

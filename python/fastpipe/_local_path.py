@@ -55,6 +55,6 @@ def refuse_contents(source: object) -> None:
     if isinstance(source, bytes | bytearray | memoryview) or hasattr(source, "read"):
         kind = type(source).__name__
         raise TypeError(
-            f"source is a path, not {kind}: only read_avro, read_csv, infer_features and AvroFile accept open files and "
-            "bytes; write the data to a file"
+            f"source is a path, not {kind}: only read_avro, read_csv, infer_features and AvroFile accept open files "
+            "and bytes; write the data to a file"
         )
