@@ -231,33 +231,41 @@ TWO = np.arange(2)
     [
         (np.float32(1), TypeError, "column 'x' is np.float32"),
         (np.array(1), TypeError, "column 'x' is an array without dimensions"),
-        ([1, 2], TypeError, r"column 'x' is \[1, 2\]: Arrow data is made of NumPy arrays and fastpipe's forms"),
+        ([1, 2], TypeError, r"column 'x' is \[1, 2\]: only NumPy arrays and fastpipe's forms can be converted"),
         (None, TypeError, "column 'x' is None"),
-        (np.array(["a", None], object), TypeError, r"column 'x' is of dtype object.*Strings"),
+        (np.array(["a", None], object), TypeError, r"column 'x' has dtype object.*Strings"),
         (np.array(["a", "b"]), TypeError, r"column 'x' is of dtype <U1.*Strings"),
         (np.array([1j, 2]), TypeError, "column 'x' is of dtype complex128"),
         (np.zeros(2, "i4,i4"), TypeError, "column 'x' is of dtype"),
         (np.zeros(2, "timedelta64[M]"), TypeError, "units s, ms, us and ns"),
         (np.zeros(2, "datetime64[ps]"), TypeError, "units s, ms, us and ns"),
         (np.ma.masked_array(TWO, [True, False]), TypeError, r"use fastpipe\.Masked"),
-        (Ragged(np.array([None], object), TWO), TypeError, "column 'x' is of dtype object"),
-        (Ragged(TWO, TWO.astype(float)), TypeError, r"column 'x': offsets are integers.*float64\[2\]"),
+        (Ragged(np.array([None], object), TWO), TypeError, "column 'x' has dtype object"),
+        (
+            Ragged(TWO, TWO.astype(float)),
+            TypeError,
+            r"column 'x': offsets must be one-dimensional integers.*float64\[2\]",
+        ),
         (Ragged(TWO, TWO[:0]), ValueError, "column 'x': offsets"),
         (Ragged(TWO, np.array([0, 3, 2])), ValueError, "column 'x': "),
         (Ragged(TWO, np.array([0, 2, 9])), ValueError, "column 'x': "),
         (Ragged(TWO, np.array([-4, 0, 2])), ValueError, "column 'x': "),
         (Strings(np.array([0xFF, 0], np.uint8), np.arange(3), (2,), False), ValueError, "column 'x': .*UTF8"),
-        (Strings(TWO, np.arange(3), (2,), False), TypeError, "column 'x': the bytes of Strings are uint8"),
-        (Strings(np.zeros(2, np.uint8), np.arange(3), (2, 2), False), ValueError, "column 'x': 4 strings have 5"),
-        (Masked(TWO, TWO), TypeError, "column 'x': a mask is a bool array"),
+        (
+            Strings(TWO, np.arange(3), (2,), False),
+            TypeError,
+            "column 'x': the bytes of Strings must be",
+        ),
+        (Strings(np.zeros(2, np.uint8), np.arange(3), (2, 2), False), ValueError, "column 'x': 4 strings must have 5"),
+        (Masked(TWO, TWO), TypeError, "column 'x': a mask must be a bool array"),
         (Masked(TWO, np.ones(3, bool)), ValueError, r"column 'x': a mask of shape \(3,\)"),
         (Masked(TWO, np.ones((2, 1), bool)), ValueError, r"column 'x': a mask of shape \(2, 1\)"),
-        (Masked(Masked(TWO, np.ones(2, bool)), np.ones(1, bool)), ValueError, "a mask of shape .* around one"),
-        (Sparse(np.array([[1, 0], [0, 0]]), TWO, np.array([2, 5])), ValueError, "in the order of their rows"),
-        (Sparse(np.array([[0, 0], [2, 0]]), TWO, np.array([2, 5])), ValueError, "in the order of their rows, 0 to 1"),
+        (Masked(Masked(TWO, np.ones(2, bool)), np.ones(1, bool)), ValueError, "a mask of shape .* contains one"),
+        (Sparse(np.array([[1, 0], [0, 0]]), TWO, np.array([2, 5])), ValueError, "must be sorted by row"),
+        (Sparse(np.array([[0, 0], [2, 0]]), TWO, np.array([2, 5])), ValueError, "must be sorted by row, from 0 to 1"),
         (Sparse(np.array([[0, 0]]), TWO, np.array([2, 5])), ValueError, "1 sparse indices, but 2 values"),
-        (Sparse(np.array([[0], [1]]), TWO, np.array([2, 5])), ValueError, "the row and an index in each dimension"),
-        (SparseCSR(np.arange(3), TWO / 2, TWO, np.array([2, 5])), TypeError, "sparse indices are integers"),
+        (Sparse(np.array([[0], [1]]), TWO, np.array([2, 5])), ValueError, "the row and an index per dimension"),
+        (SparseCSR(np.arange(3), TWO / 2, TWO, np.array([2, 5])), TypeError, "sparse indices must be integers"),
     ],
 )
 def test_columns_that_arrow_cannot_hold_are_named(column: Any, kind: type[Exception], message: str) -> None:
@@ -266,11 +274,11 @@ def test_columns_that_arrow_cannot_hold_are_named(column: Any, kind: type[Except
 
 
 def test_batches_that_are_none_are_refused() -> None:
-    with pytest.raises(TypeError, match="a batch is a dict"):
+    with pytest.raises(TypeError, match="a batch must be a dict"):
         to_arrow([TWO])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="column 'a' has 2 rows, but column 'b' 3"):
+    with pytest.raises(ValueError, match="column 'a' has 2 rows, but column 'b' has 3"):
         to_arrow({"a": TWO, "b": np.arange(3)})
-    with pytest.raises(TypeError, match="name of a column is a string, not 1"):
+    with pytest.raises(TypeError, match="name of a column must be a string; got 1"):
         to_arrow({1: TWO})  # type: ignore[dict-item]
     for name in ("a\0b", "\udc80"):
         with pytest.raises(ValueError, match="UTF-8 without NUL"):
@@ -288,7 +296,7 @@ def test_batches_that_do_not_fit_their_specs_are_refused() -> None:
         to_arrow({"a": TWO}, specs)
     with pytest.raises(ValueError, match=r"also has \['c'\]"):
         to_arrow(batch | {"c": TWO}, specs)
-    with pytest.raises(TypeError, match="column 'a' is of Arrow type int32, but its spec makes int64"):
+    with pytest.raises(TypeError, match="column 'a' has Arrow type int32, but its spec requires int64"):
         to_arrow(batch | {"a": TWO.astype(np.int32)}, specs)
     with pytest.raises(TypeError, match="dict from name to spec"):
         to_arrow(batch, ["a"])  # type: ignore[arg-type]

@@ -248,7 +248,7 @@ def test_decimals_are_floats_unless_they_are_asked_for() -> None:
 
 
 def test_integers_of_another_dtype_than_the_spec_are_no_decimals() -> None:
-    with pytest.raises(TypeError, match=r"of Arrow type int32, but its spec makes decimal128\(19, 2\)"):
+    with pytest.raises(TypeError, match=r"has Arrow type int32, but its spec requires decimal128\(19, 2\)"):
         fastpipe.to_arrow({"x": np.arange(3, dtype="int32")}, {"x": DenseSpec((), "int64", scale=2)})
 
 

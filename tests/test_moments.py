@@ -47,7 +47,7 @@ def test_nan_and_infinities_are_counted_apart():
 
 
 def test_text_is_refused():
-    with pytest.raises(TypeError, match="moments are of integers"):
+    with pytest.raises(TypeError, match="moments require integers"):
         of(np.array(["a"]))
 
 

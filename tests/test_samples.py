@@ -192,7 +192,7 @@ def test_samples_of_csv(tmp_path: Path) -> None:
         fastpipe.sample_csv(path, 3)
     with pytest.raises(fastpipe.ValueRangeError, match=r"feature 'b': cannot parse .* as int64"):
         fastpipe.sample_csv(path, 5000, columns=["b"], dtype="int64")
-    with pytest.raises(ValueError, match="more than the 5000 rows"):
+    with pytest.raises(ValueError, match="exceeds the 5000 rows"):
         fastpipe.sample_csv(path, 5001, columns=["a"])
     with pytest.raises(ValueError, match='order is "C" or "F"'):
         fastpipe.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]

@@ -212,7 +212,7 @@ def test_urls_of_local_files_are_read(tree: Tree) -> None:
 @pytest.mark.parametrize("source", [b"Obj", bytearray(3), memoryview(b"x"), io.BytesIO(), io.StringIO()])
 @pytest.mark.parametrize("listed", [False, True])
 def test_contents_are_no_paths(source: Any, listed: bool) -> None:
-    with pytest.raises(TypeError, match="AvroFile only; write them to a file"):
+    with pytest.raises(TypeError, match="AvroFile accept open files and bytes"):
         fastpipe.read_parquet([source] if listed else source, batch_size=1)
 
 

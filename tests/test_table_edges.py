@@ -77,28 +77,32 @@ def test_rows_without_values_are_ragged() -> None:
     ("column", "error", "match"),
     [
         (np.array(3), TypeError, "column 'x' is an array without dimensions"),
-        (3, TypeError, "column 'x' is 3: Arrow data is made of NumPy arrays and fastpipe's forms"),
+        (3, TypeError, "column 'x' is 3: only NumPy arrays and fastpipe's forms can be converted"),
         (None, TypeError, "column 'x' is None"),
         ([1, 2], TypeError, r"column 'x' is \[1, 2\]"),
         (("a", "b"), TypeError, "column 'x' is "),
         (range(2), TypeError, r"column 'x' is range\(0, 2\)"),
         (memoryview(b"ab"), TypeError, "column 'x' is <memory"),
         (pa.array([1, 2]), TypeError, "column 'x' is a Int64Array"),
-        (np.array(["a", None], object), TypeError, "dtype object, which Arrow doesn't have: make it fastpipe.Strings"),
+        (
+            np.array(["a", None], object),
+            TypeError,
+            "dtype object, which Arrow doesn't support: convert it to fastpipe.Strings",
+        ),
         (np.array([[1], [2, 3]], object), TypeError, "dtype object"),
-        (np.array(["a", "b"]), TypeError, "dtype <U1, .* make it fastpipe.Strings"),
-        (np.array([b"a", b"b"]), TypeError, r"dtype \|S1, .* make it fastpipe.Strings"),
-        (np.zeros(2, [("a", "i4"), ("b", "f4")]), TypeError, "dtype .*, which Arrow doesn't have"),
-        (np.zeros(2, complex), TypeError, "dtype complex128, which Arrow doesn't have"),
-        (np.zeros(2, "V3"), TypeError, "which Arrow doesn't have"),
-        (np.zeros(2, "M8[ps]"), TypeError, "Arrow has the units s, ms, us and ns"),
+        (np.array(["a", "b"]), TypeError, "dtype <U1, .* convert it to fastpipe.Strings"),
+        (np.array([b"a", b"b"]), TypeError, r"dtype \|S1, .* convert it to fastpipe.Strings"),
+        (np.zeros(2, [("a", "i4"), ("b", "f4")]), TypeError, "dtype .*, which Arrow doesn't support"),
+        (np.zeros(2, complex), TypeError, "dtype complex128, which Arrow doesn't support"),
+        (np.zeros(2, "V3"), TypeError, "which Arrow doesn't support"),
+        (np.zeros(2, "M8[ps]"), TypeError, "Arrow supports the units s, ms, us and ns"),
         (np.ma.array([1, 2], mask=[True, False]), TypeError, r"use fastpipe.Masked\(values.data, ~values.mask\)"),
         (Masked(np.arange(3), np.array([True, False])), ValueError, r"a mask of shape \(2,\) doesn't fit"),
         (Ragged(np.arange(3), np.array([0, -1, 2])), ValueError, "column 'x': .*offset"),
         (Ragged(np.arange(3), np.array([0, 2, 1])), ValueError, "column 'x': .*offset"),
         (Ragged(np.arange(3), np.array([0, 1, 9])), ValueError, "column 'x': .*offsets"),
-        (Ragged(np.arange(3), np.array([])), TypeError, "column 'x': offsets are integers"),
-        (Ragged(np.arange(3), np.array([0.0, 1.0])), TypeError, "column 'x': offsets are integers"),
+        (Ragged(np.arange(3), np.array([])), TypeError, "column 'x': offsets must be one-dimensional integers"),
+        (Ragged(np.arange(3), np.array([0.0, 1.0])), TypeError, "column 'x': offsets must be one-dimensional integers"),
         (Ragged(Ragged(np.arange(3), np.array([0, 9])), np.array([0, 1])), ValueError, "column 'x': "),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
@@ -110,7 +114,7 @@ def test_what_is_no_column_is_named(column: Any, error: type[Exception], match: 
 
 def test_columns_have_one_length() -> None:
     for other in (np.arange(4), np.arange(0), Ragged(np.arange(3), np.array([0, 3]))):
-        with pytest.raises(ValueError, match=f"column 'x' has 3 rows, but column 'y' {len(other)}"):
+        with pytest.raises(ValueError, match=f"column 'x' has 3 rows, but column 'y' has {len(other)}"):
             fastpipe.from_arrays({"x": np.arange(3), "y": other}, batch_size=1)
 
 

@@ -430,9 +430,9 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
         ({"select": {"id": "id"}}, TypeError, "select must be .*; got "),
         ({"select": "vektor"}, ValueError, r"select names 'vektor' \(did you mean 'vector'\?\)"),
         ({"map": 3}, TypeError, "map must be a function of the selected features; got int"),
-        ({"sparse": "COO"}, ValueError, 'sparse is "coo", "csr" or "bag", not \'COO\''),
-        ({"ragged": "offset"}, ValueError, 'ragged is "offsets" or "nested", not \'offset\''),
-        ({"strings": None}, ValueError, 'strings is "tensors" or "lists", not None'),
+        ({"sparse": "COO"}, ValueError, 'sparse must be "coo", "csr" or "bag"; got \'COO\''),
+        ({"ragged": "offset"}, ValueError, 'ragged must be "offsets" or "nested"; got \'offset\''),
+        ({"strings": None}, ValueError, 'strings must be "tensors" or "lists"; got None'),
     ],
 )
 def test_arguments_are_checked_where_they_are_given(

@@ -1,6 +1,6 @@
-"""Batches as Arrow's columns.
+"""Conversion of batches to Arrow.
 
-pyarrow is an extra (`arrow`), imported when it is needed.
+pyarrow is an extra (`arrow`), which is imported only when it is needed.
 """
 
 from __future__ import annotations

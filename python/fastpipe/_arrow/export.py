@@ -1,20 +1,20 @@
-"""Batches as Arrow record batches, over the same memory.
+"""Converts batches to Arrow record batches over the same memory.
 
-Arrow's layouts are those of fastpipe's forms, so most arrays are handed over as they are: numbers, offsets, bytes of
-strings. What is copied, since the layouts differ:
+Arrow's layouts match fastpipe's forms, so most arrays are passed without a copy: numbers, offsets, and the bytes of
+strings. The following arrays are copied because their layouts differ:
 
 - bools and masks, which Arrow packs into bits;
-- the indices of `Sparse`, which Arrow wants a dimension at a time (those of a `SparseCSR` of one dimension are shared);
-- dates, which Arrow counts in 32 bits, and times in units that it doesn't have;
-- integers whose spec has a scale, which become Arrow's decimals, twice as wide;
-- arrays that aren't C-contiguous or are of the other byte order.
+- the indices of `Sparse`, because Arrow stores each dimension separately (a one-dimensional `SparseCSR` is shared);
+- dates, which Arrow stores in 32 bits, and times in units that Arrow doesn't support;
+- integers whose spec has a scale, which become Arrow decimals of twice the width or more;
+- arrays that aren't C-contiguous or have the other byte order.
 
-Buffers keep the NumPy arrays alive over which they lie, and these the memory of the reader: so what was handed over
-outlives batch, pass and reader. It also shares what is written into the arrays later.
+Arrow buffers keep the NumPy arrays alive, and the arrays keep the reader's memory alive. So a record batch outlives the
+batch, the pass and the reader. Later writes into the arrays change the record batch.
 
-Readers are Arrow streams: the extension makes record batches of what a pass yields, over its memory, and hands them out
-through Arrow's C data interface. So only who wants objects of pyarrow's needs pyarrow. Sparse columns are read as
-`SparseCSR`, whatever the layout of the reader's batches: that is how Arrow lays them out.
+Readers are Arrow streams. The extension module creates record batches over the memory of a pass's batches and exports
+them through Arrow's C data interface. So pyarrow is needed only for pyarrow objects. Sparse columns are read as
+`SparseCSR`, which is Arrow's layout, even if the reader's batches have the layout "coo".
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _WORD = 8
 
 
 def with_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array that was just made, with decimals where `kind` has them in place of integers: these alone are copied."""
+    """Replaces integers by decimals in a new array, as the type `kind` requires. Only these values are copied."""
     if array.type == kind:
         return array
     pa = require_pyarrow()
@@ -57,7 +57,7 @@ def with_decimals(array: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _decimals(array: pa.Array, kind: Any) -> pa.Array:
-    """Integers of the array, widened: little-endian words, the sign in all but the first."""
+    """Widens the integers of an array: little-endian words, where all words except the first repeat the sign."""
     pa = require_pyarrow()
     bitmap, data = array.buffers()
     dtype = np.dtype(array.type.to_pandas_dtype())
@@ -69,45 +69,46 @@ def _decimals(array: pa.Array, kind: Any) -> pa.Array:
 
 
 _TIMES = ("s", "ms", "us", "ns")
-# To which of Arrow's units the others go.
+# The Arrow units to which other units are converted.
 _DATES = ("Y", "M", "W", "D")
 _LONG = ("W", "D", "h", "m")
 
 
 def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = None) -> pa.RecordBatch:
-    """A batch as a `pyarrow.RecordBatch` over the same memory (extra `arrow`).
+    """Returns a batch as a `pyarrow.RecordBatch` over the same memory (extra `arrow`).
 
     | column | Arrow array |
     |---|---|
     | ndarray `[rows]` | primitive; `datetime64` is a timestamp or a date, `timedelta64` a duration |
     | ndarray `[rows, *shape]` | a level of fixed-size lists for each dimension of `shape` |
-    | `Ragged` | `large_list`; one in the other for several levels |
+    | `Ragged` | `large_list`, nested for several levels |
     | `Strings` | `large_string`, `large_binary`; in fixed-size lists if there are more dimensions |
     | `Sparse`, `SparseCSR` | struct of int64 `large_list`s `indices0`, `indices1` ... and a `large_list` `values` |
-    | `Masked` | what the values are, with nulls: where a mask has fewer dimensions, whole lists are null |
+    | `Masked` | the array of the values, with nulls; if the mask has fewer dimensions, whole lists are null |
 
-    Columns whose spec has a scale are decimals of that scale.
+    Columns whose spec has a scale become decimals of that scale.
 
-    Only what Arrow lays out otherwise is copied: bools and masks, indices of `Sparse`, dates, decimals, and arrays that
-    aren't C-contiguous or are of the other byte order. What is shared stays shared: writing into the batch's arrays
-    afterwards changes the record batch. A `NaT` becomes null, and so does a NaN of a column whose spec has `fill=nan`.
-    `dense_shape` of sparse columns is left to their specs.
+    Only arrays with a different layout in Arrow are copied: bools and masks, indices of `Sparse`, dates, decimals, and
+    arrays that aren't C-contiguous or have the other byte order. All other arrays are shared, so writing into the
+    batch's arrays later changes the record batch. `NaT` becomes null, and so does NaN in columns whose spec has
+    `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
 
     Args:
-        batch: dict from name to array or form, all with the same number of rows, as readers yield them.
-        features: specs of the columns, such as `reader.features`. They give the types and the order of the columns, and
-            are kept in the schema's metadata. The batch has these columns, and may have `valid` (of `uneven="pad"`).
-            Without them types follow from the arrays.
+        batch: A batch of a reader, or a similar dict from name to array or form. All columns must have the same number
+            of rows.
+        features: Specs of the columns, such as `reader.features`. They determine the types and the order of the
+            columns, and are stored in the schema's metadata. The batch must have exactly these columns, and may have
+            `valid` (of `uneven="pad"`). By default the types are determined by the arrays.
 
     Returns:
         The record batch.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: if a column is no NumPy array and no form, is of a dtype that Arrow doesn't have, such as Python
-            objects, or isn't what its spec makes; the message names the column.
-        ValueError: if columns have different numbers of rows, aren't those of `features`, or contradict themselves:
-            masks of other shapes than values, offsets that aren't in order, text that isn't UTF-8.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If a column is neither a NumPy array nor a form, has a dtype that Arrow doesn't support, such as
+            Python objects, or doesn't match its spec. The message names the column.
+        ValueError: If columns have different numbers of rows, don't match `features`, or are inconsistent: a mask has
+            another shape than its values, offsets are not in order, or text isn't valid UTF-8.
 
     Example:
         >>> import fastpipe
@@ -119,7 +120,7 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     """
     require_pyarrow()
     if not isinstance(batch, Mapping):
-        raise TypeError(f"a batch is a dict from column name to array, not {shown(batch)}")
+        raise TypeError(f"a batch must be a dict from column name to array; got {shown(batch)}")
     if features is None:
         return _record_batch(batch, None, Features())
     specs = Features(features)
@@ -128,12 +129,12 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
 
 
 def form_to_arrow(form: Any) -> pa.Array:
-    """A form as an array.
+    """Returns a form as an Arrow array.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: as `to_arrow`.
-        ValueError: as `to_arrow`.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If the form has a dtype that Arrow doesn't support.
+        ValueError: If the parts of the form are inconsistent.
     """
     require_pyarrow()
     return _column(form, type(form).__name__)
@@ -146,8 +147,8 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Fea
     if schema is not None and batch.keys() != set(names):
         missing, others = sorted(set(names) - batch.keys()), [name for name in batch if name not in names]
         problem = f"lacks {missing}" if missing else f"also has {others}"
-        raise ValueError(f"the columns of the batch aren't those of features: it {problem}")
-    # Asked for one by one, they take as long as all the rest of a column.
+        raise ValueError(f"the columns of the batch don't match features: it {problem}")
+    # Accessing types one by one takes as long as all other work for a column.
     types = [None] * len(names) if schema is None else schema.types
     arrays: list[Any] = []
     for name, kind in zip(names, types, strict=True):
@@ -157,9 +158,9 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Fea
         if name in integers and array.type == integers[name]:
             array = with_decimals(array, kind)
         if kind is not None and array.type != kind:
-            raise TypeError(f"{where} is of Arrow type {array.type}, but its spec makes {kind}")
+            raise TypeError(f"{where} has Arrow type {array.type}, but its spec requires {kind}")
         if arrays and len(array) != len(arrays[0]):
-            raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} {len(array)}")
+            raise ValueError(f"column {names[0]!r} has {len(arrays[0])} rows, but {where} has {len(array)}")
         arrays.append(array)
     if schema is None:
         return pa.RecordBatch.from_arrays(arrays, names=names)
@@ -167,7 +168,7 @@ def _record_batch(batch: Mapping[str, Any], schema: pa.Schema | None, specs: Fea
 
 
 def _with_nulls(form: Any) -> Any:
-    """The form with a mask for values that are NaN, if there are any."""
+    """Adds a mask for values that are NaN, if there are any."""
     if isinstance(form, np.ndarray) and form.dtype.kind == "f":
         missing = np.isnan(form)
         return Masked(form, ~missing) if missing.any() else form
@@ -183,7 +184,7 @@ def _with_nulls(form: Any) -> Any:
 
 
 def _column(node: Any, where: str) -> pa.Array:
-    """A form as an array, its offsets in order and its strings UTF-8, on which other libraries rely."""
+    """Returns a form as a validated array: offsets must be in order, and strings must be UTF-8."""
     invalid = require_pyarrow().ArrowInvalid
     try:
         array = _array(node, where)
@@ -194,7 +195,7 @@ def _column(node: Any, where: str) -> pa.Array:
 
 
 class _Masks:
-    """The masks of a node, by the level of nesting of which each says what is null."""
+    """The masks of a node, by the nesting level at which each mask marks nulls."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -202,16 +203,18 @@ class _Masks:
 
     def add(self, valid: Any) -> None:
         if not isinstance(valid, np.ndarray) or valid.dtype != np.bool_ or valid.ndim == 0:
-            raise TypeError(f"{self._where}: a mask is a bool array, one entry a row, not {_described(valid)}")
-        # Two of the same depth (a nullable field of a nullable record) are one in Arrow.
+            raise TypeError(
+                f"{self._where}: a mask must be a bool array with one entry per row; got {_described(valid)}"
+            )
+        # Arrow merges two masks of the same depth (a nullable field of a nullable record) into one.
         depth = valid.ndim
         known = self._masks.get(depth)
         if known is not None and known.shape != valid.shape:
-            raise ValueError(f"{self._where}: a mask of shape {valid.shape} is around one of shape {known.shape}")
+            raise ValueError(f"{self._where}: a mask of shape {valid.shape} contains one of shape {known.shape}")
         self._masks[depth] = valid if known is None else valid & known
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Each is a prefix of this shape."""
+        """Checks that the shape of each mask is a prefix of this shape."""
         for depth, valid in self._masks.items():
             if valid.shape != shape[:depth]:
                 raise ValueError(f"{self._where}: a mask of shape {valid.shape} doesn't fit values of shape {shape}")
@@ -222,9 +225,9 @@ class _Masks:
 
 
 def _array(node: Any, where: str) -> pa.Array:
-    """A column, or a level of one, as an Arrow array with as many rows."""
+    """Returns a column, or one level of it, as an Arrow array with the same number of rows."""
     if type(node) is np.ndarray and node.ndim == 1 and node.flags.c_contiguous:
-        # Most are plain numbers, and the rest of this takes longer than many a batch takes to decode.
+        # A fast path for plain numbers: the code below takes longer than decoding many a batch.
         number = _number(node.dtype)
         if number is not None:
             pa = require_pyarrow()
@@ -242,7 +245,9 @@ def _array(node: Any, where: str) -> pa.Array:
     elif isinstance(node, np.ndarray):
         shape, array = _dense(node, masks, where)
     else:
-        raise TypeError(f"{where} is {_described(node)}: Arrow data is made of NumPy arrays and fastpipe's forms")
+        raise TypeError(
+            f"{where} is {_described(node)}: only NumPy arrays and fastpipe's forms can be converted to Arrow"
+        )
     for depth in range(len(shape) - 1, 0, -1):
         kind = require_pyarrow().list_(array.type, shape[depth])
         array = _from_buffers(kind, math.prod(shape[:depth]), [masks.bitmap(depth)], [array])
@@ -251,7 +256,7 @@ def _array(node: Any, where: str) -> pa.Array:
 
 @cache
 def _number(dtype: np.dtype[Any]) -> pa.DataType | None:
-    """Arrow's type for numbers that it lays out as NumPy does."""
+    """Returns Arrow's type for numbers that have the same layout in NumPy."""
     if dtype.kind in "iuf" and dtype.itemsize <= 8 and dtype.isnative:
         return require_pyarrow().from_numpy_dtype(dtype)
     return None
@@ -259,9 +264,9 @@ def _number(dtype: np.dtype[Any]) -> pa.DataType | None:
 
 def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...], pa.Array]:
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{where} is a MaskedArray of NumPy: use fastpipe.Masked(values.data, ~values.mask)")
+        raise TypeError(f"{where} is a NumPy MaskedArray: use fastpipe.Masked(values.data, ~values.mask)")
     if array.ndim == 0:
-        raise TypeError(f"{where} is an array without dimensions: a column has one entry a row")
+        raise TypeError(f"{where} is an array without dimensions: a column must have one entry per row")
     shape, depth = array.shape, array.ndim
     if array.dtype.kind in "mM":
         missing = np.isnat(array)
@@ -273,31 +278,31 @@ def _dense(array: np.ndarray, masks: _Masks, where: str) -> tuple[tuple[int, ...
         array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
         kind = require_pyarrow().from_numpy_dtype(array.dtype)
     else:
-        raise TypeError(f"{where} is of dtype {array.dtype}, which Arrow doesn't have{_hint(array.dtype)}")
+        raise TypeError(f"{where} has dtype {array.dtype}, which Arrow doesn't support{_hint(array.dtype)}")
     masks.check(shape)
     data = np.packbits(array, bitorder="little") if array.dtype == np.bool_ else array
     return shape, _from_buffers(kind, array.size, [masks.bitmap(depth), _buffer(data)])
 
 
 def _hint(dtype: np.dtype[Any]) -> str:
-    return ": make it fastpipe.Strings" if dtype.kind in "SUTO" else ""
+    return ": convert it to fastpipe.Strings" if dtype.kind in "SUTO" else ""
 
 
 def _times(array: np.ndarray, where: str) -> tuple[pa.DataType, np.ndarray]:
-    """Arrow's type for dates and times, and integers in its unit."""
+    """Returns Arrow's type for dates and times, and integers in its unit."""
     pa = require_pyarrow()
     unit, _ = np.datetime_data(array.dtype)
     if array.dtype.kind == "M" and unit in _DATES:
         days = _converted(array, "datetime64[D]", where).view(np.int64)
-        # Nulls, whatever number stands for them.
+        # Nulls may have any number.
         days = np.where(np.isnat(array), 0, days)
         if days.size and not -(2**31) <= days.min() <= days.max() < 2**31:
-            raise ValueError(f"{where} has dates that don't fit Arrow's, which count days in 32 bits")
+            raise ValueError(f"{where} has dates that don't fit Arrow dates, which count days in 32 bits")
         return pa.date32(), days.astype(np.int32)
     if unit in _LONG:
         unit = "s"
     if unit not in _TIMES:
-        raise TypeError(f"{where} is of dtype {array.dtype}: Arrow has the units s, ms, us and ns")
+        raise TypeError(f"{where} has dtype {array.dtype}: Arrow supports the units s, ms, us and ns")
     kind = pa.timestamp(unit) if array.dtype.kind == "M" else pa.duration(unit)
     wanted = "datetime64" if array.dtype.kind == "M" else "timedelta64"
     return kind, _converted(array, f"{wanted}[{unit}]", where).view(np.int64)
@@ -309,7 +314,7 @@ def _converted(array: np.ndarray, dtype: str, where: str) -> np.ndarray:
         converted = np.asarray(array, dtype, order="C")
     except OverflowError:
         raise unfit from None
-    # Older versions of NumPy wrap around.
+    # Older versions of NumPy wrap around on overflow.
     if converted.dtype != array.dtype and not np.array_equal(converted.astype(array.dtype), array, equal_nan=True):
         raise unfit
     return converted
@@ -320,12 +325,12 @@ def _strings(node: Strings, masks: _Masks, where: str) -> tuple[tuple[int, ...],
     shape, values = node.shape, node.values
     masks.check(shape)
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.ndim != 1:
-        raise TypeError(f"{where}: the bytes of Strings are uint8, one dimension, not {_described(values)}")
+        raise TypeError(f"{where}: the bytes of Strings must be one-dimensional uint8; got {_described(values)}")
     kind = pa.large_binary() if node.binary else pa.large_string()
     entries = math.prod(shape)
     offsets = _offsets(node.offsets, where)
     if len(offsets) != entries + 1:
-        raise ValueError(f"{where}: {entries} strings have {entries + 1} offsets, not {len(offsets)}")
+        raise ValueError(f"{where}: {entries} strings must have {entries + 1} offsets; got {len(offsets)}")
     return shape, _from_buffers(kind, entries, [masks.bitmap(len(shape)), _buffer(offsets), _buffer(values)])
 
 
@@ -337,11 +342,11 @@ def _ragged(node: Ragged, masks: _Masks, where: str) -> tuple[tuple[int], pa.Arr
 
 
 def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[int], pa.Array]:
-    """A struct with a list for each dimension, and one for the values; all have the same offsets."""
+    """Returns a struct with one list per dimension and one for the values, all with the same offsets."""
     pa = require_pyarrow()
-    indices: Any = node.indices  # Users may give anything.
+    indices: Any = node.indices  # Users may pass any type.
     if not isinstance(indices, np.ndarray) or indices.dtype.kind not in "iu" or indices.ndim not in (1, 2):
-        raise TypeError(f"{where}: sparse indices are integers, one row an entry, not {_described(indices)}")
+        raise TypeError(f"{where}: sparse indices must be integers with one row per entry; got {_described(indices)}")
     if isinstance(node, SparseCSR):
         offsets = _offsets(node.offsets, where)
         dimensions = [indices] if indices.ndim == 1 else list(indices.T)
@@ -349,7 +354,9 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
         offsets = _row_offsets(indices[:, 0], len(node), where)
         dimensions = list(indices.T[1:])
     else:
-        raise ValueError(f"{where}: sparse indices are the row and an index in each dimension, not {indices.shape}")
+        raise ValueError(
+            f"{where}: sparse indices must contain the row and an index per dimension; got shape {indices.shape}"
+        )
     rows = len(offsets) - 1
     masks.check((rows,))
     parts = {f"indices{i}": _array(np.asarray(index, np.int64), where) for i, index in enumerate(dimensions)}
@@ -362,11 +369,11 @@ def _sparse(node: Sparse | SparseCSR, masks: _Masks, where: str) -> tuple[tuple[
 
 
 def _row_offsets(of: np.ndarray, rows: int, where: str) -> np.ndarray:
-    """Where each row begins and ends among entries of which each says its row."""
-    # Every look at it is faster where it is in one piece.
+    """Returns the start and end of each row's entries, given the row of each entry."""
+    # All of the following operations are faster on contiguous memory.
     of = np.ascontiguousarray(of)
     if len(of) and not (of[0] >= 0 and of[-1] < rows and np.all(of[:-1] <= of[1:])):
-        raise ValueError(f"{where}: sparse entries are in the order of their rows, 0 to {rows - 1}")
+        raise ValueError(f"{where}: sparse entries must be sorted by row, from 0 to {rows - 1}")
     return np.searchsorted(of, np.arange(rows + 1)).astype(np.int64, copy=False)
 
 
@@ -376,11 +383,11 @@ def _lists(offsets: np.ndarray, items: pa.Array, bitmap: pa.Buffer | None = None
 
 
 def _offsets(offsets: Any, where: str) -> np.ndarray:
-    """Offsets as Arrow has them. Their order is checked with all the rest."""
+    """Returns offsets in Arrow's dtype. Their order is checked later, together with the array."""
     if not isinstance(offsets, np.ndarray) or offsets.dtype.kind not in "iu" or offsets.ndim != 1:
-        raise TypeError(f"{where}: offsets are integers, one dimension, not {_described(offsets)}")
+        raise TypeError(f"{where}: offsets must be one-dimensional integers; got {_described(offsets)}")
     if not len(offsets):
-        raise ValueError(f"{where}: offsets have one entry more than there are rows, and these have none")
+        raise ValueError(f"{where}: offsets must have one entry more than there are rows; got an empty array")
     return np.asarray(offsets, np.int64)
 
 
@@ -391,7 +398,7 @@ def _from_buffers(
 
 
 def _buffer(array: np.ndarray) -> pa.Buffer:
-    """A buffer over an array's memory, or over a copy if that isn't in one piece."""
+    """Returns a buffer over an array's memory, or over a copy if the array isn't contiguous."""
     return require_pyarrow().py_buffer(np.ascontiguousarray(array))
 
 
@@ -402,7 +409,7 @@ def _described(node: Any) -> str:
 
 
 class Capsules:
-    """A batch for whoever takes Arrow data."""
+    """A batch for consumers of Arrow data."""
 
     def __init__(self, capsules: tuple[object, object]) -> None:
         self._capsules = capsules
@@ -412,14 +419,14 @@ class Capsules:
 
 
 class ArrowStreams:
-    """The streams of a reader: each starts a pass.
+    """The Arrow streams of a reader. Each stream starts a pass.
 
     Args:
-        features: of its batches.
-        padded: whether these have the column `valid`.
-        schema: makes their Arrow schema of `padded` and its metadata.
-        start: starts a pass with sparse columns as CSR.
-        counter: makes the progress bar of a pass, if there is one.
+        features: Specs of the batches.
+        padded: Whether batches have the column `valid`.
+        schema: Function that makes the Arrow schema from `padded` and its metadata.
+        start: Function that starts a pass whose sparse columns are CSR.
+        counter: Function that makes the progress bar of a pass, or returns None.
     """
 
     def __init__(
@@ -435,11 +442,11 @@ class ArrowStreams:
         self._schema, self._start, self._counter = schema, start, counter
 
     def record_batches(self) -> pa.RecordBatchReader:
-        """Starts a pass, the batches of which pyarrow reads. What is raised in it is raised as it is.
+        """Starts a pass and returns its batches as a pyarrow stream. Errors of the pass are raised unchanged.
 
         Raises:
-            ImportError: if pyarrow isn't installed.
-            ValueError: if Arrow has no such name or size.
+            ImportError: If pyarrow isn't installed.
+            ValueError: If Arrow doesn't support the name or size of a feature.
         """
         pyarrow = require_pyarrow()
         schema = schema_of(self._features, valid=self._padded)
@@ -447,32 +454,32 @@ class ArrowStreams:
         def record_batch(capsules: tuple[object, object]) -> pa.RecordBatch:
             return pyarrow.record_batch(Capsules(capsules))
 
-        # No generator: its frame would hold a batch while the next one is made, and fill the messages of errors with a
-        # traceback.
+        # A generator is not suitable: its frame would hold a batch while the next one is made, and would add a
+        # traceback to error messages.
         batches: Iterator[pa.RecordBatch] = map(record_batch, self._started())
         return pyarrow.RecordBatchReader.from_batches(schema, batches)
 
     def batches(self) -> Iterator[Capsules]:
-        """Starts a pass, the batches of which have `__arrow_c_array__`. What is raised in it is raised as it is.
+        """Starts a pass and yields batches that have `__arrow_c_array__`. Errors of the pass are raised unchanged.
 
         Raises:
-            ValueError: if Arrow has no such name or size.
+            ValueError: If Arrow doesn't support the name or size of a feature.
         """
         return map(Capsules, self._started())
 
     def stream_capsule(self) -> object:
-        """Starts a pass, and makes it a stream of Arrow's C interface.
+        """Starts a pass and returns it as a stream of Arrow's C interface.
 
         Raises:
-            ValueError: if Arrow has no such name or size.
+            ValueError: If Arrow doesn't support the name or size of a feature.
         """
         return self._started().stream()
 
     def schema_capsule(self) -> object:
-        """The schema of such a stream.
+        """Returns the schema of this stream in Arrow's C interface.
 
         Raises:
-            ValueError: if Arrow has no such name or size.
+            ValueError: If Arrow doesn't support the name or size of a feature.
         """
         return self._schema(self._padded, metadata_of(self._features))
 

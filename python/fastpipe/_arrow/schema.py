@@ -1,7 +1,7 @@
-"""Specs as an Arrow schema, and back.
+"""Converts specs to an Arrow schema, and back.
 
-The Arrow type of a feature follows from its spec alone, never from what a batch holds: so a stream has its schema
-before its first batch, and all batches of it have the same.
+The Arrow type of a feature depends only on its spec, not on the contents of a batch. So the schema of a stream is known
+before its first batch, and all of its batches have the same schema.
 
 | spec | Arrow type |
 |---|---|
@@ -11,10 +11,10 @@ before its first batch, and all batches of it have the same.
 | `DenseSpec((), dtype, scale=2)` | decimals of that scale, with the dtype's digits: `decimal128` up to scale 38 |
 | `SparseSpec((5, 9), dtype)` | a struct of `large_list`s: int64 `indices0` and `indices1`, and `values` |
 
-Each level is nullable, as Arrow's are by default, whatever `nulls` says: whether `nulls="mask"` makes a mask depends on
-the files, and a schema must not.
+Each level is nullable, which is Arrow's default. It doesn't depend on `nulls`: the presence of a mask with
+`nulls="mask"` depends on the files, but the schema must not.
 
-The specs themselves are kept as JSON in the metadata of the schema, and `features_of` rebuilds them.
+The schema's metadata contains the specs as JSON. `features_of` restores them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FEATURES = b"fastpipe:features"
-# The column in which readers with uneven="pad" mark rows.
+# The column that marks rows in batches of readers with uneven="pad".
 VALID = "valid"
 
 _VERSION = 1
 _TEXT = {"string": "large_string", "bytes": "large_binary"}
 # Arrow counts the items of a fixed-size list in 32 bits.
 _LARGEST_FIXED = 2**31 - 1
-# Digits of the greatest number of a dtype, and those that a decimal of 128 bits has.
+# Number of digits of the largest number of a dtype, and of a 128-bit decimal.
 _DIGITS = {
     f"{kind}{bits}": len(str(2 ** (bits - sign)))
     for kind, sign in (("int", 1), ("uint", 0))
@@ -50,10 +50,10 @@ _MOST_DIGITS = 38
 
 
 def require_pyarrow() -> Any:
-    """The module `pyarrow`.
+    """Returns the module `pyarrow`.
 
     Raises:
-        ImportError: if it isn't installed.
+        ImportError: If it isn't installed.
     """
     try:
         import pyarrow
@@ -63,16 +63,17 @@ def require_pyarrow() -> Any:
 
 
 def schema_of(features: Mapping[str, Spec], *, valid: bool = False) -> pa.Schema:
-    """The schema of every batch of these features, with the specs in its metadata.
+    """Returns the schema of all batches with these features. Its metadata contains the specs.
 
     Args:
-        features: dict from name to spec, such as `reader.features`.
-        valid: whether the bool column `valid` is behind them, as in batches of readers with `uneven="pad"`.
+        features: Dict from name to spec, such as `reader.features`.
+        valid: Whether to append the bool column `valid`, as in batches of readers with `uneven="pad"`. Defaults to
+            False.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: if it is no dict from name to spec.
-        ValueError: if Arrow has no such name or size.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If `features` isn't a dict from name to spec.
+        ValueError: If Arrow doesn't support the name or size of a feature.
 
     Example:
         >>> import fastpipe
@@ -86,63 +87,65 @@ def schema_of(features: Mapping[str, Spec], *, valid: bool = False) -> pa.Schema
     columns = [pa.field(name, _type_of(spec)) for name, spec in specs.items()]
     if flag("valid", valid):
         if VALID in specs:
-            raise ValueError(f"{VALID!r} is the name of a feature, and valid=True adds a column of that name")
+            raise ValueError(f"{VALID!r} is the name of a feature, but valid=True adds a column with that name")
         columns.append(pa.field(VALID, pa.bool_()))
     return pa.schema(columns, metadata=metadata)
 
 
 def metadata_of(specs: Features) -> dict[str, str]:
-    """The metadata of the schema of these features: the specs themselves. Needs no pyarrow.
+    """Returns the schema metadata of these features, which contains the specs. Doesn't need pyarrow.
 
     Raises:
-        ValueError: if Arrow has no such name or size.
+        ValueError: If Arrow doesn't support the name or size of a feature.
     """
     for name, spec in specs.items():
         checked_name(name)
         if spec._kind == "lookup":
-            raise ValueError(f"feature {name!r}: its form follows from a file: give reader.features")
-        # A sparse shape is how large an index may be, and has no lists.
+            raise ValueError(f"feature {name!r}: its form depends on a file: pass reader.features")
+        # A sparse shape is a limit on indices and doesn't become a list.
         sizes = () if isinstance(spec, SparseSpec) else spec.shape
         for size in sizes:
             if size is not None and size > _LARGEST_FIXED:
-                raise ValueError(f"feature {name!r}: a fixed-size list of Arrow has fewer than 2**31 items, not {size}")
+                raise ValueError(
+                    f"feature {name!r}: an Arrow fixed-size list must have fewer than 2**31 items; got {size}"
+                )
     return {FEATURES.decode(): _encoded(specs).decode()}
 
 
 def encoded_features(specs: Features) -> str:
-    """Specs as text, without Arrow's limits of names and sizes."""
+    """Returns specs as text, without Arrow's limits on names and sizes."""
     return _encoded(specs).decode()
 
 
 def decoded_features(text: str) -> Features:
-    """Specs from what `encoded_features` has made.
+    """Returns the specs that `encoded_features` wrote.
 
     Raises:
-        SchemaError: if it is something else.
-        UnsupportedError: if a later version of fastpipe has written it.
+        SchemaError: If the text is invalid.
+        UnsupportedError: If a later version of fastpipe wrote it.
     """
     return _decoded(text.encode())
 
 
 def features_of(schema: pa.Schema) -> Features | None:
-    """The specs of a schema that `schema_of` made, or that comes with data of `to_arrow` and of readers' streams.
+    """Returns the specs from the metadata of a schema that `schema_of`, `to_arrow` or a reader's stream made.
 
-    Columns that were taken out of the schema since have no spec in what is returned. Renamed ones count as taken out.
+    The result has no specs for columns that were removed from the schema or renamed.
 
     Args:
-        schema: of a table, a record batch, a stream or a file.
+        schema: Schema of a table, a record batch, a stream or a file.
 
     Returns:
-        The specs, equal to those that the schema was made of; None if it holds none.
+        The specs, equal to those from which the schema was made. None if the schema contains none.
 
     Raises:
-        SchemaError: if the specs can't be read.
-        TypeError: if it is no `pyarrow.Schema`.
-        UnsupportedError: if a later version of fastpipe has written them.
+        SchemaError: If the specs can't be read.
+        TypeError: If the argument isn't a `pyarrow.Schema`.
+        UnsupportedError: If a later version of fastpipe wrote the specs.
     """
     pa = require_pyarrow()
     if not isinstance(schema, pa.Schema):
-        raise TypeError(f"schema is a pyarrow.Schema, not {shown(schema)}")
+        raise TypeError(f"schema must be a pyarrow.Schema; got {shown(schema)}")
     text = (schema.metadata or {}).get(FEATURES)
     if text is None:
         return None
@@ -152,16 +155,18 @@ def features_of(schema: pa.Schema) -> Features | None:
 
 
 def checked_name(name: Any) -> str:
-    """The name of a column.
+    """Returns the name of a column after checking it.
 
     Raises:
-        TypeError: if it is no string.
-        ValueError: if Arrow can't pass it on whole.
+        TypeError: If the name isn't a string.
+        ValueError: If Arrow can't represent the name.
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a column is a string, not {shown(name)}")
+        raise TypeError(f"the name of a column must be a string; got {shown(name)}")
     if "\0" in name or not _is_utf8(name):
-        raise ValueError(f"Arrow has no column {name!r}: its names are UTF-8 without NUL characters")
+        raise ValueError(
+            f"Arrow doesn't support the column name {name!r}: names must be valid UTF-8 without NUL characters"
+        )
     return name
 
 
@@ -174,7 +179,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def integers_of(features: Mapping[str, Spec]) -> dict[str, pa.DataType]:
-    """Of features with a scale, the type that their columns would have without it, by name."""
+    """Returns, for each feature with a scale, the Arrow type of its column without the scale."""
     return {name: _type_of(replace(spec, scale=None)) for name, spec in features.items() if spec.scale is not None}
 
 
@@ -215,11 +220,11 @@ def _decoded(text: bytes) -> Features:
         stored = json.loads(text)
         version = stored["version"]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise SchemaError(f"{unreadable}: they aren't what fastpipe writes") from error
+        raise SchemaError(f"{unreadable}: they were not written by fastpipe") from error
     if version != _VERSION:
         raise UnsupportedError(
-            f"{unreadable}: they are of version {shown(version)}, and this fastpipe reads version {_VERSION}; "
-            "a later fastpipe reads them"
+            f"{unreadable}: they have version {shown(version)}, and this version of fastpipe reads version {_VERSION}; "
+            "upgrade fastpipe"
         )
     try:
         return Features({name: _spec(entry) for name, entry in stored["features"].items()})
@@ -233,7 +238,7 @@ def _spec(entry: dict[str, Any]) -> Spec:
 
 
 def _plain(value: Any) -> Any:
-    """A value of a spec as JSON has it, which has no bytes and no infinite numbers."""
+    """Returns a value of a spec in a form that JSON supports, which has no bytes and no infinite numbers."""
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, float) and not math.isfinite(value):
@@ -249,43 +254,43 @@ def _value(plain: Any) -> Any:
         return bytes.fromhex(text)
     if kind == "float":
         return float(text)
-    raise ValueError(f"no value is of kind {kind!r}")
+    raise ValueError(f"unknown kind of value {kind!r}")
 
 
 def asked_for(
     features: Mapping[str, Spec] | None, columns: Sequence[str] | None
 ) -> tuple[Features | None, list[str] | None]:
-    """The arguments `features` and `columns` of a reader.
+    """Checks the arguments `features` and `columns` of a reader.
 
     Raises:
-        TypeError: if one is of the wrong type.
-        ValueError: if both are given, or one is empty.
+        TypeError: If an argument has the wrong type.
+        ValueError: If both arguments are passed, or if one is empty.
     """
     if features is not None and columns is not None:
-        raise ValueError(
-            "give features or columns, not both: features says the form of each, columns takes what is inferred"
-        )
+        raise ValueError("pass either columns (selects inferred columns) or features (defines columns), not both")
     wanted = None if features is None else Features(features)
     chosen = None if columns is None else names("columns", columns)
     for name, given in (("features", wanted), ("columns", chosen)):
         if given is not None and not given:
-            raise ValueError(f"{name} is empty: name at least one")
+            raise ValueError(f"{name} is empty: pass at least one")
     return wanted, chosen
 
 
 def written(schema: pa.Schema, columns: list[str] | None) -> Features | None:
-    """The specs that fastpipe wrote beside columns; None if it didn't, or if one of `columns` isn't among them.
+    """Returns the specs that fastpipe stored in a schema, or None.
+
+    Returns None if there are no specs, or if they lack one of `columns`.
 
     Raises:
-        SchemaError: if they can't be read.
-        UnsupportedError: if a later version of fastpipe has written them.
+        SchemaError: If the specs can't be read.
+        UnsupportedError: If a later version of fastpipe wrote the specs.
     """
     found = features_of(schema)
     return None if found is None else rewritten(found, columns)
 
 
 def rewritten(features: Features, columns: list[str] | None) -> Features | None:
-    """The specs of what a reader of these features yields; None if one of `columns` isn't among them."""
+    """Returns the specs of a reader's batches with these features, or None if they lack one of `columns`."""
     if columns is not None and not features.keys() >= set(columns):
         return None
     chosen = features if columns is None else {name: features[name] for name in columns}
@@ -293,8 +298,8 @@ def rewritten(features: Features, columns: list[str] | None) -> Features | None:
 
 
 def _finished(spec: Spec) -> Spec:
-    """The spec of what a spec has made: fields were renamed, lists padded or counted, and nulls replaced."""
-    # Arrow data have nulls for NaT and for NaN that stands for null. They become NaT and NaN again.
+    """Returns the spec of the result of a spec: fields were renamed, lists padded or counted, and nulls replaced."""
+    # Arrow data has nulls for NaT, and for NaN that represents null. They become NaT and NaN again.
     fill = spec.fill if spec._nan_is_null else None
     nulls = "mask" if spec.nulls == "mask" else "fill" if is_time(spec) or fill is not None else "error"
     options: dict[str, Any] = {"field": None, "fill": fill, "nulls": nulls}
@@ -306,5 +311,5 @@ def _finished(spec: Spec) -> Spec:
 
 
 def is_time(spec: Spec) -> bool:
-    """Whether its values are times, which may be NaT."""
+    """Whether the values are times, which may be NaT."""
     return bool(spec.dtype.startswith(("datetime64", "timedelta64")))

@@ -1,1 +1,1 @@
-"""What adapters share: tensors, memory of devices, ranks."""
+"""Code that adapters share: tensors, memory of devices, ranks."""

@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, as far as Torch and torchrun know."""
+"""Determines the rank of this process and the number of ranks from Torch or torchrun."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch.distributed
 
 
 def world() -> tuple[int, int, str]:
-    """Rank and number of ranks, and who says so.
+    """Returns the rank, the number of ranks, and the name of their source.
 
     Raises:
-        ValueError: if the environment says something that is no rank.
+        ValueError: If the environment variables don't contain a valid rank.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size(), "torch.distributed"
@@ -21,17 +21,17 @@ def world() -> tuple[int, int, str]:
     number, count = _number("RANK", rank), _number("WORLD_SIZE", ranks)
     if not 0 <= number < count:
         raise ValueError(
-            f"RANK is {number} and WORLD_SIZE is {count} in the environment, and a rank is one of 0 to WORLD_SIZE - 1:"
-            " torchrun sets them; unset both where there is but one process"
+            f"RANK is {number} and WORLD_SIZE is {count} in the environment, but RANK must be 0 to WORLD_SIZE - 1."
+            " torchrun sets them; unset both if there is only one process"
         )
     return number, count, "RANK and WORLD_SIZE"
 
 
 def local_ranks() -> int:
-    """Ranks on this machine.
+    """Returns the number of ranks on this machine.
 
     Raises:
-        ValueError: if the environment says something that is no number.
+        ValueError: If the environment variable isn't a number.
     """
     return max(1, _number("LOCAL_WORLD_SIZE", os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -41,6 +41,6 @@ def _number(name: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(
-            f"{name} is {text!r} in the environment, which is no number: torchrun sets it; unset it where there is but"
+            f"{name} is {text!r} in the environment, which is not a number. torchrun sets it; unset it if there is only"
             " one process"
         ) from None

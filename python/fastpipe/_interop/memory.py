@@ -1,4 +1,4 @@
-"""Memory for arrays that frameworks take without a copy."""
+"""Memory for arrays that frameworks accept without a copy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-"""Of the arrays of batches, in bytes, and what frameworks want: XLA copies what lies otherwise, TensorFlow aborts."""
+"""Alignment of the arrays of batches in bytes. Frameworks need it: XLA copies unaligned arrays, and TensorFlow aborts.
+"""
 
 
 def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """An uninitialised array that begins at a multiple of `ALIGNMENT`."""
+    """Returns an uninitialized array whose address is a multiple of `ALIGNMENT`."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT

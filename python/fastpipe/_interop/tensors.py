@@ -1,4 +1,4 @@
-"""What batches become in Torch: tensors, tuples of tensors, and what Torch has of ragged and sparse ones."""
+"""Converts batches to Torch: tensors, tuples of tensors, and Torch's ragged and sparse tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 def _described(parts: Any) -> str:
-    """A named tuple of tensors, by their dtypes and shapes: their values take kilobytes."""
+    """Describes a named tuple of tensors by dtypes and shapes, because the values would need kilobytes."""
     fields = []
     for name, part in zip(parts._fields, parts, strict=True):
         text = repr(part)
@@ -37,11 +37,11 @@ def _described(parts: Any) -> str:
 
 
 class Jagged(NamedTuple):
-    """Rows of differing length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
+    """Rows that differ in length: row `i` is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        values: the items of all rows, a tensor `[items, ...]`, or another of these tuples with as many rows.
-        offsets: int64 `[rows + 1]`.
+        values: Concatenated items of all rows: a tensor `[items, ...]`, or another of these tuples with that many rows.
+        offsets: Start and end of each row, int64 `[rows + 1]`.
     """
 
     values: Any
@@ -52,11 +52,11 @@ class Jagged(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Rows of which some are null.
+    """Rows or entries of which some are null.
 
     Attributes:
-        values: a tensor, or another of these tuples; to be ignored where `valid` is False.
-        valid: bool `[rows]` or `[rows, ...]`, True where a value is present.
+        values: A tensor, or another of these tuples. Entries for which `valid` is False must be ignored.
+        valid: True for values that are present, bool `[rows]` or `[rows, ...]`.
     """
 
     values: Any
@@ -70,8 +70,8 @@ class Strings(NamedTuple):
     """Strings as bytes: entry `i`, in C order of the feature's shape, is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-        values: uint8 `[bytes]`: UTF-8 for strings.
-        offsets: int64 `[entries + 1]`.
+        values: Bytes of all entries, uint8 `[bytes]`; UTF-8 for strings.
+        offsets: Start and end of each entry, int64 `[entries + 1]`.
     """
 
     values: torch.Tensor
@@ -82,14 +82,14 @@ class Strings(NamedTuple):
 
 
 class Bag(NamedTuple):
-    """Sparse rows of one dimension as `torch.nn.EmbeddingBag(..., include_last_offset=True)` takes them.
+    """Sparse rows of one dimension, for `torch.nn.EmbeddingBag(..., include_last_offset=True)`.
 
-    `bag(indices, offsets, per_sample_weights=values)` with `mode="sum"`.
+    Call `bag(indices, offsets, per_sample_weights=values)` with `mode="sum"`.
 
     Attributes:
-        indices: int64 `[nnz]`.
-        offsets: int64 `[rows + 1]`: the entries of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
-        values: `[nnz]`.
+        indices: Index of each entry, int64 `[nnz]`.
+        offsets: Start and end of each row's entries, int64 `[rows + 1]`.
+        values: Values of the entries, `[nnz]`.
     """
 
     indices: torch.Tensor
@@ -107,43 +107,44 @@ def tensors(
     sparse: SparseAs = "coo",
     strings: StringsAs = "tensors",
 ) -> dict[str, Any]:
-    """The tensors of a batch, over the memory of its arrays.
+    """Returns the tensors of a batch, over the memory of its arrays.
 
     Args:
-        batch: of any reader: arrays and batch forms (`fastpipe.batch`) by name.
-        ragged: `"offsets"`: `Jagged(values, offsets)`, at any depth. `"nested"`: nested tensors with the jagged layout,
-            for one ragged dimension of numbers.
-        sparse: `"coo"`: sparse COO tensors, uncoalesced, since indices stand as they were written; `"csr"`: sparse CSR
-            tensors, of one dimension beside the rows; `"bag"`: `Bag(indices, offsets, values)`, for embeddings. `"csr"`
-            and `"bag"` want a `SparseSpec` with `layout="csr"`: then nothing is computed. Of the default layout the
-            offsets are counted.
-        strings: `"tensors"`: `Strings(values, offsets)`; `"lists"`: nested Python lists of str or bytes.
+        batch: A batch of any reader: a dict from name to array or batch form (`fastpipe.batch`).
+        ragged: Form of ragged features. `"offsets"`: `Jagged(values, offsets)`, at any depth. `"nested"`: nested
+            tensors with the jagged layout, for one ragged dimension of numbers. Defaults to `"offsets"`.
+        sparse: Form of sparse features. `"coo"`: sparse COO tensors. They are marked as uncoalesced, because indices
+            keep their order in the file. `"csr"`: sparse CSR tensors, for one dimension besides the rows. `"bag"`:
+            `Bag(indices, offsets, values)`, for embeddings. `"csr"` and `"bag"` need no computation if the `SparseSpec`
+            has `layout="csr"`; with the default layout, offsets are computed. Defaults to `"coo"`.
+        strings: Form of strings. `"tensors"`: `Strings(values, offsets)`. `"lists"`: nested Python lists of str or
+            bytes. Defaults to `"tensors"`.
 
     Returns:
-        A dict of tensors, named tuples of tensors, and lists of strings, in the order of the batch. Nulls that are
-        masked are `Masked(values, valid)`.
+        A dict of tensors, named tuples of tensors, and lists of strings, in the order of the batch. Masked features
+        become `Masked(values, valid)`.
 
     Raises:
-        UnsupportedError: if a feature has no such form.
-        ValueError: if there is no such form at all.
+        UnsupportedError: If a feature doesn't support the requested form.
+        ValueError: If a form is unknown.
     """
     return Forms(ragged, sparse, strings).convert(batch, torch.from_numpy)
 
 
 def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
-    """Sparse or ragged features as `torchrec.KeyedJaggedTensor(**keyed_jagged(batch, keys))` takes them.
+    """Returns sparse or ragged features as the arguments of `torchrec.KeyedJaggedTensor(**keyed_jagged(batch, keys))`.
 
     Args:
-        batch: of a reader.
-        keys: names of sparse features of one dimension, whose indices become values and whose values become weights,
-            or of ragged ones of integers; not of both.
+        batch: A batch of a reader.
+        keys: Names of the features. They must be either all sparse with one dimension, so that indices become values
+            and values become weights, or all ragged integers.
 
     Returns:
-        `keys`; `values` int64, the ids of the first key's rows, then those of the next (these are copied into one
-        tensor); `lengths` int64 `[len(keys) * rows]`; and `weights`, or None for ragged features.
+        `keys`; `values`, int64, the ids of the first key's rows followed by those of the next key (copied into one
+        tensor); `lengths`, int64 `[len(keys) * rows]`; and `weights`, which is None for ragged features.
 
     Raises:
-        UnsupportedError: if a feature isn't of such a form.
+        UnsupportedError: If a feature has another form.
     """
     values, lengths, weights = [], [], []
     for name in keys:
@@ -158,11 +159,11 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
             lengths.append(torch.from_numpy(node.lengths))
         else:
             raise UnsupportedError(
-                f"feature {name!r} is a {type(node).__name__}: keyed jagged tensors hold sparse features of one"
+                f"feature {name!r} is a {type(node).__name__}: keyed jagged tensors support sparse features of one"
                 " dimension, or ragged integers"
             )
     if weights and len(weights) < len(keys):
-        raise UnsupportedError("one keyed jagged tensor holds sparse or ragged features: make one for each kind")
+        raise UnsupportedError("a keyed jagged tensor can't combine sparse and ragged features: make one for each kind")
     return {
         "keys": list(keys),
         "values": torch.cat(values).to(torch.int64),
@@ -172,14 +173,14 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
 
 
 def _is_ragged_ids(node: Any) -> bool:
-    # Strings have values and offsets, too: of bytes, which are no ids.
+    # Strings also have values and offsets, but of bytes, which are not ids.
     ragged = isinstance(node, forms.Ragged) and not isinstance(node, forms.Strings)
     return ragged and isinstance(node.values, np.ndarray) and node.values.ndim == 1 and node.values.dtype.kind in "iu"
 
 
 @dataclass(frozen=True, slots=True)
 class Forms:
-    """What forms become: the arguments of `tensors`."""
+    """The requested forms: the arguments of `tensors`."""
 
     ragged: RaggedAs = "offsets"
     sparse: SparseAs = "coo"
@@ -190,12 +191,13 @@ class Forms:
             value = getattr(self, name)
             if value not in choices:
                 *others, last = map('"{}"'.format, choices)
-                raise ValueError(f"{name} is {', '.join(others)} or {last}, not {value!r}")
+                raise ValueError(f"{name} must be {', '.join(others)} or {last}; got {value!r}")
 
     def convert(self, batch: Mapping[str, Any], tensor: Callable[[np.ndarray], torch.Tensor]) -> dict[str, Any]:
-        """The batch in these forms, of tensors that `tensor` makes of its arrays, and of arrays made of these."""
+        """Returns the batch in these forms. `tensor` converts the arrays of the batch, and arrays derived from them."""
         node = _Conversion(self, tensor).node
-        # Most are arrays. Once a batch, behind decoding that leaves none of this in the caches: less of it is faster.
+        # Most values are arrays. This runs once per batch, after decoding has evicted it from the caches, so it must be
+        # short.
         return {
             name: tensor(counted(value)) if type(value) is np.ndarray else node(name, value)
             for name, value in batch.items()
@@ -203,7 +205,7 @@ class Forms:
 
 
 class _Conversion:
-    """Goes through the forms of a batch."""
+    """Converts the forms of a batch recursively."""
 
     __slots__ = ("tensor", "wanted")
 
@@ -238,12 +240,12 @@ class _Conversion:
         if not isinstance(node.values, np.ndarray):
             raise UnsupportedError(
                 f"feature {name!r} is ragged over a {type(node.values).__name__}: nested tensors have one ragged"
-                ' dimension of numbers without nulls; ragged="offsets" takes any'
+                ' dimension of numbers without nulls; ragged="offsets" supports all'
             )
         nested: Any = torch.nested.nested_tensor_from_jagged(self.tensor(node.values), self.tensor(node.offsets))
-        # Until the longest length is known Torch takes the sum of all lengths for it, and pads to that. Given as the
-        # argument `max_seqlen` it would import torch._dynamo and with it Triton, whose LLVM aborts processes in which
-        # TensorFlow's is loaded. So it is kept where Torch itself keeps it: as the size of an empty tensor.
+        # Until Torch knows the longest length, it uses the sum of all lengths instead and pads to that. The argument
+        # `max_seqlen` would import torch._dynamo and with it Triton, whose LLVM aborts processes that have loaded
+        # TensorFlow's. So the length is stored where Torch itself stores it: as the size of an empty tensor.
         nested._max_seqlen_tensor = torch.empty(int(np.diff(node.offsets).max(initial=0)), 0)
         found: torch.Tensor = nested
         return found
@@ -251,7 +253,7 @@ class _Conversion:
     def _numbers(self, name: str, values: Any) -> torch.Tensor:
         if not isinstance(values, np.ndarray):
             raise UnsupportedError(
-                f'feature {name!r} has sparse strings, which no sparse tensor holds: use sparse="bag"'
+                f'feature {name!r} has sparse strings, which no sparse tensor supports: use sparse="bag"'
             )
         return self.tensor(values)
 
@@ -263,7 +265,7 @@ class _Conversion:
             columns = node.indices if node.indices.ndim > 1 else node.indices[:, np.newaxis]
             rows = np.repeat(np.arange(len(node)), np.diff(node.offsets))
             indices = self.tensor(np.concatenate([rows[np.newaxis], columns.T]))
-        # Indices were held against the shape when they were read.
+        # The indices were checked against the shape when they were read.
         return torch.sparse_coo_tensor(indices, self._numbers(name, node.values), size, check_invariants=False)
 
     def _csr(self, name: str, node: forms.Sparse | forms.SparseCSR) -> torch.Tensor:
@@ -285,10 +287,10 @@ def _of_strings(node: Any) -> bool:
 
 
 def _rows(name: str, node: forms.Sparse | forms.SparseCSR) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets of the rows and indices of the only dimension."""
+    """Returns the offsets of the rows, and the indices of the only dimension."""
     if len(node.dense_shape) != 2:
         raise UnsupportedError(
-            f"feature {name!r} has {len(node.dense_shape) - 1} sparse dimensions, and this form has one:"
+            f"feature {name!r} has {len(node.dense_shape) - 1} sparse dimensions, but this form supports only one:"
             ' use sparse="coo"'
         )
     if isinstance(node, forms.SparseCSR):

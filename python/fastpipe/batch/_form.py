@@ -59,13 +59,13 @@ def _chosen(key: Any, count: int) -> np.ndarray:
     """Returns the indices of the rows that a mask or an index array selects."""
     array = np.asarray(key)
     if array.ndim != 1:
-        raise TypeError(f"an index array must have one dimension; got {array.ndim}")
+        raise TypeError(f"rows must be selected by a one-dimensional array; got ndim={array.ndim}")
     if array.dtype == np.bool_:
         if len(array) != count:
             raise IndexError(f"a mask must have one entry for each of the {count} rows; got {len(array)}")
         return np.flatnonzero(array)
     if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"an index array must have bools or integers; got {array.dtype}")
+        raise TypeError(f"rows must be selected by bools or integers; got {array.dtype}")
     wrong = (array < -count) | (array >= count) if array.dtype.kind == "i" else array >= count
     if wrong.any():
         raise IndexError(f"row {array[wrong][0]} of {count}")

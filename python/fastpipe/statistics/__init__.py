@@ -1,4 +1,4 @@
-"""Statistics for features: counts, quantiles and moments in one pass, mergeable."""
+"""Statistics of features: counts, quantiles and moments, computed in one pass and mergeable."""
 
 from __future__ import annotations
 

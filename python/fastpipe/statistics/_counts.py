@@ -1,7 +1,7 @@
-"""Counts of values and quantiles: exactly while there are few values, then by sketches of Apache DataSketches.
+"""Counts and quantiles of values: exact up to a number of distinct values, then sketches of Apache DataSketches.
 
 Frequent items: D. Anderson et al., A High-Performance Algorithm for Identifying Frequent Items in Data Streams, IMC
-2017. Distinct values: P. Flajolet et al., HyperLogLog, AofA 2007, as DataSketches estimates it. Quantiles: Z. Karnin,
+2017. Distinct values: P. Flajolet et al., HyperLogLog, AofA 2007, as implemented by DataSketches. Quantiles: Z. Karnin,
 K. Lang, E. Liberty, Optimal Quantile Approximation in Streams, FOCS 2016.
 """
 
@@ -14,21 +14,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-# Rank error of 0.67 % for a quantile in 99 of 100 sketches; some 10 KB.
+# The rank error of a quantile is at most 0.67 % in 99 of 100 sketches. A sketch needs about 10 KB.
 _K = 400
 _CHUNK = 1 << 16
 
 
 def require_datasketches() -> Any:
-    """The library.
+    """Returns the module `datasketches`.
 
     Raises:
-        ImportError: if it isn't installed; it names the extra.
+        ImportError: If it isn't installed. The message names the extra.
     """
     try:
         import datasketches
     except ImportError as error:
-        raise ImportError("fastpipe.describe needs datasketches: pip install 'fastpipe-data[describe]'") from error
+        raise ImportError("fastpipe.describe requires datasketches: pip install 'fastpipe-data[describe]'") from error
     return datasketches
 
 
@@ -40,12 +40,12 @@ class Quantiles:
 
     @property
     def count(self) -> int:
-        """Values that were added."""
+        """Number of values that were added."""
         return int(self._sketch.n)
 
     @property
     def error(self) -> float:
-        """By how much the rank of a quantile may be off, as a share of all values, in 99 of 100 cases."""
+        """Maximum rank error of a quantile as a fraction of all values, in 99 of 100 cases."""
         return float(self._sketch.normalized_rank_error(False)) if self._sketch.is_estimation_mode() else 0.0
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
@@ -54,7 +54,7 @@ class Quantiles:
             self._sketch.update(values)
 
     def add_counts(self, counts: Mapping[Any, int]) -> None:
-        """Adds values by how often they occur."""
+        """Adds values with the number of times that each occurs."""
         values = np.array(list(counts), np.float64)
         ends = np.cumsum(np.array(list(counts.values()), np.int64))
         for start in range(0, int(ends[-1]), _CHUNK):
@@ -62,22 +62,25 @@ class Quantiles:
             self.add(values[np.searchsorted(ends, places, side="right")])
 
     def merge(self, other: Quantiles) -> None:
-        """Adds what another has seen."""
+        """Adds the values of another object."""
         self._sketch.merge(other._sketch)
 
     def at(self, shares: Sequence[float]) -> list[float]:
-        """The least values below or at which these shares of all are; NaN without values."""
+        """Returns, for each share, the smallest value such that this share of all values is at most as large.
+
+        Returns NaN if there are no values.
+        """
         if not self.count:
             return [float("nan")] * len(shares)
         return [float(value) for value in self._sketch.get_quantiles(list(shares), True)]
 
     def stored(self) -> str:
-        """As text."""
+        """Returns the sketch as text."""
         return base64.b64encode(self._sketch.serialize()).decode()
 
     @classmethod
     def restored(cls, text: str) -> Quantiles:
-        """What `stored` wrote."""
+        """Returns the object that `stored` wrote."""
         found = cls()
         found._sketch = type(found._sketch).deserialize(base64.b64decode(text, validate=True))
         return found
@@ -85,17 +88,17 @@ class Quantiles:
 
 Value: TypeAlias = "str | bytes | int"
 
-# Counts are off by at most 3.5 / 2^16 of all values.
+# Counts are off by at most 3.5 / 2^16 of the total count.
 _LOG_ITEMS = 16
-# Distinct values are estimated with a standard error of 1.6 %.
+# The number of distinct values has a standard error of 1.6 %.
 _LOG_REGISTERS = 12
 
 
 class Counts:
-    """How often each value of one type occurs.
+    """Number of occurrences of each value of one type.
 
     Args:
-        limit: distinct values that are counted exactly.
+        limit: Maximum number of distinct values that are counted exactly.
     """
 
     def __init__(self, limit: int) -> None:
@@ -107,23 +110,23 @@ class Counts:
 
     @property
     def exact(self) -> Mapping[Value, int] | None:
-        """How often each value occurs, as it goes on being counted; None once that isn't known any more."""
+        """Number of occurrences of each value, as a live view. None after the counts are no longer exact."""
         return self._exact
 
     @property
     def is_exact(self) -> bool:
-        """Whether every value is counted."""
+        """Whether all counts are exact."""
         return self._exact is not None
 
     @property
     def error(self) -> int:
-        """By how much a count may be off at most."""
+        """Maximum error of a count."""
         if self._exact is not None:
             return 0
         return int(self._frequent.epsilon * self._frequent.total_weight) + 1
 
     def add(self, counts: Mapping[Any, int]) -> None:
-        """Adds how often values occurred."""
+        """Adds the number of occurrences of values."""
         if self._exact is not None:
             exact = self._exact
             for value, count in counts.items():
@@ -134,7 +137,7 @@ class Counts:
             self._count(counts)
 
     def _spill(self, kind: type) -> None:
-        """Goes over to sketches, of values of a type."""
+        """Switches to sketches for values of type `kind`."""
         sketches = require_datasketches()
         exact, self._exact = self._exact or {}, None
         self._kind = kind
@@ -150,7 +153,7 @@ class Counts:
             distinct(text)
 
     def merge(self, other: Counts) -> None:
-        """Adds what another has counted."""
+        """Adds the counts of another object."""
         if other._exact is not None:
             self.add(other._exact)
             return
@@ -163,16 +166,17 @@ class Counts:
         self._distinct = union.get_result(require_datasketches().tgt_hll_type.HLL_8)
 
     def distinct(self) -> tuple[float, float, float]:
-        """The number of different values, and between which numbers it is in 95 of 100 cases."""
+        """Returns the number of distinct values, and its bounds in 95 of 100 cases."""
         if self._exact is not None:
             return (float(len(self._exact)),) * 3
         sketch = self._distinct
         return float(sketch.get_estimate()), float(sketch.get_lower_bound(2)), float(sketch.get_upper_bound(2))
 
     def most(self, least: int = 1) -> dict[Value, int]:
-        """Values that occur at least so often, most frequent first; of equally frequent ones the least first.
+        """Returns values that occur at least `least` times, sorted by descending count and then by value.
 
-        Behind sketches counts are estimates, off by `error` at most, and values rarer than `error` may be missing.
+        With sketches, counts are estimates that are off by at most `error`, and values that are rarer than `error` may
+        be missing.
         """
         if self._exact is not None:
             found = [(value, count) for value, count in self._exact.items() if count >= least]
@@ -184,7 +188,7 @@ class Counts:
         return dict(sorted(found, key=lambda pair: (-pair[1], pair[0])))
 
     def stored(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Returns the counts as JSON-compatible data."""
         if self._exact is not None:
             kind = type(next(iter(self._exact))) if self._exact else str
             return {
@@ -202,7 +206,7 @@ class Counts:
 
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> Counts:
-        """What `stored` wrote."""
+        """Returns the object that `stored` wrote."""
         found = cls(int(stored["limit"]))
         kind = {"str": str, "bytes": bytes, "int": int}[stored["kind"]]
         if "values" in stored:

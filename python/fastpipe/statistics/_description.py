@@ -1,4 +1,4 @@
-"""Statistics of all features of a data set, and the pass that makes them of a reader's batches."""
+"""Statistics of all features of a dataset, and the pass that computes them from a reader's batches."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _VERSION = 1
 
 
 class Description(Mapping[str, FeatureStatistics]):
-    """Statistics of features, by their names; `print(description)` shows them as a table.
+    """Statistics of features, by feature name. `print(description)` shows them as a table.
 
-    Those of parts of a data set are merged: of ranks, partitions or workers, each row once.
+    Descriptions of disjoint parts of a dataset can be merged, such as those of ranks, partitions or workers.
 
     Attributes:
-        rows: that were seen.
+        rows: Number of rows that were read.
     """
 
     def __init__(self, features: Mapping[str, FeatureStatistics], rows: int) -> None:
@@ -44,7 +44,7 @@ class Description(Mapping[str, FeatureStatistics]):
         try:
             return self._features[name]
         except KeyError:
-            raise KeyError(f"{name!r}: there are {', '.join(map(repr, self._features))}") from None
+            raise KeyError(f"{name!r}: the features are {', '.join(map(repr, self._features))}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._features)
@@ -53,23 +53,23 @@ class Description(Mapping[str, FeatureStatistics]):
         return len(self._features)
 
     def merge(self, other: Description) -> None:
-        """Adds what another has seen of the same features. The other stays as it is.
+        """Adds the statistics of another description with the same features. The other description doesn't change.
 
         Raises:
-            SchemaError: if it is of other features.
-            TypeError: if it is no description.
+            SchemaError: If the features differ.
+            TypeError: If `other` isn't a `Description`.
         """
         if not isinstance(other, Description):
-            raise TypeError(f"a Description is merged, not {shown(other)}")
+            raise TypeError(f"other must be a Description; got {shown(other)}")
         if not other.rows:
             return
         if not self.rows:
-            # Of nothing: it takes over what the other has, and shares nothing with it.
+            # An empty description copies the other one, so that the two share nothing.
             copied = Description.from_json(other.to_json())
             self._features, self.rows = copied._features, copied.rows
             return
         if set(self) != set(other):
-            raise SchemaError(f"the descriptions are of other features: {sorted(self)} and {sorted(other)}")
+            raise SchemaError(f"the descriptions have different features: {sorted(self)} and {sorted(other)}")
         for name, feature in self._features.items():
             if feature.form != other[name].form:
                 reason = f"{name!r} is {feature.dtype} in one description, and {other[name].dtype} in the other"
@@ -80,11 +80,11 @@ class Description(Mapping[str, FeatureStatistics]):
 
     @classmethod
     def merged(cls, descriptions: Iterable[Description]) -> Description:
-        """All of them as one; the given ones stay as they are.
+        """Returns the merge of several descriptions, which don't change.
 
         Raises:
-            SchemaError: if they are of different features.
-            ValueError: if there is none.
+            SchemaError: If the features differ.
+            ValueError: If there are no descriptions.
         """
         found: Description | None = None
         for each in descriptions:
@@ -97,16 +97,16 @@ class Description(Mapping[str, FeatureStatistics]):
         return found
 
     def to_json(self) -> str:
-        """As text, for files and other processes."""
+        """Returns the description as text, for files and other processes."""
         features = {name: feature.stored() for name, feature in self._features.items()}
         return json.dumps({"version": _VERSION, "rows": self.rows, "features": features})
 
     @classmethod
     def from_json(cls, text: str) -> Description:
-        """What `to_json` wrote.
+        """Restores a description from the text that `to_json` returned.
 
         Raises:
-            StateError: if the text is damaged, or of another version.
+            StateError: If the text is damaged or has another version.
         """
         try:
             stored = json.loads(text)
@@ -114,7 +114,9 @@ class Description(Mapping[str, FeatureStatistics]):
         except (ValueError, TypeError, KeyError) as error:
             raise StateError(f"the description is damaged: {error!r}") from None
         if version != _VERSION:
-            raise StateError(f"the description is of version {shown(version)}, and this reads {_VERSION}")
+            raise StateError(
+                f"the description has version {shown(version)}, but this version of fastpipe reads {_VERSION}"
+            )
         try:
             features = {name: FeatureStatistics.restored(each) for name, each in stored["features"].items()}
             return cls(features, int(stored["rows"]))
@@ -158,17 +160,17 @@ def added(
     symbols: Sequence[str] | None = None,
     nan_is_null: bool = False,
 ) -> FeatureStatistics:
-    """Adds the values of a form to statistics, which are made where there are none.
+    """Adds the values of a form to statistics, and creates the statistics for the first batch.
 
     Args:
-        found: of the batches before.
-        form: of this batch.
-        exact_values: different values that are counted exactly.
-        symbols: what codes stand for.
-        nan_is_null: whether NaN stands for a null.
+        found: Statistics of earlier batches, or None.
+        form: Column of this batch.
+        exact_values: Maximum number of distinct values that are counted exactly.
+        symbols: Symbols of the codes, or None.
+        nan_is_null: Whether NaN represents null.
 
     Raises:
-        UnsupportedError: if it holds what has no statistics.
+        UnsupportedError: If there are no statistics for values of this form.
     """
     lengths: np.ndarray | None = None
     nulls = 0
@@ -235,17 +237,17 @@ def _numbers(
 
 
 def _without(what: str) -> UnsupportedError:
-    reason = f"there are no statistics of {what}"
+    reason = f"cannot compute statistics of {what}"
     return UnsupportedError(reason, reason=reason)
 
 
 def _inner(form: Any, start: int, stop: int) -> Any:
-    """The rows of a form that a list's offsets name."""
+    """Returns the rows of a form between two offsets of a list."""
     return form if start == 0 and stop == len(form) else form[start:stop]
 
 
 def _valid(form: Masked) -> tuple[Any, int]:
-    """The values that aren't null, in a form whose rows they are, and how many are."""
+    """Returns a form with only the values that aren't null, and the number of nulls."""
     valid, values = np.asarray(form.valid), form.values
     if isinstance(values, Strings):
         inner = int(np.prod(values.shape[valid.ndim :], dtype=np.int64))
@@ -261,7 +263,7 @@ def _valid(form: Masked) -> tuple[Any, int]:
 
 
 def _bytes(form: Strings) -> pa.Array:
-    """The texts as Arrow has bytes, in the same memory."""
+    """Returns the texts as an Arrow array of bytes, over the same memory."""
     import pyarrow as pa
 
     offsets = np.ascontiguousarray(form.offsets, np.int64)
@@ -283,32 +285,31 @@ def describe(
 ) -> Description:
     """Reads a reader's rows once, and returns statistics of each feature (extra `describe`).
 
-    Counts of text, integers and bools are exact while there are up to `exact_values` different values, and so are
-    quantiles of integers. Beyond that, and for quantiles of floats, sketches of Apache DataSketches take over, of
-    bounded size: `counts_error` and `quantile_error` say how far off they may be. Moments are always exact, to the last
-    bits of float64.
+    Counts of text, integers and bools, and quantiles of integers, are exact for up to `exact_values` distinct values.
+    Beyond that, and for quantiles of floats, fastpipe uses Apache DataSketches sketches of bounded size. `counts_error`
+    and `quantile_error` return their maximum errors. Moments are always exact up to float64 rounding.
 
-    Where a spec fills nulls with NaN, as those of the floats of CSV files do, NaN counts as null. Elsewhere it is a
-    value, which `nans` counts.
+    If a spec fills nulls with NaN, as the inferred specs of floats in CSV files do, NaN counts as null. Otherwise NaN
+    is a value, which `nans` counts.
 
     Args:
-        reader: whatever its source. Of one of several ranks its rows are described. Its pass and its epoch stay as they
-            are.
-        rows: describes a uniform sample of so many rows; None for all.
-        seed: of the sample.
-        exact_values: different values of a feature that are counted exactly, at least 1.
-        progress: whether to show a progress bar (extra `progress`).
+        reader: A reader of any source. If it has several ranks, only the rows of its rank are described. Its pass and
+            epoch don't change.
+        rows: Number of rows of a uniform sample to describe. Defaults to None, which describes all rows.
+        seed: Seed of the sample, 0 to 2^64 - 1. Defaults to 0.
+        exact_values: Maximum number of distinct values per feature that are counted exactly, 1 to 2^31. Defaults to
+            100,000.
+        progress: Whether to show a progress bar (extra `progress`). Defaults to False.
 
     Returns:
-        The statistics, by name. Those of ranks or partitions can be merged.
+        The statistics by feature name. You can merge the descriptions of several ranks or partitions.
 
     Raises:
-        ImportError: if datasketches or pyarrow isn't installed; it says what to install.
-        TypeError: if an argument is of the wrong type.
-        UnsupportedError: if a feature has values without statistics.
-        ValueError: if a number is out of range.
-
-        And what reading raises.
+        ImportError: If datasketches or pyarrow isn't installed. The message says what to install.
+        TypeError: If an argument has the wrong type.
+        UnsupportedError: If a feature has values without statistics.
+        ValueError: If a number is out of range.
+        FastpipeError: If the data can't be read.
 
     Example:
         >>> import fastpipe
@@ -339,9 +340,9 @@ def describe(
 
 
 def _rows_once(reader: Reader, *, progress: bool) -> Iterator[dict[str, Any]]:
-    """Yields a reader's rows of an epoch, of its rank if it is one of several, without rows that fill batches up.
+    """Yields the rows of one epoch, of the reader's rank if it has several, without padding rows.
 
-    Batches have at least 4,096 rows. The reader's own pass and epoch aren't touched.
+    Batches have at least 4,096 rows, except the last one. The reader's own pass and epoch don't change.
     """
     data, ordering, _, running, _ = ReaderPasses(reader).parts
     rows = max(ordering.batch_size, _LEAST_BATCH)

@@ -1,7 +1,7 @@
 """Statistics of one feature.
 
-Moments of parts are merged pairwise (Chan, Golub and LeVeque). Sums of integers are exact, so that large offsets don't
-cancel; sums of floats are float64.
+Moments of parts are merged pairwise (Chan, Golub and LeVeque). Sums of integers are exact, so large offsets don't cause
+cancellation. Sums of floats are float64.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from fastpipe.statistics._counts import Counts, Quantiles, Value
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Bounds the memory of temporary arrays to about a megabyte.
+# Limits the memory of temporary arrays to about 1 MB.
 _CHUNK = 1 << 15
 
 
 @dataclass
 class Moments:
-    """Statistics of integers, or of floats. NaN and infinities are counted apart from the finite values.
+    """Statistics of integers or floats. NaN and infinities are counted separately from finite values.
 
     Attributes:
-        count: finite values.
-        total: their sum for integers, exact.
-        mean: of the finite values; NaN if there is none.
-        squares: sum of the squared distances from the mean.
-        minimum: of the finite values, None if there is none.
-        maximum: likewise.
-        nans: values that are NaN.
-        infinities: values that are infinite.
+        count: Number of finite values.
+        total: Exact sum of the values, for integers.
+        mean: Mean of the finite values; NaN if there are none.
+        squares: Sum of squared distances from the mean.
+        minimum: Smallest finite value; None if there are none.
+        maximum: Largest finite value; None if there are none.
+        nans: Number of NaN values.
+        infinities: Number of infinite values.
     """
 
     count: int = 0
@@ -51,24 +51,24 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Of the population (divided by `count`), NaN if there is no finite value."""
+        """Population standard deviation (divided by `count`); NaN if there are no finite values."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     def add(self, values: npt.NDArray[np.generic]) -> None:
         """Adds an array of integers, or of floats of up to 64 bits.
 
         Raises:
-            TypeError: if it holds something else.
+            TypeError: If the array has another dtype.
         """
         if values.dtype.kind not in "iuf" or values.dtype.itemsize > 8:
-            raise TypeError(f"moments are of integers, or of floats of up to 64 bits, not of {values.dtype}")
+            raise TypeError(f"moments require integers, or floats of up to 64 bits; got {values.dtype}")
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CHUNK):
             chunk = flat[start : start + _CHUNK]
             self.merge(_integers(chunk) if chunk.dtype.kind in "iu" else _floats(chunk))
 
     def merge(self, other: Moments) -> None:
-        """Adds what another has seen; both are of integers, or both of floats."""
+        """Adds the moments of another object. Both must be of integers, or both of floats."""
         self.nans += other.nans
         self.infinities += other.infinities
         if not other.count:
@@ -79,7 +79,7 @@ class Moments:
             return
         both = self.count + other.count
         if isinstance(self.minimum, int):
-            # Python's integers are exact, and their quotient is rounded once.
+            # Python integers are exact, and their quotient is rounded once.
             delta = (other.total * self.count - self.total * other.count) / (self.count * other.count)
             self.total += other.total
             self.mean = self.total / both
@@ -91,13 +91,13 @@ class Moments:
         self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
 
     def stored(self) -> dict[str, Any]:
-        """As JSON can hold it: sums of integers as text, since readers of JSON may round them."""
+        """Returns JSON-compatible data. Sums of integers are text, because JSON readers may round numbers."""
         own = dict(self.__dict__)
         return own | {"total": str(self.total), "mean": None if math.isnan(self.mean) else self.mean}
 
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> Moments:
-        """What `stored` wrote."""
+        """Returns the object that `stored` wrote."""
         mean = math.nan if stored["mean"] is None else float(stored["mean"])
         return cls(**stored | {"total": int(stored["total"]), "mean": mean})
 
@@ -105,7 +105,7 @@ class Moments:
 def _integers(chunk: npt.NDArray[np.generic]) -> Moments:
     wide: npt.NDArray[np.generic] = chunk.astype(np.uint64 if chunk.dtype.kind == "u" else np.int64)
     least, most, count = int(wide.min()), int(wide.max()), len(wide)
-    # Modulo 2^64, which distances from the least don't exceed.
+    # Arithmetic modulo 2^64, which the distances from the minimum don't exceed.
     distances = wide.view(np.uint64) - np.uint64(least % 2**64)
     high = int((distances >> np.uint64(32)).sum())
     above = (high << 32) + int((distances & np.uint64(2**32 - 1)).sum())
@@ -115,12 +115,12 @@ def _integers(chunk: npt.NDArray[np.generic]) -> Moments:
 
 
 def _floats(chunk: npt.NDArray[np.generic]) -> Moments:
-    # Of an array in the processor's cache, so that passes over it cost little.
+    # The array fits into the processor's cache, so several passes over it are cheap.
     wide = chunk.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore"):
         least, most = float(wide.min()), float(wide.max())
     if math.isfinite(least) and math.isfinite(most):
-        # NaN would have come out as the extremes.
+        # NaN values would have made the minimum and maximum NaN.
         return _finite(wide, least, most)
     finite = wide[np.isfinite(wide)]
     nans = int(np.isnan(wide).sum())
@@ -130,7 +130,7 @@ def _floats(chunk: npt.NDArray[np.generic]) -> Moments:
 
 
 def _finite(values: npt.NDArray[np.float64], least: float, most: float) -> Moments:
-    """Of finite values, which it overwrites."""
+    """Returns the moments of finite values, and overwrites the values."""
     with np.errstate(over="ignore", invalid="ignore"):
         first = float(values[0])
         values -= first
@@ -140,28 +140,28 @@ def _finite(values: npt.NDArray[np.float64], least: float, most: float) -> Momen
     return Moments(len(values), 0, first + offset, squares, least, most)
 
 
-# They keep the memory of their batches.
+# Buffered arrays keep the memory of their batches.
 _MOST = 1 << 17
 
 
 class ValueBuffer:
-    """Values of one type that are still to be counted."""
+    """Values of one type that are not yet counted."""
 
     def __init__(self) -> None:
         self._arrays: list[pa.Array] = []
         self._values = 0
 
     def add(self, values: pa.Array) -> bool:
-        """Adds values, without nulls. Returns whether they should be counted now."""
+        """Adds values without nulls. Returns whether they should be counted now."""
         self._arrays.append(values)
         self._values += len(values)
         return self._values >= _MOST
 
     def counted(self, *, text: bool) -> dict[Any, int]:
-        """How often each value occurs; forgets them.
+        """Returns the number of occurrences of each value, and clears the buffer.
 
         Args:
-            text: whether they are the bytes of texts.
+            text: Whether the values are the bytes of texts.
         """
         import pyarrow as pa
         import pyarrow.compute
@@ -180,16 +180,17 @@ Kind: TypeAlias = Literal["integer", "real", "bool", "time", "text", "bytes"]
 
 
 class FeatureStatistics:
-    """What `fastpipe.describe` has found out about a feature.
+    """Statistics of a feature that `fastpipe.describe` computed.
 
-    Values of rows with several, ragged and sparse ones too, count one by one; `lengths` says how many rows have.
+    In rows with several values, including ragged and sparse rows, each value counts separately. `lengths` describes the
+    number of values per row.
 
     Attributes:
         kind: `integer`, `real`, `bool`, `time` (dates, times and durations), `text` or `bytes`.
-        dtype: of the values, such as `float32` or `datetime64[us]`; `string` or `bytes`.
-        nulls: values that are null: masked, NaT, or NaN if the feature's spec has `fill=nan`.
-        lengths: statistics of how many values a row has, for ragged and sparse features; else None.
-        symbols: what the codes of a dictionary or enum stand for; None for others.
+        dtype: Dtype of the values, such as `float32` or `datetime64[us]`; `string` or `bytes`.
+        nulls: Number of null values: masked, NaT, or NaN if the feature's spec has `fill=nan`.
+        lengths: Statistics of the number of values per row, for ragged and sparse features. Otherwise None.
+        symbols: Symbols of the codes of a dictionary or enum. Otherwise None.
     """
 
     def __init__(self, kind: Kind, dtype: str, exact_values: int, symbols: Sequence[str] | None = None) -> None:
@@ -204,42 +205,42 @@ class FeatureStatistics:
         self._buffer = ValueBuffer()
         self._texts = 0
 
-    # What it is asked.
+    # Results.
 
     @property
     def count(self) -> int:
-        """Values that aren't null; NaN and infinities are values."""
+        """Number of values that aren't null, including NaN and infinities."""
         if self._moments is None:
             return self._texts
         return self._moments.count + self._moments.nans + self._moments.infinities
 
     @property
     def null_share(self) -> float:
-        """Nulls over all values; NaN if there are none at all."""
+        """Fraction of values that are null; NaN if there are no values."""
         both = self.count + self.nulls
         return self.nulls / both if both else math.nan
 
     @property
     def nans(self) -> int:
-        """Values that are NaN."""
+        """Number of NaN values."""
         return 0 if self._moments is None else self._moments.nans
 
     @property
     def infinities(self) -> int:
-        """Values that are infinite."""
+        """Number of infinite values."""
         return 0 if self._moments is None else self._moments.infinities
 
     @property
     def mean(self) -> Any:
-        """Of the finite values: a float, NaN without any; a date, time or duration where they are."""
+        """Mean of the finite values: a float (NaN without values), or a date, time or duration."""
         mean = self._numbers("mean").mean
         return self._timed(None if math.isnan(mean) else round(mean)) if self.kind == "time" else mean
 
     @property
     def deviation(self) -> Any:
-        """The standard deviation of the finite values, divided by their number; NaN without any.
+        """Population standard deviation of the finite values; NaN without values.
 
-        A duration, `timedelta64`, for dates, times and durations.
+        For dates, times and durations it is a duration, `timedelta64`.
         """
         found = self._numbers("deviation").deviation
         if self.kind != "time":
@@ -249,39 +250,40 @@ class FeatureStatistics:
 
     @property
     def minimum(self) -> Any:
-        """The least finite value; None without any."""
+        """The smallest finite value; None without values."""
         return self._timed(self._numbers("minimum").minimum)
 
     @property
     def maximum(self) -> Any:
-        """The largest finite value; None without any."""
+        """The largest finite value; None without values."""
         return self._timed(self._numbers("maximum").maximum)
 
     @property
     def quantile_error(self) -> float:
-        """By how much the rank of a quantile may be off, as a share of all values, in 99 of 100 cases; 0.0 if exact."""
+        """Maximum rank error of a quantile as a fraction of all values, in 99 of 100 cases; 0.0 if exact."""
         return 0.0 if self._ranked() is not None else self._sketch().error
 
     def quantile(self, share: float | Sequence[float]) -> Any:
-        """The least value below or at which a share of the finite values is.
+        """Returns quantiles: the smallest value such that a given share of the finite values is at most as large.
 
         Args:
-            share: from 0 to 1, or several.
+            share: A share from 0 to 1, or a sequence of shares.
 
         Returns:
-            A value, or a list of values; NaN, or None for dates, times and integers, without any.
+            A value, or a list of values. Without finite values, NaN for floats, and None for integers, bools, dates and
+            times.
 
         Raises:
-            TypeError: if a share is no number.
-            UnsupportedError: for text.
-            ValueError: if it isn't from 0 to 1.
+            TypeError: If a share isn't a number.
+            UnsupportedError: If the feature is text.
+            ValueError: If a share isn't between 0 and 1.
         """
         shares = [share] if isinstance(share, (int, float)) else list(share)
         for each in shares:
             if isinstance(each, bool) or not isinstance(each, (int, float)):
-                raise TypeError(f"a share is a number, not {shown(each)}")
+                raise TypeError(f"a share must be a number; got {shown(each)}")
             if not 0 <= each <= 1:
-                raise ValueError(f"a share is from 0 to 1, not {shown(each)}")
+                raise ValueError(f"a share must be between 0 and 1; got {shown(each)}")
         found = self._exact_quantiles(shares) if self._ranked() is not None else self._sketch().at(shares)
         if self.kind in ("integer", "time", "bool"):
             found = [None if value is None or math.isnan(value) else self._timed(int(value)) for value in found]
@@ -289,84 +291,86 @@ class FeatureStatistics:
 
     @property
     def distinct(self) -> tuple[float, float, float]:
-        """The number of different values, and between which numbers it is in 95 of 100 cases: thrice the same if exact.
+        """Number of distinct values, followed by its bounds in 95 of 100 cases.
+
+        All three numbers are equal if counts are exact.
 
         Raises:
-            UnsupportedError: for floats.
+            UnsupportedError: If the feature has floats.
         """
         return self._counted("distinct values").distinct()
 
     @property
     def counts_error(self) -> int:
-        """By how much a count may be off at most; 0 if all are exact.
+        """Maximum error of a count; 0 if all counts are exact.
 
         Raises:
-            UnsupportedError: for floats.
+            UnsupportedError: If the feature has floats.
         """
         return self._counted("counts").error
 
     def counts(self, most: int | None = None) -> dict[Any, int]:
-        """How often values occur, the most frequent first; of equally frequent ones the least first.
+        """Returns the number of occurrences of values, sorted by descending count and then by value.
 
-        Where there were more different values than `describe` was to count, rarer ones than `counts_error` may be
-        missing.
+        If there were more distinct values than the `exact_values` of `describe`, values that are rarer than
+        `counts_error` may be missing.
 
         Args:
-            most: so many at most; None for all.
+            most: Maximum number of values to return. Defaults to None, which returns all.
 
         Raises:
-            UnsupportedError: for floats.
+            UnsupportedError: If the feature has floats.
         """
         found = self._counted("counts").most()
         return {self._named(value): count for value, count in list(found.items())[:most]}
 
     def vocabulary(self, min_count: int = 1, most: int | None = None) -> list[Any]:
-        """The values, the most frequent first: what `VocabularySpec` takes.
+        """Returns the values sorted by descending count, for `VocabularySpec`.
 
         Args:
-            min_count: only values that occur at least so often.
-            most: so many at most; None for all.
+            min_count: Minimum number of occurrences of a value. Defaults to 1.
+            most: Maximum number of values to return. Defaults to None, which returns all.
 
         Raises:
-            UnsupportedError: for floats.
-            ValueError: if `min_count` is so small that values may be missing: there were more different values than
-                `describe` was to count.
+            UnsupportedError: If the feature has floats.
+            ValueError: If values may be missing, because `min_count` is small and there were more distinct values than
+                the `exact_values` of `describe`.
         """
         counts = self._counted("a vocabulary")
         if not counts.is_exact and min_count <= counts.error:
             raise ValueError(
-                f"values that occur less than {counts.error + 1} times may be missing: raise min_count to that, or "
-                f"exact_values of describe, which was {counts.limit}"
+                f"values that occur less than {counts.error + 1} times may be missing: increase min_count to that, or "
+                f"increase exact_values of describe, which was {counts.limit}"
             )
         return [self._named(value) for value in list(counts.most(min_count))[:most]]
 
     def buckets(self, number: int) -> list[Any]:
-        """Boundaries that divide the finite values into buckets of about as many values: what `numpy.digitize` takes.
+        """Returns boundaries of buckets with about the same number of finite values, for `numpy.digitize`.
 
         Args:
-            number: of buckets, at least 2.
+            number: Number of buckets, at least 2.
 
         Returns:
-            At most `number` - 1 boundaries, ascending, none twice: fewer where many values are equal.
+            Up to `number` - 1 distinct boundaries, ascending. There are fewer if many values are equal.
 
         Raises:
-            TypeError: if the number is no integer.
-            UnsupportedError: for text.
-            ValueError: if it is less than 2.
+            TypeError: If `number` isn't an integer.
+            UnsupportedError: If the feature is text.
+            ValueError: If `number` is less than 2.
         """
         if isinstance(number, bool) or not isinstance(number, int):
-            raise TypeError(f"number is an integer, not {shown(number)}")
+            raise TypeError(f"number must be an integer; got {shown(number)}")
         if number < 2:
-            raise ValueError(f"there are at least 2 buckets, not {number}")
+            raise ValueError(f"number must be at least 2; got {number}")
         if not self._numbers("buckets").count:
             return []
         found = self.quantile([i / number for i in range(1, number)])
         return sorted(set(found) - {self.minimum})
 
-    # What it is told.
+    # Input.
 
     def add_numbers(self, values: npt.NDArray[Any]) -> None:
-        """Adds numbers of its kind; times as their integers, without NaT."""
+        """Adds numbers of the feature's kind. Times are passed as integers, without NaT."""
         moments = self._numbers("numbers")
         if not len(values):
             return
@@ -381,13 +385,13 @@ class FeatureStatistics:
             self._count()
 
     def add_texts(self, values: pa.Array) -> None:
-        """Adds texts, as bytes."""
+        """Adds texts as bytes."""
         self._texts += len(values)
         if self._buffer.add(values):
             self._count()
 
     def merge(self, other: FeatureStatistics) -> None:
-        """Adds what another has seen of the same feature."""
+        """Adds the statistics of another object for the same feature."""
         self._count()
         other._count()
         self.nulls += other.nulls
@@ -405,13 +409,13 @@ class FeatureStatistics:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What must be the same for two to be merged."""
+        """Properties that must be equal for two objects to be merged."""
         return self.kind, self.dtype, self.symbols, self.lengths is not None
 
-    # How it does that.
+    # Implementation.
 
     def _count(self) -> None:
-        """Counts what isn't counted yet."""
+        """Counts the buffered values."""
         if self._counts is None or not (found := self._buffer.counted(text=self.kind == "text")):
             return
         before = self._counts.exact
@@ -419,7 +423,7 @@ class FeatureStatistics:
         self._rank(found if before is None else before)
 
     def _rank(self, counts: Mapping[Any, int] | None) -> None:
-        """Tells the sketch of quantiles how often values occur, if they don't follow from counts any more."""
+        """Adds counts to the quantile sketch if the quantiles can't be calculated from the counts anymore."""
         if counts and self._quantiles is not None and self._counts is not None and not self._counts.is_exact:
             self._quantiles.add_counts(counts)
 
@@ -435,7 +439,7 @@ class FeatureStatistics:
         return self._counts
 
     def _without(self, what: str) -> UnsupportedError:
-        reason = f"a feature of {self.dtype} has no {what}"
+        reason = f"a feature of {self.dtype} doesn't support {what}"
         return UnsupportedError(reason, reason=reason)
 
     def _sketch(self) -> Quantiles:
@@ -444,7 +448,7 @@ class FeatureStatistics:
         return self._quantiles
 
     def _ranked(self) -> Counts | None:
-        """The counts, if quantiles follow from them."""
+        """Returns the counts if quantiles can be calculated from them, else None."""
         if self._moments is None:
             raise self._without("quantiles")
         self._count()
@@ -472,10 +476,10 @@ class FeatureStatistics:
             return self.symbols[value] if 0 <= value < len(self.symbols) else value
         return self._timed(value)
 
-    # As JSON.
+    # Storage as JSON.
 
     def stored(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Returns the statistics as JSON-compatible data."""
         self._count()
         return {
             "kind": self.kind,
@@ -491,7 +495,7 @@ class FeatureStatistics:
 
     @classmethod
     def restored(cls, stored: dict[str, Any]) -> FeatureStatistics:
-        """What `stored` wrote."""
+        """Returns the object that `stored` wrote."""
         found = cls(stored["kind"], stored["dtype"], 1, stored["symbols"])
         found.nulls, found._texts = int(stored["nulls"]), int(stored["texts"])
         if stored["lengths"] is not None:

@@ -18,22 +18,22 @@ _TERMS = 64
 
 
 def log_miss(total: float, drawn: float, group: npt.NDArray[Any]) -> Floats:
-    """The logarithm of the probability that rows drawn from all of them, without putting any back, miss a group.
+    """Returns the logarithm of the probability that a draw without replacement misses a group.
 
     That is log C(total - group, drawn) / C(total, drawn), the hypergeometric distribution at 0. For a billion rows the
-    logarithm of a factorial is 10^14 times larger than the result, so none is calculated. With s and l, the smaller
-    and the larger of `group` and `drawn`, the result is the sum of log(1 - l / (total - i)) over i from 0 to s - 1. Up
-    to 64 terms are added. A longer sum is replaced by the integral from -1/2 to s - 1/2 (the midpoint rule). The
-    probability is then exact within 10^-7, and its logarithm within 10^-5 of its value if the probability is at least
+    logarithm of a factorial is 10^14 times larger than the result, so none is calculated. With s and l, the smaller and
+    the larger of `group` and `drawn`, the result is the sum of log(1 - l / (total - i)) over i from 0 to s - 1. Up to
+    64 terms are added. A longer sum is replaced by the integral from -1/2 to s - 1/2 (the midpoint rule). The
+    probability is then accurate to 10^-7, and its logarithm to a relative error of 10^-5 if the probability is at least
     10^-9.
 
     Args:
-        total: all rows.
-        drawn: rows that are drawn, at most `total`.
-        group: int [n], the rows of each group, at most `total`.
+        total: Number of all rows.
+        drawn: Number of rows that are drawn, at most `total`.
+        group: Number of rows in each group, at most `total`, int [n].
 
     Returns:
-        float64 [n]; -inf where there are too few other rows to draw.
+        float64 [n]; -inf if there are too few rows outside of the group.
     """
     size = np.minimum(group, total - drawn).astype(np.float64)
     small, large = np.minimum(size, drawn), np.maximum(size, drawn)
@@ -51,18 +51,18 @@ def log_miss(total: float, drawn: float, group: npt.NDArray[Any]) -> Floats:
 
 
 def distinct(groups: Counts, drawn: int) -> float:
-    """The mean number of groups in a batch of a perfect permutation: the sum of 1 - C(N-r, b) / C(N, b).
+    """Returns the mean number of groups in a batch of a perfect permutation: the sum of 1 - C(N-r, b) / C(N, b).
 
     Args:
-        groups: int64 [n], the rows r of each group; N is their sum.
-        drawn: the rows b of the batch.
+        groups: Number of rows r in each group, int64 [n]. N is their sum.
+        drawn: Number of rows b in the batch.
     """
     sizes, counts = np.unique(groups[groups > 0], return_counts=True)
     return float(counts @ -np.expm1(log_miss(float(groups.sum()), drawn, sizes)))
 
 
 def same_group(groups: Counts) -> float:
-    """The share of pairs of rows whose rows are in the same group; nan for fewer than two rows.
+    """Returns the share of pairs of rows whose rows are in the same group; nan for fewer than two rows.
 
     A batch of a perfect permutation has the same share, on average.
     """
@@ -71,17 +71,17 @@ def same_group(groups: Counts) -> float:
 
 
 def pairs(groups: Counts) -> float:
-    """The number of pairs of rows in the same group."""
+    """Returns the number of pairs of rows in the same group."""
     sizes = groups.astype(np.float64)
     return float((sizes * (sizes - 1) / 2).sum())
 
 
 def mean_displacement(places: Counts, total: int) -> float:
-    """The mean of |place - j| for a uniformly random row j; (N - 1/N) / 3 if `places` has every place.
+    """Returns the mean of |place - j| for a uniformly random row j; (N - 1/N) / 3 if `places` has every place.
 
     Args:
-        places: int64 [n], places in the order.
-        total: the number N of rows.
+        places: Places in the order, int64 [n].
+        total: Number N of rows.
     """
     before = places.astype(np.float64)
     after = total - 1 - before
@@ -89,9 +89,9 @@ def mean_displacement(places: Counts, total: int) -> float:
 
 
 def displacement_quantile(q: float, total: int) -> int:
-    """The least k with P(|i - j| <= k) >= q for uniformly random rows i and j.
+    """Returns the smallest k with P(|i - j| <= k) >= q for uniformly random rows i and j.
 
-    N + 2kN - k(k + 1) of the N^2 pairs are at most k apart. For a large N, k is N (1 - sqrt(1 - q)).
+    N + 2kN - k(k + 1) of the N^2 pairs are at most k apart. For a large N, k is about N (1 - sqrt(1 - q)).
     """
 
     def reached(k: int) -> bool:
@@ -106,15 +106,15 @@ def displacement_quantile(q: float, total: int) -> int:
 
 
 def stretch(ends: Counts, start: int, stop: int) -> Counts:
-    """The number of rows that each group has in `start..stop` of the unshuffled dataset.
+    """Returns the number of rows that each group has in `start..stop` of the unshuffled dataset.
 
     Args:
-        ends: int64 [n], ascending: the row after the last one of each group.
-        start: the first row.
-        stop: the row after the last one; more than `start`.
+        ends: Index after the last row of each group, int64 [n], ascending.
+        start: Index of the first row.
+        stop: Index after the last row; more than `start`.
 
     Returns:
-        int64 [m], without the groups that have no row there.
+        int64 [m], without groups that have no rows in the range.
     """
     first, last = np.searchsorted(ends, (start, stop - 1), side="right")
     edges = np.minimum(ends[first : last + 1], stop)

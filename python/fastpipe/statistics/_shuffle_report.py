@@ -38,9 +38,9 @@ class Measure:
     """One measure of an order.
 
     Attributes:
-        found: Its mean (or quantile) over the sampled batches.
-        perfect: Its expectation for a uniformly random permutation of all rows. It is calculated, not sampled.
-        unshuffled: Its value for the same batches without shuffling.
+        found: Mean (or quantile) over the sampled batches.
+        perfect: Expectation for a uniformly random permutation of all rows. It is calculated, not sampled.
+        unshuffled: Value for the same batches without shuffling.
 
     All three are nan if there is nothing to measure.
     """
@@ -51,10 +51,10 @@ class Measure:
 
     @property
     def score(self) -> float:
-        """(found - unshuffled) / (perfect - unshuffled), at least 0.0 (no shuffling) and at most 1.0 (perfect).
+        """(found - unshuffled) / (perfect - unshuffled), clipped to 0.0 (no shuffling) to 1.0 (perfect).
 
-        nan if both are the same, since the measure then says nothing. Examples are the measure of files for a dataset
-        of one file, and the measure of blocks for batches that have all rows.
+        nan if `perfect` and `unshuffled` are equal, because the measure is then meaningless. Examples are the measure
+        of files for a dataset of one file, and the measure of blocks for batches that have all rows.
         """
         way = self.perfect - self.unshuffled
         if not abs(way) > 1e-9 * max(abs(self.perfect), abs(self.unshuffled)):
@@ -154,28 +154,29 @@ def shuffle_report(
     If an epoch has more than M = `max_batches` batches, batches (2i + 1) B / 2M are sampled, for i below M and the
     number B of batches. If reaching each of them takes long (more than 3 * 10^7 rows with a large buffer), several
     neighboring batches are sampled at each of fewer places, at least 12. The call takes as long as `read_avro` needs to
-    open the files and then some seconds, or up to two minutes if the buffer has millions of rows.
+    open the files, plus a few seconds, or up to two minutes if the buffer has millions of rows.
 
     Args:
         source: Files, as in `read_avro`.
-        batch_size: Rows of a batch.
-        shuffle: The order, as in `read_avro`. False reports on the files without shuffling.
-        shuffle_buffer: Rows of a window, pool or buffer, as in `read_avro`.
-        seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks.
-        epoch: The epoch to sample.
-        max_batches: The most batches to sample. Fewer are sampled if their rows would exceed 2^25 in total, but at
-            least 12 or all.
+        batch_size: Number of rows per batch.
+        shuffle: The order, as in `read_avro`. False reports on the files without shuffling. Defaults to True.
+        shuffle_buffer: Number of rows in a window, pool or buffer, as in `read_avro`. Defaults to the default of
+            `read_avro`.
+        seed: Seed of the shuffle. It matters little, unless the dataset has only a few blocks. Defaults to 0.
+        epoch: The epoch to sample. Defaults to 0.
+        max_batches: Maximum number of batches to sample. Fewer are sampled if their rows would exceed 2^25 in total,
+            but at least 12 or all. Defaults to 200.
 
     Returns:
         A `ShuffleReport` for one rank. The same arguments give the same report.
 
     Raises:
-        MissingFileError: if a file doesn't exist.
-        MalformedFileError: if a header is damaged or a file is cut short.
-        UnsupportedError: if a codec isn't supported.
-        LimitError: if the order needs more than half of the memory of this machine or container. The message names a
+        MissingFileError: If a file doesn't exist.
+        MalformedFileError: If a header is damaged or a file is truncated.
+        UnsupportedError: If a codec isn't supported.
+        LimitError: If the order needs more than half of the memory of this machine or container. The message names a
             `shuffle_buffer` that fits.
-        ValueError: if arguments exclude each other or are out of range.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe
@@ -196,7 +197,7 @@ class Index:
         files: Paths.
 
     Raises:
-        FastpipeError: if headers can't be read.
+        FastpipeError: If headers can't be read.
     """
 
     def __init__(self, files: list[str]) -> None:
@@ -214,7 +215,10 @@ class Index:
         self._bytes = sum(size for _, size, _ in self._dataset.files())
 
     def report(self, ordering: Ordering, epoch: int, max_batches: int, tick: Tick | None = None) -> ShuffleReport:
-        """The report of an order; see `shuffle_report`. `tick` gets the numbers of sampled and of all batches."""
+        """Returns the report of an order; see `shuffle_report`.
+
+        `tick` is called with the number of sampled batches and of all batches to sample.
+        """
         order = ordering.of(self._dataset)
         size = ordering.batch_size
         steps = _steps(order.steps, min(max_batches, max(2**25 // size, _LEAST_PLACES)), size, _jump(ordering, order))
@@ -248,14 +252,14 @@ class Index:
 
 
 def _jump(ordering: Ordering, order: Order) -> int:
-    """Rows that an order visits to reach a distant batch."""
+    """Returns the number of rows that an order visits to reach a distant batch."""
     if ordering.shuffle == "sequential":
         return 1
     return order.shuffle_buffer * (1 if ordering.shuffle == "window" else _LOOK_BACK)
 
 
 def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
-    """The batches to sample: all, or evenly spread single batches or groups of neighboring batches."""
+    """Returns the batches to sample: all, or evenly spread single batches or groups of neighboring batches."""
     if batches <= most:
         return list(range(batches))
     places, least = most, min(most, _LEAST_PLACES)
@@ -270,7 +274,7 @@ def _steps(batches: int, most: int, size: int, jump: int) -> list[int]:
 def _batches(
     order: Order, epoch: int, steps: list[int], near: int
 ) -> Iterator[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.uint32]]]:
-    """The batches: step, blocks and records of the rows. It visits batches in between if that is less work."""
+    """Yields step, blocks and records of each batch. Visits the batches in between if that is less work."""
     after = 0
     for step in steps:
         for between in range(after, step if step - after < near else after):
@@ -296,7 +300,14 @@ class _Seen:
         self._counts = np.zeros((min(MAP_LINES, total), min(MAP_COLUMNS, total)), np.int64)
 
     def add(self, start: int, rows: Counts, blocks: Counts, files: Counts) -> None:
-        """Adds a batch whose first row has the index `start` in the epoch: places in the dataset, blocks and files."""
+        """Adds a batch whose first row has the index `start` in the epoch.
+
+        Args:
+            start: Index of the batch's first row in the epoch.
+            rows: Index of each row in the dataset.
+            blocks: Block of each row.
+            files: File of each row.
+        """
         size = len(rows)
         places = np.arange(start, start + size)
         self._places.append(places)
@@ -330,7 +341,7 @@ class _Seen:
         return low, median, high
 
     def mixed(self, groups: Counts, which: int) -> Measure:
-        """Distinct blocks (0) or files (1) of a batch, given the rows of each."""
+        """Returns the number of distinct blocks (0) or files (1) in a batch, given the number of rows in each."""
         if not self._sizes:
             return _NOTHING
         sizes, times = np.unique(self._sizes, return_counts=True)
@@ -369,7 +380,7 @@ _NAMES = {"window": "True", "sequential": "False"}
 
 
 def shaded(density: Sequence[Sequence[float]]) -> str:
-    """A density map: a character per cell, a line per range of the epoch."""
+    """Returns a density map as text: one character per cell, one line per range of the epoch."""
 
     def shade(value: float) -> str:
         return " " if math.isnan(value) else next(char for above, char in _SHADES if value < above)
@@ -378,7 +389,7 @@ def shaded(density: Sequence[Sequence[float]]) -> str:
 
 
 def _as_text(r: ShuffleReport) -> str:
-    """The whole report."""
+    """Returns the whole report as text."""
     buffer = "" if r.shuffle_buffer is None else f", shuffle_buffer={r.shuffle_buffer:_}"
     order = f"shuffle={name(r.shuffle)}{buffer}, batch_size={r.batch_size:_}, seed={r.seed}, epoch {r.epoch}"
     data = ", ".join([plural(r.num_rows, "row"), plural(r.num_blocks, "block"), plural(r.num_files, "file")])
@@ -389,7 +400,7 @@ def _as_text(r: ShuffleReport) -> str:
 
 
 def name(shuffle: str) -> str:
-    """The value of the argument `shuffle` for an order."""
+    """Returns the value of the argument `shuffle` for an order."""
     return _NAMES.get(shuffle, f'"{shuffle}"')
 
 
@@ -413,17 +424,17 @@ def _row(title: str, measure: Measure, *, percent: bool = False) -> list[str]:
 
 
 def number(value: float) -> str:
-    """A count that may be a mean."""
+    """Returns a count, which may be a mean, as text."""
     return "-" if math.isnan(value) else f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def share(value: float) -> str:
-    """A share in per cent."""
+    """Returns a share as text, in percent."""
     return "-" if math.isnan(value) else f"{100 * value:.3g} %"
 
 
 def score(measure: Measure) -> str:
-    """A score; a dash for nan."""
+    """Returns a score as text; a dash for nan."""
     return "-" if math.isnan(measure.score) else f"{measure.score:.2f}"
 
 
@@ -436,7 +447,7 @@ def _map(r: ShuffleReport) -> list[str]:
 
 
 def _advice(r: ShuffleReport) -> str:
-    """Advice that follows from the numbers, a line per sentence."""
+    """Returns advice based on the measures, one line per sentence."""
     if not r.num_rows:
         return "There are no rows to shuffle."
     lines = [_mixing(r)]
