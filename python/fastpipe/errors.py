@@ -48,7 +48,7 @@ class FastpipeError(Exception):
         feature: Name of the feature, or path of the field in the schema.
         reason: What went wrong, without the location. Defaults to the message.
 
-    Each argument except the message is also an attribute, which is None if it isn't known.
+    Each argument except the message is also an attribute. An attribute whose value isn't known is set to None.
     """
 
     def __init__(

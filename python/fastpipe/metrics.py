@@ -6,7 +6,7 @@
     wandb.log(scalars(), step=step)
 
 A reader counts the batches that its passes yield in this process, and how long the program waited for each batch.
-Totals continue over epochs. Reading them takes a few microseconds, and there is no work between two reads. A
+Totals continue over epochs. Reading them takes a few microseconds. Nothing runs between two reads. A
 registration keeps the counters of a reader alive, but not the reader.
 """
 
@@ -222,7 +222,7 @@ class Scalars:
 
     - `batches_per_second`, `rows_per_second`, `bytes_per_second` and `read_bytes_per_second` since the previous call;
     - `wait_p50_seconds`, `wait_p95_seconds` and `wait_p99_seconds`: quantiles of the waits for batches since the
-      previous call, accurate to 1/8 of their value, and omitted if there was no batch; `wait_fraction`, the fraction of
+      previous call, accurate to 1/8 of their value, and omitted if no batch arrived; `wait_fraction`, the fraction of
       time spent waiting;
     - `busy_threads`: the average number of threads that worked; `decoding_threads`: the average number that decoded;
       `open_fetches`: the average number of fetches in flight;

@@ -6,7 +6,7 @@ strings. The following arrays are copied because their layouts differ:
 - bools and masks, which Arrow packs into bits;
 - the indices of `Sparse`, because Arrow stores each dimension separately (a one-dimensional `SparseCSR` is shared);
 - dates, which Arrow stores in 32 bits, and times in units that Arrow doesn't support;
-- integers whose spec has a scale, which become Arrow decimals of twice the width or more;
+- integers whose spec has a scale, which are converted to wider Arrow decimals;
 - arrays that aren't C-contiguous or have the other byte order.
 
 Arrow buffers keep the NumPy arrays alive, and the arrays keep the reader's memory alive. So a record batch outlives the
@@ -86,11 +86,11 @@ def to_arrow(batch: Mapping[str, Any], features: Mapping[str, Spec] | None = Non
     | `Sparse`, `SparseCSR` | struct of int64 `large_list`s `indices0`, `indices1` ... and a `large_list` `values` |
     | `Masked` | the array of the values, with nulls; if the mask has fewer dimensions, whole lists are null |
 
-    Columns whose spec has a scale become decimals of that scale.
+    Columns whose spec has a scale are converted to decimals of that scale.
 
     Only arrays with a different layout in Arrow are copied: bools and masks, indices of `Sparse`, dates, decimals, and
     arrays that aren't C-contiguous or have the other byte order. All other arrays are shared, so writing into the
-    batch's arrays later changes the record batch. `NaT` becomes null, and so does NaN in columns whose spec has
+    batch's arrays later changes the record batch. `NaT` is converted to null, and so is NaN in columns whose spec has
     `fill=nan`. The `dense_shape` of sparse columns is not stored; their specs have it.
 
     Args:

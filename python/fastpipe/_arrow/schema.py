@@ -102,7 +102,7 @@ def metadata_of(specs: Features) -> dict[str, str]:
         checked_name(name)
         if spec._kind == "lookup":
             raise ValueError(f"feature {name!r}: its form depends on a file: pass reader.features")
-        # A sparse shape is a limit on indices and doesn't become a list.
+        # A sparse shape is a limit on indices and isn't converted to a list.
         sizes = () if isinstance(spec, SparseSpec) else spec.shape
         for size in sizes:
             if size is not None and size > _LARGEST_FIXED:
@@ -279,7 +279,7 @@ def asked_for(
 def written(schema: pa.Schema, columns: list[str] | None) -> Features | None:
     """Returns the specs that fastpipe stored in a schema, or None.
 
-    Returns None if there are no specs, or if they lack one of `columns`.
+    Returns None if the schema contains no specs, or if they lack one of `columns`.
 
     Raises:
         SchemaError: If the specs can't be read.
@@ -299,7 +299,7 @@ def rewritten(features: Features, columns: list[str] | None) -> Features | None:
 
 def _finished(spec: Spec) -> Spec:
     """Returns the spec of the result of a spec: fields were renamed, lists padded or counted, and nulls replaced."""
-    # Arrow data has nulls for NaT, and for NaN that represents null. They become NaT and NaN again.
+    # Arrow data has nulls for NaT, and for NaN that represents null. They are read as NaT and NaN again.
     fill = spec.fill if spec._nan_is_null else None
     nulls = "mask" if spec.nulls == "mask" else "fill" if is_time(spec) or fill is not None else "error"
     options: dict[str, Any] = {"field": None, "fill": fill, "nulls": nulls}

@@ -52,7 +52,7 @@ class Jagged(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Rows or entries of which some are null.
+    """Values with a mask of nulls.
 
     Attributes:
         values: A tensor, or another of these tuples. Entries for which `valid` is False must be ignored.
@@ -121,8 +121,8 @@ def tensors(
             bytes. Defaults to `"tensors"`.
 
     Returns:
-        A dict of tensors, named tuples of tensors, and lists of strings, in the order of the batch. Masked features
-        become `Masked(values, valid)`.
+        A dict of tensors, named tuples of tensors, and lists of strings, in the order of the batch. Masked features are
+        `Masked(values, valid)`.
 
     Raises:
         UnsupportedError: If a feature doesn't support the requested form.
@@ -136,12 +136,12 @@ def keyed_jagged(batch: Mapping[str, Any], keys: list[str]) -> dict[str, Any]:
 
     Args:
         batch: A batch of a reader.
-        keys: Names of the features. They must be either all sparse with one dimension, so that indices become values
-            and values become weights, or all ragged integers.
+        keys: Names of the features. They must be either all sparse with one dimension or all ragged integers. Sparse
+            indices are used as values, and sparse values as weights.
 
     Returns:
-        `keys`; `values`, int64, the ids of the first key's rows followed by those of the next key (copied into one
-        tensor); `lengths`, int64 `[len(keys) * rows]`; and `weights`, which is None for ragged features.
+        `keys`; `values`, int64, the ids of each key's rows, key after key (copied into one tensor); `lengths`, int64
+        `[len(keys) * rows]`; and `weights`, or None for ragged features.
 
     Raises:
         UnsupportedError: If a feature has another form.

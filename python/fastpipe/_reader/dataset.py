@@ -70,7 +70,7 @@ class Dataset(Protocol):
         """Returns JSON-compatible data that identifies the dataset: a few counts and a `digest`.
 
         Args:
-            version: Version of the state format. A saved state is compared with the fingerprint of its own version.
+            version: Version of the state format. A saved state is compared with the fingerprint of the state's version.
         """
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:

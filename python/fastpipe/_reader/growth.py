@@ -32,7 +32,7 @@ class Growth(NamedTuple):
 
 @runtime_checkable
 class _Growing(Dataset, Protocol):
-    """A dataset of files of which a subset can be read."""
+    """A dataset of files that supports reading a subset of the files."""
 
     def subset(self, numbers: Sequence[int]) -> Dataset:
         """Returns a dataset with the same features that consists of some of the files."""

@@ -26,9 +26,9 @@ class Options(OrderOptions, total=False):
     Attributes:
         epochs: Number of epochs in each pass, 1 to 2^31 - 1. Each epoch of a shuffled reader has a different order.
             None repeats without end. Defaults to 1.
-        num_threads: Number of threads that make batches, 1 to 4096. With `"auto"`, fastpipe uses as many threads as
-            improve throughput, at most the processors that the process may use, and fewer if the consumer is slower.
-            Doesn't change which batches are yielded. Defaults to `"auto"`.
+        num_threads: Number of threads that make batches, 1 to 4096. `"auto"` adds threads while throughput improves, up
+            to the processors that the process may use, and uses fewer if the consumer is slower. Doesn't change which
+            batches are yielded. Defaults to `"auto"`.
         prefetch: Number of batches that are prepared in advance, at least 1. None keeps all threads busy. Doesn't
             change which batches are yielded. Defaults to None.
         memory_limit: Memory for open units and for batches that are not yet yielded, as a number of bytes or as a
@@ -63,7 +63,7 @@ _REFERENCE = re.compile(r"^ +\*\*options: .*\n(?: {8,}.*\n)*", re.MULTILINE)
 # An entry of a docstring section: a name and its description.
 _ENTRY = re.compile(r"^ {4}(\w+): .*\n(?: {8,}.*\n)*", re.MULTILINE)
 
-if Options.__doc__ and OrderOptions.__doc__:  # With python -OO there are none.
+if Options.__doc__ and OrderOptions.__doc__:  # python -OO removes docstrings.
     _before, _attributes, _own = Options.__doc__.partition("Attributes:\n")
     Options.__doc__ = _before + _attributes + OrderOptions.__doc__.partition("Attributes:\n")[2].rstrip(" ") + _own
 
@@ -76,7 +76,7 @@ def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
     description.
 
     Args:
-        defaults: Defaults that differ from those of most functions. `Settings` applies them.
+        defaults: Defaults that differ from the usual ones. `Settings` applies them.
     """
 
     def describe(function: _Made) -> _Made:
@@ -93,7 +93,7 @@ def takes_options(**defaults: Unpack[Options]) -> Callable[[_Made], _Made]:
             for name, annotation in Options.__annotations__.items()
         ]
         described.__signature__ = signature.replace(parameters=[*own, *options])
-        if function.__doc__ and Options.__doc__:  # With python -OO there are none.
+        if function.__doc__ and Options.__doc__:  # python -OO removes docstrings.
             described.__doc__ = _with_options(inspect.cleandoc(function.__doc__), inspect.cleandoc(Options.__doc__))
         return function
 

@@ -115,7 +115,7 @@ class Ordering:
         uneven: How to handle batches that can't be divided evenly.
         in_step: Number of ranks that must have the same number of batches, subject to `uneven`. None means all. In a
             reader of a worker it is the number of ranks, not of workers.
-        skipped: Number of draws before those of this sample.
+        skipped: Number of draws to skip before this sample.
         rows: Indices of selected rows, ascending. None unless `shuffle` is `"taken"`.
     """
 
@@ -235,7 +235,7 @@ class Ordering:
         return Order(data, self.with_buffer(buffer).text(), rows)
 
     def stored(self, shuffle_buffer: int) -> dict[str, Any]:
-        """Returns the settings that are saved in a state: those that all ranks share.
+        """Returns the settings that are saved in a state. All ranks share them.
 
         Settings that have their default are omitted, so that states saved before a setting existed still match.
 

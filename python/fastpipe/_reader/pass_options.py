@@ -25,10 +25,10 @@ class PassOptions:
     """Run-time options of a reader's passes.
 
     Attributes:
-        num_threads: Number of threads that decode. None selects as many as improve throughput.
+        num_threads: Number of threads that decode. None chooses the number automatically.
         prefetch: Number of batches decoded in advance. None keeps all threads busy.
         memory_limit: Maximum number of bytes. None sets no limit.
-        sharers: Number of readers that share the processors with this one. Used only if `num_threads` is None.
+        sharers: Number of readers that share the processors with this one. Used only with automatic `num_threads`.
         memory: Memory in which batches are stored. None selects the dataset's own memory.
         csr: Whether sparse columns have the layout "csr".
         bounded: Whether another program has chosen the order. `memory_limit` then also applies to a single batch that

@@ -137,7 +137,7 @@ class Passes(ABC):
 
     @abstractmethod
     def share(self, processes: int, index: int) -> Passes:
-        """Returns a shard for one of several processes, each of which created its own reader.
+        """Returns a shard for one of several processes that each created a separate reader.
 
         The processes must have used the same seed.
 
@@ -244,7 +244,7 @@ class Passes(ABC):
 
     @abstractmethod
     def start(self, memory: PassMemory | None = None) -> Started:
-        """Starts a pass at the loaded state, or at the beginning of the next epoch if there is none.
+        """Starts a pass at the loaded state, if any, or at the beginning of the next epoch.
 
         Args:
             memory: Memory for the batches, from `memory` or `shared_memory`. An allocator that is written in Python
@@ -291,7 +291,7 @@ class Passes(ABC):
 
     @property
     def together(self) -> int:
-        """Number of successive batches that are produced together, such as those of a shuffle window.
+        """Number of successive batches that are produced together, such as the batches of a shuffle window.
 
         Ranges of this many batches are the cheapest to read.
         """
@@ -303,7 +303,7 @@ class Passes(ABC):
         return False
 
     def batches(self, epoch: int, start: int, stop: int) -> Started:
-        """Starts a pass over the batches `start` to `stop - 1` of an epoch. It doesn't become the active pass.
+        """Starts a pass over the batches `start` to `stop - 1` of an epoch. The active pass doesn't change.
 
         Raises:
             IndexError: If the epoch doesn't have all of these batches.
@@ -341,7 +341,7 @@ class Passes(ABC):
         raise UnsupportedError(f"{self!r} doesn't know how many rows a batch has")
 
     def memory(self, allocate: Callable[[int], np.ndarray], held: int) -> PassMemory | None:
-        """Returns memory for batches that calls `allocate`, and of which up to `held` may be held at once.
+        """Returns memory for up to `held` batches at a time, allocated with `allocate`.
 
         None if the memory of these batches can't be chosen.
         """

@@ -39,7 +39,7 @@ class PassCursor:
 
     Attributes:
         loaded: Loaded state, until a pass starts.
-        position: Position of the last pass. None if there was no pass, or if the start of the next pass was set since.
+        position: Position of the last pass. None before the first pass, and after the start of the next pass was set.
     """
 
     def __init__(self, epoch: int = 0, loaded: tuple[int, _state.State] | None = None) -> None:
@@ -331,16 +331,16 @@ class Reader:
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
         """Returns a reader of one of `num_shards` equal shards of this reader's batches.
 
-        If this reader already has a rank, its shard is divided further: rank `r` of `w` becomes rank `r * num_shards +
-        index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin where its next
-        pass would. So each row is in exactly one shard, except as `uneven` specifies.
+        If this reader already has a rank, its shard is divided further: rank `r` of `w` is split into the ranks `r *
+        num_shards + index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin where
+        its next pass would. So each row is in exactly one shard, except as `uneven` specifies.
 
         Args:
             num_shards: Number of shards, at least 1.
             index: Index of the shard, 0 to `num_shards - 1`.
 
         Raises:
-            ValueError: If there is no such shard, or if no shard would get a batch. The message lists settings that
+            ValueError: If the index is out of range, or if no shard would get a batch. The message lists settings that
                 work.
             StateError: If a loaded state can't be divided among the shards.
 
@@ -445,8 +445,8 @@ class Reader:
             LedgerError: If the database can't be reached or written.
             StateError: If the ledger has a job of that name with other data or another order.
             TypeError: If an argument has the wrong type.
-            ValueError: If a number is out of range, if the reader has several ranks or a randomly drawn seed, or if
-                there is no batch.
+            ValueError: If a number is out of range, if the reader has several ranks or a randomly drawn seed, or if the
+                reader has no batches.
 
         Example:
             >>> import fastpipe
@@ -608,7 +608,7 @@ class Reader:
             A named tuple whose fields depend on the source.
 
         Raises:
-            IndexError: If there is no such batch or row. Negative indices are not supported.
+            IndexError: If the batch or row doesn't exist. Negative indices are not supported.
             TypeError: If an index or the epoch isn't an integer.
             ValueError: If the epoch is out of range.
             LimitError: If the order needs more memory than the limit, as in `batch_at`.

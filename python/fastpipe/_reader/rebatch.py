@@ -44,10 +44,10 @@ def rebatch(
     size.
 
     Rows of 512 bytes or more are not copied when they arrive. They stay in their original arrays, if these are
-    C-contiguous, until they are drawn. The arrays that are kept have up to twice as many rows as the buffer, in
-    addition to the last incoming batch. So a producer must not write to an array before all of its rows have been
-    yielded. Producers that reuse their arrays need `copy=True`. With `copy=True` and without shuffling, an incoming
-    batch is not accessed after the next one has been requested.
+    C-contiguous, until they are drawn. In total, these arrays have up to twice the rows of the buffer, in addition to
+    the last incoming batch. So a producer must not write to an array before all of its rows have been yielded.
+    Producers that reuse their arrays need `copy=True`. With `copy=True` and without shuffling, an incoming batch is not
+    accessed after the next one has been requested.
 
     Args:
         batches: Iterable of batches.
@@ -60,7 +60,7 @@ def rebatch(
         copy: Whether to copy all rows when they arrive, for producers that reuse their arrays. Defaults to False.
 
     Returns:
-        An iterator of batches. It requests only as many incoming batches as it needs, and none before the first `next`.
+        An iterator of batches. It requests incoming batches only when it needs them, and none before the first `next`.
 
     Raises:
         TypeError: If an argument has the wrong type. The iterator raises it if a batch isn't a dict, or if a column

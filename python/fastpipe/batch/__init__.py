@@ -88,7 +88,7 @@ class Ragged(Form):
             index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: If there is no such row.
+            IndexError: If the index is out of range.
             TypeError: If the index isn't an integer.
         """
         index = row_index(index, len(self))
@@ -175,7 +175,7 @@ class Strings(Ragged):
             index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: If there is no such row.
+            IndexError: If the index is out of range.
             TypeError: If the index isn't an integer.
         """
         index = row_index(index, len(self))
@@ -238,7 +238,7 @@ class Strings(Ragged):
 
 
 class Masked(Form):
-    """Rows or entries of which some are null.
+    """Values with a mask of nulls.
 
     Attributes:
         values: An ndarray or another form. Entries for which `valid` is False are zeros or empty, and must be ignored.
@@ -281,7 +281,7 @@ class Masked(Form):
             index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: If there is no such row.
+            IndexError: If the index is out of range.
             TypeError: If the index isn't an integer, or if the values are sparse.
         """
         index = row_index(index, len(self))
@@ -328,7 +328,7 @@ class _SparseForm(Form):
         return int(self._dense_shape[0])
 
     def row(self, index: int) -> NoReturn:
-        """Raises an error: there is no form for a single sparse row. Use `sparse[i:i + 1]` instead.
+        """Raises an error, because a single sparse row has no form. Use `sparse[i:i + 1]` instead.
 
         Raises:
             TypeError: Always.

@@ -5,9 +5,9 @@ one element of a dense column, or a length and that many items of a ragged one. 
 which `_fastpipe.RowBuffer` does. This module does no work per row.
 
 The order of a column's parts is the same as in batches of readers (`Form::parts` of `fastpipe-batch`): from the
-outermost to the innermost level, each nested in all lengths before it. Sparse columns of either layout have the parts
-of CSR. This module doesn't convert forms to specs, because incoming batches may have dtypes that no spec supports
-(complex numbers, structs, the other byte order) and nested masks.
+outermost to the innermost level, each nested in all lengths before it. Sparse columns of both layouts have CSR parts.
+This module doesn't convert forms to specs, because incoming batches may have dtypes that no spec supports (complex
+numbers, structs, the other byte order) and nested masks.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ColumnLayout:
 class _Node:
     """Splits a form into parts and joins them again. All methods process the parts in the same order.
 
-    The constructor appends the parts of the form to those of its column. `batch_size` is that of `ColumnLayout`.
+    The constructor appends the parts of the form to the parts of its column. For `batch_size` see `ColumnLayout`.
     """
 
     def __init__(self, form: Any, where: str) -> None:

@@ -153,7 +153,7 @@ class Form:
             index: Index of the row. Negative indices count from the end.
 
         Raises:
-            IndexError: If there is no such row.
+            IndexError: If the index is out of range.
             TypeError: If the index isn't an integer.
         """
         raise NotImplementedError
@@ -179,9 +179,9 @@ class Form:
     def to_arrow(self) -> pa.Array:
         """Converts the rows to a pyarrow array over the same memory (extra `arrow`). See also `fastpipe.to_arrow`.
 
-        Ragged rows become large lists, strings become `large_string` or `large_binary`, and masks become nulls. Sparse
-        rows become structs of the lists `indices0`, `indices1` ... and `values`, without the dense shape. Only bools,
-        masks, and the indices of `Sparse` are copied.
+        Ragged rows are converted to large lists, strings to `large_string` or `large_binary`, and masks to nulls.
+        Sparse rows are converted to structs of the lists `indices0`, `indices1` ... and `values`, without the dense
+        shape. Only bools, masks, and the indices of `Sparse` are copied.
 
         Raises:
             ImportError: If pyarrow isn't installed.

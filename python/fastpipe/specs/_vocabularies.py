@@ -1,7 +1,7 @@
 """Specs of features whose text is read as indices: `VocabularySpec` and `HashSpec`.
 
-The batch form of such a feature depends on its field. A string becomes one index per row, and an array of strings
-becomes a ragged column of indices. A *bag* (an array of records of name, term and value) becomes a sparse column whose
+The batch form of such a feature depends on its field. A string is read as one index per row, and an array of strings as
+a ragged column of indices. A *bag* (an array of records of name, term and value) is read as a sparse column whose
 coordinates are the indices of the (name, term) pairs. So `reader.features` contains the specs of these forms. The
 dataset keeps the original specs, and pickles them.
 """
@@ -45,7 +45,7 @@ class Vocabulary:
 
     Raises:
         TypeError: If a key is neither str nor bytes.
-        ValueError: If there is no key, if a key is repeated, or if an index isn't between 0 and 2**32 - 1.
+        ValueError: If `keys` is empty, if a key is repeated, or if an index isn't between 0 and 2**32 - 1.
         MissingFileError: If the file doesn't exist.
         MalformedFileError: If a line is repeated in the file.
     """
@@ -236,8 +236,8 @@ class VocabularySpec(LookupSpec):
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.
             "drop" omits them from bags and arrays, and can't be used for fields with one key per row. Defaults to
             "error".
-        buckets: Number of indices after those of the vocabulary over which `unknown="bucket"` distributes unknown keys,
-            1 to 2**62. Uses XXH3, like `HashSpec` with seed 0. Defaults to 1.
+        buckets: Number of additional indices over which `unknown="bucket"` distributes unknown keys, 1 to 2**62. Uses
+            XXH3, like `HashSpec` with seed 0. Defaults to 1.
         separator: Separator between name and term in the keys of the vocabulary: `"\x01"` as in photon-ml, `","` for
             the feature lists of Avro2TF and GDMix. Defaults to `"\x01"`.
         dtype: Integer dtype of indices that are values. The indices of bags are coordinates, which are int64. Defaults
@@ -382,9 +382,9 @@ def described(features: Features) -> dict[str, list[Any]]:
 
 
 def interpretation(features: Features) -> dict[str, Any]:
-    """Returns the lookup settings that states contain, or an empty dict if there are no lookups.
+    """Returns the interpretation settings of a source that has only lookups, for its states.
 
-    For sources without other settings.
+    Without lookups the dict is empty.
     """
     found = described(features)
     return {"lookups": found} if found else {}

@@ -68,7 +68,7 @@ class Quantiles:
     def at(self, shares: Sequence[float]) -> list[float]:
         """Returns, for each share, the smallest value such that this share of all values is at most as large.
 
-        Returns NaN if there are no values.
+        Without values, returns NaN.
         """
         if not self.count:
             return [float("nan")] * len(shares)
@@ -110,7 +110,7 @@ class Counts:
 
     @property
     def exact(self) -> Mapping[Value, int] | None:
-        """Number of occurrences of each value, as a live view. None after the counts are no longer exact."""
+        """Number of occurrences of each value, as a live view. None if the counts are estimates."""
         return self._exact
 
     @property

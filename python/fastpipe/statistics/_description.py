@@ -31,7 +31,8 @@ _VERSION = 1
 class Description(Mapping[str, FeatureStatistics]):
     """Statistics of features, by feature name. `print(description)` shows them as a table.
 
-    Descriptions of disjoint parts of a dataset can be merged, such as those of ranks, partitions or workers.
+    You can merge descriptions of disjoint parts of a dataset, such as the shards of ranks, partitions, or the batches
+    of workers.
 
     Attributes:
         rows: Number of rows that were read.
@@ -84,7 +85,7 @@ class Description(Mapping[str, FeatureStatistics]):
 
         Raises:
             SchemaError: If the features differ.
-            ValueError: If there are no descriptions.
+            ValueError: If `descriptions` is empty.
         """
         found: Description | None = None
         for each in descriptions:
@@ -170,7 +171,7 @@ def added(
         nan_is_null: Whether NaN represents null.
 
     Raises:
-        UnsupportedError: If there are no statistics for values of this form.
+        UnsupportedError: If statistics don't support this form.
     """
     lengths: np.ndarray | None = None
     nulls = 0

@@ -32,10 +32,10 @@ class Moments:
     Attributes:
         count: Number of finite values.
         total: Exact sum of the values, for integers.
-        mean: Mean of the finite values; NaN if there are none.
+        mean: Mean of the finite values; NaN without values.
         squares: Sum of squared distances from the mean.
-        minimum: Smallest finite value; None if there are none.
-        maximum: Largest finite value; None if there are none.
+        minimum: Smallest finite value; None without values.
+        maximum: Largest finite value; None without values.
         nans: Number of NaN values.
         infinities: Number of infinite values.
     """
@@ -51,7 +51,7 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Population standard deviation (divided by `count`); NaN if there are no finite values."""
+        """Population standard deviation (divided by `count`); NaN without finite values."""
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
     def add(self, values: npt.NDArray[np.generic]) -> None:
@@ -216,7 +216,7 @@ class FeatureStatistics:
 
     @property
     def null_share(self) -> float:
-        """Fraction of values that are null; NaN if there are no values."""
+        """Fraction of values that are null; NaN without values."""
         both = self.count + self.nulls
         return self.nulls / both if both else math.nan
 
