@@ -30,7 +30,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"prefetch": 0}, ValueError, "prefetch is at least 1.*None keeps the threads busy"),
+        ({"prefetch": 0}, ValueError, "prefetch must be at least 1.*None keeps the threads busy"),
         ({"prefetch": False}, TypeError, "prefetch is an integer, not a bool"),
         ({"prefetch": "2"}, TypeError, "prefetch is an integer, not str: '2'"),
         ({"drop_last": "no"}, TypeError, "drop_last is True or False, not 'no'"),
@@ -45,7 +45,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
             "features must be a dict from name to spec; got fastpipe.DenseSpec",
         ),
         ({"features": {1: DenseSpec((), "int64")}}, TypeError, "whose names are strings; got the name 1"),
-        ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* not 'int64'"),
+        ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* got 'int64'"),
         ({"columns": [1]}, TypeError, "columns must be a list of strings; the element at index 0 is 1, not a string"),
         ({"columns": ["user", None]}, TypeError, "the element at index 1 is None"),
         ({"columns": 5}, TypeError, "columns must be a list of names; got 5"),
@@ -59,7 +59,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"seed": "a", "shuffle": True}, TypeError, "seed is an integer, not str"),
         ({"epochs": 1.5}, TypeError, "epochs is an integer"),
         ({"num_threads": 2.0}, TypeError, "num_threads is an integer"),
-        ({"memory_limit": 1.5e9}, TypeError, 'memory_limit is a whole number of bytes or a size such as "512MB"'),
+        ({"memory_limit": 1.5e9}, TypeError, 'memory_limit must be a whole number of bytes or a size such as "512MB"'),
         ({"memory_limit": "much"}, ValueError, "memory_limit must be"),
         ({"index_cache": 3}, TypeError, "index_cache is"),
         ({"columns": ["clicsk"]}, fastpipe.SchemaError, 'did you mean "clicks"'),

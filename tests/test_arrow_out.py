@@ -234,9 +234,9 @@ TWO = np.arange(2)
         ([1, 2], TypeError, r"column 'x' is \[1, 2\]: only NumPy arrays and fastpipe's forms can be converted"),
         (None, TypeError, "column 'x' is None"),
         (np.array(["a", None], object), TypeError, r"column 'x' has dtype object.*Strings"),
-        (np.array(["a", "b"]), TypeError, r"column 'x' is of dtype <U1.*Strings"),
-        (np.array([1j, 2]), TypeError, "column 'x' is of dtype complex128"),
-        (np.zeros(2, "i4,i4"), TypeError, "column 'x' is of dtype"),
+        (np.array(["a", "b"]), TypeError, r"column 'x' has dtype <U1.*Strings"),
+        (np.array([1j, 2]), TypeError, "column 'x' has dtype complex128"),
+        (np.zeros(2, "i4,i4"), TypeError, "column 'x' has dtype"),
         (np.zeros(2, "timedelta64[M]"), TypeError, "units s, ms, us and ns"),
         (np.zeros(2, "datetime64[ps]"), TypeError, "units s, ms, us and ns"),
         (np.ma.masked_array(TWO, [True, False]), TypeError, r"use fastpipe\.Masked"),
@@ -475,7 +475,7 @@ def test_metadata_that_cannot_be_read_is_refused() -> None:
         return schema.with_metadata({"fastpipe:features": text if isinstance(text, bytes) else json.dumps(text)})
 
     assert features_of(with_text(stored)) == {"a": DenseSpec((), "bytes", fill=b"x")}
-    with pytest.raises(fastpipe.UnsupportedError, match="of version 2, and this fastpipe reads version 1"):
+    with pytest.raises(fastpipe.UnsupportedError, match="version 2, and this version of fastpipe reads version 1"):
         features_of(with_text(stored | {"version": 2}))
     entry = stored["features"]["a"]
     for wrong in (b"", b"\xff", b"[" * 100_000, b"3", b"[]", b"{}", {"version": 1}, stored | {"features": []}):
@@ -489,7 +489,7 @@ def test_metadata_that_cannot_be_read_is_refused() -> None:
 
 
 def test_schemas_that_arrow_does_not_have_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"feature 'a': a fixed-size list"):
+    with pytest.raises(ValueError, match=r"feature 'a': an Arrow fixed-size list"):
         schema_of({"a": DenseSpec((2**31,), "int8")})
     with pytest.raises(ValueError, match="'valid' is the name of a feature"):
         schema_of({"valid": DenseSpec((), "bool")}, valid=True)

@@ -492,10 +492,10 @@ def test_points_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"negatives": 2}, "the data set's negatives was 3 and is 2"),
-        ({"repeats": False}, "the data set's repeats was True and is False"),
-        ({"sampling": "popularity"}, "the data set's sampling was 'uniform' and is 'popularity'"),
-        ({"on_full": "skip"}, "the data set's on_full was 'error' and is 'skip'"),
+        ({"negatives": 2}, "the dataset's negatives was 3 and is 2"),
+        ({"repeats": False}, "the dataset's repeats was True and is False"),
+        ({"sampling": "popularity"}, "the dataset's sampling was 'uniform' and is 'popularity'"),
+        ({"on_full": "skip"}, "the dataset's on_full was 'error' and is 'skip'"),
         ({"shuffle_buffer": 256}, "shuffle_buffer was"),
         ({"seed": 8}, "seed was 7 and is 8"),
     ],
@@ -516,7 +516,7 @@ def test_states_of_other_data_are_refused(data: Interactions, tmp_path: Path) ->
     with pytest.raises(fastpipe.StateError, match="the data set has other contents"):
         read(other).load_state_dict(state)
     files = samples.write(tmp_path, [[10]])
-    with pytest.raises(fastpipe.StateError, match="the data set's"):
+    with pytest.raises(fastpipe.StateError, match="the dataset's"):
         read(data).load_state_dict(files.read(batch_size=128, shuffle=True, seed=7).state_dict())
 
 

@@ -77,16 +77,16 @@ def test_shapes_become_tuples_of_python_ints() -> None:
         (lambda: DenseSpec((0,), "int8"), ValueError, "at least 1"),
         (lambda: DenseSpec((-1,), "int8"), ValueError, "at least 1"),
         (lambda: DenseSpec((2**63,), "int8"), ValueError, "2\\*\\*63"),
-        (lambda: DenseSpec((1.5,), "int8"), TypeError, "number or None"),
-        (lambda: DenseSpec((True,), "int8"), TypeError, "number or None"),
+        (lambda: DenseSpec((1.5,), "int8"), TypeError, "integer or None"),
+        (lambda: DenseSpec((True,), "int8"), TypeError, "integer or None"),
         (lambda: RaggedSpec((), "int8"), ValueError, "DenseSpec"),
         (lambda: RaggedSpec((3,), "int8"), ValueError, "DenseSpec"),
         (lambda: SparseSpec((), "int8"), ValueError, "at least one dimension"),
         (lambda: fastpipe.specs.Spec((), "int8"), TypeError, "use DenseSpec"),
         (lambda: DenseSpec((1,) * 32, "int8"), ValueError, "at most 31 .*RaggedSpec"),
         (lambda: RaggedSpec((None, *(1,) * 32), "int8"), ValueError, "at most 31"),
-        (lambda: RaggedSpec((None,) * 200, "int8"), ValueError, "at most 128 dimensions, not 200"),
-        (lambda: SparseSpec((None,) * 129, "int8"), ValueError, "at most 128 dimensions, not 129"),
+        (lambda: RaggedSpec((None,) * 200, "int8"), ValueError, "at most 128 dimensions; got 200"),
+        (lambda: SparseSpec((None,) * 129, "int8"), ValueError, "at most 128 dimensions; got 129"),
     ],
 )
 def test_other_shapes_are_refused(make: Any, error: type[Exception], match: str) -> None:
@@ -104,7 +104,7 @@ def test_a_fill_value_implies_fill() -> None:
     assert DenseSpec((), "int8", nulls="fill").fill is None
     with pytest.raises(ValueError, match="exclude"):
         DenseSpec((), "int8", nulls="mask", fill=3)
-    with pytest.raises(ValueError, match="nulls is"):
+    with pytest.raises(ValueError, match="nulls must be"):
         DenseSpec((), "int8", nulls="ignore")  # type: ignore[arg-type]
 
 
@@ -273,15 +273,15 @@ def test_fields_and_lengths() -> None:
 
 def test_scales_are_of_integers() -> None:
     for make, error, match in [
-        (lambda: DenseSpec((), "float64", scale=2), ValueError, "the dtype is \"int64\" or the like, not 'float64'"),
-        (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "not 'string'"),
-        (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "not 'bool'"),
-        (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "not 'datetime64"),
+        (lambda: DenseSpec((), "float64", scale=2), ValueError, "dtype must be an integer type; got 'float64'"),
+        (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "got 'string'"),
+        (lambda: SparseSpec((3,), "bool", scale=2), ValueError, "got 'bool'"),
+        (lambda: DenseSpec((), "datetime64[s]", scale=2), ValueError, "got 'datetime64"),
         (lambda: DenseSpec((), "int64", scale=2, length=True), ValueError, "use only one of them"),
-        (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale is from -76 to 76, not 77"),
-        (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale is from -76 to 76, not -77"),
-        (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale is a number of decimal places, not 2.0"),
-        (lambda: DenseSpec((), "int64", scale=True), TypeError, "scale is a number of decimal places, not True"),
+        (lambda: DenseSpec((), "int64", scale=77), ValueError, "scale must be from -76 to 76; got 77"),
+        (lambda: DenseSpec((), "int64", scale=-77), ValueError, "scale must be from -76 to 76; got -77"),
+        (lambda: DenseSpec((), "int64", scale=2.0), TypeError, "scale must be a number of decimal places; got 2.0"),
+        (lambda: DenseSpec((), "int64", scale=True), TypeError, "scale must be a number of decimal places; got True"),
     ]:
         with pytest.raises(error, match=match):
             make()

@@ -66,7 +66,7 @@ def test_a_state_of_another_reader_is_refused(data: Data, shuffle: Any, tmp_path
     with pytest.raises(fastpipe.StateError, match=r"other contents .*or its files other names or another order"):
         swapped.read(**order_of(shuffle)).load_state_dict(state)
     fewer = Data(data.paths[:1], {})
-    with pytest.raises(fastpipe.StateError, match="the data set's files was 2 and is 1; the data set's rows was 101"):
+    with pytest.raises(fastpipe.StateError, match="the dataset's files was 2 and is 1; the dataset's rows was 101"):
         fewer.read(**order_of(shuffle)).load_state_dict(state)
     # As large, with as many rows, but written by another run.
     contents = Path(data.paths[1]).read_bytes()

@@ -290,7 +290,7 @@ def test_what_is_read_goes_to_arrow_and_back(tmp_path: Path) -> None:
     assert table["x"].to_pylist() == [{"indices0": [0], "values": [1.0]}, {"indices0": [], "values": []}]
     batch = next(iter(fastpipe.from_arrow(table, batch_size=5)))
     assert entries(batch["x"]) == [[(0, 1.0)], []]
-    with pytest.raises(ValueError, match="give reader"):
+    with pytest.raises(ValueError, match="pass reader"):
         fastpipe.to_arrow(batch, {"x": VocabularySpec(["a\x01b"])})
 
 
@@ -435,7 +435,7 @@ def test_specs_are_values(tmp_path: Path) -> None:
         (lambda: VocabularySpec(["a"], separator=1), TypeError, "separator"),
         (lambda: VocabularySpec(["a"], separator="\ud800"), ValueError, "UTF-8"),
         (lambda: VocabularySpec(["a"], layout="csc"), ValueError, '"coo" or "csr"'),
-        (lambda: VocabularySpec(["a"], nulls="drop"), ValueError, "nulls is"),
+        (lambda: VocabularySpec(["a"], nulls="drop"), ValueError, "nulls must be"),
         (lambda: VocabularySpec(["a"], fill="b"), TypeError, "fill"),
         (lambda: VocabularySpec(["a"], field=""), ValueError, "field is empty"),
         (lambda: HashSpec(0), ValueError, "from 1"),

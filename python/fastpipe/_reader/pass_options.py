@@ -61,7 +61,7 @@ class PassOptions:
         """
         if isinstance(num_threads, str):
             if num_threads != "auto":
-                raise ValueError(f'num_threads must be a number or "auto", not {num_threads!r}')
+                raise ValueError(f'num_threads must be a number or "auto"; got {num_threads!r}')
             num_threads = None
         return cls(
             num_threads=None if num_threads is None else within("num_threads", num_threads, 1, 4096),
@@ -72,7 +72,9 @@ class PassOptions:
 
 def _prefetch(prefetch: SupportsIndex) -> int:
     if integer("prefetch", prefetch) == 0:
-        raise ValueError("prefetch is at least 1: a batch is decoded before it is yielded; None keeps the threads busy")
+        raise ValueError(
+            "prefetch must be at least 1: a batch is decoded before it is yielded; None keeps the threads busy"
+        )
     return within("prefetch", prefetch, 1, 1 << 20)
 
 
@@ -84,13 +86,13 @@ def memory_size(name: str, size: SupportsIndex | str) -> int:
         ValueError: If the size can't be parsed or isn't positive.
     """
     if isinstance(size, float):
-        raise TypeError(f'{name} is a whole number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
+        raise TypeError(f'{name} must be a whole number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
     if not isinstance(size, str):
         return within(name, size, 1, 2**63 - 1)
     found = _SIZE.fullmatch(size)
     unit = None if found is None else _NAMES.get(found[2].lower())
     if found is None or unit is None:
-        raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB", not {size!r}')
+        raise ValueError(f'{name} must be a number of bytes or a size such as "512MB" or "1.5GiB"; got {size!r}')
     # Integer arithmetic is exact: a float would turn 2.3 MB into 2,299,999 bytes.
     digits, _, decimals = found[1].partition(".")
     return within(name, int(digits + decimals) * unit // 10 ** len(decimals), 1, 2**63 - 1)

@@ -108,7 +108,7 @@ def _parts(stored: Mapping[str, Any], data: Dataset, ordering: Ordering, shuffle
     if (changed := _changed(saved, here)) == ["digest"]:
         differing = [data.words.other_digest]
     else:
-        differing = _told(changed, saved, here, "the data set's ")
+        differing = _told(changed, saved, here, "the dataset's ")
     differing += _other_partitions(saved, here)
     differing += _told(_changed(order, expected), order, expected)
     if differing:

@@ -63,7 +63,7 @@ class Spec:
                 raise ValueError("field is empty: pass the path of a field, or omit it to use the feature's name")
             self._set("field", str(self.field))
         if self.nulls not in ("error", "mask", "fill"):
-            raise ValueError(f'nulls is "error", "mask" or "fill", not {self.nulls!r}')
+            raise ValueError(f'nulls must be "error", "mask" or "fill"; got {self.nulls!r}')
         if self.fill is not None:
             if self.nulls == "mask":
                 raise ValueError('fill= and nulls="mask" exclude each other')
@@ -269,7 +269,7 @@ class SparseSpec(Spec):
         if not self.shape:
             raise ValueError("a sparse feature needs at least one dimension: use shape (size,) or (None,)")
         if self.layout not in ("coo", "csr"):
-            raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
+            raise ValueError(f'layout must be "coo" or "csr"; got {self.layout!r}')
         self._set("check_indices", flag("check_indices", self.check_indices))
 
 
@@ -296,7 +296,7 @@ class Features(dict[str, Spec]):
             if not isinstance(spec, Spec):
                 raise TypeError(
                     f"feature {name!r}: expected a DenseSpec, RaggedSpec or SparseSpec, such as "
-                    f'DenseSpec((), "float32"), not {shown(spec)}'
+                    f'DenseSpec((), "float32"); got {shown(spec)}'
                 )
 
     def __repr__(self) -> str:
@@ -349,16 +349,16 @@ def _dtype(dtype: Any) -> str:
         return _TEXT[dtype]
     among = f'one of bool, {", ".join(_NUMBERS)}, datetime64[ns] and the like, "string" or "bytes"'
     if dtype is None:
-        raise TypeError(f"dtype is {among}, not None")
+        raise TypeError(f"dtype must be {among}; got None")
     try:
         found = np.dtype(dtype)
     except TypeError as error:
         kind = ValueError if isinstance(dtype, str) else TypeError
-        raise kind(f"dtype is {among}, not {dtype!r}") from error
+        raise kind(f"dtype must be {among}; got {dtype!r}") from error
     if found.name in ("datetime64", "timedelta64"):
         raise ValueError(f'{found.name} needs a unit: use "{found.name}[s]", or another unit ({", ".join(_UNITS)})')
     if found.name not in _DTYPES:
-        raise ValueError(f"dtype is {among}, not {found.name}")
+        raise ValueError(f"dtype must be {among}; got {found.name}")
     if not found.isnative:
         raise ValueError(f"values have the byte order of this machine: use {found.name!r} instead of {found.str!r}")
     return str(found.name)
@@ -379,32 +379,32 @@ def _check_dimensions(kind: str, shape: tuple[int | None, ...]) -> None:
             f"{fixed} fixed ones; RaggedSpec with None for the outer ones reads up to {_MOST} levels"
         )
     if len(shape) > _MOST:
-        raise ValueError(f"a shape has at most {_MOST} dimensions, not {len(shape)}: schemas aren't read deeper")
+        raise ValueError(f"a shape must have at most {_MOST} dimensions; got {len(shape)}. Schemas aren't read deeper")
 
 
 def _size(size: Any, shape: Any) -> int:
     if isinstance(size, (bool, np.bool_)):
-        raise TypeError(f"a dimension is a number or None, not {size!r} in {shape!r}")
+        raise TypeError(f"a dimension must be an integer or None; got {size!r} in {shape!r}")
     try:
         number = operator.index(size)
     except TypeError:
-        raise TypeError(f"a dimension is a number or None, not {size!r} in {shape!r}") from None
+        raise TypeError(f"a dimension must be an integer or None; got {size!r} in {shape!r}") from None
     if not 1 <= number < 2**63:
-        raise ValueError(f"a dimension is at least 1 and less than 2**63, not {number} in {shape!r}")
+        raise ValueError(f"a dimension must be at least 1 and less than 2**63; got {number} in {shape!r}")
     return number
 
 
 def _scale(scale: Any, dtype: str) -> int:
     if isinstance(scale, (bool, np.bool_)):
-        raise TypeError(f"scale is a number of decimal places, not {scale!r}")
+        raise TypeError(f"scale must be a number of decimal places; got {scale!r}")
     try:
         number = operator.index(scale)
     except TypeError:
-        raise TypeError(f"scale is a number of decimal places, not {shown(scale)}") from None
+        raise TypeError(f"scale must be a number of decimal places; got {shown(scale)}") from None
     if not -_MOST_SCALE <= number <= _MOST_SCALE:
-        raise ValueError(f"scale is from {-_MOST_SCALE} to {_MOST_SCALE}, not {number}")
+        raise ValueError(f"scale must be from {-_MOST_SCALE} to {_MOST_SCALE}; got {number}")
     if "int" not in dtype:
-        raise ValueError(f'scale={number} stores decimals as integers: the dtype is "int64" or the like, not {dtype!r}')
+        raise ValueError(f"scale={number} stores decimals as integers: dtype must be an integer type; got {dtype!r}")
     return number
 
 
@@ -417,7 +417,7 @@ def _fit(what: str, value: Any, dtype: str) -> Value:
     if dtype in ("string", "bytes"):
         return _fit_text(what, value, dtype)
     if not isinstance(value, (bool, int, float)):
-        raise TypeError(f"{what} for dtype {dtype} is a number, not {value!r}")
+        raise TypeError(f"{what} for dtype {dtype} must be a number; got {value!r}")
     unfit = ValueError(f"{what}={value!r} doesn't fit dtype {dtype}")
     if dtype.startswith("float"):
         return _fit_float(value, np.dtype(dtype), unfit)
@@ -456,7 +456,7 @@ def _fit_float(value: float, dtype: np.dtype[Any], unfit: ValueError) -> float:
 def _fit_time(what: str, value: Any, dtype: str) -> int:
     """Returns a date, a time or a duration as the integer that NumPy stores."""
     if isinstance(value, (bool, float, np.bool_, np.floating)):
-        raise TypeError(f"{what} for dtype {dtype} is a time or a whole number of its unit, not {value!r}")
+        raise TypeError(f"{what} for dtype {dtype} must be a time or a whole number of its unit; got {value!r}")
     try:
         return int(np.array(value, dtype).astype(np.int64))
     except (TypeError, ValueError, OverflowError) as error:
@@ -466,10 +466,10 @@ def _fit_time(what: str, value: Any, dtype: str) -> int:
 def _fit_text(what: str, value: Any, dtype: str) -> str | bytes:
     if dtype == "bytes":
         if not isinstance(value, (bytes, bytearray)):
-            raise TypeError(f"{what} for dtype bytes is bytes, not {value!r}")
+            raise TypeError(f"{what} for dtype bytes must be bytes; got {value!r}")
         return bytes(value)
     if not isinstance(value, str):
-        raise TypeError(f"{what} for dtype string is a str, not {value!r}")
+        raise TypeError(f"{what} for dtype string must be a str; got {value!r}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -173,7 +173,7 @@ class LookupSpec(Spec):
                 raise ValueError('values of bags must be "float32", "float64" or integers; got "float16"')
             self._set("values", found)
         if self.layout not in ("coo", "csr"):
-            raise ValueError(f'layout is "coo" or "csr", not {self.layout!r}')
+            raise ValueError(f'layout must be "coo" or "csr"; got {self.layout!r}')
 
     @property
     def size(self) -> int:
@@ -280,7 +280,7 @@ class VocabularySpec(LookupSpec):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.unknown not in ("drop", "bucket", "error"):
-            raise ValueError(f'unknown is "drop", "bucket" or "error", not {self.unknown!r}')
+            raise ValueError(f'unknown must be "drop", "bucket" or "error"; got {self.unknown!r}')
         if self.buckets is not None:
             if self.unknown != "bucket":
                 raise ValueError(f'buckets= requires unknown="bucket"; got {self.unknown!r}')
@@ -361,9 +361,9 @@ def _check_number(what: str, why: str, dtype: str, kinds: tuple[str, ...]) -> No
 
 def _count(what: str, value: Any, most: int, least: int = 1) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{what} is an integer, not {shown(value)}")
+        raise TypeError(f"{what} must be an integer; got {shown(value)}")
     if not least <= value <= most:
-        raise ValueError(f"{what} is from {least} to {most}, not {value}")
+        raise ValueError(f"{what} must be from {least} to {most}; got {value}")
     return int(value)
 
 
