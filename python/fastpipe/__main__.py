@@ -1,4 +1,4 @@
-"""`python -m fastpipe`."""
+"""Runs the command line interface: `python -m fastpipe`."""
 
 from __future__ import annotations
 

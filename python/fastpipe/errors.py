@@ -1,7 +1,8 @@
 """Exceptions and warnings of fastpipe.
 
-Each exception derives from `FastpipeError` and from the matching builtin class, so `except ValueError` and `except
-FileNotFoundError` work. The message says where the problem is. Attributes contain the same information for programs.
+Each exception derives from `FastpipeError` and from the matching builtin class, so `except ValueError` and
+`except FileNotFoundError` work. The message says where the problem is. Attributes contain the same information for
+programs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reading in batches: the reader, its options, its order and states, its passes."""
+"""Readers: their options, orders, states and passes."""

@@ -122,7 +122,7 @@ class Settings:
     def __init__(self, function: Callable[..., Reader], batch_size: SupportsIndex, options: Options) -> None:
         parameters = inspect.signature(function).parameters
         for unknown in options.keys() - Options.__annotations__.keys():
-            import difflib  # Only this error needs it.
+            import difflib  # Only this error message needs it.
 
             near = difflib.get_close_matches(unknown, parameters, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f": it takes {', '.join(parameters)}"

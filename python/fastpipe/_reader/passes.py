@@ -53,7 +53,7 @@ class Started(NamedTuple):
     Attributes:
         batches: Iterator over the batches. Several threads may draw from it; each batch goes to one of them. Dropping
             the iterator ends the pass.
-        position: Position of the pass. It stays the same object until the pass ends.
+        position: Position of the pass, the same object for the whole pass.
         close: Function that ends the pass and waits for its threads. Holding it keeps the pass alive.
     """
 
@@ -119,7 +119,7 @@ class Passes(ABC):
     def shows_progress(self) -> bool:
         """Whether passes show a progress bar."""
 
-    # Shards.
+    # Division into shards.
 
     @property
     @abstractmethod
@@ -240,7 +240,7 @@ class Passes(ABC):
             StateError: If the state belongs to another reader or is damaged. Nothing changes then.
         """
 
-    # Batches.
+    # Access to batches.
 
     @abstractmethod
     def start(self, memory: PassMemory | None = None) -> Started:

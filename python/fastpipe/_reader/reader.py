@@ -146,8 +146,8 @@ class Reader:
     Batches are dicts from feature name to array or batch form, in the order of `features`. You can keep batches as long
     as you like: the reader reuses the memory of an array only after the last array over it has been released.
 
-    A reader is also an Arrow stream: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and `duckdb.sql("select avg(x)
-    from reader")` read a pass. See `to_reader`.
+    A reader is also an Arrow stream: `pyarrow.table(reader)`, `polars.DataFrame(reader)` and
+    `duckdb.sql("select avg(x) from reader")` read a pass. See `to_reader`.
 
     A reader can be pickled, and used in a forked child process. Passes can't.
 
@@ -298,7 +298,7 @@ class Reader:
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         if requested_schema is None:
             return arrow_streams(self).stream_capsule()
-        # pyarrow casts to other types.
+        # Uses pyarrow to cast to the requested types.
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def __arrow_c_schema__(self) -> object:
@@ -331,9 +331,9 @@ class Reader:
     def shard(self, num_shards: SupportsIndex, index: SupportsIndex) -> Reader:
         """Returns a reader of one of `num_shards` equal shards of this reader's batches.
 
-        If this reader already has a rank, its shard is divided further: rank `r` of `w` is split into the ranks `r *
-        num_shards + index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin where
-        its next pass would. So each row is in exactly one shard, except as `uneven` specifies.
+        If this reader already has a rank, its shard is divided further: shard `index` of rank `r` of `w` is rank
+        `r * num_shards + index` of `w * num_shards`. All shards have the same order and seed as this reader, and begin
+        where its next pass would. So each row is in exactly one shard, except as `uneven` specifies.
 
         Args:
             num_shards: Number of shards, at least 1.

@@ -53,8 +53,8 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
         codes: Stratum of each row, from 0.
         rows: Number of rows to draw.
         seed: Seed of the sample.
-        part: Index of the part. Without replacement, different parts have no row in common. There are `len(codes) //
-            rows` parts.
+        part: Index of the part. Without replacement, different parts have no row in common. There are
+            `len(codes) // rows` parts.
         replace: Whether a row may be drawn several times.
     """
     total, sizes = len(codes), np.bincount(codes)
@@ -75,8 +75,8 @@ def stratified(codes: npt.NDArray[np.int64], rows: int, seed: int, part: int, *,
 def _spread(total: int, rows: int, start: int) -> _Rows:
     """Returns `rows` ascending, equally spaced positions below `total`.
 
-    The positions are `(start + j * total) // rows`, computed without overflow. If `start` is uniform on 0 to `total -
-    1`, each position is included with probability `rows / total`.
+    The positions are `(start + j * total) // rows`, computed without overflow. If `start` is uniform on 0 to
+    `total - 1`, each position is included with probability `rows / total`.
     """
     whole, rest = divmod(total, rows)
     each = np.arange(rows, dtype=np.int64)
@@ -86,8 +86,8 @@ def _spread(total: int, rows: int, start: int) -> _Rows:
 def weighted(weights: npt.NDArray[np.float64], rows: int, seed: int, part: int, *, replace: bool) -> _Rows:
     """Draws rows one after the other with probabilities proportional to weights.
 
-    Without replacement, each draw is from the remaining rows. The result is the rows with the smallest `-log(u) /
-    weight` (P. S. Efraimidis, P. G. Spirakis, Weighted random sampling with a reservoir, 2006).
+    Without replacement, each draw is from the remaining rows. The result is the rows with the smallest
+    `-log(u) / weight` (P. S. Efraimidis, P. G. Spirakis, Weighted random sampling with a reservoir, 2006).
 
     Args:
         weights: Weight of each row.

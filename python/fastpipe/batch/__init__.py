@@ -262,7 +262,7 @@ class Masked(Form):
 
     @property
     def values(self) -> Any:
-        """The values, of any form."""
+        """The values: an ndarray or another form."""
         return self._values
 
     @property

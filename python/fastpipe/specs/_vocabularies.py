@@ -347,7 +347,7 @@ class HashSpec(LookupSpec):
 
     @property
     def size(self) -> int:
-        """Number of indices."""
+        """Number of indices, which equals `buckets`."""
         return self.buckets
 
     def _lower_lookup(self) -> LoweredLookup:

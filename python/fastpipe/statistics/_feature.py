@@ -205,7 +205,7 @@ class FeatureStatistics:
         self._buffer = ValueBuffer()
         self._texts = 0
 
-    # Results.
+    # Properties and methods that return statistics.
 
     @property
     def count(self) -> int:
@@ -367,7 +367,7 @@ class FeatureStatistics:
         found = self.quantile([i / number for i in range(1, number)])
         return sorted(set(found) - {self.minimum})
 
-    # Input.
+    # Methods that add values.
 
     def add_numbers(self, values: npt.NDArray[Any]) -> None:
         """Adds numbers of the feature's kind. Times are passed as integers, without NaT."""
@@ -412,7 +412,7 @@ class FeatureStatistics:
         """Properties that must be equal for two objects to be merged."""
         return self.kind, self.dtype, self.symbols, self.lengths is not None
 
-    # Implementation.
+    # Private helpers.
 
     def _count(self) -> None:
         """Counts the buffered values."""
@@ -476,7 +476,7 @@ class FeatureStatistics:
             return self.symbols[value] if 0 <= value < len(self.symbols) else value
         return self._timed(value)
 
-    # Storage as JSON.
+    # Conversion to and from JSON.
 
     def stored(self) -> dict[str, Any]:
         """Returns the statistics as JSON-compatible data."""

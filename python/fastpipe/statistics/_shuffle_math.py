@@ -1,6 +1,6 @@
-"""Expectations of a perfect permutation: rows, blocks and batches.
+"""Expected values of shuffle measures for a perfect permutation.
 
-The functions take numbers of rows and return expectations. They read neither data nor an order.
+The functions take counts of rows and return expectations. They read neither data nor an order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well an order shuffles a dataset: `shuffle_report`, and its report as text."""
+"""Measures how well an order shuffles a dataset, and formats the measures as a text report."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleReport:
-    """How an order shuffles a dataset, as `shuffle_report` returns it. As text, it is a table, a map and advice.
+    """Measures of how well an order shuffles a dataset. `str(report)` contains a table, a map and advice.
 
     A single measure is not enough. `shuffle=True` puts all blocks of the dataset in a random order, so rows move as far
     as in a perfect permutation even if the window is small. But a batch has rows of only the few blocks of its window:
@@ -73,22 +73,22 @@ class ShuffleReport:
 
     Attributes:
         shuffle: `"sequential"`, `"window"`, `"block"` or `"buffer"`.
-        shuffle_buffer: Rows of a window, pool or buffer; None without shuffling.
-        batch_size: Rows of a batch.
+        shuffle_buffer: Number of rows in a window, pool or buffer; None without shuffling.
+        batch_size: Number of rows per batch.
         seed: Seed of the shuffle.
         epoch: The epoch that was sampled.
         num_rows: Number N of rows in the dataset.
         num_blocks: Number of blocks that have rows.
         num_files: Number of files that have rows.
         num_batches: Number of batches in an epoch.
-        batches_seen: Number of batches that were sampled. The measures are of these batches, and exact if they are all.
-        bytes_per_row: Bytes of the files per row, as stored: with headers, and compressed if the files are. nan
-            without rows.
+        batches_seen: Number of batches that were sampled. The measures cover these batches, and are exact if all
+            batches were sampled.
+        bytes_per_row: Bytes of the files per row, including headers, and compressed if the files are. nan without rows.
         displacement: The mean of |place in the epoch's order - place in the dataset|, in rows. For a perfect
             permutation it is close to N/3 (the expectation is for the sampled places).
-        displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the same (the least number that at least this share
-            doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)): 0.025, 0.293 and 0.776
-            N.
+        displacement_quantiles: The 5 %, 50 % and 95 % quantiles of the displacement (the smallest number that at least
+            this share of rows doesn't exceed). For a perfect permutation of many rows they are N (1 - sqrt(1 - q)):
+            0.025, 0.293 and 0.776 N.
         blocks: The mean number of distinct blocks in a batch. For a perfect permutation it is the sum over all blocks
             of 1 - C(N-r, b) / C(N, b), with the rows r of the block and b of the batch (a hypergeometric draw).
         files: The mean number of distinct files in a batch.
@@ -122,7 +122,7 @@ class ShuffleReport:
 
     @property
     def buffer_bytes(self) -> float:
-        """Bytes of `shuffle_buffer` rows, as stored. 0.0 without shuffling."""
+        """Size of `shuffle_buffer` rows in bytes, as stored in the files. 0.0 without shuffling."""
         return (self.shuffle_buffer or 0) * self.bytes_per_row if self.num_rows else 0.0
 
     @property
