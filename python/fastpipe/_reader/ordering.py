@@ -43,7 +43,7 @@ class OrderOptions(TypedDict, total=False):
             each step the ranks together read the next `world_size` batches, so each rank opens nearly all units.
         uneven: How to handle batches that can't be divided evenly among the ranks. `"drop"` drops them; they are fewer
             than the ranks, except with `shard_by="block"`, which drops what a rank has in excess of the smallest rank.
-            `"pad"` repeats rows: ranks without a batch get one of repeated rows, and all batches are filled up to
+            `"pad"` repeats rows: ranks without a batch get a batch of repeated rows, and all batches are filled up to
             `batch_size` with rows from all over their units. An extra entry `"valid"`, a bool array [batch_size], is
             False for repeated rows. `"allow"` gives some ranks more batches, so a program that synchronizes all ranks
             at each step will hang. With one rank nothing is dropped. Defaults to `"drop"`.

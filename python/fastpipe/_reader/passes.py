@@ -124,7 +124,7 @@ class Passes(ABC):
     @property
     @abstractmethod
     def rank(self) -> int:
-        """The rank whose batches these are."""
+        """The rank of this process, whose batches are yielded."""
 
     @property
     @abstractmethod
@@ -142,7 +142,7 @@ class Passes(ABC):
         The processes must have used the same seed.
 
         Raises:
-            ValueError: If the seed of a shuffled order was drawn at random, or for the reasons of `shard`.
+            ValueError: If the seed of a shuffled order was drawn at random, or if `shard` raises it.
         """
 
     @abstractmethod
@@ -195,10 +195,10 @@ class Passes(ABC):
 
     @abstractmethod
     def set_epoch(self, epoch: int) -> None:
-        """Starts the next pass at the beginning of this epoch. The active pass continues unchanged."""
+        """Makes the next pass start at the beginning of this epoch. The active pass continues unchanged."""
 
     def begin(self, epoch: int) -> None:
-        """Starts the next pass at `epoch`, resuming a loaded state of that epoch if there is one."""
+        """Makes the next pass start at `epoch`, or resume a loaded state of a pass that began with `epoch`."""
         if not self.loaded or self.pass_epoch != epoch:
             self.set_epoch(epoch)
 
@@ -208,11 +208,11 @@ class Passes(ABC):
 
     @abstractmethod
     def go_back(self, progress: State) -> None:
-        """Makes the next pass repeat the last one from the given progress of its position."""
+        """Makes the next pass repeat the last pass, starting from the given progress."""
 
     @abstractmethod
     def state(self, *, ended_stays: bool) -> dict[str, Any]:
-        """Returns the state.
+        """Returns the state of the active or last pass.
 
         Args:
             ended_stays: Whether the state of a pass that the consumer saw end stays at that end. Otherwise it is at the
@@ -221,7 +221,7 @@ class Passes(ABC):
 
     @abstractmethod
     def state_behind(self, progress: State, *, ended: bool) -> dict[str, Any]:
-        """Returns the state of the last pass for an earlier progress of its position.
+        """Returns the state that the last pass had at an earlier progress.
 
         Args:
             progress: Progress of the position after a batch.
@@ -307,18 +307,18 @@ class Passes(ABC):
 
         Raises:
             IndexError: If the epoch doesn't have all of these batches.
-            UnsupportedError: If passes can't start at any batch.
+            UnsupportedError: If passes can't start at an arbitrary batch.
             ValueError: If the range is empty.
         """
         raise UnsupportedError(f"{self!r} doesn't support random access to batches")
 
     def record_batches(self, epoch: int, start: int, stop: int) -> pa.RecordBatchReader:
-        """Returns the same batches as Arrow record batches. See `Reader.to_reader`.
+        """Returns the batches `start` to `stop - 1` of an epoch as Arrow record batches. See `Reader.to_reader`.
 
         Raises:
             ImportError: If pyarrow isn't installed.
             IndexError: If the epoch doesn't have all of these batches.
-            UnsupportedError: If passes can't start at any batch.
+            UnsupportedError: If passes can't start at an arbitrary batch.
             ValueError: If the range is empty, or if Arrow doesn't support the name or size of a feature.
         """
         raise UnsupportedError(f"{self!r} doesn't support random access to batches")

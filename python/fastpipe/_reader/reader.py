@@ -61,7 +61,7 @@ class PassCursor:
         return self._first if self.loaded is None else self.loaded[0]
 
     def set_epoch(self, epoch: int) -> None:
-        """Starts the next pass at the beginning of this epoch."""
+        """Makes the next pass start at the beginning of this epoch."""
         self._first, self.position, self.loaded = epoch, None, None
 
     def load(self, pass_epoch: int, progress: _state.State) -> None:
@@ -116,7 +116,7 @@ class PassCursor:
         return self.behind(progress, ended=self.position.ended and not ended_stays)
 
     def behind(self, progress: _state.State, *, ended: bool) -> tuple[int, _state.State]:
-        """Returns the same values for an earlier progress of the last pass.
+        """Returns the epoch with which the last pass began, and an earlier progress of it.
 
         Args:
             progress: Progress of the position after a batch.
@@ -227,7 +227,7 @@ class Reader:
 
     @property
     def rank(self) -> int:
-        """The rank whose batches these are."""
+        """The rank whose batches this reader yields."""
         return self._ordering.rank
 
     @property
@@ -246,7 +246,7 @@ class Reader:
         return self._cursor.epoch
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Starts the next pass at the beginning of this epoch. The active pass continues unchanged."""
+        """Makes the next pass start at the beginning of this epoch. The active pass continues unchanged."""
         self._cursor.set_epoch(within("epoch", epoch, 0, _state.LARGEST_EPOCH))
 
     def __len__(self) -> int:
@@ -266,8 +266,8 @@ class Reader:
     def to_reader(self) -> pa.RecordBatchReader:
         """Starts a pass, as `iter(reader)` does, and yields its batches as Arrow record batches (extra `arrow`).
 
-        Each record batch is converted with `to_arrow` when the consumer asks for it, and shares the memory of the
-        batch. So only a few batches are in memory unless the consumer keeps them. Sparse columns are read as
+        Each record batch equals the result of `to_arrow` and shares the memory of its batch. It is made when the
+        consumer asks for it, so only a few are in memory unless the consumer keeps them. Sparse columns are read as
         `SparseCSR`, which saves a copy. The schema is known before the first batch. It follows from `features`, which
         its metadata contains, and has a bool column `valid` with `uneven="pad"`. Dropping the stream, or calling
         `Reader.close`, ends the pass. The stream's own `close` doesn't end it. With `epochs=None` the stream has no

@@ -63,11 +63,12 @@ def rebatch(
         An iterator of batches. It requests incoming batches only when it needs them, and none before the first `next`.
 
     Raises:
-        TypeError: If an argument has the wrong type. The iterator raises it if a batch isn't a dict, or if a column
-            isn't an array or a form, holds Python objects, or differs in form or dtype from the first batch.
-        ValueError: If an argument is out of range. The iterator raises it if a batch differs in columns or shapes from
-            the first one, if its columns have different numbers of rows, if offsets or coordinates are not in order, or
-            if coordinates of a sparse column are outside of `dense_shape` or don't match the number of values.
+        TypeError: If an argument has the wrong type. The iterator also raises it for batches that aren't dicts, and for
+            columns that aren't arrays or forms, hold Python objects, or differ in form or dtype from the first batch.
+        ValueError: If an argument is out of range. The iterator also raises it if a batch differs in columns or shapes
+            from the first one, or if its columns have different numbers of rows. Further reasons are offsets or
+            coordinates that are not in order, coordinates outside of `dense_shape`, and a number of coordinates that
+            differs from the number of values.
 
     Example:
         >>> import numpy as np

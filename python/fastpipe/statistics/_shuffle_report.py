@@ -93,10 +93,10 @@ class ShuffleReport:
             of 1 - C(N-r, b) / C(N, b), with the rows r of the block and b of the batch (a hypergeometric draw).
         files: The mean number of distinct files in a batch.
         same_block_pairs: The share of the pairs of rows in a batch whose rows come from the same block. For a perfect
-            permutation it is the sum of r (r-1) over N (N-1). If rows of the same block correlate by c and other rows
-            don't, the variance of a batch's mean is (1 + (b-1) c p) / b times the variance of a row, where p is this
-            share (the design effect of cluster samples: Kish, Survey Sampling, 1965). This is how blocks add noise to
-            gradients. The score is the share of that noise which shuffling removes.
+            permutation it is the sum of r (r-1) over N (N-1). Let p be this share. If rows of the same block have
+            correlation c and other rows have none, the variance of a batch's mean is (1 + (b-1) c p) / b times the
+            variance of a row. This is the design effect of cluster samples (Kish, Survey Sampling, 1965), and it is how
+            blocks add noise to gradients. The score is the share of this noise that shuffling removes.
         density: 12 lines of 40 columns: the number of rows that a range of the epoch (line) has from a range of the
             dataset (column), divided by the number in a perfect permutation. A dataset with fewer rows has fewer lines
             and columns. nan in lines without a sampled batch.
@@ -151,10 +151,10 @@ def shuffle_report(
 ) -> ShuffleReport:
     """Reports how well an order would shuffle a dataset, before a run. It reads only the headers of files and blocks.
 
-    If an epoch has more than M = `max_batches` batches, batches (2i + 1) B / 2M are sampled, for i below M and the
-    number B of batches. If reaching each of them takes long (more than 3 * 10^7 rows with a large buffer), several
-    neighboring batches are sampled at each of fewer places, at least 12. The call takes as long as `read_avro` needs to
-    open the files, plus a few seconds, or up to two minutes if the buffer has millions of rows.
+    Let B be the number of batches in an epoch. If B is more than M = `max_batches`, the batches (2i + 1) B / 2M for i
+    below M are sampled. If it takes long to reach each sampled batch (more than 3 * 10^7 rows with a large buffer),
+    several neighboring batches are sampled at each of fewer places, at least 12. The call opens the files as
+    `read_avro` does and then takes a few seconds, or up to two minutes if the buffer has millions of rows.
 
     Args:
         source: Files, as in `read_avro`.
