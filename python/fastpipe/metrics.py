@@ -6,8 +6,8 @@
     wandb.log(scalars(), step=step)
 
 A reader counts the batches that its passes yield in this process, and how long the program waited for each batch.
-Totals continue over epochs. Reading them takes a few microseconds. Nothing runs between two reads. A
-registration keeps the counters of a reader alive, but not the reader.
+Totals continue over epochs. Reading them takes a few microseconds. Nothing runs between two reads. A registration keeps
+the counters of a reader alive, but not the reader.
 """
 
 from __future__ import annotations

@@ -217,8 +217,8 @@ def sample(
         replace: Whether a row may be drawn several times (a bootstrap sample). Defaults to False.
         seed: Seed of the sample, 0 to 2^64 - 1. By default a random seed is drawn, which `seed` of the result returns.
         part: Index of the part, 0 to 2^20. Without `replace`, parts with the same seed and size have no row in common:
-            part `k` is drawn after parts 0 to `k - 1`. Use parts for several devices, or
-            for training and validation. With `replace`, parts are independent. Defaults to 0.
+            part `k` is drawn after parts 0 to `k - 1`. Use parts for several devices, or for training and validation.
+            With `replace`, parts are independent. Defaults to 0.
         stratify: Name of a feature, which is read once for all rows, or an array with one value per row. Draws from
             each group of rows with equal values in proportion to its rows. Counts are rounded up or down at random, so
             that each row is equally likely. All epochs then have the same sample. Defaults to None.
