@@ -44,7 +44,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
             TypeError,
             "features must be a dict from name to spec; got fastpipe.DenseSpec",
         ),
-        ({"features": {1: DenseSpec((), "int64")}}, TypeError, "whose names are strings; got the name 1"),
+        ({"features": {1: DenseSpec((), "int64")}}, TypeError, "names must be strings; got the name 1"),
         ({"features": {"user": "int64"}}, TypeError, r"feature 'user': expected a DenseSpec, .* got 'int64'"),
         ({"columns": [1]}, TypeError, "columns must be a list of strings; the element at index 0 is 1, not a string"),
         ({"columns": ["user", None]}, TypeError, "the element at index 1 is None"),

@@ -513,7 +513,7 @@ def test_states_of_other_data_are_refused(data: Interactions, tmp_path: Path) ->
     items[0] = next(item for item in range(90) if item not in items[: data.indptr[1]])
     users = np.repeat(np.arange(data.num_users), np.diff(data.indptr))
     other = Interactions.from_arrays(users, items, users=range(data.num_users), items=range(data.num_items))
-    with pytest.raises(fastpipe.StateError, match="the data set has other contents"):
+    with pytest.raises(fastpipe.StateError, match="the dataset has other contents"):
         read(other).load_state_dict(state)
     files = samples.write(tmp_path, [[10]])
     with pytest.raises(fastpipe.StateError, match="the dataset's"):

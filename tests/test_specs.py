@@ -311,5 +311,5 @@ def test_features_are_dicts_that_can_be_changed_and_pickled() -> None:
 def test_features_hold_specs_by_name() -> None:
     with pytest.raises(TypeError, match="expected a DenseSpec"):
         Features({"a": "int32"})  # type: ignore[dict-item]
-    with pytest.raises(TypeError, match="whose names are strings"):
+    with pytest.raises(TypeError, match="names must be strings"):
         Features({1: DenseSpec((), "int8")})  # type: ignore[dict-item]

@@ -152,7 +152,7 @@ class PassClosedError(FastpipeError, RuntimeError):
     """`next` was called on a pass that was closed before its end. The message says what closed it.
 
     A reader has one pass at a time. Another `iter(reader)`, `close()`, `load_state_dict()` or the end of a `with` block
-    closes it. A pass of another process also counts as closed.
+    closes it. A pass that was started in another process also counts as closed.
     """
 
 

@@ -25,7 +25,7 @@ class SourceWording(NamedTuple):
     units: str = "units"
     advice: Mapping[str, str] = MappingProxyType({})
     bound: Mapping[str, str] = MappingProxyType({})
-    other_digest: str = "the data set has other contents"
+    other_digest: str = "the dataset has other contents"
 
 
 class Dataset(Protocol):

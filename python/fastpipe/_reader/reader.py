@@ -90,7 +90,7 @@ class PassCursor:
         return self._begun if position.delivered == 0 else (position.epoch + 1, None)
 
     def following(self) -> tuple[int, tuple[int, _state.State] | None]:
-        """Returns the arguments of a cursor whose first pass is the next pass of this one."""
+        """Returns the arguments of a new cursor that continues with the next pass of this one."""
         epoch, progress = self.next_start()
         return (epoch, None) if progress is None else (int(progress["epoch"]), (epoch, progress))
 
@@ -278,7 +278,7 @@ class Reader:
         A query that refers to a reader twice needs two readers. `polars.from_arrow` turns any stream into a series of
         structs; use `polars.DataFrame` to get a data frame. This stream raises the errors of the pass unchanged. Other
         libraries raise their own error (`pyarrow.ArrowInvalid`, `polars.exceptions.ComputeError`,
-        `duckdb.InvalidInputException`), whose message contains the name and message of the original one.
+        `duckdb.InvalidInputException`), whose message contains the name and message of the original error.
 
         Raises:
             ImportError: If pyarrow isn't installed.

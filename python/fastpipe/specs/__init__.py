@@ -291,7 +291,7 @@ class Features(dict[str, Spec]):
         for name, spec in self.items():
             if not isinstance(name, str):
                 raise TypeError(
-                    f"features must be a dict from name to spec whose names are strings; got the name {shown(name)}"
+                    f"features must be a dict from name to spec, and names must be strings; got the name {shown(name)}"
                 )
             if not isinstance(spec, Spec):
                 raise TypeError(

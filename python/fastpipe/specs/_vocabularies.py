@@ -177,7 +177,7 @@ class LookupSpec(Spec):
 
     @property
     def size(self) -> int:
-        """Number of indices, and thus of rows of a table that they index, such as an embedding."""
+        """Number of indices. A table that is indexed by them, such as an embedding, needs this many rows."""
         raise NotImplementedError
 
     def _check_size(self) -> None:
@@ -227,10 +227,10 @@ class VocabularySpec(LookupSpec):
     check that strings are valid UTF-8.
 
     Args:
-        vocabulary: A list or array of keys, whose positions are their indices; a dict from key to index, 0 to 2**32 -
-            1, where several keys may share an index; or the path of a text file with one key per line, whose index is
-            the number of lines before it. Keys are str, or bytes that are used unchanged. Lines end with `\n` or
-            `\r\n`, without quotes or escapes, so a key that contains a line break needs a list or a dict.
+        vocabulary: A list or array of keys, whose positions are their indices; a dict from key to index (below 2**32),
+            where several keys may share an index; or the path of a text file with one key per line, whose index is the
+            number of lines before it. Keys are str, or bytes that are used unchanged. Lines end with `\n` or `\r\n`,
+            without quotes or escapes, so a key that contains a line break needs a list or a dict.
         field: Path of the field to read. Defaults to the feature's name.
         unknown: How to handle keys that are not in the vocabulary. "error" raises `ValueRangeError`, which names the
             key, the feature and the row. "bucket" assigns them the index after the largest one of the vocabulary.

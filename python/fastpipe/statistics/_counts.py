@@ -66,7 +66,7 @@ class Quantiles:
         self._sketch.merge(other._sketch)
 
     def at(self, shares: Sequence[float]) -> list[float]:
-        """Returns, for each share, the smallest value such that this share of all values is at most as large.
+        """Returns quantiles: for each share, the smallest value that at least this share of all values doesn't exceed.
 
         Without values, returns NaN.
         """

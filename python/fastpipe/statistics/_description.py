@@ -31,8 +31,7 @@ _VERSION = 1
 class Description(Mapping[str, FeatureStatistics]):
     """Statistics of features, by feature name. `print(description)` shows them as a table.
 
-    You can merge descriptions of disjoint parts of a dataset, such as the shards of ranks, partitions, or the batches
-    of workers.
+    You can merge descriptions of disjoint parts of a dataset, for example of ranks, partitions or workers.
 
     Attributes:
         rows: Number of rows that were read.

@@ -264,7 +264,7 @@ class FeatureStatistics:
         return 0.0 if self._ranked() is not None else self._sketch().error
 
     def quantile(self, share: float | Sequence[float]) -> Any:
-        """Returns quantiles: the smallest value such that a given share of the finite values is at most as large.
+        """Returns quantiles: the smallest value that at least a given share of the finite values doesn't exceed.
 
         Args:
             share: A share from 0 to 1, or a sequence of shares.
