@@ -125,7 +125,7 @@ def test_what_a_docstring_says_itself_stays() -> None:
     before, after = read.__doc__.split("    drop_last: ")
     assert before.endswith("    seed: of something else,\n        told on two lines.\n")
     assert after.count("seed:") == 0
-    assert after.endswith("(extra `progress`).\n\nReturns:\n    It.")
+    assert after.endswith("(extra `progress`). Defaults to False.\n\nReturns:\n    It.")
 
 
 def test_without_docstrings_it_works_too() -> None:
