@@ -484,7 +484,7 @@ def test_metadata_that_cannot_be_read_is_refused() -> None:
     for change in ({"kind": "other"}, {"kind": {}}, {"shape": 3}, {"dtype": "int7"}, {"extra": 1}, {"fill": {}}):
         with pytest.raises(fastpipe.SchemaError, match="can't be read"):
             features_of(with_text(stored | {"features": {"a": entry | change}}))
-    with pytest.raises(TypeError, match=r"schema is a pyarrow\.Schema"):
+    with pytest.raises(TypeError, match=r"schema must be a pyarrow\.Schema"):
         features_of({})  # type: ignore[arg-type]
 
 

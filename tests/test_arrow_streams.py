@@ -385,7 +385,7 @@ def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
     first = reader.to_reader()
     first.read_next_batch()
     second = reader.to_reader()
-    with pytest.raises(fastpipe.PassClosedError, match="take two readers for two passes"):
+    with pytest.raises(fastpipe.PassClosedError, match="use two readers for two passes"):
         first.read_next_batch()
     assert second.read_all().num_rows == ROWS
     closed = pa.RecordBatchReader.from_stream(reader)

@@ -228,7 +228,7 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
         fill(reader, rows=10, columns=[])
     with pytest.raises(ValueError, match="are for files only"):
         fill(reader, rows=10, num_threads=2)
-    with pytest.raises(ValueError, match="leave out world_size"):
+    with pytest.raises(ValueError, match="omit rank and world_size"):
         fill(fastpipe.from_arrays({"i": np.arange(9)}, batch_size=3, world_size=3, rank=0), rows=1)
 
 

@@ -579,7 +579,7 @@ def test_nothing_that_can_be_drawn_by_popularity() -> None:
         ({"power": float("inf")}, ValueError, "power is a number of 0 or more"),
         ({"on_full": "drop"}, ValueError, 'on_full is "error" or "skip"'),
         ({"shuffle": "all"}, ValueError, "shuffle must be True"),
-        ({"shuffle": False, "shuffle_buffer": 10}, ValueError, "give shuffle=True, too"),
+        ({"shuffle": False, "shuffle_buffer": 10}, ValueError, "set shuffle=True or remove it"),
         ({"shuffle_buffer": 0}, ValueError, "shuffle_buffer is between 1"),
         ({"rank": 2, "world_size": 2}, ValueError, "rank is between 0 and 1"),
         ({"world_size": 2, "seed": None}, ValueError, "give a seed"),

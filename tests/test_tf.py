@@ -85,7 +85,7 @@ def test_a_second_iterator_says_how_to_have_two(data: samples.Data) -> None:
     first, second = iter(dataset), iter(dataset)
     next(first)
     check(next(second), next(iter(data.read(**samples.order_of(False)))))
-    told = r"another iterator over the tf\.data\.Dataset .* make a second reader and fastpipe\.tf\.dataset"
+    told = r"another iterator over the tf\.data\.Dataset .* create a second reader and fastpipe\.tf\.dataset"
     with pytest.raises(tf.errors.UnknownError, match=told):
         next(first)
     assert len(list(second)) > 1
@@ -178,7 +178,7 @@ def test_ranks_share_the_rows(data: samples.Data) -> None:
 
 def test_pipelines_that_shuffle_apart_are_refused(data: samples.Data) -> None:
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
-    with pytest.raises(ValueError, match="give a seed: all processes must shuffle alike"):
+    with pytest.raises(ValueError, match="give a seed: every process must use the same seed"):
         fptf.dataset(data.read(batch_size=8, shuffle=True), input_context=context)
     fptf.dataset(data.read(batch_size=8, shuffle=True, seed=1), input_context=context)
 

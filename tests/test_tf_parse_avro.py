@@ -191,7 +191,7 @@ def test_features_that_can_not_be(feature: Any, raised: type[Exception], told: s
 
 
 def test_features_and_schemas_that_are_none() -> None:
-    with pytest.raises(TypeError, match="features is a dict"):
+    with pytest.raises(TypeError, match="features must be a dict"):
         fptf.parse_avro(RECORDS, USER, ["id"])
     with pytest.raises(TypeError, match="name of a feature"):
         fptf.parse_avro(RECORDS, USER, {1: fastpipe.DenseSpec((), "int64")})
