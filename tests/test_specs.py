@@ -172,7 +172,7 @@ def test_pad_is_for_arrays_of_numbers() -> None:
 
 def test_options_of_sparse_specs() -> None:
     assert SparseSpec((None,), "float32").layout == "coo"
-    with pytest.raises(ValueError, match="layout is"):
+    with pytest.raises(ValueError, match="layout must be"):
         SparseSpec((3,), "float32", layout="csc")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="check_indices"):
         SparseSpec((3,), "float32", check_indices="no")  # type: ignore[arg-type]
