@@ -193,7 +193,7 @@ def test_features_that_can_not_be(feature: Any, raised: type[Exception], told: s
 def test_features_and_schemas_that_are_none() -> None:
     with pytest.raises(TypeError, match="features must be a dict"):
         fptf.parse_avro(RECORDS, USER, ["id"])
-    with pytest.raises(TypeError, match="name of a feature"):
+    with pytest.raises(TypeError, match="names must be strings"):
         fptf.parse_avro(RECORDS, USER, {1: fastpipe.DenseSpec((), "int64")})
     with pytest.raises(fastpipe.SchemaError, match="other"):
         fptf.parse_avro(RECORDS, USER, {"other": fastpipe.DenseSpec((), "int64")})
