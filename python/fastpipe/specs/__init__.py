@@ -40,7 +40,7 @@ class Spec:
     """Base class of all specs. Don't use it directly."""
 
     shape: tuple[int | None, ...]
-    dtype: Any  # A str after construction. Before, anything that numpy.dtype accepts.
+    dtype: Any  # A str after construction; before, anything that numpy.dtype accepts.
     _: KW_ONLY
     nulls: Nulls = "error"
     fill: Value | None = None
