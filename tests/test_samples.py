@@ -491,9 +491,9 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     # Parts are successive arcs: together they have each row once.
     arcs = [fastpipe.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)]
     assert np.sort(np.concatenate(arcs)).tolist() == list(range(5000))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="2 parts of 5000 rows each exceeds the 5000 rows"):
+    with pytest.raises(ValueError, match="2 parts of 5000 rows each: the dataset has only 5000 rows"):
         fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
-    with pytest.raises(ValueError, match="rows=5001 exceeds the 5000 rows"):
+    with pytest.raises(ValueError, match="rows=5001: the dataset has only 5000 rows"):
         fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)

@@ -181,7 +181,7 @@ def blocks(unit_rows: npt.NDArray[np.uint32], rows: int, seed: int, part: int) -
     total = int(unit_rows.sum(dtype=np.int64))
     if rows * (part + 1) > total:
         parts = f"{part + 1} parts of {rows} rows each" if part else f"rows={rows}"
-        raise ValueError(f"{parts} exceeds the {total} rows of the dataset: draw fewer rows")
+        raise ValueError(f"{parts}: the dataset has only {total} rows, so draw fewer rows")
     drawn = arc(unit_rows, total, part * rows, rows, seed, 0)
     firsts = np.cumsum(unit_rows, dtype=np.int64) - unit_rows
     counts = drawn.stops - drawn.starts
