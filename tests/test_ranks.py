@@ -68,7 +68,7 @@ def test_ranks_share_every_row(
     rows = [sum(blocks[rank::size]) for blocks in [list(itertools.chain(*files))] for rank in range(size)]
     least = order["batch_size"] if order["drop_last"] else 1
     if own_blocks and uneven != "allow" and min(rows) < least <= max(rows):
-        with pytest.raises(ValueError, match='shard_by="batch" shares the batches out'):
+        with pytest.raises(ValueError, match='shard_by="batch" to distribute batches'):
             world(data, size, **options)
         return
     batches = data.total // order["batch_size"] if order["drop_last"] else -(-data.total // order["batch_size"])

@@ -801,7 +801,7 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
         ([[(f4, (2,))]], ["x", "y"]),
         ([[(f4, ()), (f4, ())]], ["x", "y"]),
     ]:
-        with pytest.raises(ValueError, match="a part of values each"):
+        with pytest.raises(ValueError, match="must have exactly one part"):
             fastpipe._fastpipe.RowBuffer(columns, arrays=names, **options)
     with pytest.raises(ValueError, match="not all columns are arrays"):
         buffer().next_arrays()

@@ -179,7 +179,7 @@ def test_tokens_that_are_none_are_refused(server: ServerProcess) -> None:
         call = flight.FlightCallOptions(timeout=100, headers=headers if number % 50 else [])
         asked = random.Random(number).choice([health, batches])
         # gRPC itself refuses headers that aren't text, and HTTP/2 those of more than 16 KiB.
-        refused = "this server wants a token|Invalid metadata|metadata size|status: 431|header_list"
+        refused = "this server requires a token|Invalid metadata|metadata size|status: 431|header_list"
         with pytest.raises(pa.ArrowException, match=refused):
             asked(client, call)
 

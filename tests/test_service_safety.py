@@ -141,7 +141,7 @@ def test_a_certificate_that_another_authority_has_signed_is_refused(guarded: str
 
 @pytest.mark.parametrize("token", [None, "", "open barley", "open sesame ", "open sesam", "Bearer open sesame"])
 def test_a_wrong_token_is_refused(guarded: str, certificates: Path, token: str | None) -> None:
-    with pytest.raises(fastpipe.ServiceError, match=r"wants a token: connect\(..., token=...\)"):
+    with pytest.raises(fastpipe.ServiceError, match=r"requires a token: connect\(..., token=...\)"):
         fastpipe.connect(guarded, **shown(certificates, token=token), timeout=60)
 
 

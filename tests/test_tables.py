@@ -249,7 +249,7 @@ def test_arguments() -> None:
     with pytest.raises(fastpipe.UnsupportedError, match=r"feature 'i': .*columns=\[\"x\"\] reads the others"):
         fastpipe.from_arrow(pa.table({"i": pa.nulls(1, pa.month_day_nano_interval()), "x": [1]}), batch_size=1)
     assert len(list(fastpipe.from_arrow(table.slice(0, 0), batch_size=1))) == 0
-    with pytest.raises(fastpipe.UnsupportedError, match="a single Arrow array, and no table"):
+    with pytest.raises(fastpipe.UnsupportedError, match="a single Arrow array, not a table"):
         fastpipe.from_arrow(pa.array([1]), batch_size=1)
     with pytest.raises(fastpipe.UnsupportedError, match="rows of the table are null as a whole"):
         fastpipe.from_arrow(pa.array([{"a": 1}, None]), batch_size=1)

@@ -1,11 +1,11 @@
-//! Calls into Python during long work: checks for signals, and records for the log.
+//! Calls into Python during long operations: signal checks and log records.
 
 use std::time::Instant;
 
 use fastpipe_files::{LOOK_AFTER, Level, LogRecord};
 use pyo3::prelude::*;
 
-/// Looks at signals now and then.
+/// Returns a callback that checks for Python signals at regular intervals.
 pub(crate) fn signals() -> impl FnMut(u64) -> PyResult<()> + Send {
     let mut last = Instant::now();
     move |_| {
@@ -17,7 +17,7 @@ pub(crate) fn signals() -> impl FnMut(u64) -> PyResult<()> + Send {
     }
 }
 
-/// Logs texts at their levels.
+/// Writes records to the Python logger `fastpipe`, each at its level.
 pub(crate) fn log(py: Python<'_>, notes: &[LogRecord]) -> PyResult<()> {
     if notes.is_empty() {
         return Ok(());

@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyType};
 
-/// The name of an exception's class, with a number of its own.
+/// Returns the name of an exception class and the class's index in the cache of `class`.
 const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
     match kind {
         ErrorKind::Malformed => (0, "MalformedFileError"),
@@ -27,12 +27,12 @@ const fn numbered(kind: ErrorKind) -> (usize, &'static str) {
         ErrorKind::Storage => (8, "StorageError"),
         ErrorKind::OutOfMemory => (9, "OutOfMemoryError"),
         ErrorKind::Closed => (10, "PassClosedError"),
-        // Internal ones, and kinds to come.
+        // Internal errors, and kinds that are added later.
         _ => (11, "FastpipeError"),
     }
 }
 
-/// The name of the exception's class for such an error.
+/// Returns the name of the exception class for errors of this kind.
 pub(crate) const fn name(kind: ErrorKind) -> &'static str {
     numbered(kind).1
 }
@@ -43,11 +43,12 @@ fn class(py: Python<'_>, kind: ErrorKind) -> PyResult<Bound<'_, PyType>> {
     CLASSES[i].import(py, "fastpipe.errors", name).cloned()
 }
 
-/// Does what makes objects of Python's. Where Python has no memory for one of them, PyO3 panics: that becomes a
-/// MemoryError, and any other panic an error, not a PanicException, which `except Exception` doesn't catch.
+/// Runs code that creates Python objects. PyO3 panics if Python can't allocate an object: `guarded` turns that panic
+/// into a `MemoryError`. It turns any other panic into an ordinary error, because `except Exception` doesn't catch a
+/// `PanicException`.
 pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     catch_unwind(AssertUnwindSafe(part)).unwrap_or_else(|panic| {
-        // It may have been raised and not taken.
+        // Python may have set an exception that PyO3 did not fetch before it panicked.
         let raised = catch_unwind(AssertUnwindSafe(|| PyErr::take(py))).ok().flatten();
         let is_memory = |error: &PyErr| error.is_instance_of::<PyMemoryError>(py);
         Err(match raised {
@@ -57,14 +58,14 @@ pub(crate) fn guarded<T>(py: Python<'_>, part: impl FnOnce() -> PyResult<T>) -> 
     })
 }
 
-/// An exception that a user's code raised.
+/// An exception that user code raised.
 ///
-/// A pass takes it out of the error: kept in there, it would keep what its traceback has, the pass itself among it, for
-/// ever.
+/// The pass moves the exception out of the error. Its traceback references the pass, so an error that kept it would
+/// leak both.
 pub(crate) struct Raised {
     exception: Mutex<Option<Py<PyAny>>>,
     traceback: Option<Py<PyAny>>,
-    /// Whether it says where it was raised.
+    /// Whether the exception already has a note that says where it was raised.
     noted: AtomicBool,
 }
 
@@ -77,7 +78,7 @@ impl Raised {
         }
     }
 
-    /// What didn't come of reading a unit here.
+    /// An exception that was not raised while a unit was read, so it gets no note about a unit.
     pub(crate) fn elsewhere(py: Python<'_>, raised: PyErr) -> Self {
         Raised {
             noted: AtomicBool::new(true),
@@ -85,12 +86,13 @@ impl Raised {
         }
     }
 
-    /// The exception, for whoever keeps it from now on.
+    /// Moves the exception to the caller, which keeps it from then on. Returns `None` if it was moved before.
     pub(crate) fn take(&self) -> Option<Py<PyAny>> {
         self.exception.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// The exception as it was raised, each time that it is raised again, with a note of where that was.
+    /// Restores the original traceback so that the exception can be raised again. Adds a note about the location the
+    /// first time.
     pub(crate) fn again(&self, py: Python<'_>, exception: &Bound<'_, PyAny>, error: &Error) -> PyErr {
         let prepare = || {
             exception.setattr("__traceback__", self.traceback.as_ref())?;
@@ -111,15 +113,15 @@ impl Raised {
     }
 }
 
-/// What a user's code raised, if an error is that.
+/// Returns the exception that user code raised, if that is the cause of the error.
 pub(crate) fn raised_of(error: &Error) -> Option<&Raised> {
     error.cause().and_then(|cause| cause.downcast_ref())
 }
 
-/// The exception for an error, with its location as attributes.
+/// Returns the exception for an error, with the error's location as attributes.
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     if error.kind() == ErrorKind::OutOfMemory {
-        // For the exception, and for whoever handles it.
+        // This memory is for the exception and for the code that handles it.
         release_address_space();
     }
     let made = catch_unwind(AssertUnwindSafe(|| make(py, error)));
@@ -164,7 +166,7 @@ fn make(py: Python<'_>, error: &Error) -> PyErr {
     make().unwrap_or_else(|failed| failed)
 }
 
-/// The error that a pass ends with if a batch couldn't be handed out.
+/// Returns the error that ends a pass after a batch could not be delivered.
 pub(crate) fn lost(py: Python<'_>, error: &PyErr) -> Error {
     if error.is_instance_of::<PyMemoryError>(py) {
         let reason =

@@ -1,15 +1,15 @@
 //! The extension module `fastpipe._fastpipe`: conversions between Python and the other crates.
 //!
-//! It is private to the Python package, which gives it its names, its defaults and its documentation. Folders use those
-//! above them in this list:
+//! The module is private. The Python package adds the public names, the defaults and the documentation. A folder uses
+//! only folders that precede it in this list:
 //!
-//! - `errors` and `callbacks`: exceptions, signals, records of logs.
-//! - `specs`: specs to features, vocabularies.
-//! - `arrays`: batches to NumPy's arrays, tables of Arrow to columns, memory that processes share.
+//! - `errors` and `callbacks`: exceptions, signals and log records.
+//! - `specs`: conversion of specs to features, and vocabularies.
+//! - `arrays`: batches as NumPy arrays, Arrow tables as columns, and memory that processes share.
 //! - `sources`: datasets, one class for each kind of source.
-//! - `service`: datasets on servers, and the batches that servers send.
-//! - `passes`: orders of rows, and passes in such an order.
-//! - `loader`: items that workers write into batches.
+//! - `service`: datasets on servers, and batches received from servers.
+//! - `passes`: orders of rows, and passes over the data in such an order.
+//! - `loader`: items that DataLoader workers write into batches.
 //! - `tensorflow`: starts passes for the kernels of `fastpipe-tensorflow`.
 
 mod arrays;
@@ -25,11 +25,11 @@ mod tensorflow;
 use fastpipe_memory::ReserveAllocator;
 use pyo3::prelude::*;
 
-/// The system's allocator, with a reserve: when memory runs out, errors can be reported.
+/// The system's allocator with a reserve, so that errors can still be reported after memory runs out.
 #[global_allocator]
 static ALLOCATOR: ReserveAllocator = ReserveAllocator;
 
-/// The extension module. Classes are frozen and lock inside, so it runs without the GIL.
+/// The extension module. Its classes are frozen and lock internally, so it supports Python without the GIL.
 #[pymodule(gil_used = false)]
 mod _fastpipe {
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! Batches as TensorFlow's tensors: what `fastpipe-tensorflow` needs of Python.
+//! The Python side of `fastpipe-tensorflow`, which yields batches as TensorFlow tensors.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -14,24 +14,28 @@ use crate::errors;
 use crate::passes::pass::Pass;
 use crate::sources::avro_messages::MessageDecoder;
 
-/// Registers the ops, once in a process.
+/// Registers the TensorFlow ops. Called once per process.
 ///
-/// `begin` is called with the number of a dataset and the values of its arguments (ints, bools, lists of bytes). It
-/// returns a pass, or None if there is nothing to be read; for each column of an element its name and, where nested
-/// arrays are wanted as coordinates, the shape of a row with -1 for any length; for errors in tensorflow-io's words the
-/// shape of each feature, or None; exceptions that are told of before the first batch, each with its text; and whether
-/// to go on behind damaged blocks.
+/// `begin` is called with the ID of a dataset and the values of its arguments (ints, bools, lists of bytes). It returns
+/// a tuple:
+///
+/// - a pass, or None if there is nothing to read;
+/// - for each column of an element, its name and, if nested arrays are wanted as coordinates, the shape of a row with
+///   -1 for an open dimension;
+/// - the shape of each feature, for errors in tensorflow-io's wording, or None;
+/// - exceptions to report before the first batch, each with its text;
+/// - whether to continue after damaged blocks.
 #[pyfunction]
 pub(crate) fn register_tensorflow(py: Python<'_>, begin: Py<PyAny>) -> PyResult<()> {
     let libraries = libraries(py)?;
-    // SAFETY: the libraries of the TensorFlow that Python has imported.
+    // SAFETY: these are the libraries of the TensorFlow that Python has imported.
     unsafe { fastpipe_tensorflow::register(&libraries, Box::new(PythonHost(begin))) }.map_err(PyImportError::new_err)
 }
 
-/// Makes a decoder known to graphs by a number, which says its schema and features.
+/// Registers a decoder under a number, by which graphs refer to its schema and features.
 ///
-/// `wanted` is each column's name and, where its nested arrays are wanted as coordinates, the shape of a row with -1
-/// for any length.
+/// `wanted` contains the name of each column and, if its nested arrays are wanted as coordinates, the shape of a row
+/// with -1 for an open dimension.
 #[pyfunction]
 pub(crate) fn register_tensorflow_parser(
     number: i64,
@@ -44,7 +48,8 @@ pub(crate) fn register_tensorflow_parser(
         .map_err(|failure| PyValueError::new_err(failure.message))
 }
 
-/// The libraries of the TensorFlow that Python has imported: nobody else says which files they are.
+/// Returns the paths of the libraries of the TensorFlow that Python has imported. Only Python knows which TensorFlow
+/// that is.
 fn libraries(py: Python<'_>) -> PyResult<[PathBuf; 2]> {
     let modules = py.import("sys")?.getattr("modules")?;
     let not_imported = |_| PyImportError::new_err("TensorFlow isn't imported");
@@ -60,13 +65,13 @@ fn libraries(py: Python<'_>) -> PyResult<[PathBuf; 2]> {
     Ok(["framework", "cc"].map(|name| folder.join(format!("libtensorflow_{name}.{ending}"))))
 }
 
-/// Lets TensorFlow call into Python no longer, and waits for calls that are under way. Its passes end with an error.
+/// Stops TensorFlow from calling into Python, and waits for calls that are in progress. Its passes end with an error.
 #[pyfunction]
 pub(crate) fn leave_tensorflow(py: Python<'_>) {
     py.detach(fastpipe_tensorflow::leave);
 }
 
-/// Begins passes by what `register_tensorflow` was given.
+/// Starts passes by calling the function that `register_tensorflow` received.
 struct PythonHost(Py<PyAny>);
 
 impl Host for PythonHost {
@@ -100,7 +105,7 @@ impl PythonHost {
     }
 }
 
-/// A scalar as an int or a bool, strings as a list of bytes.
+/// Converts a scalar to an int or a bool, and strings to a list of bytes.
 fn to_python<'py>(py: Python<'py>, argument: Argument) -> PyResult<Bound<'py, PyAny>> {
     Ok(match argument {
         Argument::Int(number) => number.into_pyobject(py)?.into_any(),
@@ -109,8 +114,8 @@ fn to_python<'py>(py: Python<'py>, argument: Argument) -> PyResult<Bound<'py, Py
     })
 }
 
-/// What Python makes of a dataset: its pass, the columns of elements, shapes of features, exceptions with what is told
-/// of them, and whether it skips blocks.
+/// The result of Python's `begin`: the pass, the columns of elements, the shapes of features, exceptions with their
+/// texts, and whether damaged blocks are skipped.
 type Begun<'py> = (
     Option<Bound<'py, Pass>>,
     Vec<Wanted>,
@@ -119,7 +124,7 @@ type Begun<'py> = (
     bool,
 );
 
-/// TensorFlow's class of errors for one of Python's.
+/// Returns TensorFlow's error code for a Python exception.
 fn code(py: Python<'_>, error: &PyErr) -> Code {
     if error.is_instance_of::<PyFileNotFoundError>(py) {
         Code::NotFound

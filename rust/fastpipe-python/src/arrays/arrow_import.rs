@@ -1,4 +1,4 @@
-//! Tables of other libraries, through Arrow's C data interface and its PyCapsules.
+//! Imports other libraries' tables through Arrow's C data interface and its PyCapsules.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::errors::IntoPy;
 
-/// All record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__`, and their schema.
+/// Returns the schema and all record batches of an object with `__arrow_c_stream__` or `__arrow_c_array__`.
 pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<RecordBatch>)> {
     let mut batches = Vec::new();
     let schema = each(table, |batch| {
@@ -27,19 +27,19 @@ pub(crate) fn import(table: &Bound<'_, PyAny>) -> PyResult<(SchemaRef, Vec<Recor
     Ok((schema, batches))
 }
 
-/// Takes the record batches of whatever has `__arrow_c_stream__` or `__arrow_c_array__` as they come; returns their
-/// schema.
+/// Passes the record batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` to `take` one by one.
+/// Returns their schema.
 pub(crate) fn each(table: &Bound<'_, PyAny>, mut take: impl FnMut(RecordBatch) -> PyResult<()>) -> PyResult<SchemaRef> {
     let py = table.py();
     if table.hasattr("__arrow_c_stream__")? {
         let capsule = table.call_method0("__arrow_c_stream__")?.cast_into::<PyCapsule>()?;
-        // SAFETY: a capsule of this name holds a stream, which is moved out of it, so that it is released once.
+        // SAFETY: a capsule of this name contains a stream. The stream is moved out of it, so it is released once.
         let mut stream = unsafe {
             let stream = pointer::<FFI_ArrowArrayStream>(&capsule, c"arrow_array_stream")?;
             Stream(FFI_ArrowArrayStream::from_raw(stream))
         };
         let schema = py.detach(|| stream.schema()).py(py)?;
-        // Whoever makes them may need the GIL, on any thread.
+        // The producer may need the GIL, on any thread.
         while let Some(batch) = py.detach(|| stream.next(&schema)).py(py)? {
             take(batch)?;
             py.check_signals()?;
@@ -49,7 +49,7 @@ pub(crate) fn each(table: &Bound<'_, PyAny>, mut take: impl FnMut(RecordBatch) -
     let pair = table.call_method0("__arrow_c_array__")?.cast_into::<PyTuple>()?;
     let capsule = |i: usize| Ok::<_, PyErr>(pair.get_item(i)?.cast_into::<PyCapsule>()?);
     let (schema, array) = (capsule(0)?, capsule(1)?);
-    // SAFETY: capsules of these names hold a schema, which stays theirs, and an array, which is moved out.
+    // SAFETY: capsules of these names contain a schema, which the capsule keeps, and an array, which is moved out.
     let (schema, array) = unsafe {
         let schema = pointer::<FFI_ArrowSchema>(&schema, c"arrow_schema")?;
         let array = pointer::<FFI_ArrowArray>(&array, c"arrow_array")?;
@@ -61,15 +61,15 @@ pub(crate) fn each(table: &Bound<'_, PyAny>, mut take: impl FnMut(RecordBatch) -
     Ok(schema)
 }
 
-/// The schema of whatever has `__arrow_c_schema__`.
+/// Returns the schema of an object with `__arrow_c_schema__`.
 pub(crate) fn import_schema(schema: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
     let capsule = schema.call_method0("__arrow_c_schema__")?.cast_into::<PyCapsule>()?;
-    // SAFETY: a capsule of this name holds a schema, which stays its own.
+    // SAFETY: a capsule of this name contains a schema, which the capsule keeps.
     let schema = unsafe { schema_of(&*pointer::<FFI_ArrowSchema>(&capsule, c"arrow_schema")?) };
     schema.py(capsule.py())
 }
 
-/// The address that a capsule of this name holds.
+/// Returns the address in a capsule, which must have this name.
 fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*mut T> {
     let held = capsule.pointer_checked(Some(name));
     let held = held.map_err(|_| PyTypeError::new_err(format!("an Arrow capsule isn't of the name {name:?}")))?;
@@ -80,7 +80,7 @@ fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
     if schema.format() != "+s" {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "this is a single Arrow array, and no table of columns: pyarrow.table({\"name\": array}) makes one",
+            "this is a single Arrow array, not a table of columns: pass pyarrow.table({\"name\": array})",
         ));
     }
     let fields = schema.children().map(|column| -> Result<Field, ArrowError> {
@@ -94,17 +94,18 @@ fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
     Ok(Arc::new(Schema::new_with_metadata(fields, metadata_of(schema))))
 }
 
-/// The metadata of a schema or a column, if they are UTF-8: Arrow's may be any bytes, and none of them changes a value.
+/// Returns the metadata of a schema or a column, or none if they are not UTF-8. Arrow allows any bytes, and metadata
+/// never change a value.
 fn metadata_of(schema: &FFI_ArrowSchema) -> HashMap<String, String> {
     schema.metadata().unwrap_or_default()
 }
 
 fn batch_of(array: FFI_ArrowArray, schema: &SchemaRef) -> Result<RecordBatch, Error> {
     let ty = DataType::Struct(schema.fields.clone());
-    // SAFETY: the array came with this schema, and whoever made it vouches for its buffers, as the interface demands.
+    // SAFETY: the array came with this schema, and the interface makes its producer responsible for the buffers.
     let data = unsafe { from_ffi_and_data_type(array, ty) };
     let mut data = data.map_err(|error| Error::new(ErrorKind::Malformed, format!("damaged Arrow data: {error}")))?;
-    // The interface lets buffers begin anywhere.
+    // The interface allows buffers at any alignment.
     data.align_buffers();
     record_batch(schema, data)
 }
@@ -121,7 +122,7 @@ impl Stream {
             ));
         };
         let mut schema = FFI_ArrowSchema::empty();
-        // SAFETY: the stream isn't released (it would have no functions), and the schema is there to be written.
+        // SAFETY: the stream isn't released (a released stream has no functions), and `schema` may be overwritten.
         match unsafe { get_schema(&raw mut self.0, &raw mut schema) } {
             0 => schema_of(&schema),
             code => Err(self.failed(code)),
@@ -141,13 +142,13 @@ impl Stream {
         }
     }
 
-    /// What the producer says of its last call, which has failed.
+    /// Returns an error with the producer's message about its last call, which failed.
     fn failed(&mut self, code: i32) -> Error {
         const OUT_OF_MEMORY: i32 = 12; // ENOMEM
         let said = self.0.get_last_error.and_then(|last_error| {
-            // SAFETY: the stream isn't released; the text stays where it is until its next call.
+            // SAFETY: the stream isn't released. The text remains valid until the next call of the stream.
             let text = unsafe { last_error(&raw mut self.0) };
-            // SAFETY: a text that ends with NUL, if there is one.
+            // SAFETY: the text is not null and ends with NUL.
             (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         });
         let said = said.unwrap_or_else(|| format!("error {code}"));

@@ -1,4 +1,4 @@
-//! Schemas of columns, and record batches, as the PyCapsules of Arrow's C data interface.
+//! Schemas of columns, and record batches, as PyCapsules of Arrow's C data interface.
 
 use std::collections::HashMap;
 
@@ -13,24 +13,24 @@ use pyo3::types::{PyCapsule, PyTuple};
 
 use crate::errors::{IntoPy, guarded};
 
-/// The schema of batches of such columns, as Arrow has it.
+/// Returns the Arrow schema of batches with these columns.
 pub(crate) fn schema_of(
     columns: &[ColumnSpec],
     padded: bool,
     metadata: HashMap<String, String>,
 ) -> Result<SchemaRef, Error> {
-    // They would end a text of C's.
+    // A NUL would end a C string early.
     let names = columns.iter().map(|column| &*column.name);
     let texts = metadata.iter().flat_map(|(key, value)| [&**key, &**value]);
     if let Some(text) = names.chain(texts).find(|text| text.contains('\0')) {
-        let reason = format!("Arrow has no column {text:?}: its names have no NUL characters");
+        let reason = format!("Arrow does not support a column named {text:?}: names must not contain NUL characters");
         return Err(Error::new(ErrorKind::Schema, reason));
     }
     schema(columns, padded.then_some(VALID), metadata)
 }
 
 fn unexported(error: &ArrowError) -> Error {
-    Error::new(ErrorKind::Internal, format!("Arrow data can't be handed out: {error}"))
+    Error::new(ErrorKind::Internal, format!("Arrow data can't be exported: {error}"))
 }
 
 pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResult<Bound<'py, PyCapsule>> {
@@ -38,7 +38,7 @@ pub(crate) fn schema_capsule<'py>(py: Python<'py>, schema: &SchemaRef) -> PyResu
     PyCapsule::new_with_value(py, schema.py(py)?, c"arrow_schema")
 }
 
-/// A record batch, as the capsules of its schema and of an array.
+/// Exports a record batch as two capsules: its schema and its array.
 pub(crate) fn array_capsules<'py>(
     py: Python<'py>,
     schema: &SchemaRef,
@@ -49,7 +49,7 @@ pub(crate) fn array_capsules<'py>(
     PyTuple::new(py, [schema_capsule(py, schema)?, array])
 }
 
-/// The schema of batches of such columns, as a capsule; `padded` if they say which of their rows are valid.
+/// Exports the schema of batches with these columns as a capsule. `padded` adds the column that marks valid rows.
 pub(crate) fn arrow_schema<'py>(
     py: Python<'py>,
     columns: &[ColumnSpec],

@@ -1,7 +1,7 @@
 //! Batches as NumPy arrays over the engine's memory.
 //!
-//! Arrays are made over the slabs of a batch without copying. Each has the batch's [`Memory`] as its base, so the slabs
-//! live as long as any array over them, and then go back to their pool.
+//! Arrays view the slabs of a batch without copying. Each array has the batch's [`Memory`] as its base. The slabs
+//! therefore stay alive as long as any array over them, and then return to their pool.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,12 +21,12 @@ use pyo3::types::{PyDict, PyTuple, PyType};
 use crate::arrays::numpy_buffers::{Fresh, Memory, view};
 use crate::errors::guarded;
 
-/// Loads NumPy and its C API, which the numpy crate would do when it is first needed: it runs Python, where Ctrl-C may
-/// land, and panics if that fails. Here it is an exception like any other.
+/// Loads NumPy and its C API. The numpy crate would load them on first use, which runs Python code that Ctrl-C may
+/// interrupt, and the crate panics if that fails. Here a failure raises an ordinary exception.
 pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
     py.import("numpy")?;
     let loaded = catch_unwind(AssertUnwindSafe(|| {
-        // The API for arrays, and the one by which the crate notes who has borrowed one.
+        // This loads the array API and the API with which the crate tracks borrowed arrays.
         Fresh::zeros(&dtype::<i64>(py), &[1])?
             .into_array()
             .cast::<PyArray1<i64>>()?
@@ -42,12 +42,12 @@ pub(crate) fn load_numpy(py: Python<'_>) -> PyResult<()> {
     })
 }
 
-/// A list as an array over the same memory; MemoryError where Python has none for the array itself.
+/// Moves a list into an array without copying it. Raises `MemoryError` if Python can't allocate the array object.
 pub(crate) fn array<T: Element>(py: Python<'_>, list: Vec<T>) -> PyResult<Bound<'_, PyArray1<T>>> {
     guarded(py, || Ok(PyArray1::from_vec(py, list)))
 }
 
-/// The classes of batch forms, from `fastpipe.batch`.
+/// The array types of batches, from `fastpipe.batch`.
 struct Forms {
     ragged: Py<PyType>,
     strings: Py<PyType>,
@@ -71,7 +71,7 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
     })
 }
 
-/// A batch as a dict from feature name to array or batch form; `padded` adds which rows are valid.
+/// Returns a batch as a dict from feature name to array or another array type. `padded` adds flags of the valid rows.
 pub(crate) fn to_dict<'py>(
     py: Python<'py>,
     columns: &[ColumnSpec],
@@ -104,7 +104,7 @@ pub(crate) fn to_dict<'py>(
     Ok(dict)
 }
 
-/// Goes through the parts of a batch in the order in which columns list them.
+/// Converts the parts of a batch, in the order of the columns.
 struct Builder<'py, 'b> {
     py: Python<'py>,
     forms: &'b Forms,
@@ -118,7 +118,7 @@ type Object<'py> = Bound<'py, PyAny>;
 
 impl<'py> Builder<'py, '_> {
     fn next(&mut self) -> BufferRange {
-        // There is a stretch for each part; an empty one makes an empty array.
+        // Every part has a range. An empty range gives an empty array.
         self.parts.next().copied().unwrap_or(BufferRange {
             slab: 0,
             offset: 0,
@@ -128,14 +128,14 @@ impl<'py> Builder<'py, '_> {
 
     fn array_of<T: Element>(&self, part: BufferRange, shape: &[usize]) -> PyResult<Object<'py>> {
         let bytes = shape.iter().try_fold(size_of::<T>(), |n, &size| n.checked_mul(size));
-        // Never beyond the part, whatever the shape says.
+        // The array must never extend past the part, even if the shape does.
         let fits = bytes.is_some_and(|n| n <= part.len);
         let shape = if fits { shape } else { &[0][..] };
         let slab = self.memory.get().slab(part.slab);
-        // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it; the shape
-        // takes no more bytes than the part has (above). Every bit pattern of a number is valid, and bools are written
-        // as 0 or 1. The slab stays where it is until `memory`, the base of the array, dies. Parts don't overlap, so no
-        // other array of the batch is over the same bytes; those of `Memory::pieces` are, as views are in NumPy.
+        // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it. The array
+        // is no larger than the part (checked above). Every bit pattern of a number is valid, and bools are written as
+        // 0 or 1. The slab stays in place until `memory`, the base of the array, is freed. Parts don't overlap, so no
+        // other array of the batch covers the same bytes. The arrays of `Memory::pieces` do, as views do in NumPy.
         let array = unsafe {
             let start = slab.as_ptr().add(part.offset);
             view(&dtype::<T>(self.py), shape, start, self.memory.clone().into_any())?
@@ -178,7 +178,7 @@ impl<'py> Builder<'py, '_> {
         self.forms.masked.bind(self.py).call1((values, valid))
     }
 
-    /// Values `[n, *shape]`, n as many as there are.
+    /// Returns values of the shape `[n, *shape]` and `n`, which the size of the part determines unless `rows` is given.
     fn leaf(&mut self, leaf: Leaf, shape: &[usize], rows: Option<usize>) -> PyResult<(Object<'py>, usize)> {
         let width: usize = shape.iter().product();
         let part = self.next();
@@ -256,7 +256,7 @@ impl<'py> Builder<'py, '_> {
     }
 }
 
-/// An array of its own.
+/// Returns a new array that owns its memory.
 fn numbers<'py>(py: Python<'py>, numbers: &[i64]) -> PyResult<Object<'py>> {
     let mut array = Fresh::zeros(&dtype::<i64>(py), &[numbers.len()])?;
     for (to, number) in array.bytes_mut().as_chunks_mut::<8>().0.iter_mut().zip(numbers) {

@@ -1,4 +1,4 @@
-//! Arrays of NumPy and tables of Arrow: batches to them, and them to columns.
+//! NumPy arrays and Arrow tables: conversion of batches to them, and of them to columns.
 
 pub(crate) mod arrow_import;
 pub(crate) mod arrow_schema;

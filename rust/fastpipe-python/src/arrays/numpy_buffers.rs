@@ -1,4 +1,4 @@
-//! The bytes of NumPy arrays of any dtype, and the slabs that arrays lie in.
+//! The bytes of NumPy arrays of any dtype, and the slabs that contain arrays.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -16,7 +16,7 @@ use pyo3::types::PyWeakrefReference;
 
 use crate::arrays::shared_slabs::SharedSlabs;
 
-/// The memory of a batch: the base of its arrays.
+/// The memory of a batch. It is the base of the batch's arrays.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Memory {
     slabs: Vec<Slab>,
@@ -30,19 +30,20 @@ impl Memory {
         self.slabs.iter().map(Slab::len).sum()
     }
 
-    /// The slabs, uint8, and where each begins in a stretch of memory with room for all of them: what copies a batch
-    /// elsewhere copies these.
+    /// Returns each slab as a uint8 array, with its offset in a contiguous copy of all slabs. Code that copies a whole
+    /// batch copies these arrays.
     pub(crate) fn pieces<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<(Bound<'py, PyUntypedArray>, usize)>> {
         let bytes = dtype::<u8>(slf.py());
-        // SAFETY: this many initialised bytes, which stay where they are until `slf`, the base of the array, dies.
-        // Other arrays over them are views of the same memory, as NumPy's own are.
+        // SAFETY: these bytes are initialized and stay in place until `slf`, the base of the array, is freed. Other
+        // arrays over them are views of the same memory, as in NumPy.
         let array = |slab: &Slab| unsafe { view(&bytes, &[slab.len()], slab.as_ptr(), slf.clone().into_any()) };
         let placed = slf.get().placed().filter(|(slab, _)| !slab.is_empty());
         placed.map(|(slab, start)| Ok((array(slab)?, start))).collect()
     }
 
-    /// Lends the slabs to another process, which borrows each: address, size and offset of each of them. None if they
-    /// don't all lie in that memory. They can be read here all the same, and must not be written to.
+    /// Lends the slabs to another process, which borrows each one. Returns the address, size and offset of each slab,
+    /// or None if a slab is not in that shared memory. This process can still read the slabs, but must not write to
+    /// them.
     fn lend(&self, slabs: &SharedSlabs) -> Option<Vec<(usize, usize, usize)>> {
         let filled = || self.slabs.iter().filter(|slab| !slab.is_empty());
         let memory = slabs.lender().arena().memory();
@@ -58,7 +59,8 @@ impl Memory {
         filled().map(lend).collect()
     }
 
-    /// Where an array's first element lies in that stretch. None if not all of the array is in a slab.
+    /// Returns the offset of an array's first element in the contiguous copy. None if the array is not entirely in one
+    /// slab.
     fn place(&self, array: &Bound<'_, PyUntypedArray>) -> Option<usize> {
         let extent = extent(array)?;
         self.placed().find_map(|(slab, start)| {
@@ -69,11 +71,11 @@ impl Memory {
     }
 }
 
-/// Where slabs begin in a stretch of all of them: at multiples of what GPUs want for whatever reads them.
+/// Alignment of slabs in a contiguous copy. Code on a GPU reads data at such offsets efficiently.
 const PIECES: usize = 256;
 
 impl Memory {
-    /// The slabs, each with where it begins in a stretch of all of them.
+    /// Returns the slabs, each with its offset in a contiguous copy of all slabs.
     fn placed(&self) -> impl Iterator<Item = (&Slab, usize)> {
         self.slabs.iter().scan(0, |end, slab| {
             let start = *end;
@@ -82,82 +84,81 @@ impl Memory {
         })
     }
 
-    /// The memory of a batch.
+    /// Creates the memory of a batch from its slabs.
     pub(crate) fn of_all(slabs: Vec<Slab>) -> Self {
         Memory { slabs }
     }
 
-    /// One of the slabs.
+    /// Returns the slab with this index.
     pub(crate) fn slab(&self, number: usize) -> &Slab {
         &self.slabs[number]
     }
 
-    /// The memory of a single array.
+    /// Creates the memory of a single array.
     pub(crate) fn of(slab: Slab) -> Self {
         Memory { slabs: vec![slab] }
     }
 }
 
-/// A new array that nobody else has seen. Its bytes aren't written yet.
+/// A new array to which no other reference exists. Its bytes are not yet written.
 pub(crate) struct Fresh<'py>(Bound<'py, PyUntypedArray>);
 
 impl<'py> Fresh<'py> {
-    /// An array of a dtype without objects, in C order, from NumPy's own allocator.
+    /// Creates an array of a dtype without objects, in C order, with NumPy's allocator.
     pub(crate) fn new(dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
-        // SAFETY: there is no memory given.
+        // SAFETY: no memory is passed.
         unsafe { make(dtype, shape, std::ptr::null_mut()) }.map(Fresh)
     }
 
-    /// An array of a dtype without objects, in C order, over a slab, which goes back to its pool when the last array
-    /// over it dies.
+    /// Creates an array of a dtype without objects, in C order, over a slab. The slab returns to its pool when the last
+    /// array over it is freed.
     pub(crate) fn over(slab: Slab, dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
         let len = shape
             .iter()
             .try_fold(dtype.itemsize(), |len, &size| len.checked_mul(size));
         if len != Some(slab.len()) {
             return Err(PyValueError::new_err(
-                "there is more or less memory than an array takes",
+                "internal error: the memory of an array has the wrong size",
             ));
         }
         let start = slab.as_ptr();
         let memory = Bound::new(dtype.py(), Memory::of(slab))?;
-        // SAFETY: the slab has as many bytes as the array takes, aligned for any dtype. They stay where they are until
-        // `memory` dies.
+        // SAFETY: the slab has exactly the size of the array, and is aligned for any dtype. Its bytes stay in place
+        // until `memory` is freed.
         unsafe { view(dtype, shape, start, memory.into_any()) }.map(Fresh)
     }
 
-    /// An array of zeros of a dtype without objects, from NumPy's own allocator.
+    /// Creates an array of zeros of a dtype without objects, with NumPy's allocator.
     pub(crate) fn zeros(dtype: &Bound<'py, PyArrayDescr>, shape: &[usize]) -> PyResult<Self> {
         let mut array = Fresh::new(dtype, shape)?;
         array.bytes_mut().fill(Byte::new(0));
         Ok(array)
     }
 
-    /// The bytes of its elements.
+    /// Returns the bytes of the array's elements.
     pub(crate) fn bytes_mut(&mut self) -> &mut [Byte] {
         let len = self.0.len() * self.0.dtype().itemsize();
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: `make` made the array, C-contiguous with elements of `itemsize` bytes, and nobody else has a
-        // reference to it or its memory: NumPy just allocated it, or it is a slab of its own; `self` is borrowed
-        // exclusively. The bytes needn't be initialised. NumPy made an array of this size, so it is at most
-        // `isize::MAX` bytes.
+        // SAFETY: `make` created the array, C-contiguous with elements of `itemsize` bytes. There is no other reference
+        // to it or its memory: NumPy has just allocated it, or it has its own slab. `self` is borrowed exclusively. The
+        // bytes may be uninitialized. NumPy created an array of this size, so it has at most `isize::MAX` bytes.
         unsafe { slice::from_raw_parts_mut((*self.0.as_array_ptr()).fields.data.cast(), len) }
     }
 
-    /// The array, when all of it was written.
+    /// Returns the array. The caller must have written all of it.
     pub(crate) fn into_array(self) -> Bound<'py, PyUntypedArray> {
         self.0
     }
 }
 
-/// An array of a dtype without objects, in C order, over memory that lives as long as `base`.
+/// Creates an array of a dtype without objects, in C order, over memory that `base` keeps alive.
 ///
 /// # Safety
 ///
-/// The memory is aligned for the dtype and has as many initialised bytes as the shape takes, valid for the dtype, which
-/// stay where they are until `base` dies.
+/// The memory must be aligned for the dtype. It must contain as many initialized bytes as the shape requires, valid for
+/// the dtype, which stay in place until `base` is freed.
 pub(crate) unsafe fn view<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -165,10 +166,10 @@ pub(crate) unsafe fn view<'py>(
     base: Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = dtype.py();
-    // SAFETY: the caller's promise; `base` becomes that of the array before anyone else sees it.
+    // SAFETY: the caller guarantees it. The array gets its base before any other code sees it.
     let array = unsafe { make(dtype, shape, memory.cast())? };
-    // SAFETY: NumPy's API as documented: `array` is an array that has no base yet, and the reference to `base` is taken
-    // over even if it fails.
+    // SAFETY: this follows the documentation of NumPy's API. `array` has no base yet, and the function takes over the
+    // reference to `base` even if it fails.
     let failed = unsafe { PY_ARRAY_API.PyArray_SetBaseObject(py, array.as_array_ptr(), base.into_ptr()) } < 0;
     if failed {
         return Err(PyErr::fetch(py));
@@ -176,12 +177,13 @@ pub(crate) unsafe fn view<'py>(
     Ok(array)
 }
 
-/// A new array of a dtype without objects, in C order, over memory or, where that is null, from NumPy's own allocator.
+/// Creates an array of a dtype without objects, in C order. It is placed in `memory` or, if that is null, allocated by
+/// NumPy.
 ///
 /// # Safety
 ///
-/// Memory must be aligned for the dtype and have as many bytes as the shape takes, for as long as the array lives or
-/// until it has a base.
+/// `memory` must be null, or aligned for the dtype and as large as the shape requires. It must stay valid as long as
+/// the array lives or until the array has a base.
 unsafe fn make<'py>(
     dtype: &Bound<'py, PyArrayDescr>,
     shape: &[usize],
@@ -191,13 +193,14 @@ unsafe fn make<'py>(
     let dims = shape.iter().map(|&size| npy_intp::try_from(size));
     let mut dims: Vec<npy_intp> = dims.collect::<Result<_, _>>()?;
     let count = i32::try_from(dims.len())?;
-    // NumPy would make room for a character, or write null pointers.
+    // For these dtypes, NumPy would allocate space for one character, or write null pointers.
     if dtype.itemsize() == 0 || dtype.has_object() || dtype.has_subarray() {
         return Err(PyValueError::new_err("elements of this dtype can't be copied"));
     }
-    // SAFETY: NumPy's API as documented: `dims` has `count` sizes, it takes over the reference to the dtype, and finds
-    // strides of C order by itself. With null it makes its own memory, else the caller vouches for it, and it finds out
-    // by itself that it is aligned and contiguous. It returns a new reference to an ndarray, or null and an exception.
+    // SAFETY: this follows the documentation of NumPy's API. `dims` has `count` sizes. NumPy takes over the reference
+    // to the dtype and computes the strides of C order. It allocates memory if the pointer is null; otherwise the
+    // caller guarantees that the memory is valid. NumPy determines alignment and contiguity itself. It returns a new
+    // reference to an ndarray, or null with an exception set.
     unsafe {
         let array = PY_ARRAY_API.PyArray_NewFromDescr(
             py,
@@ -214,11 +217,11 @@ unsafe fn make<'py>(
     }
 }
 
-/// A reference to an array that keeps it from being resized.
+/// A reference to an array that prevents NumPy from resizing it.
 ///
-/// NumPy refuses to resize an array that others refer to, but not with `refcheck=False`. It always refuses where there
-/// is a weak reference, so there is one. (What else takes an array's memory away is documented as not to be done:
-/// `__setstate__` on a live array, and programs in C.)
+/// NumPy refuses to resize an array with other references, unless it is called with `refcheck=False`. It always refuses
+/// if a weak reference exists, so this type keeps one. The documentation forbids other ways to take away an array's
+/// memory: `__setstate__` on a live array, and C code.
 pub(crate) struct Pinned {
     array: Py<PyUntypedArray>,
     _weak: Py<PyWeakrefReference>,
@@ -238,22 +241,22 @@ impl Pinned {
     }
 }
 
-/// The bytes of an array that is kept.
+/// The bytes of an array to which a reference is kept.
 pub(crate) struct Kept {
-    /// Keeps the memory alive, and where it is.
+    /// Keeps the memory alive and in place.
     _array: Pinned,
     start: *const Byte,
     len: usize,
 }
 
-// SAFETY: the reference may be dropped by any thread, and is used for nothing else. The bytes are only read, as by
-// `bytes`.
+// SAFETY: any thread may drop the reference, and the reference has no other use. The bytes are only read, in the same
+// way as by `bytes`.
 unsafe impl Send for Kept {}
 // SAFETY: as above.
 unsafe impl Sync for Kept {}
 
 impl Kept {
-    /// An array as [`bytes`] sees it.
+    /// Keeps an array whose bytes [`bytes`] can return. Returns None for other arrays.
     pub(crate) fn new(array: &Bound<'_, PyUntypedArray>) -> PyResult<Option<Self>> {
         let pinned = Pinned::new(array)?;
         Ok(bytes(array).map(|bytes| Kept {
@@ -266,26 +269,27 @@ impl Kept {
 
 impl Array for Kept {
     fn bytes(&self) -> &[Byte] {
-        // SAFETY: they were the bytes of the array when it was pinned, and still are: see `Pinned`. Whether this thread
-        // has the GIL makes no difference to them.
+        // SAFETY: these were the bytes of the array when it was pinned, and they still are: see `Pinned`. Whether this
+        // thread has the GIL doesn't matter.
         unsafe { slice::from_raw_parts(self.start, self.len) }
     }
 }
 
-/// The addresses of an array's first byte and behind its last one; None if it has no elements, or they go backwards.
+/// Returns the address range of an array's bytes. None if the array has no elements or has negative strides.
 pub(crate) fn extent(array: &Bound<'_, PyUntypedArray>) -> Option<Range<usize>> {
     let steps = array.shape().iter().zip(array.strides());
     let last = steps.map(|(&size, &stride)| Some(size.checked_sub(1)? * usize::try_from(stride).ok()?));
     let last: usize = last.sum::<Option<usize>>()?;
-    // SAFETY: it is an array, of which there is a reference. The address is read, not what lies there.
+    // SAFETY: the array is alive because there is a reference to it. Only the address is read, not the memory at that
+    // address.
     let start = unsafe { (*array.as_array_ptr()).fields.data }.addr();
     Some(start..start + last + array.dtype().itemsize())
 }
 
-/// The bytes of an array's elements; None if they aren't one behind the other in C order, or are references.
+/// Returns the bytes of an array's elements. None if they are not contiguous in C order, or are references to objects.
 ///
-/// Whoever lets other threads run while it has them has [pinned](Pinned) the array. As with NumPy itself, who writes
-/// into the array while they are read makes them whatever he leaves behind.
+/// A caller that lets other threads run while it holds the bytes must have [pinned](Pinned) the array. As in NumPy
+/// itself, a thread that writes to the array while it is read makes the result undetermined.
 pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byte]> {
     let dtype = array.dtype();
     if !array.is_c_contiguous() || dtype.has_object() {
@@ -295,7 +299,8 @@ pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byt
     if len == 0 {
         return Some(&[]);
     }
-    // SAFETY: the elements are contiguous, `itemsize` bytes each, and alive as long as the array isn't resized: the
-    // caller has pinned it, or lets no other thread run while it has them. The bytes needn't be initialised.
+    // SAFETY: the elements are contiguous, with `itemsize` bytes each, and stay alive as long as the array isn't
+    // resized. The caller has pinned the array, or lets no other thread run while it holds the bytes. The bytes may be
+    // uninitialized.
     Some(unsafe { slice::from_raw_parts((*array.as_array_ptr()).fields.data.cast(), len) })
 }

@@ -1,7 +1,7 @@
-//! The row buffer of `fastpipe.rebatch`: arrays in, arrays of batches out.
+//! The row buffer of `fastpipe.rebatch`. It takes arrays and returns the arrays of batches.
 //!
-//! Python takes forms apart to their arrays, the parts of their columns, and puts them together again; here whatever is
-//! proportional to rows is done, without the GIL.
+//! Python splits each array type into plain arrays, which are the parts of its column, and reassembles them. All work
+//! that is proportional to the number of rows happens here, without the GIL.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,28 +20,28 @@ use pyo3::types::PyDict;
 use crate::arrays::numpy_buffers::{Fresh, Kept, Pinned, bytes};
 use crate::errors::{guarded, to_py};
 
-/// Keeps rows until they make a batch.
+/// Collects rows until they fill a batch.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct RowBuffer {
     layout: RowLayout,
-    /// Of each part, as the columns have them one after the other, whether it is lengths.
+    /// For each part, in the order of the columns, whether it contains lengths.
     is_lengths: Vec<bool>,
-    /// dtype and shape of the elements of each part of values.
+    /// The dtype and shape of an element, for each part with values.
     elements: Vec<(Py<PyArrayDescr>, Vec<usize>)>,
-    /// The column that each part of values is, if all columns are plain arrays.
+    /// The name of the column of each part, if all columns are plain arrays.
     arrays: Option<Vec<Py<PyAny>>>,
     batch_size: usize,
     drop_last: bool,
-    /// Memory for arrays that go out. Used by the process that made it: see [`SlabPool`].
+    /// Memory for returned arrays. Only the process that created the pool uses it: see [`SlabPool`].
     pool: Arc<SlabPool>,
     process: u32,
     state: Mutex<State>,
 }
 
-/// Arrays of this many bytes are made in slabs, so that page faults are paid once; NumPy's own allocator keeps smaller
-/// ones as ready, and faster.
+/// Arrays of at least this many bytes are allocated in slabs, so that page faults occur only once. NumPy's own
+/// allocator caches smaller arrays, and does so faster.
 const POOLED: usize = 128 << 10;
-/// Free slabs for each part of values: a batch that was just dropped, and the one before it.
+/// Number of free slabs to keep per part with values: for a batch that was just dropped, and the batch before it.
 const FREE: usize = 2;
 
 struct State {
@@ -55,7 +55,7 @@ enum Rows {
     Shuffled(Box<Shuffled>),
 }
 
-/// A chunk that came in, of which the rows before `from` were used.
+/// A chunk that was pushed, of which the rows before `from` are used.
 struct PushedChunk {
     rows: usize,
     from: usize,
@@ -100,12 +100,12 @@ impl Rows {
     }
 }
 
-/// A part of a column, as Python tells of it: its depth is the number of lengths before it.
+/// A part of a column, as described by Python. Its depth is the number of `Lengths` before it.
 #[derive(FromPyObject)]
 enum PartOf<'py> {
-    /// So many lengths for each item of its depth.
+    /// This many lengths for each item at this depth.
     Lengths(usize),
-    /// dtype and shape of what each item of its depth has.
+    /// The dtype and shape of each item at this depth.
     Values((Bound<'py, PyArrayDescr>, Vec<usize>)),
 }
 
@@ -114,8 +114,8 @@ type Values<'py> = Vec<Bound<'py, PyUntypedArray>>;
 
 #[pymethods]
 impl RowBuffer {
-    /// `columns` has the parts of each column, from the outermost to the innermost. `key` is the seed and the epoch.
-    /// `arrays` has the columns' names, if each is an array that is its only part as it stands.
+    /// `columns` contains the parts of each column, from the outermost to the innermost. `key` contains the seed and
+    /// the epoch. `arrays` contains the column names if each column is a plain array, which is its only part.
     #[new]
     #[pyo3(signature = (columns, *, batch_size, shuffle_buffer, key, drop_last, copy, arrays=None))]
     fn new(
@@ -153,7 +153,7 @@ impl RowBuffer {
         };
         if !arrays.as_ref().is_none_or(plain) {
             return Err(PyValueError::new_err(
-                "columns that are arrays are a part of values each",
+                "a column that is an array must have exactly one part, with values",
             ));
         }
         let (batch_size, span, threads) = (batch_size as usize, u64::from(shuffle_buffer), default_threads());
@@ -184,8 +184,8 @@ impl RowBuffer {
         })
     }
 
-    /// Hands in the next rows, when `next` has returned None: the parts of all columns, one after the other; of lengths
-    /// int64, one dimension.
+    /// Adds rows after `next` returned None. `parts` contains the parts of all columns in order. Lengths are
+    /// one-dimensional int64 arrays.
     fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
         let differ = || PyValueError::new_err("the parts aren't those of the first rows");
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
@@ -207,9 +207,8 @@ impl RowBuffer {
         guarded(py, || self.hand_in(py, rows, lengths, values))
     }
 
-    /// Hands in the next rows, as `push` does, if all columns are arrays that need no preparation. Otherwise it does
-    /// nothing and returns False: then the parts have to be made, and whatever is wrong with the batch is said by who
-    /// makes them.
+    /// Adds rows as `push` does, if all columns are arrays that need no preparation. Otherwise returns False and does
+    /// nothing. The caller must then split the batch into parts, which also reports what is wrong with the batch.
     fn push_arrays(&self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         let (Some(names), Ok(batch)) = (&self.arrays, batch.cast_exact::<PyDict>()) else {
@@ -238,7 +237,7 @@ impl RowBuffer {
         Ok(true)
     }
 
-    /// The next batch, as `next` returns it, where all columns are arrays: by name.
+    /// Returns the next batch like `next`, as a dict by column name. All columns must be arrays.
     fn next_arrays<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let Some(names) = &self.arrays else {
             return Err(PyValueError::new_err("not all columns are arrays"));
@@ -255,7 +254,7 @@ impl RowBuffer {
         })
     }
 
-    /// Says that no more rows come.
+    /// Declares that no more rows will be pushed.
     fn finish(&self, py: Python<'_>) {
         self.state
             .lock_py_attached(py)
@@ -263,8 +262,8 @@ impl RowBuffer {
             .ended = true;
     }
 
-    /// The next batch: its rows, and its parts as `push` takes them, but with offsets in place of lengths. None if more
-    /// rows are needed, or if there are no more.
+    /// Returns the next batch: its number of rows, and its parts in the order of `push`, with offsets instead of
+    /// lengths. None if more rows are needed or no rows are left.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, Values<'py>)>> {
         let Some((rows, offsets, values)) = guarded(py, || self.take(py))? else {
             return Ok(None);
@@ -276,7 +275,7 @@ impl RowBuffer {
         Ok(Some((rows, parts.collect())))
     }
 
-    /// Memory for rows that wait, in bytes.
+    /// Memory of the rows that wait for a batch, in bytes.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> usize {
         let state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
@@ -328,7 +327,7 @@ impl RowBuffer {
     }
 }
 
-/// Bytes of elements of a shape.
+/// Returns the size of an element of this shape in bytes.
 fn width(dtype: &Bound<'_, PyArrayDescr>, shape: &[usize]) -> PyResult<usize> {
     if dtype.has_object() || dtype.itemsize() == 0 {
         return Err(PyValueError::new_err(format!("rows of {dtype} can't be copied")));
@@ -353,7 +352,7 @@ fn out_of_bounds(out: OutOfBounds) -> PyErr {
 impl PushedChunk {
     fn chunk<'a>(&'a self, py: Python<'a>, layout: &RowLayout) -> PyResult<Chunk<'a>> {
         let lengths = self.lengths.iter().map(Vec::as_slice).collect();
-        // They are looked at again each time: what is refused when rows come in is refused later, too.
+        // The arrays are checked each time, so that a change after `push` is also rejected.
         let values = self.values.iter().map(|array| bytes(array.bind(py)).ok_or(OutOfBounds));
         let values = values.collect::<Result<_, _>>().map_err(out_of_bounds)?;
         Chunk::new(layout, self.rows, &self.ends, lengths, values).map_err(out_of_bounds)
@@ -361,7 +360,7 @@ impl PushedChunk {
 }
 
 impl RowBuffer {
-    /// Whether an array can be the `i`-th part of values as it stands.
+    /// Whether an array can be used as the `i`-th part with values without preparation.
     fn is_like(&self, i: usize, array: &Bound<'_, PyUntypedArray>) -> bool {
         let (dtype, shape) = &self.elements[i];
         array.ndim() == shape.len() + 1
@@ -370,7 +369,7 @@ impl RowBuffer {
             && array.dtype().is_equiv_to(dtype.bind(array.py()))
     }
 
-    /// Takes over parts that were checked, all but the lengths.
+    /// Takes ownership of parts that have been checked, except for the lengths.
     fn hand_in(
         &self,
         py: Python<'_>,
@@ -383,7 +382,7 @@ impl RowBuffer {
             .map_err(|e| internal(py, e))?;
         let mut state = self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
         if state.chunk.is_some() || state.ended {
-            return Err(PyValueError::new_err("rows came in before they were asked for"));
+            return Err(PyValueError::new_err("rows were pushed before they were requested"));
         }
         let retained = state.rows.retained_parts().iter().map(|&i| Kept::new(&values[i]));
         let retained =
@@ -402,7 +401,7 @@ impl RowBuffer {
         Ok(())
     }
 
-    /// Arrays for a batch, not yet written.
+    /// Allocates the arrays of a batch. Their contents are not yet written.
     fn allocate<'py>(&self, py: Python<'py>, ready: &BatchSize) -> PyResult<(Offsets<'py>, Vec<Fresh<'py>>)> {
         let offsets = self.layout.lengths().iter();
         let integers = dtype::<i64>(py);
@@ -426,7 +425,7 @@ impl RowBuffer {
                 let pooled = bytes >= POOLED && self.process == std::process::id();
                 match pooled.then(|| self.pool.take(bytes)) {
                     Some(Ok(slab)) => Fresh::over(slab, dtype.bind(py), &shape),
-                    // NumPy says it where there is no memory.
+                    // NumPy raises the error if there is no memory.
                     _ => Fresh::new(dtype.bind(py), &shape),
                 }
             });

@@ -1,4 +1,4 @@
-//! Slabs of batches that another process lends: they are borrowed without a copy.
+//! Slabs of batches that another process lends. They are borrowed without a copy.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::numpy_buffers::view;
 
-/// The memory of another process, mapped here.
+/// The memory of another process, mapped into this process.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct SharedArena {
     arena: Arc<Arena>,
@@ -18,7 +18,7 @@ pub(crate) struct SharedArena {
 
 #[pymethods]
 impl SharedArena {
-    /// Opens the memory of a file.
+    /// Maps the memory behind a file descriptor.
     #[new]
     fn new(file: i32) -> PyResult<Self> {
         Ok(SharedArena {
@@ -26,12 +26,12 @@ impl SharedArena {
         })
     }
 
-    /// Borrows pieces: the offset and the length of the contents of each. They are given back when the last array over
-    /// them dies.
+    /// Borrows blocks, given the offset and the content length of each. They are returned when the last array over them
+    /// is freed.
     fn borrow(&self, pieces: Vec<(usize, usize)>) -> PyResult<BorrowedMemory> {
         let borrowed = pieces.into_iter().map(|(offset, len)| {
             Borrowed::new(&self.arena, offset, len)
-                .ok_or_else(|| PyValueError::new_err("a batch lies in memory that wasn't lent"))
+                .ok_or_else(|| PyValueError::new_err("internal error: a batch is in memory that was not lent"))
         });
         Ok(BorrowedMemory {
             pieces: borrowed.collect::<PyResult<_>>()?,
@@ -40,22 +40,22 @@ impl SharedArena {
 }
 
 impl SharedArena {
-    /// The memory.
+    /// Returns the arena.
     pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 }
 
-/// Maps the memory of a file of this process's.
+/// Maps the memory behind a file descriptor of this process.
 #[cfg(target_os = "linux")]
 pub(crate) fn opened(file: i32) -> PyResult<SharedMemory> {
     use std::os::fd::{BorrowedFd, RawFd};
 
     if file < 0 {
-        return Err(PyValueError::new_err("there is no such file"));
+        return Err(PyValueError::new_err("not a file descriptor: it is negative"));
     }
-    // SAFETY: the caller has a file of this number, which isn't closed meanwhile: it has the GIL. A number that is no
-    // file's is an error of the system's.
+    // SAFETY: the caller has a file with this descriptor, which isn't closed during the call because the caller holds
+    // the GIL. An invalid descriptor is reported by the system as an error.
     let file = unsafe { BorrowedFd::borrow_raw(RawFd::from(file)) };
     Ok(SharedMemory::open(file.try_clone_to_owned()?)?)
 }
@@ -65,7 +65,7 @@ pub(crate) fn opened(_file: i32) -> PyResult<SharedMemory> {
     Ok(SharedMemory::create(0)?)
 }
 
-/// Pieces that were borrowed: the base of arrays over them.
+/// Borrowed blocks. They are the base of the arrays over them.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct BorrowedMemory {
     pieces: Vec<Borrowed>,
@@ -73,19 +73,19 @@ pub(crate) struct BorrowedMemory {
 
 #[pymethods]
 impl BorrowedMemory {
-    /// Bytes of a piece, uint8.
+    /// Returns bytes of a block as a uint8 array.
     fn array<'py>(
         slf: &Bound<'py, Self>,
         piece: usize,
         start: usize,
         len: usize,
     ) -> PyResult<Bound<'py, PyUntypedArray>> {
-        let outside = || PyValueError::new_err("a batch lies outside of the memory that was lent");
+        let outside = || PyValueError::new_err("internal error: a batch is outside of the memory that was lent");
         let piece = slf.get().pieces.get(piece).ok_or_else(outside)?;
         let fits = start.checked_add(len).is_some_and(|end| end <= piece.len());
         let first = piece.start().filter(|_| fits).ok_or_else(outside)?;
-        // SAFETY: so many bytes are mapped, and were written by whoever lent them; they stay, and nobody else writes to
-        // them, until `slf`, the base of the array, dies.
+        // SAFETY: this many bytes are mapped, and the lender has written them. Until `slf`, the base of the array, is
+        // freed, they stay mapped and no process writes to them.
         unsafe {
             let first = first.as_ptr().add(start);
             view(&dtype::<u8>(slf.py()), &[len], first, slf.clone().into_any())

@@ -1,18 +1,18 @@
-//! Slabs of batches in memory that other processes map, to which they are lent.
+//! Slabs of batches in shared memory, which are lent to other processes that map it.
 
 use std::sync::Arc;
 
 use fastpipe_memory::{Arena, Lender, SharedMemory};
 use pyo3::prelude::*;
 
-/// Bytes of address space, at most: they take none of memory.
+/// Maximum address space in bytes. Address space itself uses no memory.
 const SPACE: usize = 1 << 42;
 
-/// Bytes below which address space is too small to be of use.
+/// Minimum address space in bytes. A smaller one is of no use.
 const LEAST_SPACE: usize = 16 << 20;
 
-/// The largest memory in common that a file and half of a limited address space allow. The other half is for
-/// everything else.
+/// Creates the largest shared memory that the file system and half of a limited address space allow. The other half
+/// remains for everything else.
 pub(crate) fn as_much_as_can_be(make: impl Fn(usize) -> std::io::Result<SharedMemory>) -> PyResult<SharedMemory> {
     let mut space = SPACE;
     loop {
@@ -24,12 +24,12 @@ pub(crate) fn as_much_as_can_be(make: impl Fn(usize) -> std::io::Result<SharedMe
     }
 }
 
-/// Whether the process can map as much again.
+/// Whether the process can map this much memory a second time.
 fn leaves_as_much(space: usize) -> bool {
     SharedMemory::private(space).is_ok()
 }
 
-/// The memory of a process that makes batches for others.
+/// The memory of a process that produces batches for other processes.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct SharedSlabs {
     lender: Arc<Lender>,
@@ -37,7 +37,7 @@ pub(crate) struct SharedSlabs {
 
 #[pymethods]
 impl SharedSlabs {
-    /// At most so many bytes of batches.
+    /// Creates memory for at most `most` bytes of batches.
     #[new]
     fn new(most: u64) -> PyResult<Self> {
         let memory = as_much_as_can_be(SharedMemory::create)?;
@@ -45,24 +45,24 @@ impl SharedSlabs {
         Ok(SharedSlabs { lender })
     }
 
-    /// The number of the memory's file.
+    /// The file descriptor of the memory.
     #[getter]
     fn file(&self) -> Option<i32> {
         number(self.lender.arena())
     }
 
-    /// Keeps at least so many bytes of free pieces.
+    /// Keeps at least this many bytes of free blocks.
     fn keep(&self, bytes: usize) {
         self.lender.keep_at_least(bytes);
     }
 
-    /// Pieces that others have, and this process has let go of.
+    /// The number of blocks that other processes have and this process has released.
     #[getter]
     fn away(&self) -> usize {
         self.lender.away()
     }
 
-    /// Bytes that batches take or took.
+    /// Bytes of blocks that are in use or kept for reuse.
     #[getter]
     fn held(&self) -> u64 {
         self.lender.arena().held()

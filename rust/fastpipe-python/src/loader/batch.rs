@@ -1,4 +1,4 @@
-//! A batch whose items are made.
+//! A batch whose items have been made.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,19 +11,19 @@ use super::layout::ItemLayout;
 use super::memory::{ItemMemory, outside};
 use super::read::Rows;
 
-/// A batch whose items are made, for the worker that makes a batch of them.
+/// A batch whose items have been made, as seen by the worker that joins them into a batch.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemBatch {
     block: ControlBlock,
     claim: Claim,
     layout: Option<Py<ItemLayout>>,
-    /// Until the batch was made.
+    /// Set until the items are released.
     memory: Mutex<Option<Py<ItemMemory>>>,
 }
 
 #[pymethods]
 impl ItemBatch {
-    /// The batch's number in its pass.
+    /// The index of the batch in its pass.
     #[getter]
     fn number(&self) -> u64 {
         self.claim.number
@@ -35,7 +35,7 @@ impl ItemBatch {
         self.claim.seed
     }
 
-    /// Its items, in their order; arrays and tensors lie in the memory of the batch. `load` unpickles.
+    /// Returns the items in order. Their arrays and tensors are in the memory of the batch. `load` unpickles an object.
     fn items<'py>(&self, py: Python<'py>, load: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
         let memory = self.memory(py)?;
         let rows = self.claim.rows as usize;
@@ -65,15 +65,15 @@ impl ItemBatch {
         Ok(found)
     }
 
-    /// The memory in which its items lie.
+    /// The memory that contains the items.
     #[pyo3(name = "memory")]
     fn get_memory<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, ItemMemory>> {
         self.memory(py)
     }
 
-    /// Nobody needs its items any more, unless `keep`: then what was made of them lies among them. Returns whether
-    /// somebody in this process still looks at them: what lies there is his from now on, and the batch must have none
-    /// of it.
+    /// Releases the items, unless `keep` is set because the result is stored in their memory. Returns whether an object
+    /// in this process still refers to the items. If so, that memory belongs to the object, and the batch must not use
+    /// it.
     fn release(&self, py: Python<'_>, keep: bool) -> PyResult<bool> {
         let memory = self
             .memory
@@ -118,5 +118,5 @@ impl ItemBatch {
 }
 
 fn ended() -> PyErr {
-    PyRuntimeError::new_err("the batch is made already")
+    PyRuntimeError::new_err("the batch has already been joined")
 }

@@ -1,4 +1,4 @@
-//! The consumer's side: begins batches, waits for them, and takes them.
+//! The consumer's side: starts batches, waits for them, and takes them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use super::memory::ItemMemory;
 use super::room::no_memory;
 use crate::arrays::shared_slabs::as_much_as_can_be;
 
-/// How long a wait may keep Ctrl-C waiting.
+/// The maximum time for which a wait delays Ctrl-C.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-/// The one that batches are made for.
+/// The consumer of batches that workers make.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemConsumer {
     consumer: Arc<Consumer>,
 }
 
-/// Python's `ItemConsumerOptions`.
+/// Options from Python's `ItemConsumerOptions`.
 #[derive(FromPyObject)]
 struct ItemConsumerOptions {
     makers: usize,
@@ -38,26 +38,26 @@ struct ItemConsumerOptions {
     shared: bool,
 }
 
-/// Where the memory of a batch comes from.
+/// How the memory of a batch is allocated.
 #[derive(FromPyObject)]
 enum BatchMemory<'py> {
-    /// A layout says how much it is.
+    /// The layout, with its index, determines the size.
     Layout((u32, PyRef<'py, ItemLayout>)),
-    /// Without a layout `plan` says so later; otherwise a worker gets it.
+    /// There is no layout yet. If true, `plan` provides one later; otherwise a worker allocates the memory.
     Later(bool),
 }
 
-/// A batch that was taken: memory, rows, layout, where the slab lies, where what was made of it lies (offset, length).
+/// A delivered batch: its memory, rows, layout, the offset of the slab, and the offset and length of the joined result.
 type TakenBatch<'py> = (Bound<'py, ItemMemory>, usize, u32, usize, Option<(usize, usize)>);
 
 #[pymethods]
 impl ItemConsumer {
-    /// Memory for batches.
+    /// Allocates memory for batches.
     #[new]
     fn new(options: ItemConsumerOptions) -> PyResult<Self> {
         let (ahead, slack) = (options.ahead, options.slack);
         if options.makers == 0 || options.slots == 0 {
-            return Err(PyValueError::new_err("there are no workers, or no batches"));
+            return Err(PyValueError::new_err("there must be at least one worker and one slot"));
         }
         let memory = as_much_as_can_be(|space| match options.shared {
             true => for_processes(space),
@@ -81,7 +81,7 @@ impl ItemConsumer {
         })
     }
 
-    /// The number of the memory's file, for workers that are processes; None if they are threads.
+    /// The file descriptor of the memory, for worker processes. None if the workers are threads.
     #[getter]
     fn file(&self) -> Option<i32> {
         #[cfg(target_os = "linux")]
@@ -93,20 +93,21 @@ impl ItemConsumer {
         None
     }
 
-    /// Whether another batch can be begun just now.
+    /// Whether another batch can be started now.
     fn can_begin(&self) -> bool {
         self.consumer.can_begin()
     }
 
-    /// Whether one more batch like that, of so many rows, is within the slack. Without a layout it is one that a worker
-    /// makes in one piece; before the first of these is made, there is no slack.
+    /// Whether there is slack for one more batch with this layout and number of rows. `layout` is None for batches that
+    /// one worker makes as a whole. There is no slack before the first of these batches is complete.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
         let sizes = layout.map(|layout| self.sizes(&layout, rows)).transpose()?;
         Ok(self.consumer.slabs().has_slack(sizes.map(|(bytes, _)| bytes)))
     }
 
-    /// Begins a batch of these indices: a list. `pickle` makes bytes of one that isn't all numbers. `layout` is a
-    /// layout with its number, or whether `plan` says later how much memory the batch needs. Returns the batch.
+    /// Starts a batch and returns it. `indices` is a list. `pickle` converts the list to bytes unless all indices are
+    /// integers. `layout` is a pair of the layout's index and the layout, or whether `plan` later determines the memory
+    /// of the batch.
     fn begin(
         &self,
         py: Python<'_>,
@@ -140,20 +141,22 @@ impl ItemConsumer {
         begun.map_err(|refused| no_memory(py, &refused))
     }
 
-    /// The earliest batch that `plan` has to say of, and its layout, if the layout that batches begin with is this one.
+    /// Returns the earliest batch that needs a call of `plan`, with its layout. Batches without their own layout have
+    /// `layout`.
     fn unplanned(&self, layout: u32) -> Option<(u64, u32)> {
         let batch = self.consumer.slabs().unplanned()?;
         Some((batch, self.consumer.slabs().layout_of(batch, layout)))
     }
 
-    /// Says how much memory a batch needs.
+    /// Determines how much memory a batch needs.
     fn plan(&self, batch: u64, layout: PyRef<'_, ItemLayout>) -> PyResult<()> {
         let (bytes, for_rows) = self.sizes(&layout, self.consumer.rows(batch))?;
         self.consumer.slabs().plan(batch, bytes, for_rows);
         Ok(())
     }
 
-    /// Waits until a batch is ready, or any of those begun if None; at most so many seconds. Returns whether it is.
+    /// Waits up to `seconds` until a batch is ready, or until any started batch is ready if `batch` is None. Returns
+    /// whether `batch` is ready.
     fn wait(&self, py: Python<'_>, batch: Option<u64>, seconds: f64) -> PyResult<bool> {
         let ready = |batch: u64| self.consumer.state(batch) == State::Ready;
         if let Some(batch) = batch {
@@ -177,7 +180,7 @@ impl ItemConsumer {
         }
     }
 
-    /// Sees to it that a batch has its memory, whatever the consumer has.
+    /// Ensures that a batch gets its memory, even if the consumer holds other batches.
     fn need(&self, batch: u64) {
         self.consumer.slabs().need(batch);
     }
@@ -187,11 +190,11 @@ impl ItemConsumer {
         self.consumer.state(batch) == State::Ready
     }
 
-    /// Takes a batch that is ready. Of one that has failed, by `failed`: ("row", memory, row, offset, length), or
-    /// ("memory", wanted, held, most, errno).
+    /// Takes a batch that is ready. If the batch has failed, the result describes the error: ("row", memory, row,
+    /// offset, length) or ("memory", wanted, held, most, errno).
     fn take<'py>(&self, py: Python<'py>, batch: u64) -> PyResult<Outcome<'py>> {
         if self.consumer.state(batch) != State::Ready {
-            return Err(PyRuntimeError::new_err("the batch isn't ready"));
+            return Err(PyRuntimeError::new_err("the batch is not ready"));
         }
         match self.consumer.take(batch) {
             Ok(taken) => {
@@ -215,27 +218,28 @@ impl ItemConsumer {
         }
     }
 
-    /// Gives batches up: no rows of them are made any more. They are to be waited for and taken.
+    /// Cancels batches: workers make no more of their rows. The caller must still wait for the batches and take them.
     fn cancel(&self, batches: Vec<u64>) {
         self.consumer.cancel(batches);
     }
 
-    /// Item workers that have nothing to do, and wait.
+    /// The number of item workers that wait because they have nothing to do.
     fn idle(&self) -> usize {
         self.consumer.idle()
     }
 
-    /// Rows of a batch that aren't finished.
+    /// The number of rows of a batch that aren't finished.
     fn left(&self, batch: u64) -> u32 {
         self.consumer.left(batch)
     }
 
-    /// Whether all workers have begun.
+    /// Whether all workers have started.
     fn has_begun(&self) -> bool {
         self.block().has_begun()
     }
 
-    /// What the first worker says that couldn't begin: memory, offset, and bytes; None while there is none.
+    /// Returns the error of the first worker that couldn't start, as memory, offset and length. None if there is no
+    /// such error.
     fn refusal<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, ItemMemory>, usize, usize)>> {
         let Some((offset, len)) = self.block().refusal() else {
             return Ok(None);
@@ -244,49 +248,50 @@ impl ItemConsumer {
         Ok(Some((memory, offset, len)))
     }
 
-    /// Lets all workers end.
+    /// Stops all workers.
     fn stop(&self) {
         self.block().stop();
     }
 
-    /// The number of the layout that batches begin with, and its description; None if there is none.
+    /// Returns the index and the description of the layout that new batches use. None if there is no layout.
     fn layout<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
         let layout = self.block().layout()?;
         Some((layout, self.description(py, layout)?))
     }
 
-    /// The description of a layout.
+    /// Returns the description of a layout.
     fn description<'py>(&self, py: Python<'py>, layout: u32) -> Option<Bound<'py, PyBytes>> {
         let (offset, len) = self.block().description(layout)?;
         let memory = ItemMemory::new(self.block().clone(), None);
         memory.copied(py, offset, len).ok()
     }
 
-    /// Tells of a layout that was learned before, if there is none yet.
+    /// Registers a layout that was learned earlier, if there is no layout yet.
     fn tell(&self, py: Python<'_>, description: &[u8]) -> PyResult<()> {
         let told = self.block().tell_of(description);
         told.map_err(|refused| no_memory(py, &refused))
     }
 
-    /// Bytes of memory that batches take or took.
+    /// Bytes of memory that is in use or kept for reuse.
     #[getter]
     fn held(&self) -> u64 {
         self.consumer.held()
     }
 
-    /// Bytes of memory that batches may take.
+    /// Sets the maximum memory of batches in bytes.
     fn set_most(&self, most: u64) {
         self.block().arena().set_most(most);
     }
 
-    /// What each worker says of itself: item workers first.
+    /// Returns the state of each worker, item workers first.
     fn views<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         self.block().views().iter().map(|view| told(py, view)).collect()
     }
 }
 
-/// Memory in common of so many bytes of address space. A worker maps it beside what it has from this process, and both
-/// need some of what is allowed them (`ulimit -v`) for other things.
+/// Creates shared memory with an address space of `space` bytes. A worker maps it in addition to the memory that it
+/// inherits from this process. The checks ensure that both processes keep some address space (`ulimit -v`) for other
+/// things.
 fn for_processes(space: usize) -> std::io::Result<SharedMemory> {
     let memory = SharedMemory::create(space)?;
     #[cfg(target_os = "linux")]
@@ -304,7 +309,7 @@ fn for_processes(space: usize) -> std::io::Result<SharedMemory> {
     Ok(memory)
 }
 
-/// What `take` returns.
+/// The result of `take`.
 #[derive(IntoPyObject)]
 enum Outcome<'py> {
     Taken(TakenBatch<'py>),
@@ -317,14 +322,14 @@ impl ItemConsumer {
         self.consumer.block()
     }
 
-    /// Bytes of a slab for so many rows, and how many of them are for these.
+    /// Returns the size of a slab in bytes, and how many of these bytes the rows occupy.
     fn sizes(&self, layout: &ItemLayout, rows: usize) -> PyResult<(usize, usize)> {
         let end = layout.plan(rows)?.end;
         Ok((end.saturating_add(rows.saturating_mul(self.block().tail())), end))
     }
 }
 
-/// The numbers of a list; `None` if there is anything else, of a class derived from int too.
+/// Returns the integers of a list. `None` if any element is of another class, including classes derived from int.
 fn numbers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
     let mut found = Vec::with_capacity(list.len());
     for item in list.iter() {

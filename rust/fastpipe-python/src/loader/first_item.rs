@@ -1,32 +1,32 @@
-//! The first item of all: what is known of others by it.
+//! The first item of a pass, from which the layout of later items is learned.
 //!
-//! Batches are laid out as the first item is. But it may be much larger than the others, and so would be the rows of
-//! all batches that were begun meanwhile. So where its batch would be large, a second item says whether it has the same
-//! layout, and until then the worker keeps the first one.
+//! Batches get the layout of the first item. If that item is much larger than the others, the rows of all batches
+//! started in the meantime would also be too large. Therefore, if the batch would be large, the worker keeps the first
+//! item until a second item shows whether it has the same layout.
 
 use std::time::Duration;
 
 use fastpipe_loader::{Claim, ControlBlock, nanos};
 use pyo3::prelude::*;
 
-/// Bytes of a batch that may be laid out as one item is.
+/// The maximum size in bytes of a batch whose layout is based on a single item.
 pub(super) const LARGE: usize = 8 << 20;
 
-/// How long a worker that has nothing else to do waits for a second item, at most, and how often it looks.
+/// The maximum time for which an idle worker waits for a second item, and the interval at which it checks for one.
 const PATIENCE: Duration = Duration::from_millis(100);
 const LOOK: Duration = Duration::from_millis(2);
 
-/// The layout that batches begin with.
+/// The layout that new batches use.
 pub(super) enum First {
-    /// It is this one.
+    /// The layout with this index.
     Is(u32),
-    /// It is that of this item, if another one has it too.
+    /// The layout of this item, if a second item has the same layout.
     Proposed,
-    /// There is none: the item lies beside its slab.
+    /// No layout: the item is stored outside of the slab.
     None,
 }
 
-/// An item that was made, and isn't written yet.
+/// An item that was made but has not been written to its batch.
 pub(super) struct Kept<'py> {
     pub(super) claim: Claim,
     pub(super) row: u32,
@@ -34,21 +34,22 @@ pub(super) struct Kept<'py> {
     since: u64,
 }
 
-/// The first item of all, until its layout is settled.
+/// Keeps the first item until its layout is settled.
 #[derive(Default)]
 pub(super) struct FirstItem<'py> {
     kept: Option<Kept<'py>>,
-    /// Rows of the claim at hand that were kept: each is finished once it is written, and not with the others.
+    /// The number of rows of the current claim that were kept. Such a row is finished when it is written, not with the
+    /// other rows.
     pub(super) rows: u32,
 }
 
 impl<'py> FirstItem<'py> {
-    /// Whether it is kept.
+    /// Whether an item is kept.
     pub(super) fn is_kept(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// The item, once its layout is settled: it is kept no longer.
+    /// Returns the kept item once its layout is settled, and stops keeping it.
     pub(super) fn take_settled(&mut self, block: &ControlBlock) -> Option<Kept<'py>> {
         if self.kept.is_none() || block.layout().is_none() {
             return None;
@@ -67,7 +68,7 @@ impl<'py> FirstItem<'py> {
         });
     }
 
-    /// Keeps this item in place of the one that was kept, if that is of the same row. Returns whether it is.
+    /// Replaces the kept item by a newer item of the same row. Returns false if the kept item is of another row.
     pub(super) fn keep_instead(&mut self, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> bool {
         match &mut self.kept {
             Some(kept) if (kept.claim.slot, kept.row) == (claim.slot, row) => {
@@ -78,7 +79,8 @@ impl<'py> FirstItem<'py> {
         }
     }
 
-    /// Waits for a second item, as long as others make some; else the first one has to do.
+    /// Waits for a second item as long as other workers are making items. Otherwise, settles the layout of the first
+    /// item.
     pub(super) fn wait_for_second(&self, py: Python<'_>, block: &ControlBlock, maker: usize) {
         let waited = self.kept.as_ref().map_or(0, |kept| nanos().saturating_sub(kept.since));
         if block.others_make(maker) && u128::from(waited) < PATIENCE.as_nanos() {

@@ -1,29 +1,31 @@
-//! What Python does for a worker.
+//! Operations that Python performs for a worker.
 
 use pyo3::prelude::*;
 
 use super::seeds::ItemGenerators;
 
-/// The callables of a worker, found once.
+/// The callables of a worker, which are looked up once.
 pub(super) struct Helper<'py> {
     pub(super) dataset: Bound<'py, PyAny>,
-    /// An item to a description and whether rows side by side are the batch.
+    /// Takes an item. Returns its description and whether the rows in the slab already form the batch.
     pub(super) describe: Bound<'py, PyAny>,
-    /// A description to a layout.
+    /// Converts a description to a layout.
     pub(super) layout: Bound<'py, PyAny>,
-    /// An object and a room to offset and length.
+    /// Takes an object and a room. Returns the offset and length of the pickled object.
     pub(super) pack: Bound<'py, PyAny>,
-    /// An exception and a room to offset and length of what the consumer raises.
+    /// Takes an exception and a room. Returns the offset and length of the exception that the consumer raises.
     pub(super) fail: Bound<'py, PyAny>,
-    /// A batch and a room to offset and length of what was made of it.
+    /// Takes a batch and a room. Returns the offset and length of the result of joining it.
     pub(super) join: Bound<'py, PyAny>,
-    /// A list of items, the room, the seed and the number of their batch: to offset and length of what is made of them.
+    /// Takes a list of items, the room, and the seed and index of their batch. Returns the offset and length of the
+    /// result.
     pub(super) join_own: Bound<'py, PyAny>,
-    /// What the data set has for a batch, the room, its seed and number: to offset and length of what was made of it.
+    /// Takes the indices of a batch, the room, and the batch's seed and index. Returns the offset and length of the
+    /// dataset's result for all indices at once.
     pub(super) join_whole: Option<Bound<'py, PyAny>>,
-    /// Bytes to a list of indices.
+    /// Converts bytes to a list of indices.
     pub(super) indices: Bound<'py, PyAny>,
-    /// `None` where nothing is seeded for items.
+    /// `None` if no generators are seeded for items.
     pub(super) generators: Option<ItemGenerators<'py>>,
 }
 

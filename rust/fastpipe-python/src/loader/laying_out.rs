@@ -11,7 +11,7 @@ use super::room::no_memory;
 use super::worker::Loop;
 
 impl<'py> Loop<'_, 'py> {
-    /// The layout that batches begin with, of which this item is one of the first.
+    /// Determines the layout that new batches use. The item is one of the first items.
     pub(super) fn first_layout(&mut self, py: Python<'py>, item: &Bound<'py, PyAny>, rows: usize) -> PyResult<First> {
         let block = &self.worker.block;
         loop {
@@ -26,7 +26,8 @@ impl<'py> Loop<'_, 'py> {
                     }
                     block.settle_first_layout();
                 }
-                // Of two items; or another worker's, which this one is to be held against.
+                // The layout is based on two items, or it is another worker's layout, which must be compared with this
+                // item.
                 Some(_) => {}
                 None if known == 0 => return Ok(First::None),
                 None => block.settle_first_layout(),
@@ -34,7 +35,7 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Writes the item that was kept, once its layout is settled.
+    /// Writes the kept item, once its layout is settled.
     pub(super) fn place_kept(&mut self, py: Python<'py>) -> PyResult<()> {
         let block = &self.worker.block;
         let Some(Kept { claim, row, item, .. }) = self.first.take_settled(block) else {
@@ -49,7 +50,7 @@ impl<'py> Loop<'_, 'py> {
         self.finish(py, &claim, 1)
     }
 
-    /// Tells of a layout for items such as one that didn't fit layout `known`, if that is still the last one.
+    /// Proposes a layout for items like one that didn't fit layout `known`, if that is still the latest layout.
     pub(super) fn learn(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<()> {
         if self.worker.block.layout() == Some(known) {
             self.describe(py, item, known)?;
@@ -57,8 +58,8 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// Tells of a layout for an item, and those of layout `known`. `None` if that says all of it, or there can't be
-    /// one.
+    /// Proposes a layout that fits an item and the items of layout `known`. Returns `None` if `known` already fits, or
+    /// if no layout can fit.
     fn describe(&self, py: Python<'py>, item: &Bound<'py, PyAny>, known: u32) -> PyResult<Option<LastLayout>> {
         let block = &self.worker.block;
         let before = match block.description(known) {
@@ -78,7 +79,7 @@ impl<'py> Loop<'_, 'py> {
         Ok(PyBytes::new(py, written(&self.worker.block, offset, len)?))
     }
 
-    /// The layout of a number.
+    /// Returns the layout with this index.
     pub(super) fn layout(&mut self, py: Python<'py>, number: u32) -> PyResult<Py<ItemLayout>> {
         let at = number as usize;
         if let Some(Some(layout)) = self.layouts.get(at) {

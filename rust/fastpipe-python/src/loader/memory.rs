@@ -12,30 +12,30 @@ use pyo3::types::PyBytes;
 
 use crate::arrays::numpy_buffers::view;
 
-/// Memory that arrays of a batch lie in: the base of these arrays. When the last of them dies, it is used again.
+/// The memory of a batch's arrays. It is the base of these arrays, and is reused when the last of them is freed.
 #[pyclass(frozen, weakref, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemMemory {
     block: ControlBlock,
-    /// What the consumer has.
+    /// The memory that the consumer holds.
     _lent: Option<Lent>,
-    /// What a worker has kept, since somebody looks at it.
+    /// Memory that a worker keeps because objects in its process refer to it.
     kept: Mutex<Vec<Extent>>,
     process: u32,
 }
 
 #[pymethods]
 impl ItemMemory {
-    /// The bytes from an offset on, uint8.
+    /// Returns the bytes from `offset` as a uint8 array.
     fn array<'py>(slf: &Bound<'py, Self>, offset: usize, len: usize) -> PyResult<Bound<'py, PyUntypedArray>> {
         ItemMemory::view(slf, &dtype::<u8>(slf.py()), &[len], offset)
     }
 
-    /// A copy of them.
+    /// Returns a copy of the bytes from `offset`.
     fn bytes<'py>(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
         self.copied(py, offset, len)
     }
 
-    /// Bytes of it.
+    /// The size of the memory in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self._lent
@@ -43,7 +43,7 @@ impl ItemMemory {
             .map_or(0, |lent| lent.pieces().iter().map(|piece| piece.len).sum())
     }
 
-    /// Where its pieces begin, and bytes of each.
+    /// Returns the address and the size in bytes of each block.
     fn pieces(&self) -> Vec<(usize, usize)> {
         let pieces = self._lent.iter().flat_map(Lent::pieces);
         let address = |piece: &Extent| {
@@ -54,7 +54,7 @@ impl ItemMemory {
         pieces.filter_map(address).collect()
     }
 
-    /// The offset of bytes of this process's that lie in the memory; None if not all of them do.
+    /// Returns the offset of bytes at an address of this process. None if the bytes are not entirely in the memory.
     fn offset(&self, address: usize, len: usize) -> Option<usize> {
         let memory = self.block.arena().memory();
         let offset = address.checked_sub(memory.start().addr().get())?;
@@ -76,17 +76,17 @@ impl ItemMemory {
         &self.block
     }
 
-    /// A copy of bytes.
+    /// Returns a copy of bytes.
     pub(crate) fn copied<'py>(&self, py: Python<'py>, offset: usize, len: usize) -> PyResult<Bound<'py, PyBytes>> {
         Ok(PyBytes::new(py, written(&self.block, offset, len)?))
     }
 
-    /// Gives pieces back to the system when the last array dies.
+    /// Keeps blocks of memory until the last array is freed, and then returns them to the operating system.
     pub(crate) fn keep(&self, pieces: Vec<Extent>) {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner).extend(pieces);
     }
 
-    /// An array over the memory from an offset on.
+    /// Returns an array over the memory from `offset`.
     pub(crate) fn view<'py>(
         slf: &Bound<'py, Self>,
         dtype: &Bound<'py, PyArrayDescr>,
@@ -102,8 +102,9 @@ impl ItemMemory {
         if !start.addr().get().is_multiple_of(dtype.alignment()) {
             return Err(outside());
         }
-        // SAFETY: so many bytes are mapped, and committed, since whoever wrote the offset has taken them; the kinds of
-        // numbers that layouts have are valid whatever the bytes. They stay while `slf`, the base, lives.
+        // SAFETY: this many bytes are mapped, and they are committed because the code that wrote the offset has
+        // allocated them. The number types that layouts support are valid for any bytes. The bytes stay in place while
+        // `slf`, the base, lives.
         unsafe { view(dtype, shape, start.as_ptr(), slf.clone().into_any()) }
     }
 }
@@ -119,16 +120,16 @@ impl Drop for ItemMemory {
     }
 }
 
-/// Bytes of the memory that were written before this process learned of their offset: of rows that are finished, or of
+/// Returns bytes that were written before this process received their offset. They belong to finished rows or to
 /// descriptions.
 pub(crate) fn written(block: &ControlBlock, offset: usize, len: usize) -> PyResult<&[u8]> {
     let start = block.at(offset, len).ok_or_else(outside)?;
-    // SAFETY: the bytes are within the memory, which stays mapped while the block lives. Processes learn of offsets
-    // after the bytes there were written, and no process writes them again before the batch is released.
+    // SAFETY: the bytes are within the memory, which stays mapped while the block lives. Processes receive offsets
+    // after the bytes there were written, and no process writes the bytes again before the batch is released.
     Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
 }
 
-/// What others write may be anything.
+/// The error for an invalid offset. Other processes write offsets, so they may be invalid.
 pub(crate) fn outside() -> PyErr {
-    PyValueError::new_err("a batch lies outside of the memory: a worker has written where it shouldn't")
+    PyValueError::new_err("a batch is outside of its memory: a worker has written to a wrong address")
 }

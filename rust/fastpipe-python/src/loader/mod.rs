@@ -1,8 +1,9 @@
-//! Items made by Python in several workers, written once into their batches: what `fastpipe.torch.DataLoader` is made
-//! of.
+//! Items that Python makes in several workers, each written once into its batch. `fastpipe.torch.DataLoader` is built
+//! on this.
 //!
-//! `fastpipe-loader` knows who does what, and where; here items become bytes and bytes arrays. What is done once for a
-//! data set, or seldom (to describe an item, to pickle one that has no place in a slab, to collate), is Python's.
+//! `fastpipe-loader` assigns work and memory. This module converts items to bytes, and bytes to arrays. Python code
+//! performs rare operations: it describes an item once per dataset, pickles items that don't fit into a slab, and
+//! collates.
 
 mod batch;
 mod consumer;

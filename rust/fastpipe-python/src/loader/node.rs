@@ -1,7 +1,7 @@
-//! The structure of an item: a tree of its parts.
+//! The structure of an item as a tree of its parts.
 //!
-//! Python describes an item (`fastpipe.torch.loader._structure`); the description is compiled to a tree, which is
-//! walked for each item.
+//! Python describes an item (`fastpipe.torch.loader._structure`). The description is compiled to a tree, which is
+//! traversed for each item.
 
 use fastpipe_loader::CELL;
 use numpy::{PyArrayDescr, PyArrayDescrMethods};
@@ -15,13 +15,13 @@ use super::tensors::Element;
 pub(crate) enum Node {
     /// A dict with these keys.
     Dict(Vec<(Py<PyAny>, Node)>),
-    /// A list of so many.
+    /// A list of these parts.
     List(Vec<Node>),
     /// A tuple of this class.
     Tuple(Py<PyType>, Vec<Node>),
-    /// An object of a data class, with these fields.
+    /// An instance of a dataclass, with these fields.
     Fields(Py<PyType>, Vec<(Py<PyString>, Node)>),
-    /// A value. It goes to the part of this number.
+    /// A value, and the index of its part in the layout.
     Leaf(Leaf, usize),
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Leaf {
         dims: usize,
         item: usize,
     },
-    /// A scalar of NumPy's.
+    /// A NumPy scalar.
     Scalar {
         class: Py<PyType>,
         dtype: Py<PyArrayDescr>,
@@ -67,15 +67,15 @@ pub(crate) enum Leaf {
     },
     Text,
     Bytes,
-    /// Anything else. It is pickled.
+    /// Any other object. It is pickled.
     Object,
 }
 
-/// Bytes of a size of an array, behind the cell that says where it lies.
+/// The size in bytes of one array dimension, which is stored after the cell with the array's offset and length.
 const SIZE: usize = 8;
 
 impl Leaf {
-    /// Bytes that a row takes in the slab.
+    /// Returns the number of bytes that a row occupies in the slab.
     pub(crate) fn width(&self) -> usize {
         match self {
             Leaf::Array { bytes, .. } | Leaf::Scalar { bytes, .. } | Leaf::Tensor { bytes, .. } => *bytes,
@@ -87,13 +87,13 @@ impl Leaf {
     }
 }
 
-/// Levels of an item at most; Python's own description goes no deeper.
+/// The maximum nesting depth of an item. Python's own descriptions are not deeper.
 const LEVELS: usize = 64;
 
 /// Compiles a description, and appends the widths of its parts to `widths`.
 pub(super) fn compile(node: &Bound<'_, PyAny>, widths: &mut Vec<usize>, level: usize) -> PyResult<Node> {
     if level > LEVELS {
-        return Err(PyValueError::new_err("items are nested too deep"));
+        return Err(PyValueError::new_err("items are nested too deeply"));
     }
     let kind: String = node.get_item(0)?.extract()?;
     let list = |at: usize, widths: &mut Vec<usize>| -> PyResult<Vec<Node>> {
@@ -140,7 +140,7 @@ fn leaf(kind: &str, node: &Bound<'_, PyAny>) -> PyResult<Leaf> {
     };
     let size = |bytes: usize, shape: &[usize]| {
         let all = shape.iter().try_fold(bytes, |all, &size| all.checked_mul(size));
-        all.ok_or_else(|| PyValueError::new_err("an item has more bytes than there can be"))
+        all.ok_or_else(|| PyValueError::new_err("an item is too large: its size overflows"))
     };
     Ok(match kind {
         "array" => {
@@ -191,6 +191,6 @@ fn leaf(kind: &str, node: &Bound<'_, PyAny>) -> PyResult<Leaf> {
         "text" => Leaf::Text,
         "bytes" => Leaf::Bytes,
         "object" => Leaf::Object,
-        other => return Err(PyValueError::new_err(format!("there is no part of the kind {other:?}"))),
+        other => return Err(PyValueError::new_err(format!("{other:?} is not a kind of part"))),
     })
 }

@@ -1,4 +1,4 @@
-//! Items to bytes: each value of an item to where it belongs.
+//! Writes items to a slab: each value of an item is copied to its position.
 #![allow(unsafe_code)]
 
 use fastpipe_loader::ControlBlock;
@@ -12,26 +12,26 @@ use super::room::{ItemRoom, OwnBytes};
 use super::tensors::Tensors;
 use crate::arrays::numpy_buffers;
 
-/// Copies of at least this many bytes let other threads run meanwhile.
+/// Copies of at least this many bytes release the GIL, so that other threads can run.
 const LONG: usize = 256 << 10;
 
-/// A row of a slab, and where values go that have no place there.
+/// A row of a slab, and the room for values that don't fit into the slab.
 pub(crate) struct Row<'a, 'py> {
     pub(crate) block: &'a ControlBlock,
-    /// Where the arrays of the parts begin.
+    /// The offsets of the parts' arrays in the slab.
     pub(crate) starts: &'a [usize],
     pub(crate) widths: &'a [usize],
     pub(crate) slab: usize,
     pub(crate) row: usize,
     pub(crate) room: &'a Bound<'py, ItemRoom>,
-    /// Pickles: returns offset and length of what it has written to the room.
+    /// Pickles an object: returns the offset and length of the bytes that it has written to the room.
     pub(crate) pack: &'a Bound<'py, PyAny>,
-    /// Whether other threads of this process wait.
+    /// Whether other threads of this process may wait for the GIL.
     pub(crate) threaded: bool,
 }
 
 impl<'py> Row<'_, 'py> {
-    /// Where the value of a part goes.
+    /// Returns the position of a part's value.
     fn at(&self, part: usize) -> Option<OwnBytes> {
         let width = *self.widths.get(part)?;
         let offset = self.slab + self.starts.get(part)? + width * self.row;
@@ -52,7 +52,7 @@ impl<'py> Row<'_, 'py> {
         true
     }
 
-    /// Writes bytes to a part's place.
+    /// Writes bytes to the position of a part.
     fn value(&self, part: usize, bytes: &[u8]) -> bool {
         match self.at(part) {
             Some(mut at) if bytes.len() == at.len() => {
@@ -63,7 +63,8 @@ impl<'py> Row<'_, 'py> {
         }
     }
 
-    /// Writes an item. False if it isn't what the layout says; then what was written of it is of no use.
+    /// Writes an item. Returns false if the item doesn't match the layout. The bytes written until then must be
+    /// ignored.
     pub(crate) fn place(&self, node: &Node, item: &Bound<'py, PyAny>) -> PyResult<bool> {
         match node {
             Node::Leaf(leaf, part) => self.leaf(leaf, *part, item),
@@ -193,8 +194,8 @@ impl<'py> Row<'_, 'py> {
                 if *bytes > value.len() {
                     return Ok(false);
                 }
-                // SAFETY: NumPy's API as documented: it writes the scalar's value, of a number type of at most 32
-                // bytes, since layouts have no others.
+                // SAFETY: this follows the documentation of NumPy's API. The function writes the scalar's value. The
+                // value is of a number type of at most 32 bytes, because layouts contain no other types.
                 unsafe { PY_ARRAY_API.PyArray_ScalarAsCtype(py, item.as_ptr(), value.as_mut_ptr().cast()) };
                 Ok(self.value(part, &value[..*bytes]))
             }
@@ -212,7 +213,7 @@ impl<'py> Row<'_, 'py> {
             },
             Leaf::Text => match item.cast_exact::<PyString>().map(|found| found.to_cow()) {
                 Ok(Ok(text)) => self.elsewhere(part, text.as_bytes()),
-                // Half a surrogate pair.
+                // The text contains half of a surrogate pair.
                 _ => Ok(false),
             },
             Leaf::Bytes => match item.cast_exact::<PyBytes>() {
@@ -227,13 +228,13 @@ impl<'py> Row<'_, 'py> {
         }
     }
 
-    /// Writes bytes elsewhere, and to the cell of a part where.
+    /// Writes bytes to the room, and their offset and length to the cell of a part.
     fn elsewhere(&self, part: usize, bytes: &[u8]) -> PyResult<bool> {
         let offset = self.room.get().put(self.room.py(), bytes)?;
         Ok(self.cell(part, &[offset as u64, bytes.len() as u64]))
     }
 
-    /// Writes an array's elements, in C order, to where there is room for them.
+    /// Copies an array's elements in C order.
     fn copy_array(&self, array: &Bound<'py, PyUntypedArray>, at: &OwnBytes) -> PyResult<bool> {
         let py = array.py();
         if let Some(bytes) = numpy_buffers::bytes(array) {
@@ -244,10 +245,10 @@ impl<'py> Row<'_, 'py> {
             return Ok(true);
         }
         let shape = array.shape().to_vec();
-        // SAFETY: there is room for as many elements as the shape has, which this worker has to itself; the array
-        // doesn't outlive this function.
+        // SAFETY: `at` has space for all elements of the shape, and only this worker uses it. The array doesn't outlive
+        // this function.
         let to = unsafe { numpy_buffers::view(&array.dtype(), &shape, at.as_ptr(), py.None().into_bound(py))? };
-        // SAFETY: NumPy's API as documented: two arrays of one shape.
+        // SAFETY: this follows the documentation of NumPy's API: the arrays have the same shape.
         let failed = unsafe { PY_ARRAY_API.PyArray_CopyInto(py, to.as_array_ptr(), array.as_array_ptr()) } < 0;
         if failed { Err(PyErr::fetch(py)) } else { Ok(true) }
     }
@@ -262,7 +263,7 @@ impl<'py> Row<'_, 'py> {
         }
     }
 
-    /// Copies as many bytes as there is room for from an object of Python's, which the caller has a reference to.
+    /// Fills `to` with bytes from a Python object. The caller holds a reference to the object.
     fn copy(&self, py: Python<'_>, from: *const u8, to: &OwnBytes) {
         let len = to.len();
         if len == 0 {
@@ -270,8 +271,9 @@ impl<'py> Row<'_, 'py> {
         }
         let (from, to) = (from.expose_provenance(), to.as_ptr().expose_provenance());
         let copy = move || {
-            // SAFETY: the object has as many bytes, and is kept by the caller; who resizes it meanwhile, in another
-            // thread, does what NumPy and PyTorch forbid. The place is this worker's alone, and has as many.
+            // SAFETY: the object has at least this many bytes, and the caller keeps it alive. NumPy and PyTorch forbid
+            // resizing it in another thread during the copy. The destination has this many bytes, and only this worker
+            // uses it.
             unsafe {
                 let from = std::ptr::with_exposed_provenance::<u8>(from);
                 from.copy_to_nonoverlapping(std::ptr::with_exposed_provenance_mut::<u8>(to), len);
@@ -285,7 +287,7 @@ impl<'py> Row<'_, 'py> {
     }
 }
 
-/// Whether a dict has its keys in the layout's order: a batch has them in that of its first item.
+/// Whether the keys of a dict are in the layout's order. A batch has the key order of its first item.
 fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<bool> {
     for (found, (key, _)) in dict.keys().iter().zip(pairs) {
         if !found.is(key) && (found.get_type_ptr() != key.bind(dict.py()).get_type_ptr() || !found.eq(key)?) {
@@ -295,8 +297,8 @@ fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<b
     Ok(true)
 }
 
-/// A tensor of this dtype as one whose elements lie one behind the other; `None` if it has another dtype, or is more
-/// than its elements: then it is pickled.
+/// Returns a tensor of this dtype as a contiguous one. `None` if the tensor has another dtype or state besides its
+/// elements. Such a tensor is pickled.
 fn made_plain<'py>(item: &Bound<'py, PyAny>, dtype: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = item.py();
     let is = |name: &str| item.getattr(name)?.is_truthy();
@@ -311,13 +313,13 @@ fn made_plain<'py>(item: &Bound<'py, PyAny>, dtype: &Py<PyAny>) -> PyResult<Opti
     Ok(Some(found.call_method0("contiguous")?))
 }
 
-/// Whether two dtypes are one.
+/// Whether two dtypes are the same.
 #[inline]
 fn same(one: &Bound<'_, PyArrayDescr>, other: &Bound<'_, PyArrayDescr>) -> bool {
     one.is(other) || one.is_equiv_to(other)
 }
 
-/// What the cell of an array says.
+/// Returns the contents of an array's cell: its offset, its length and its shape.
 fn cell(offset: usize, len: usize, sizes: impl Iterator<Item = u64>) -> Vec<u64> {
     [offset as u64, len as u64].into_iter().chain(sizes).collect()
 }

@@ -1,9 +1,9 @@
-//! What a worker's process asks the system for.
+//! Requests from a worker process to the operating system.
 
 use pyo3::prelude::*;
 
-/// Ends this process when the thread that started it ends, as it does with its process, even while this one is stopped.
-/// False if that has ended already: `parent` is the process's id.
+/// Makes the operating system kill this process when the thread that started it ends, or that thread's process. This
+/// works even while this process is stopped. Returns false if the process with the ID `parent` has already ended.
 #[pyfunction]
 pub(crate) fn end_with_parent(parent: u32) -> PyResult<bool> {
     #[cfg(target_os = "linux")]
@@ -21,7 +21,7 @@ pub(crate) fn end_with_parent(parent: u32) -> PyResult<bool> {
     }
 }
 
-/// Bytes of memory that may be taken at present; None where the system doesn't say.
+/// Returns the memory in bytes that is currently available, or None if the system doesn't report it.
 #[pyfunction]
 pub(crate) fn available_memory() -> Option<u64> {
     fastpipe_memory::available_memory()

@@ -1,4 +1,4 @@
-//! Bytes to items, for whoever makes a batch of them, and to the parts of a batch.
+//! Reads items from a slab, for the worker that joins them, and the parts of a batch, for the consumer.
 
 use fastpipe_loader::SlabPlan;
 use numpy::{PyArrayDescr, dtype};
@@ -10,14 +10,14 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 use super::memory::{ItemMemory, outside, written};
 use super::node::{Leaf, Node};
 
-/// Reads rows of a slab.
+/// Rows of a slab that are read.
 pub(super) struct Rows<'a, 'py> {
     pub(super) memory: &'a Bound<'py, ItemMemory>,
-    /// Of the parts.
+    /// The width of each part.
     pub(super) widths: &'a [usize],
     pub(super) plan: &'a SlabPlan,
     pub(super) slab: usize,
-    /// Unpickles: of the memory, an offset and a length.
+    /// Unpickles an object. Its arguments are the memory, an offset and a length.
     pub(super) load: Option<&'a Bound<'py, PyAny>>,
 }
 
@@ -26,7 +26,7 @@ impl<'py> Rows<'_, 'py> {
         self.memory.py()
     }
 
-    /// Where the value of a part lies.
+    /// Returns the offset of a part's value.
     fn at(&self, part: usize, row: usize) -> usize {
         self.slab + self.plan.starts[part] + self.widths[part] * row
     }
@@ -35,7 +35,7 @@ impl<'py> Rows<'_, 'py> {
         written(self.memory.get().block(), offset, len)
     }
 
-    /// The numbers in the cell of a part.
+    /// Returns the numbers in the cell of a part.
     fn cell(&self, part: usize, row: usize) -> PyResult<Vec<usize>> {
         let bytes = self.read(self.at(part, row), self.widths[part])?;
         Ok(bytes
@@ -74,7 +74,7 @@ impl<'py> Rows<'_, 'py> {
         }
     }
 
-    /// An item, as it was when it was written.
+    /// Returns an item as it was when it was written.
     pub(super) fn item(&self, node: &Node, row: usize) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py();
         let all = |nodes: &[Node]| {
@@ -103,7 +103,7 @@ impl<'py> Rows<'_, 'py> {
                 dict.into_any()
             }
             Node::Fields(class, pairs) => {
-                // As it was, whatever its `__init__` would do.
+                // This restores the object without calling its `__init__`.
                 let object = PyType::new::<PyAny>(py);
                 let found = object.call_method1(intern!(py, "__new__"), (class,))?;
                 for (name, node) in pairs {
@@ -149,7 +149,7 @@ impl<'py> Rows<'_, 'py> {
         })
     }
 
-    /// The values of a part of so many rows: an array, or a list of text or bytes.
+    /// Returns the values of a part for this many rows, as an array or a list of text or bytes.
     fn part(&self, leaf: &Leaf, part: usize, rows: usize) -> PyResult<Bound<'py, PyAny>> {
         let py = self.py();
         let at = self.at(part, 0);
@@ -176,7 +176,7 @@ impl<'py> Rows<'_, 'py> {
                 Ok(PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)?.into_any())
             }
             Leaf::AnyArray { .. } | Leaf::AnyTensor { .. } | Leaf::Object => {
-                Err(PyRuntimeError::new_err("these items are no batch as they lie"))
+                Err(PyRuntimeError::new_err("the rows of these items do not form a batch"))
             }
         }
     }
@@ -197,7 +197,7 @@ fn text<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     Ok(PyString::from_bytes(py, bytes)?.into_any())
 }
 
-/// The values of each part of a batch: see `ItemLayout.parts`.
+/// Returns the values of each part of a batch. See `ItemLayout.parts`.
 pub(crate) fn parts<'py>(
     root: &Node,
     widths: &[usize],

@@ -1,4 +1,4 @@
-//! Room in a batch's memory for what has no place in its slab.
+//! Memory of a batch for values that don't fit into its slab.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -13,19 +13,19 @@ use pyo3::types::PyBytes;
 
 use super::memory::{outside, written};
 
-/// Bytes of the memory that this worker alone writes.
+/// Bytes of the memory that only this worker writes.
 pub(crate) struct OwnBytes {
     start: NonNull<u8>,
     len: usize,
 }
 
 impl OwnBytes {
-    /// The bytes of a range. `None` if it isn't within the memory.
+    /// Returns the bytes of a range. `None` if the range isn't within the memory.
     ///
     /// # Safety
     ///
-    /// The range is in a row that the worker has claimed, or in room that it has taken, and there is no other
-    /// `OwnBytes` of it. The block outlives the value.
+    /// The range must be in a row that the worker has claimed, or in memory that it has allocated. No other `OwnBytes`
+    /// may cover the range. The block must outlive the value.
     pub(super) unsafe fn new(block: &ControlBlock, offset: usize, len: usize) -> Option<Self> {
         let start = block.at(offset, len)?;
         Some(OwnBytes { start, len })
@@ -40,13 +40,13 @@ impl OwnBytes {
     }
 
     pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: they are within the memory, which stays mapped while the block lives. No other worker writes or reads
-        // them before this one has finished its row, and `self` is borrowed exclusively.
+        // SAFETY: the bytes are within the memory, which stays mapped while the block lives. No other worker writes or
+        // reads them before this worker has finished its row, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-/// Where a worker writes what belongs to a batch, or what it says before it has one.
+/// Memory to which a worker writes data of a batch, or errors before it has a batch.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemRoom {
     block: ControlBlock,
@@ -61,7 +61,7 @@ struct Place {
 
 #[pymethods]
 impl ItemRoom {
-    /// Writes bytes, of anything that has a contiguous buffer. Returns their offset.
+    /// Writes the bytes of an object with a contiguous buffer. Returns their offset.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         if let Ok(bytes) = data.cast::<PyBytes>() {
             return self.put(py, bytes.as_bytes());
@@ -72,7 +72,7 @@ impl ItemRoom {
         Ok(offset)
     }
 
-    /// Writes bytes that lie elsewhere in the memory once more. Returns their offset.
+    /// Copies bytes from another offset of the memory. Returns the offset of the copy.
     fn copy(&self, py: Python<'_>, offset: usize, len: usize) -> PyResult<usize> {
         self.put(py, written(&self.block, offset, len)?)
     }
@@ -86,7 +86,7 @@ impl ItemRoom {
         }
     }
 
-    /// What is written from now on belongs to this batch.
+    /// Makes later writes belong to this batch.
     pub(crate) fn turn_to(&self, claim: &Claim) {
         let place = Place {
             slot: claim.slot,
@@ -102,23 +102,23 @@ impl ItemRoom {
         Ok(offset)
     }
 
-    /// Room for so many bytes, and its offset.
+    /// Allocates `len` bytes, and returns them with their offset.
     pub(crate) fn take(&self, py: Python<'_>, len: usize) -> PyResult<(usize, OwnBytes)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let (place, written) = &mut *state;
         let offset = match *place {
             Some(Place { slot, turn }) => self.block.room(slot, turn, written, len),
-            // It is of no batch, and stays.
+            // The memory belongs to no batch, and is never freed.
             None => self.block.arena().take(len).map(|piece| piece.offset),
         };
         let offset = offset.map_err(|refused| no_memory(py, &refused))?;
-        // SAFETY: the room was just taken. Callers write to it while `self` lives, which keeps the block.
+        // SAFETY: the bytes were just allocated. Callers write to them while `self` lives, which keeps the block.
         let room = unsafe { OwnBytes::new(&self.block, offset, len) };
         Ok((offset, room.ok_or_else(outside)?))
     }
 }
 
-/// There is no memory for a batch.
+/// Returns the exception for memory that could not be allocated for a batch.
 pub(crate) fn no_memory(py: Python<'_>, refused: &Refused) -> PyErr {
     let make = || {
         let class = py.import("fastpipe.errors")?.getattr("OutOfMemoryError")?;

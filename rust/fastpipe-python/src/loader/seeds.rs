@@ -1,5 +1,5 @@
-//! Seeds of items, and what seeds the generators of a worker's process with them (`ItemGenerators` of
-//! `python/fastpipe/torch/loader/_seeds.py`).
+//! Seeds of items. The generators of a worker process are seeded with them by `ItemGenerators` in
+//! `python/fastpipe/torch/loader/_seeds.py`.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fastpipe_random::{Draws, Key, Purpose};
 use pyo3::prelude::*;
 
-/// Stands for the row of an item where a batch as a whole is made.
+/// Used instead of an item's row when a whole batch is made.
 pub(super) const BATCH: u32 = u32::MAX;
 
-/// Which item is being made, for whoever asks for its seed.
+/// The item that is being made. Callers ask this for the item's seed.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
     seed: AtomicU64,
     number: AtomicU64,
     row: AtomicU64,
-    /// Items so far: two in a row may have the same numbers, in two passes.
+    /// The number of items so far. It distinguishes items of two passes that have the same batch and row.
     count: AtomicU64,
 }
 
@@ -29,35 +29,35 @@ impl Current {
             .store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
 
-    /// Tells items from each other.
+    /// A number that identifies the current item in this process.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// A seed for the item. Each `which` of four has another.
+    /// Returns a seed of the item. There are four different seeds, selected by `which`.
     pub(crate) fn seed(&self, which: u64) -> u64 {
         let get = |number: &AtomicU64| number.load(Ordering::Relaxed);
         seed_of(get(&self.seed), get(&self.number), get(&self.row), which)
     }
 }
 
-/// Of 63 bits, which every generator takes.
+/// Returns a seed of 63 bits, which every generator accepts.
 fn seed_of(seed: u64, number: u64, row: u64, which: u64) -> u64 {
     Draws::new(Key { seed, epoch: 0 }, Purpose::Items, number).word(row * 4 + which % 4) >> 1
 }
 
-/// The seed of an item, of 63 bits: which of four.
+/// Returns one of the four 63-bit seeds of an item, selected by `which`.
 #[pyfunction]
 pub(crate) fn item_seed(seed: u64, number: u64, row: u64, which: u64) -> u64 {
     seed_of(seed, number, row, which)
 }
 
-/// The generators of a worker's process.
+/// The random generators of a worker process.
 pub(super) struct ItemGenerators<'py> {
     all: Bound<'py, PyAny>,
     item: Bound<'py, PyAny>,
     drawn: Bound<'py, PyAny>,
-    /// Whether some are seeded for each item.
+    /// Whether any generators are seeded for each item.
     seeding: Cell<bool>,
 }
 
@@ -71,7 +71,7 @@ impl<'py> ItemGenerators<'py> {
         })
     }
 
-    /// An item of a data set, which draws from seeded generators.
+    /// Returns an item of a dataset, which is made with seeded generators.
     #[inline]
     pub(super) fn item(
         &self,
@@ -85,8 +85,8 @@ impl<'py> ItemGenerators<'py> {
         }
     }
 
-    /// Whether items since the last call drew from generators that weren't seeded for them. They are from now on, and
-    /// those items are to be made again.
+    /// Returns whether items since the last call drew from generators that weren't seeded for them. If so, these
+    /// generators are seeded from now on, and the caller must make these items again.
     pub(super) fn drawn(&self) -> PyResult<bool> {
         let drawn = self.drawn.call0()?.is_truthy()?;
         if drawn || self.seeding.get() {

@@ -1,8 +1,8 @@
-//! What a tensor of PyTorch's is, without asking Python: by the exchange API of DLPack.
+//! Inspects PyTorch tensors without calling Python, through the exchange API of DLPack.
 //!
-//! `torch.Tensor.__dlpack_c_exchange_api__` is a table of C functions (DLPack 1.2 and newer), of which one fills in a
-//! `DLTensor` that borrows from the tensor. That takes some nanoseconds, where asking for seven attributes takes half a
-//! microsecond. Versions of PyTorch without it are asked for attributes.
+//! `torch.Tensor.__dlpack_c_exchange_api__` is a table of C functions (DLPack 1.2 and newer). One of them fills in a
+//! `DLTensor` that borrows from the tensor. The call takes a few nanoseconds, while reading seven attributes takes half
+//! a microsecond. For versions of PyTorch without the table, the attributes are read.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -27,7 +27,7 @@ struct DlTensor {
     byte_offset: u64,
 }
 
-/// `DLPackExchangeAPI` of DLPack 1. The functions that aren't called are only counted.
+/// `DLPackExchangeAPI` of DLPack 1. Functions that aren't called have no signature here.
 #[repr(C)]
 struct ExchangeApi {
     major: u32,
@@ -40,31 +40,31 @@ struct ExchangeApi {
 /// Fills in a `DLTensor` that borrows from an object. Returns 0, or sets an exception.
 type FillIn = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
-/// Stands for the processor's memory.
+/// DLPack's device type for CPU memory.
 const CPU: i32 = 1;
 
-/// The number type of a tensor's elements: a code of DLPack's, and bits.
+/// The element type of a tensor: a DLPack type code and a number of bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Element {
     pub(crate) code: u8,
     pub(crate) bits: u8,
 }
 
-/// Contiguous elements in memory that the tensor keeps.
+/// Contiguous elements in memory that the tensor keeps alive.
 #[derive(Debug)]
 pub(crate) struct Elements {
     pub(crate) start: *const u8,
     pub(crate) len: usize,
 }
 
-/// How tensors are looked at.
+/// The functions for inspecting tensors.
 pub(crate) struct Tensors {
     exact: Py<PyAny>,
     fill_in: Option<FillIn>,
 }
 
 impl Tensors {
-    /// Those of the module `torch`, once it has been imported.
+    /// Returns the functions for the module `torch`, which is imported on the first call.
     pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Tensors> {
         static TENSORS: PyOnceLock<Tensors> = PyOnceLock::new();
         TENSORS.get_or_try_init(py, || {
@@ -74,8 +74,8 @@ impl Tensors {
             let api = api.and_then(|api| api.pointer_checked(Some(c"dlpack_exchange_api")).ok());
             let fill_in = api.and_then(|api| {
                 let table = api.cast::<ExchangeApi>().as_ptr();
-                // SAFETY: a capsule of this name has a pointer to a table that lives as long as the process. It begins
-                // with its version, which says that it has the function.
+                // SAFETY: a capsule of this name contains a pointer to a table that lives as long as the process. The
+                // table begins with its version, which tells that it contains the function.
                 unsafe { ((*table).major == 1).then(|| (*table).dltensor_from_py_object_no_sync)? }
             });
             Ok(Tensors {
@@ -85,14 +85,14 @@ impl Tensors {
         })
     }
 
-    /// Whether it is a tensor, and of no class derived from that.
+    /// Whether an object is a tensor, and not an instance of a derived class.
     #[inline]
     pub(crate) fn is(&self, item: &Bound<'_, PyAny>) -> bool {
         item.get_type_ptr().cast() == self.exact.as_ptr()
     }
 
-    /// The elements of a tensor on the processor, which has this dtype and shape, lies contiguous, and of which nothing
-    /// must be known beside its elements (gradients, negation). `None` if it is another one.
+    /// Returns the elements of a contiguous CPU tensor with this dtype and shape. `None` for any other tensor, and for
+    /// a tensor with state besides its elements (gradients, lazy negation).
     #[inline]
     pub(crate) fn elements(
         &self,
@@ -105,7 +105,7 @@ impl Tensors {
         if item.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
-        // What is to be negated when it is read; DLPack doesn't say it.
+        // PyTorch negates such a tensor when it is read, and DLPack doesn't report that.
         if element.code != 1 && item.call_method0(intern!(py, "is_neg"))?.is_truthy()? {
             return Ok(None);
         }
@@ -123,10 +123,11 @@ fn by_exchange(
     shape: Option<&[i64]>,
 ) -> PyResult<Option<Elements>> {
     let mut found = std::mem::MaybeUninit::<DlTensor>::uninit();
-    // SAFETY: the object is of the class that the function belongs to, which fills the struct in if it returns 0.
+    // SAFETY: the object is of the class to which the function belongs. The function fills in the struct if it returns
+    // 0.
     let found = unsafe {
         if fill_in(item.as_ptr().cast(), found.as_mut_ptr()) != 0 {
-            // Sparse ones, for example. They are pickled.
+            // This happens for sparse tensors, for example. They are pickled.
             drop(PyErr::take(item.py()));
             return Ok(None);
         }
@@ -136,7 +137,7 @@ fn by_exchange(
         return Ok(None);
     }
     let count = usize::try_from(found.ndim)?;
-    // SAFETY: the tensor has as many sizes and strides, and keeps them while it is borrowed.
+    // SAFETY: the tensor has this many sizes and strides, and keeps them alive while it is borrowed.
     let list = |at: *mut i64| unsafe {
         if count == 0 {
             &[][..]

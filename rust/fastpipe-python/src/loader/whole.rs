@@ -1,4 +1,4 @@
-//! Batches that one worker makes in one piece.
+//! Batches that one worker makes as a whole.
 
 use fastpipe_loader::{Claim, StealableRows, nanos};
 use pyo3::prelude::*;
@@ -7,14 +7,14 @@ use pyo3::types::PyList;
 use super::seeds::BATCH;
 use super::worker::{ItemWorker, Loop};
 
-/// A claim of all rows of a batch, and whether their indices are numbers.
+/// A claim of all rows of a batch, and whether their indices are integers.
 pub(super) struct WholeClaim<'a> {
     claim: &'a Claim,
     numbers: bool,
 }
 
 impl<'py> Loop<'_, 'py> {
-    /// Makes a batch in one piece, by what writes it.
+    /// Makes a batch as a whole. `run` writes the result.
     pub(super) fn whole(
         &mut self,
         py: Python<'py>,
@@ -24,7 +24,7 @@ impl<'py> Loop<'_, 'py> {
         let block = &self.worker.block;
         let found = self.indices(py, claim).and_then(|numbers| {
             self.worker.current.set(claim.seed, claim.number, BATCH);
-            // Its slab is for what is made of it.
+            // The slab can be overwritten from now on. The result is stored in it.
             block.clear(claim.slot);
             run(self, WholeClaim { claim, numbers })
         });
@@ -39,7 +39,7 @@ impl<'py> Loop<'_, 'py> {
         done
     }
 
-    /// Makes a batch of what the data set has for all its indices at once.
+    /// Makes a batch of the dataset's result for all its indices at once.
     pub(super) fn join_indices(&self, whole: WholeClaim<'_>, join: &Bound<'py, PyAny>) -> PyResult<(usize, usize)> {
         let WholeClaim { claim, numbers } = whole;
         let (ItemWorker { block, number, .. }, py) = (self.worker, self.room.py());
@@ -53,8 +53,8 @@ impl<'py> Loop<'_, 'py> {
         found
     }
 
-    /// Makes all items of a batch, and a batch of them. Nobody else needs the items, unless one of them takes so long
-    /// that others make some; then they are written for whoever joins the batch.
+    /// Makes all items of a batch and joins them. The items are not written to the slab, unless an item takes so long
+    /// that other workers make some items. In that case they are written for the worker that joins the batch.
     pub(super) fn own(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<()> {
         let block = &self.worker.block;
         let mut held = block.hold(self.worker.number, claim);
@@ -83,7 +83,7 @@ impl<'py> Loop<'_, 'py> {
         done
     }
 
-    /// Makes items, until one fails.
+    /// Makes items until one fails.
     fn items(
         &mut self,
         py: Python<'py>,
@@ -117,7 +117,7 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Makes the first items of a batch once more, until one fails.
+    /// Makes the first items of a batch again, until one fails.
     fn items_again(
         &self,
         py: Python<'py>,
@@ -134,7 +134,7 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// Makes a batch of all its items.
+    /// Joins a batch of items that this worker has made.
     fn join_own(&self, claim: &Claim, items: Vec<Bound<'py, PyAny>>) -> PyResult<(usize, usize)> {
         let (block, py) = (&self.worker.block, self.room.py());
         let items = PyList::new(py, items)?;

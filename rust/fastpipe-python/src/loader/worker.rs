@@ -19,36 +19,36 @@ use super::room::ItemRoom;
 use super::seeds::{BATCH, Current};
 use crate::arrays::shared_arena::opened;
 
-/// How long a worker waits before it looks whether its program still lives.
+/// The time that a worker waits before it checks whether its parent process still exists.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A worker: an item worker or a batch worker.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ItemWorker {
     pub(super) block: ControlBlock,
-    /// Among item workers, or among batch workers.
+    /// The index among item workers or among batch workers.
     pub(super) number: usize,
     joins: bool,
-    /// Whether it is a thread of the consumer's process.
+    /// Whether the worker is a thread of the consumer's process.
     threaded: bool,
     pub(super) current: Arc<Current>,
 }
 
-/// What a worker keeps between claims.
+/// The state that a worker keeps between claims.
 pub(super) struct Loop<'a, 'py> {
     pub(super) worker: &'a ItemWorker,
     pub(super) helper: Helper<'py>,
     pub(super) room: Bound<'py, ItemRoom>,
     pub(super) layouts: Vec<Option<Py<ItemLayout>>>,
-    /// The slot and turn of a batch whose indices are no numbers, and these.
+    /// The slot and turn of a batch whose indices are not integers, and its indices.
     indices: Option<(usize, u32, Bound<'py, PyList>)>,
     pub(super) first: FirstItem<'py>,
 }
 
 #[pymethods]
 impl ItemWorker {
-    /// Opens the memory of a file, or that of a consumer in this process. `number` counts item workers, or batch
-    /// workers.
+    /// Opens the memory with a file descriptor, or the memory of a consumer in this process. `number` is the index
+    /// among item workers or batch workers.
     #[new]
     #[pyo3(signature = (memory, number, *, joins=false))]
     fn new(memory: &Bound<'_, PyAny>, number: usize, joins: bool) -> PyResult<Self> {
@@ -63,7 +63,7 @@ impl ItemWorker {
         };
         if number >= most {
             return Err(pyo3::exceptions::PyValueError::new_err(format!(
-                "there are {most} workers"
+                "number must be below {most}"
             )));
         }
         Ok(ItemWorker {
@@ -75,7 +75,8 @@ impl ItemWorker {
         })
     }
 
-    /// Works until it is to end. Returns False if the process that started it ended first: `parent` is its id.
+    /// Works until the consumer stops the workers. Returns false if the process that started this one, with the ID
+    /// `parent`, ended first.
     fn run(&self, py: Python<'_>, helper: &Bound<'_, PyAny>, parent: Option<u32>) -> PyResult<bool> {
         let mut all = Loop {
             worker: self,
@@ -90,8 +91,8 @@ impl ItemWorker {
         done
     }
 
-    /// The worker can't begin: it says so, and the batches that it would make or join fail. `helper` says why, by its
-    /// `fail`.
+    /// Reports that the worker can't start. The batches that it would make or join fail. The method `fail` of `helper`
+    /// writes the exception.
     fn refuse(
         &self,
         py: Python<'_>,
@@ -101,7 +102,7 @@ impl ItemWorker {
     ) -> PyResult<bool> {
         let room = Bound::new(py, ItemRoom::new(self.block.clone()))?;
         let fail = helper.getattr("fail")?;
-        // Without memory for it, the first batch says so.
+        // If there is no memory for the error, the first batch reports it.
         if let Ok((offset, len)) = fail.call1((&error, &room)).and_then(|said| said.extract()) {
             self.block.note_refusal(offset, len);
         }
@@ -136,12 +137,12 @@ impl ItemWorker {
         Ok(true)
     }
 
-    /// The seed of the item that is being made, of 63 bits: which of four.
+    /// Returns one of the four 63-bit seeds of the item that is being made, selected by `which`.
     fn seed(&self, which: u64) -> u64 {
         self.current.seed(which)
     }
 
-    /// A number that no other item that this worker makes has.
+    /// A number that differs for all items that this worker makes.
     #[getter]
     fn item(&self) -> u64 {
         self.current.count()
@@ -149,7 +150,7 @@ impl ItemWorker {
 }
 
 impl ItemWorker {
-    /// Among all workers.
+    /// Returns the index among all workers.
     fn at(&self) -> usize {
         self.number + if self.joins { self.block.item_workers() } else { 0 }
     }
@@ -209,12 +210,12 @@ impl<'py> Loop<'_, 'py> {
         done
     }
 
-    /// Finishes the rows of a claim up to this one. Those behind it are others'.
+    /// Finishes the rows of a claim before row `end`. The later rows belong to other workers.
     pub(super) fn finish_to(&mut self, py: Python<'py>, claim: &Claim, end: u32) -> PyResult<()> {
         self.finish(py, claim, end - claim.first - self.first.rows)
     }
 
-    /// Finishes so many rows of a claim, and joins the batch if these were the last ones.
+    /// Finishes this many rows of a claim, and joins the batch if they were the last.
     pub(super) fn finish(&mut self, py: Python<'py>, claim: &Claim, rows: u32) -> PyResult<()> {
         let block = &self.worker.block;
         let timer = JoinTimer::start();
@@ -262,7 +263,7 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// Makes items of a claim once more, and writes them to their rows, which aren't finished yet.
+    /// Makes items of a claim again, and writes them to their rows, which aren't finished yet.
     fn rows_again(&mut self, py: Python<'py>, claim: &Claim, numbers: bool, rows: Range<u32>) -> PyResult<()> {
         for row in rows {
             let (index, _) = self.index(py, claim, numbers, row)?;
@@ -295,7 +296,7 @@ impl<'py> Loop<'_, 'py> {
         }
     }
 
-    /// Whether the indices of a batch are numbers; else they are unpickled.
+    /// Whether the indices of a batch are integers. Other indices are unpickled here.
     pub(super) fn indices(&mut self, py: Python<'py>, claim: &Claim) -> PyResult<bool> {
         match self.worker.block.indices(claim.slot) {
             Some(Indices::Numbers(_)) => Ok(true),
@@ -332,7 +333,7 @@ impl<'py> Loop<'_, 'py> {
         Ok((list.get_item(row as usize)?, None))
     }
 
-    /// Writes an item to its row, or keeps it if it is the first of all.
+    /// Writes an item to its row, or keeps the item if it is the first item of all.
     pub(super) fn write(&mut self, py: Python<'py>, claim: &Claim, row: u32, item: &Bound<'py, PyAny>) -> PyResult<()> {
         let block = &self.worker.block;
         let mut known = match block.known_layout(claim.slot) {
@@ -350,7 +351,7 @@ impl<'py> Loop<'_, 'py> {
             };
         }
         if let Some(number) = known {
-            // Before this one waits for its slab: batches get theirs in their order.
+            // This must happen before the worker waits for a slab, because batches get their slabs in order.
             if self.first.is_kept() {
                 self.place_kept(py)?;
                 self.room.get().turn_to(claim);
@@ -364,7 +365,7 @@ impl<'py> Loop<'_, 'py> {
                 None => py.detach(find),
             };
             let Some(slab) = slab else {
-                // No memory, or the batch isn't wanted any more.
+                // There is no memory, or the batch was cancelled.
                 return Ok(());
             };
             let at = Row {
@@ -391,17 +392,17 @@ impl<'py> Loop<'_, 'py> {
         Ok(())
     }
 
-    /// An item has failed. Whatever it raised, the worker goes on: Ctrl-C is for the program, and an item that wants to
-    /// end the process (`sys.exit`) is its batch's error.
+    /// Records that an item has failed. The worker continues after any exception. Ctrl-C is handled by the main
+    /// program, and an item that tries to end the process (`sys.exit`) is reported as an error of its batch.
     pub(super) fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
-        // With its traceback.
+        // This keeps the traceback.
         let value = error.into_value(py);
         let said = self
             .helper
             .fail
             .call1((value, &self.room))
             .and_then(|said| said.extract());
-        // Without memory for what is to be said, the batch fails all the same.
+        // If there is no memory for the exception, the batch still fails.
         let cell = match said {
             Ok(cell) => cell,
             Err(failed) if failed.is_instance_of::<PyMemoryError>(py) => (0, 0),
@@ -418,7 +419,7 @@ impl<'py> Loop<'_, 'py> {
         self.join_since(py, claim, &JoinTimer::start())
     }
 
-    /// Makes a batch of its items.
+    /// Joins the items of a batch.
     fn join_since(&mut self, py: Python<'py>, claim: &Claim, timer: &JoinTimer) -> PyResult<()> {
         let block = &self.worker.block;
         self.room.get().turn_to(claim);

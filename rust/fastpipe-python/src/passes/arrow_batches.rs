@@ -1,8 +1,8 @@
-//! Batches of a pass for other libraries, through Arrow's C data interface and its PyCapsules.
+//! Exports the batches of a pass to other libraries through Arrow's C data interface and its PyCapsules.
 //!
-//! Whoever reads a stream calls it on any thread, with the GIL or without it. A batch is waited for without the GIL,
-//! since Python may be what brings it; the rest is short, and done with the GIL: so no other thread can hold a lock of
-//! the pass when a process forks.
+//! The consumer of a stream calls it on any thread, with or without the GIL. The stream waits for a batch without the
+//! GIL, since producing the batch may need Python. The remaining work is short and is done with the GIL. Therefore no
+//! other thread can hold a lock of the pass when a process forks.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,14 +22,14 @@ use crate::arrays::arrow_schema::{array_capsules, schema_of};
 use crate::errors::{IntoPy, guarded};
 use crate::passes::pass::Pass;
 
-/// A pass, the batches of which are drawn as Arrow record batches. It ends when this is dropped, or the stream of it.
+/// A pass whose batches are drawn as Arrow record batches. The pass ends when this object or its stream is dropped.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ArrowBatches {
     pass: Py<Pass>,
     schema: SchemaRef,
-    /// The columns in which NaN is null.
+    /// The columns in which NaN represents null.
     nan_is_null: HashSet<String>,
-    /// Is called with the rows of each batch, and with None at the end of the pass.
+    /// A function that is called with the number of rows of each batch, and with None at the end of the pass.
     count: Option<Py<PyAny>>,
 }
 
@@ -52,7 +52,7 @@ impl ArrowBatches {
         let slabs: Vec<Buffer> = batch.slabs.into_iter().map(buffer).collect();
         let parts = batch.parts.iter();
         let parts = parts.map(|part| match part.len {
-            // Where there is nothing, a slab needn't begin at a multiple of anything.
+            // An empty part may be in a slab that is not aligned.
             0 => Buffer::default(),
             len => slabs[part.slab].slice_with_length(part.offset, len),
         });
@@ -86,13 +86,13 @@ impl ArrowBatches {
         this
     }
 
-    /// The next batch, as the capsules of a schema and of an array.
+    /// Returns the next batch as the capsules of a schema and an array.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(batch) = self.draw(py)? else { return Ok(None) };
         guarded(py, || array_capsules(py, &self.schema, batch).map(Some))
     }
 
-    /// The batches to come, as the capsule of a stream.
+    /// Returns the remaining batches as the capsule of a stream.
     fn stream<'py>(this: Bound<'py, Self>) -> PyResult<Bound<'py, PyCapsule>> {
         let py = this.py();
         guarded(py, || {
@@ -112,7 +112,7 @@ impl ArrowBatches {
     }
 }
 
-/// What a stream of C's calls.
+/// The implementation of an exported C stream.
 struct Stream {
     batches: Option<Py<ArrowBatches>>,
     schema: SchemaRef,
@@ -137,20 +137,20 @@ impl RecordBatchReader for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // The pass ends now, not when the next thread with the GIL drops what others left.
+        // This ends the pass now. Otherwise, it would end when a later thread with the GIL drops pending references.
         Python::try_attach(|_| drop(self.batches.take()));
     }
 }
 
-/// An exception as a stream of C's tells of it: as text.
+/// Converts an exception to text, which is all that a C stream can report.
 fn told(py: Python<'_>, error: &PyErr) -> ArrowError {
     let class = error.get_type(py).fully_qualified_name();
     let name = class.map_or_else(|_| "an error".into(), |name| name.to_string());
-    // A text of C's ends with NUL.
+    // A NUL would end a C string early.
     let text = format!("{name}: {}", error.value(py)).replace('\0', "\\0");
     if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-        // Whoever reads the stream makes another exception of it, and Ctrl-C would be lost. It comes again when Python
-        // runs.
+        // The consumer of the stream raises another exception instead, so Ctrl-C would be lost. This raises it again
+        // when Python code next runs.
         let thread = py.import("_thread");
         if let Err(error) = thread.and_then(|thread| thread.call_method0("interrupt_main")) {
             error.write_unraisable(py, None);

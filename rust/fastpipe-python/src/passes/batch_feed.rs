@@ -1,4 +1,4 @@
-//! The batches of a pass that servers make.
+//! Batches of a pass that servers produce.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,10 +15,10 @@ use pyo3::prelude::*;
 use crate::passes::pass::Pass;
 use crate::service::connection::{ServiceConnection, attached};
 
-/// Free slabs are kept for this many batches.
+/// The number of batches for which free slabs are kept.
 const KEPT: u64 = 8;
 
-/// The batches of a pass that servers make.
+/// Receives the batches of a pass from servers.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct BatchFeed {
     feed: Arc<Feed>,
@@ -78,7 +78,7 @@ impl BatchFeed {
         absent: bool,
     ) -> PyResult<()> {
         let wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let (request, inbox) = wanted.ok_or_else(|| PyRuntimeError::new_err("the pass has its servers"))?;
+        let (request, inbox) = wanted.ok_or_else(|| PyRuntimeError::new_err("the pass already has its servers"))?;
         let request = Request {
             ticket,
             progress,
@@ -104,7 +104,7 @@ impl BatchFeed {
     }
 }
 
-/// The servers that a directory of Python's lists.
+/// The servers that a Python directory object lists.
 struct Servers(Py<PyAny>);
 
 impl Directory for Servers {
@@ -126,7 +126,7 @@ impl Directory for Servers {
     }
 }
 
-/// A reader of this process.
+/// A reader in this process, as a fallback for servers.
 struct Here(Py<PyAny>);
 
 impl Fallback for Here {

@@ -1,4 +1,4 @@
-//! The order of a data set's rows, and passes in that order.
+//! The order of a dataset's rows, and passes in that order.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -21,30 +21,31 @@ use crate::passes::pass_options::PassOptions;
 use crate::passes::progress::Progress;
 use crate::sources::data::Data;
 
-/// An order of the rows of a data set.
+/// An order of the rows of a dataset.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Order {
     data: Py<Data>,
     order: Arc<fastpipe_order::Order>,
-    /// Looks batches up: keeps what it has found of the epoch. Only locked with the GIL.
+    /// The cursor of the last lookup, which keeps what it computed for the epoch. Only locked while holding the GIL.
     lookup: Mutex<Option<Cursor>>,
 }
 
 #[pymethods]
 impl Order {
-    /// The order of these settings, which are JSON; `rows` are the numbers of a sample's rows, if it isn't drawn.
+    /// Creates the order that `settings` (JSON) describe. `rows` are the row indices of a sample that the user has
+    /// chosen.
     #[new]
     #[pyo3(signature = (data, settings, rows=None))]
     fn new(py: Python<'_>, data: Py<Data>, settings: &str, rows: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<Self> {
         let units = data.get().units().py(py)?;
         let mut settings = read(settings)?;
         settings.shuffle_buffer = window_rows(&settings);
-        // Samples are read as they stand.
+        // Samples are read in storage order.
         if matches!(settings.kind, Kind::Window | Kind::Block) {
             data.get().source().check_random().py(py)?;
         }
         if rows.is_some() && data.get().bringer().is_some() {
-            let reason = "rows can't be had from servers by their numbers; take them where the data is, and serve that";
+            let reason = "servers do not support rows by index: select rows on the server, and serve the result";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let rows = rows
@@ -59,15 +60,15 @@ impl Order {
             .py(py)?;
         if !order.is_fair() && settings.uneven != Uneven::Allow {
             return Err(PyValueError::new_err(format!(
-                "some of the {} ranks have no batch of their own, since there are only {} units; \
-                 shard_by=\"batch\" shares the batches out instead, uneven=\"allow\" lets ranks have none",
+                "some of the {} ranks would have no batches, since there are only {} units: \
+                 set shard_by=\"batch\" to distribute batches, or uneven=\"allow\" to allow ranks without batches",
                 settings.ranks,
                 units.len()
             )));
         }
         if settings.uneven == Uneven::Pad && data.get().source().facts().columns.iter().any(|c| &*c.name == VALID) {
             return Err(PyValueError::new_err(format!(
-                "uneven=\"pad\" marks rows in a column {VALID:?}, and that is the name of a feature"
+                "uneven=\"pad\" adds a column {VALID:?}, but a feature already has that name: rename the feature"
             )));
         }
         Ok(Order {
@@ -77,45 +78,46 @@ impl Order {
         })
     }
 
-    /// Rows of a window, pool, buffer or sample.
+    /// The size of a window, pool, buffer or sample, in rows.
     #[getter]
     fn shuffle_buffer(&self) -> u64 {
         self.order.settings().shuffle_buffer
     }
 
-    /// Rows of an epoch that are in no batch of any rank.
+    /// The number of rows of an epoch that no batch of any rank contains.
     #[getter]
     fn left_out(&self) -> u64 {
         self.order.left_out()
     }
 
-    /// Rows of the rank that has fewest, where ranks have units of their own; else None.
+    /// The number of rows of the rank with the fewest rows if each rank has its own units; otherwise None.
     #[getter]
     fn own_rows(&self) -> Option<u64> {
         self.order.own_rows()
     }
 
-    /// Rows of an epoch of all ranks, with those of a last batch that is left out. Where ranks have units of their own,
-    /// this rank's.
+    /// The number of rows in an epoch over all ranks, including a last batch that is left out. If each rank has its own
+    /// units, the number of rows of this rank.
     #[getter]
     fn num_rows(&self) -> u64 {
         self.order.epoch_rows()
     }
 
-    /// The rows of an epoch's sample, counted over all units, as they stand; None if it is an order of all rows.
+    /// Returns the rows of an epoch's sample in storage order, as indices over all units. None for an order of all
+    /// rows.
     fn sample<'py>(&self, py: Python<'py>, epoch: u64) -> PyResult<Option<Bound<'py, PyArray1<i64>>>> {
         let rows = py.detach(|| self.order.sample(epoch)).map_err(unplanned).py(py)?;
         let rows = rows.map(|rows| rows.into_iter().map(|row| row as i64).collect());
         Ok(rows.map(|rows: Vec<i64>| PyArray1::from_vec(py, rows)))
     }
 
-    /// Batches that this rank gets in an epoch.
+    /// The number of batches that this rank gets in an epoch.
     #[getter]
     fn steps(&self) -> u64 {
         self.order.steps()
     }
 
-    /// Starts a pass at the start of an epoch, or at a state (`progress`), up to but without the epoch `end_epoch`.
+    /// Starts a pass at the start of an epoch or at a state (`progress`). The pass ends before the epoch `end_epoch`.
     #[pyo3(signature = (options, epoch, end_epoch=None, progress=None))]
     fn start(
         &self,
@@ -138,13 +140,13 @@ impl Order {
         self.pass(py, cursor, &options, total, state)
     }
 
-    /// Whether `start` can go on from a state; an exception says why not.
+    /// Checks whether `start` can resume from a state. Raises an exception that gives the reason if it can't.
     fn check(&self, py: Python<'_>, progress: Progress) -> PyResult<()> {
         self.resumed(py, &progress.into(), None).map(drop)
     }
 
-    /// A pass of the batches `start` to `stop` of an epoch, or of the rest of one after a state (`progress`), counted
-    /// from there. Order and batches may take the memory limit together.
+    /// Returns a pass over the batches `start` to `stop - 1` of an epoch, or of the rest of an epoch after a state
+    /// (`progress`), counted from there. The memory limit applies to the order and the batches together.
     #[pyo3(signature = (options, epoch, start, stop, progress=None))]
     fn batches(
         &self,
@@ -160,7 +162,7 @@ impl Order {
         let last = stop
             .checked_sub(1)
             .filter(|&last| last >= start)
-            .ok_or_else(|| PyValueError::new_err("there is no batch in an empty range"))?;
+            .ok_or_else(|| PyValueError::new_err("the range of batches is empty"))?;
         self.check_step(last)?;
         let cursor = match progress {
             None => {
@@ -188,7 +190,8 @@ impl Order {
         self.pass(py, cursor, &options, Some(number), State::default())
     }
 
-    /// Unit and record of a row of a batch. Of the order, not of the batch, `memory_limit` is what it may take.
+    /// Returns the unit and the record of a row of a batch. `memory_limit` limits the memory of the order, not of the
+    /// batch.
     #[pyo3(signature = (epoch, step, row, memory_limit=None))]
     fn locate(
         &self,
@@ -205,7 +208,7 @@ impl Order {
         })
     }
 
-    /// For each row of a batch its unit, and its record there.
+    /// Returns two arrays with the unit of each row of a batch and its record in the unit.
     #[allow(clippy::type_complexity)] // Two arrays.
     fn rows<'py>(
         &self,
@@ -249,7 +252,7 @@ impl Order {
         Err(PyIndexError::new_err(reason))
     }
 
-    /// What stands in a batch. Looks for Ctrl-C while that takes long.
+    /// Returns the contents of a batch. Checks for Ctrl-C during long computations.
     fn plan(&self, py: Python<'_>, epoch: u64, step: u64, memory_limit: Option<u64>) -> PyResult<BatchPlan> {
         self.check_step(step)?;
         check_order(&self.order, memory_limit, step > 0).py(py)?;
@@ -271,13 +274,13 @@ impl Order {
             return Err(interrupt);
         }
         let plan = plan.map_err(unplanned).py(py)?;
-        // One that failed holds no memory any more, and need not be kept.
+        // A cursor that failed has released its memory and is not kept.
         *self.lookup.lock().unwrap_or_else(PoisonError::into_inner) = Some(cursor);
-        let missing = || Error::new(ErrorKind::Internal, "the order has no such batch");
+        let missing = || Error::new(ErrorKind::Internal, "the order does not contain this batch");
         plan.ok_or_else(missing).py(py)
     }
 
-    /// A pass of `total` batches, if that is known, from the place of a cursor.
+    /// Returns a pass from the position of a cursor. `total` is its number of batches, if it ends.
     fn pass(
         &self,
         py: Python<'_>,
@@ -334,11 +337,11 @@ impl Order {
     }
 }
 
-/// The numbers of rows, which must ascend and be those of rows that there are.
+/// Checks row indices: they must be in ascending order and exist.
 fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
     let ascend = rows.is_sorted() && rows.first().is_none_or(|&first| first >= 0);
     if !ascend || rows.last().is_some_and(|&last| last as u64 >= total) {
-        let reason = format!("rows are numbers below {total}, in ascending order");
+        let reason = format!("rows must be indices below {total}, in ascending order");
         return Err(PyValueError::new_err(reason));
     }
     Ok(rows.iter().map(|&row| row as u64).collect())
@@ -348,7 +351,7 @@ fn read(settings: &str) -> PyResult<Settings> {
     Settings::from_json(settings).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Whether these are the settings of an order, as JSON; an exception says what is wrong.
+/// Checks the settings of an order, given as JSON. Raises an exception that says what is wrong with them.
 #[pyfunction]
 pub(crate) fn check_settings(settings: &str) -> PyResult<()> {
     read(settings).map(drop)

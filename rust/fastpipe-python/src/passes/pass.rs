@@ -19,11 +19,11 @@ use crate::passes::progress::Progress;
 use crate::passes::stats;
 use crate::service::local_request::LocalRequest;
 
-/// Bytes of batches that a local server sends together, and the seconds for which the first of them may wait.
+/// Maximum size in bytes of the batches that a local server sends together, and the seconds that the first may wait.
 const LENT_TOGETHER: usize = 1 << 20;
 const PATIENCE: f64 = 0.002;
 
-/// How far a pass has come. Outlives it.
+/// The position of a pass. It remains valid after the pass has ended.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Position {
     seen: Arc<Seen>,
@@ -39,30 +39,31 @@ impl Position {
 
 #[pymethods]
 impl Position {
-    /// The epoch of the last batch that the consumer has got, or of the first one before that. After the consumer has
-    /// seen the end, the epoch that a next pass would read.
+    /// The epoch of the last batch that was delivered, or the first epoch before any batch is delivered. After the
+    /// consumer has seen the end, it is the epoch that the next pass would read.
     #[getter]
     fn epoch(&self) -> u64 {
         self.seen().epoch
     }
 
-    /// Batches that the consumer has got.
+    /// The number of batches that were delivered to the consumer.
     #[getter]
     fn delivered(&self) -> u64 {
         self.seen().batches
     }
 
-    /// Whether there still is the pass.
+    /// Whether the pass still exists.
     #[getter]
     fn active(&self) -> bool {
         self.running.strong_count() > 0
     }
 
-    /// Ends the pass, if there still is one, and waits for its threads. `by` is what `next` says of it from then on.
+    /// Ends the pass, if it still exists, and waits for its threads. Later calls of `next` raise an error with the
+    /// reason `by`.
     #[pyo3(signature = (by=None))]
     fn close(&self, py: Python<'_>, by: Option<String>) {
         if let Some(running) = self.running.upgrade() {
-            // It may be the last to drop it by now, and waits either way.
+            // This may be the last reference to the pass by now. Dropping that also waits for the threads.
             py.detach(|| {
                 running.close(by);
                 drop(running);
@@ -76,34 +77,35 @@ impl Position {
         self.seen().ended
     }
 
-    /// What the pass has done, and where its time went; None in a process that was forked from the pass's.
+    /// Returns statistics of the pass, including where its time went. None in a process that was forked from the pass's
+    /// process.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
         let stats = py.detach(|| self.look.stats());
         stats.map(|stats| stats::to_dict(py, &stats)).transpose()
     }
 
-    /// What is left behind the last batch that the consumer has got.
+    /// Returns the state after the last batch that was delivered.
     fn progress(&self) -> Progress {
         Progress::from(&self.seen().state)
     }
 }
 
-/// A pass over a data set: an iterator of batches. Its threads end with it.
+/// A pass over a dataset: an iterator of batches. Its threads end when it is dropped.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Pass {
-    /// Dropped with the GIL released, since it waits for threads.
+    /// Dropped without the GIL, because dropping waits for threads.
     running: Option<Arc<RunningPass>>,
-    /// Whether batches say which of their rows are valid.
+    /// Whether batches mark which of their rows are valid.
     padded: bool,
     total: Option<u64>,
     position: Py<Position>,
-    /// What a user's code raised and ended the pass with. It is here, where Python's garbage collector sees it: its
-    /// traceback may have frames that have the pass.
+    /// The exception from user code that ended the pass. It is stored here so that Python's garbage collector sees it:
+    /// its traceback may contain frames that reference the pass.
     raised: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Pass {
-    /// Makes an iterator of a pass that starts with `state` and has `total` batches.
+    /// Creates an iterator over a pass that starts at `state` and has `total` batches.
     pub(crate) fn new(
         py: Python<'_>,
         batches: Box<dyn BatchSource>,
@@ -128,7 +130,7 @@ impl Pass {
         })
     }
 
-    /// The exception for what ended the pass.
+    /// Returns the exception for the error that ended the pass.
     fn failed(&self, py: Python<'_>, running: &RunningPass, error: &Error) -> PyErr {
         py.detach(|| running.release());
         let Some(raised) = raised_of(error) else {
@@ -146,7 +148,7 @@ impl Pass {
         )
     }
 
-    /// The next batch, as what `make` makes of it; None if there is none.
+    /// Returns the next batch, converted by `make`, or None at the end.
     pub(crate) fn draw<T>(
         &self,
         py: Python<'_>,
@@ -155,7 +157,7 @@ impl Pass {
         self.drawn(py, |batch| std::mem::take(&mut batch.info.after), make)
     }
 
-    /// The next batch with what is left behind it, for whoever hands it over elsewhere.
+    /// Like [`Pass::draw`], but the batch keeps its state for callers that pass it on to another process or pass.
     pub(crate) fn draw_whole<T>(
         &self,
         py: Python<'_>,
@@ -178,7 +180,7 @@ impl Pass {
                 Poll::Ready(number, mut batch) => {
                     let (yielded, after) = (Yielded::new(number, &batch, asked), after(&mut batch));
                     let made = guarded(py, || make(running.columns(), *batch));
-                    // The batch is lost, so those behind it aren't handed out.
+                    // The batch is lost, so later batches must not be delivered.
                     let made = made.inspect_err(|error| {
                         let error = lost(py, error);
                         py.detach(|| running.fail(error));
@@ -196,8 +198,8 @@ impl Pass {
         }
     }
 
-    /// The next batches, the first of which is awaited: as many as have `most` bytes together, and are there within
-    /// `patience` seconds. None if there are no more. What fails is told with the next ones.
+    /// Waits for the next batch and returns it with those that follow within `patience` seconds, up to about `most`
+    /// bytes. None at the end of the pass. An error after the first batch is raised by the next call.
     fn draw_several(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Vec<Batch>>> {
         let Some(running) = &self.running else { return Ok(None) };
         let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
@@ -207,34 +209,34 @@ impl Pass {
         Ok(Some(py.detach(|| more(running, first, most, patience))))
     }
 
-    /// The columns of its batches.
+    /// Returns the columns of the batches.
     pub(crate) fn columns(&self) -> &[ColumnSpec] {
         self.running.as_ref().map_or(&[], |running| running.columns())
     }
 
-    /// Whether batches say which of their rows are valid.
+    /// Whether batches mark which of their rows are valid.
     pub(crate) fn is_padded(&self) -> bool {
         self.padded
     }
 
-    /// The pass itself, for whoever draws from it without Python.
+    /// Returns the underlying pass, for code that draws from it without Python.
     pub(crate) fn running(&self) -> Option<Arc<RunningPass>> {
         self.running.clone()
     }
 
-    /// Its batches; `None` if it has no end.
+    /// Returns the number of batches, or `None` if the pass has no end.
     pub(crate) fn batches(&self) -> Option<u64> {
         self.total
     }
 }
 
-/// A batch and those after it: as many as have `most` bytes together, and are there within `patience`. What fails is
-/// told with the next ones.
+/// Returns a batch with those that follow within `patience`, up to about `most` bytes. A later call reports an error of
+/// the pass.
 pub(crate) fn more(running: &RunningPass, first: Batch, most: usize, patience: Duration) -> Vec<Batch> {
     let until = Instant::now() + patience;
     let mut held = nbytes(&first);
     let mut batches = vec![first];
-    // A large one is sent as it lies.
+    // A large batch is sent on its own.
     while held <= most / 2 {
         let asked = Instant::now();
         match running.poll_for(until.saturating_duration_since(asked)) {
@@ -259,7 +261,7 @@ impl Pass {
         self.draw(py, |columns, batch| to_dict(py, columns, batch, self.padded))
     }
 
-    /// Sends batches over a request of a local server, until the last one was sent or the program needs no more.
+    /// Sends batches over a request of a local server. Returns after the last batch, or when the program needs no more.
     fn lend(&self, py: Python<'_>, request: &LocalRequest) -> PyResult<()> {
         // The program needs the first batch at once.
         let mut patience = 0.0;
@@ -305,7 +307,7 @@ impl Pass {
         }
     }
 
-    /// Batches of the whole pass; None if it has no end.
+    /// The number of batches of the whole pass, or None if it has no end.
     #[getter]
     fn total(&self) -> Option<u64> {
         self.total
@@ -320,8 +322,8 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
-            // Threads of ours never need the GIL, but others may while this one waits. At the interpreter's end there
-            // is none to release.
+            // Our threads never need the GIL, but other threads may need it while this one waits. When the interpreter
+            // is ending, there is no GIL to release.
             let mut running = Some(running);
             if Python::try_attach(|py| py.detach(|| drop(running.take()))).is_none() {
                 drop(running);

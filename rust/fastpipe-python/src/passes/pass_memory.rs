@@ -1,8 +1,8 @@
-//! Memory for passes that comes from Python, or that processes have in common.
+//! Memory for passes that comes from Python or is shared with other processes.
 //!
-//! Decoding threads need the GIL to ask for it, and hold locks of their pass meanwhile. So whoever has the GIL never
-//! waits for a pass without letting go of it; and nothing is given back by waiting for the GIL: a reference that dies
-//! on a thread without it is dropped by the next one that has it.
+//! Decoding threads need the GIL to request such memory, and hold locks of their pass during the request. Therefore a
+//! thread with the GIL must release it before it waits for a pass. Freeing memory never waits for the GIL: a reference
+//! that is dropped on a thread without the GIL is released by the next thread that has it.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use crate::arrays::shared_slabs::SharedSlabs;
 use crate::errors::IntoPy;
 use crate::sources::data::Data;
 
-/// Memory for passes over a data set, all of it from a callable: `allocate(nbytes)` returns a uint8 array; or from
-/// memory in common.
+/// Memory for passes over a dataset. It is either shared memory or comes from a callable: `allocate(nbytes)` returns a
+/// uint8 array.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct PassMemory {
     memory: Arc<Memory>,
@@ -30,7 +30,7 @@ pub(crate) struct PassMemory {
 
 #[pymethods]
 impl PassMemory {
-    /// `held` is how many batches the consumer holds at once: as many are kept to be used again.
+    /// `held` is the number of batches that the consumer holds at once. Memory for this many batches is kept for reuse.
     #[new]
     fn new(data: &Bound<'_, Data>, allocate: Py<PyAny>, held: usize) -> Self {
         let allocator = Callable {
@@ -40,7 +40,7 @@ impl PassMemory {
         PassMemory::with(data, Arc::new(allocator), held)
     }
 
-    /// Memory that other processes map, to which batches are lent.
+    /// Creates memory that other processes map, so that batches can be lent to them.
     #[staticmethod]
     fn shared(data: &Bound<'_, Data>, slabs: &Bound<'_, SharedSlabs>, held: usize) -> Self {
         let allocator = fastpipe_batch::SharedSlabs(slabs.get().lender().clone());
@@ -57,13 +57,13 @@ impl PassMemory {
         }
     }
 
-    /// The memory, for a pass over this source.
+    /// Returns the memory for a pass over this source.
     pub(crate) fn of(&self, py: Python<'_>, source: &Arc<dyn Source>) -> PyResult<Arc<Memory>> {
         if !Arc::ptr_eq(source, &self.source) {
-            return Err(PyValueError::new_err("the memory was made for another data set"));
+            return Err(PyValueError::new_err("the memory was created for another dataset"));
         }
         if !self.memory.is_ours() {
-            let reason = "the memory for the pass is another process's, which has forked; make it in this one";
+            let reason = "the memory of the pass belongs to the parent process of this fork: create it in this process";
             return Err(Error::new(ErrorKind::Closed, reason)).py(py);
         }
         Ok(self.memory.clone())
@@ -75,8 +75,8 @@ struct Callable {
     in_use: Arc<InUse>,
 }
 
-/// Addresses that are in use: where a region begins, and where it ends. One for each allocator, since a forked child
-/// makes its own: a thread that doesn't exist there may have held the lock.
+/// The start and end addresses of regions in use. Each allocator has its own map, and a forked child creates a new
+/// allocator: a thread that doesn't exist in the child may have held the lock of the old map.
 type InUse = Mutex<BTreeMap<usize, usize>>;
 
 impl SlabAllocator for Callable {
@@ -92,7 +92,7 @@ impl Callable {
         if !array.is_c_contiguous() {
             return Err(PyValueError::new_err("the array is not contiguous"));
         }
-        // Whether it can be written to.
+        // This checks that the array is writable.
         drop(
             array
                 .try_readwrite()
@@ -109,10 +109,10 @@ impl Callable {
             kept: Some((taken, array)),
             process: std::process::id(),
         };
-        // SAFETY: contiguous bytes of an array that can be written to. It lives until `owner` is dropped, and is
-        // pinned: NumPy refuses to resize it. No other region has any of them (`Taken`). The callable has handed it out
-        // to be written to, so nobody else does: as with NumPy itself, who keeps it and writes to it all the same makes
-        // the values of batches whatever he writes, though nothing here depends on what they are.
+        // SAFETY: these are contiguous bytes of a writable array. The array lives until `owner` is dropped, and it is
+        // pinned, so NumPy refuses to resize it. No other region contains any of the bytes (`Taken`). The callable
+        // returned the array to be written to, so other code must not write to it. As in NumPy itself, code that writes
+        // to it nonetheless changes the values of batches, but no code here depends on these values.
         Ok(unsafe { Region::new(start, len, owner) })
     }
 }
@@ -121,19 +121,19 @@ fn lock(in_use: &InUse) -> MutexGuard<'_, BTreeMap<usize, usize>> {
     in_use.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes that are in use, until it is dropped.
+/// A range of addresses that is in use until this is dropped.
 struct Taken {
     start: usize,
     in_use: Arc<InUse>,
 }
 
 impl Taken {
-    /// `None` if some of them are already.
+    /// Returns `None` if part of the range is already in use.
     fn new(in_use: &Arc<InUse>, start: usize, len: usize) -> Option<Self> {
-        // One without bytes is refused later; until then it has its address to itself.
+        // An empty region is rejected later. Until then it occupies its address.
         let end = start.checked_add(len.max(1))?;
         let mut regions = lock(in_use);
-        // Regions don't overlap, so the last that begins in front of the end is the last to end.
+        // Regions don't overlap, so the last region that begins before `end` also ends last.
         if regions
             .range(..end)
             .next_back()
@@ -156,7 +156,7 @@ impl Drop for Taken {
     }
 }
 
-/// Keeps an array alive.
+/// Keeps an array and its addresses reserved.
 struct Owner {
     kept: Option<(Taken, Pinned)>,
     process: u32,
@@ -164,8 +164,8 @@ struct Owner {
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // What a forked child has is a copy, which its parent's allocator knows nothing of; a driver's memory can't be
-        // given back there.
+        // A forked child has only a copy, which its parent's allocator doesn't know about. A driver's memory can't be
+        // freed in the child.
         if self.process != std::process::id() {
             std::mem::forget(self.kept.take());
         }
@@ -184,6 +184,6 @@ fn failed(py: Python<'_>, bytes: usize, error: &PyErr) -> Error {
     };
     Error::new(
         class,
-        format!("there is no memory for a batch: asked for {bytes} bytes, the allocator raised {kind}: {text}"),
+        format!("could not allocate memory for a batch: the allocator raised {kind} for {bytes} bytes: {text}"),
     )
 }

@@ -1,4 +1,4 @@
-//! How a pass runs and what its batches are stored in, as Python has it.
+//! Options of a pass that Python sets: how it runs, and where its batches are stored.
 
 use fastpipe_engine::Options;
 use pyo3::prelude::*;
@@ -6,17 +6,17 @@ use pyo3::prelude::*;
 use crate::passes::pass_memory::PassMemory;
 use crate::passes::reader_totals::ReaderTotals;
 
-/// Python's `PassOptions`, whose attributes are read here only.
+/// Options from Python's `PassOptions`. Its attributes are read only here.
 pub(crate) struct PassOptions {
     pub(crate) engine: Options,
-    /// What batches are stored in, instead of the dataset's own memory.
+    /// Memory that batches are stored in, instead of the dataset's own memory.
     pub(crate) memory: Option<Py<PassMemory>>,
     /// Whether sparse columns are in the CSR layout.
     pub(crate) csr: bool,
-    /// Whether another program has chosen the order: then the memory limit, by default half of the machine's memory,
-    /// holds for a single batch too.
+    /// Whether another program has chosen the order. In that case the memory limit, by default half of the machine's
+    /// memory, also applies to a single batch.
     pub(crate) bounded: bool,
-    /// Where batches and work are counted.
+    /// Totals to which the pass adds its batches and work.
     pub(crate) totals: Option<Py<ReaderTotals>>,
 }
 

@@ -1,9 +1,9 @@
-//! How far an epoch has come, as Python stores it.
+//! The state of an epoch in the form that Python stores.
 
 use fastpipe_order::{PartialChunk, Place, Remaining, State};
 use pyo3::prelude::*;
 
-/// How far an epoch has come, as it is stored: with lists in it, which is what tuples become as JSON.
+/// The state of an epoch. It uses lists because JSON turns tuples into lists.
 #[derive(FromPyObject, IntoPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Progress {
@@ -43,7 +43,7 @@ impl From<Progress> for State {
                 .collect()
         };
         let place = |[window, unit, record]: [u64; 3]| {
-            // No unit has this many records, so such a place is refused.
+            // No unit has this many records, so the place is rejected later.
             let record = u32::try_from(record).unwrap_or(u32::MAX);
             (window, Place { unit, record })
         };

@@ -1,4 +1,4 @@
-//! The totals of a reader over its passes, as Python reads them.
+//! A reader's totals over its passes, for Python.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use fastpipe_engine::Activity;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Names that are the same for all sources.
+/// Names of activities that all sources share.
 const WORK: Work = Work {
     open: "opening",
     place: "decoding",
@@ -17,7 +17,7 @@ const WORK: Work = Work {
 /// The totals over a reader's passes in this process, and the reader's rank.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ReaderTotals {
-    /// Where passes count.
+    /// The totals to which passes add.
     pub(crate) counted: Arc<fastpipe_engine::ReaderTotals>,
     rank: AtomicU64,
 }
@@ -46,15 +46,16 @@ impl ReaderTotals {
         self.rank.store(rank, Ordering::Relaxed);
     }
 
-    /// For each bucket of `waits` but the last, the shortest wait in seconds that is too long for it.
+    /// Returns the upper bound of each bucket of `waits` except the last, in seconds. A bucket does not include its
+    /// bound.
     #[staticmethod]
     fn wait_bounds() -> Vec<f64> {
         fastpipe_engine::ReaderTotals::wait_bounds().map(seconds).collect()
     }
 
-    /// The totals as of now.
+    /// Returns the current totals.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        // With the GIL, as its lock demands.
+        // The lock of the totals must be taken with the GIL.
         let totals = self.counted.totals();
         let work = PyDict::new(py);
         for (activity, nanos) in Activity::ALL.into_iter().zip(totals.work) {

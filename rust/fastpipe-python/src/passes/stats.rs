@@ -1,10 +1,10 @@
-//! What a pass says of itself, as a dict.
+//! Statistics of a pass as a dict.
 
 use fastpipe_engine::{Learned, Stats};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-/// Nested dicts of numbers; `fastpipe.Reader.stats` describes them.
+/// Returns nested dicts of numbers, which `fastpipe.Reader.stats` documents.
 pub(crate) fn to_dict<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     dict.set_item("batches", stats.batches)?;

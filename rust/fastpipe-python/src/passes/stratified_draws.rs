@@ -1,4 +1,4 @@
-//! Rows that are drawn, with their draws: for whoever deals them out.
+//! Rows that are drawn at random, with the index of each draw, for stratified samples.
 
 use std::ops::Range;
 
@@ -12,13 +12,13 @@ use pyo3::prelude::*;
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 
-/// Rows drawn without replacement of `total`, by seed and epoch, behind `skipped` others.
+/// `rows` rows drawn from `total` without replacement, by seed and epoch. The first `skipped` draws are skipped.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Drawing(fastpipe_order::Drawing);
 
 #[pymethods]
 impl Drawing {
-    /// Draws `rows` of `total`, or as many as there are.
+    /// Draws `rows` of `total` rows, or fewer if fewer are left.
     #[new]
     #[pyo3(signature = (total, rows, *, skipped = 0, seed, epoch = 0))]
     fn new(py: Python<'_>, total: u64, rows: u64, skipped: u64, seed: u64, epoch: u64) -> PyResult<Drawing> {
@@ -27,7 +27,7 @@ impl Drawing {
         Ok(Drawing(drawing.map_err(unplanned).py(py)?))
     }
 
-    /// Those from a row up to another, ascending, and of each in which draw it was drawn, from 0.
+    /// Returns the drawn rows from `start` to `end - 1` in ascending order, with the index of each row's draw, from 0.
     fn within<'py>(&self, py: Python<'py>, start: u64, end: u64) -> PyResult<RowsAndDraws<'py>> {
         let (rows, draws) = py.detach(|| self.lists(start..end)).py(py)?;
         Ok((array(py, rows)?, array(py, draws)?))
@@ -46,8 +46,8 @@ impl Drawing {
     }
 }
 
-/// Draws some rows of each of some units without replacement: of each its number, its first row, the rows that it has,
-/// and how many of them are drawn. Returns their numbers.
+/// Draws rows without replacement from several units. For each unit, the arrays contain its index, its first row, its
+/// number of rows and the number of rows to draw. Returns the indices of the drawn rows.
 #[pyfunction]
 #[pyo3(signature = (units, firsts, rows, drawn, *, seed, epoch = 0))]
 pub(crate) fn drawn_within<'py>(
@@ -63,7 +63,7 @@ pub(crate) fn drawn_within<'py>(
     let (rows, drawn) = (rows.as_slice()?, drawn.as_slice()?);
     if [firsts.len(), rows.len(), drawn.len()] != [units.len(); 3] {
         return Err(PyValueError::new_err(
-            "each unit has a first row, rows, and rows that are drawn",
+            "units, firsts, rows and drawn must have the same length",
         ));
     }
     let found =

@@ -23,8 +23,8 @@ pub(crate) struct ServiceConnection(pub(crate) Arc<Transport>);
 
 #[pymethods]
 impl ServiceConnection {
-    /// A connection to `grpc://host:port` or `grpc+tls://host:port`. `ca` has the certificates of trusted authorities,
-    /// `certificate` the client's certificates and private key, all as PEM.
+    /// Creates a connection to `grpc://host:port` or `grpc+tls://host:port`. `ca` contains the certificates of trusted
+    /// authorities; `certificate` contains the client's certificates and private key. All are PEM.
     #[new]
     #[pyo3(signature = (url, token=None, ca=None, certificate=None))]
     fn new(
@@ -40,7 +40,7 @@ impl ServiceConnection {
         Ok(ServiceConnection(Arc::new(Transport { url, way })))
     }
 
-    /// A connection to a local server. `request(kind)` makes the socket of a request.
+    /// Creates a connection to a local server. `request(kind)` opens the socket of a request.
     #[cfg(unix)]
     #[staticmethod]
     fn local(url: String, process: u32, memory: &SharedArena, request: Py<PyAny>) -> Self {
@@ -52,7 +52,7 @@ impl ServiceConnection {
             attached(|py| {
                 let socket = request.call1(py, (PyBytes::new(py, &[kind]),))?;
                 let file: i32 = socket.call_method0(py, "detach")?.extract(py)?;
-                // SAFETY: the socket was open, and has left its file to this.
+                // SAFETY: the socket was open, and `detach` has transferred its file descriptor to this code.
                 Ok(unsafe { std::os::unix::net::UnixStream::from_raw_fd(file) })
             })
         };
@@ -63,14 +63,16 @@ impl ServiceConnection {
     #[cfg(not(unix))]
     #[staticmethod]
     fn local(_url: String, _process: u32, _memory: &SharedArena, _request: Py<PyAny>) -> PyResult<Self> {
-        Err(PyRuntimeError::new_err("this system has no local servers"))
+        Err(PyRuntimeError::new_err(
+            "local servers are not supported on this system",
+        ))
     }
 
     /// Requests an action, and returns its results. Raises ConnectionError if a later request may succeed, and
     /// RuntimeError if the server refuses the request.
     fn ask<'py>(&self, py: Python<'py>, action: &str, body: &[u8], seconds: f64) -> PyResult<Vec<Bound<'py, PyBytes>>> {
         let Way::Network(endpoint) = &self.0.way else {
-            return Err(PyRuntimeError::new_err("a local server doesn't take actions"));
+            return Err(PyRuntimeError::new_err("a local server does not support actions"));
         };
         let timeout = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let runtime = ClientRuntime::get()?;
@@ -85,7 +87,7 @@ impl ServiceConnection {
     }
 }
 
-/// Calls Python from a Rust thread. Returns an exception as an error that raises it again.
+/// Calls Python from a Rust thread. Converts an exception to an error that raises the exception again later.
 pub(crate) fn attached<T>(call: impl FnOnce(Python<'_>) -> PyResult<T>) -> Result<T, Error> {
     let called = Python::try_attach(|py| {
         call(py).map_err(|raised| {

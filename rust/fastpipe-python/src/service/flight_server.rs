@@ -1,4 +1,4 @@
-//! A server of passes, with what Python decides: who may read which batches, and what is logged.
+//! A server of passes. Python decides who may read which batches, and what is logged.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,21 +23,24 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::to_py;
 use crate::passes::pass::{Pass, more};
 
-/// Free slabs that are kept for small batches that are sent together.
+/// The number of free slabs to keep for small batches that are sent together.
 const TOGETHER: usize = 8;
 
-/// Actions: their names, and what they do.
+/// Names and descriptions of the actions.
 const ACTIONS: [(&str, &str); 4] = [
-    ("describe", "what a reader yields, and the rows of its units"),
-    ("place", "where a row comes from"),
-    ("health", "whether the server takes requests"),
-    ("metrics", "what it has done, as Prometheus reads it"),
+    (
+        "describe",
+        "the columns of a reader and the number of rows in each unit",
+    ),
+    ("place", "the file and the position of a row"),
+    ("health", "whether the server accepts requests"),
+    ("metrics", "statistics of the server in Prometheus format"),
 ];
 
-/// Actions that are answered however busy the server is.
+/// Actions that are answered even when the server is busy.
 const QUICK: [&str; 2] = ["health", "metrics"];
 
-/// What the Python object decides, which `FlightServer` describes.
+/// Decisions of the Python object that [`FlightServer`] documents.
 struct Decisions {
     python: Py<PyAny>,
     token: Option<Vec<u8>>,
@@ -45,20 +48,20 @@ struct Decisions {
     meter: Arc<Meter>,
 }
 
-/// What Python says of a ticket: the stream, the first step and the one after the last, the reader, the rows of a
-/// batch and the bytes of a pass, and what begins a pass at a step.
+/// Python's answer to a ticket: the stream, the first step and the step after the last, the reader, the rows of a
+/// batch, the bytes of a pass, and a function that starts a pass at a step.
 type Opened = (Vec<u8>, u64, u64, String, u32, usize, Py<PyAny>);
 
-/// How a call ends when the interpreter has ended.
+/// The status of a call after the interpreter has ended.
 fn ended() -> Status {
     Status::new(Code::Cancelled, "the server is stopping")
 }
 
-/// The status for an exception that isn't told in place of a batch.
+/// Returns the status for an exception that is not sent in place of a batch.
 fn status(py: Python<'_>, error: &PyErr) -> Status {
     let text = error.value(py).to_string();
     if error.is_instance_of::<PyConnectionError>(py) {
-        // As if the connection had failed: the client asks again.
+        // This status looks like a failed connection, so the client retries.
         Status::new(Code::Unavailable, text)
     } else if error.is_instance_of::<PyValueError>(py) {
         Status::new(Code::InvalidArgument, text)
@@ -68,13 +71,13 @@ fn status(py: Python<'_>, error: &PyErr) -> Status {
 }
 
 impl Decisions {
-    /// The bytes that tell a client of an exception.
+    /// Encodes an exception for the client.
     fn told(&self, py: Python<'_>, error: PyErr) -> Vec<u8> {
         let told = self.python.bind(py).call_method1("told", (error.into_value(py),));
         told.and_then(|told| told.extract()).unwrap_or_default()
     }
 
-    /// Begins a pass.
+    /// Starts a pass at a step.
     fn begin(self: &Arc<Self>, opened: &Opened, step: u64) -> Result<Box<dyn StreamPass>, Vec<u8>> {
         let begun = Python::try_attach(|py| {
             let begin = || -> PyResult<_> {
@@ -95,7 +98,7 @@ impl Decisions {
         }))
     }
 
-    /// Sends what a ticket asks for. `request` is Python's record of it.
+    /// Sends the batches that a ticket requests. `request` is Python's record of the request.
     fn send(
         self: &Arc<Self>,
         request: &Py<PyAny>,
@@ -153,7 +156,7 @@ impl Decisions {
     }
 }
 
-/// The decisions, for the server's threads.
+/// Answers calls on the server's threads, using the decisions.
 struct Answers(Arc<Decisions>);
 
 impl Service for Answers {
@@ -162,13 +165,13 @@ impl Service for Answers {
         let given = authorization
             .and_then(|given| given.strip_prefix(b"Bearer "))
             .unwrap_or_default();
-        // In the same time whatever is given, but for its length.
+        // The comparison takes the same time for any token of the same length.
         let differs = token
             .iter()
             .zip(given)
             .fold(token.len() != given.len(), |differs, (a, b)| differs | (a != b));
         if differs {
-            let text = "this server wants a token: connect(..., token=...)";
+            let text = "this server requires a token: connect(..., token=...)";
             return Err(Status::new(Code::Unauthenticated, text));
         }
         Ok(())
@@ -245,7 +248,7 @@ impl Service for Answers {
     }
 }
 
-/// What became of a request that ended with a status.
+/// Classifies the outcome of a request that ended with a status.
 fn outcome(status: &Status, outlet: &Outlet) -> &'static str {
     match status.code {
         Code::Cancelled if outlet.is_closed() => "left",
@@ -255,12 +258,12 @@ fn outcome(status: &Status, outlet: &Outlet) -> &'static str {
     }
 }
 
-/// A pass whose batches are sent.
+/// A pass whose batches are sent to clients.
 struct Sending {
     running: Arc<RunningPass>,
-    /// Batches that are to come; `None` if it has no end.
+    /// The number of batches that are left, or `None` if the pass has no end.
     left: Option<u64>,
-    /// For small batches that are sent together.
+    /// Memory for small batches that are sent together.
     pool: Arc<SlabPool>,
     decisions: Arc<Decisions>,
 }
@@ -300,11 +303,15 @@ impl StreamPass for Sending {
 
 /// A server of passes.
 ///
-/// `decisions` has the methods `request(peer)`, which returns a record of a request with `end(outcome, batches, bytes,
-/// told)`; `open(record, ticket)`, which returns an `Opened`, or bytes that are told in place of batches;
-/// `told(error)`, which returns such bytes; `act(kind, body, peer)`, which returns a list of bytes; `log_refused(peer)`
-/// and `log_closed(peer)`. A `ConnectionError` of `open` and `act` lets the client ask again, and a `ValueError`
-/// doesn't.
+/// `decisions` has these methods:
+///
+/// - `request(peer)` returns a record of a request, which has a method `end(outcome, batches, bytes, told)`.
+/// - `open(record, ticket)` returns an `Opened`, or bytes that are sent instead of batches.
+/// - `told(error)` returns such bytes for an exception.
+/// - `act(kind, body, peer)` returns a list of bytes.
+/// - `log_refused(peer)` and `log_closed(peer)` log an event.
+///
+/// If `open` or `act` raises `ConnectionError`, the client retries. After a `ValueError` it does not.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct FlightServer {
     server: Mutex<Server>,
@@ -318,7 +325,7 @@ impl FlightServer {
     }
 }
 
-/// The bounds and files of a server.
+/// The limits and files of a server.
 #[derive(FromPyObject)]
 struct ServerOptions {
     token: Option<String>,
@@ -337,7 +344,7 @@ struct ServerOptions {
 
 #[pymethods]
 impl FlightServer {
-    /// Listens at a host and a port.
+    /// Starts to listen on a host and a port.
     #[new]
     fn new(py: Python<'_>, host: &str, port: u16, options: ServerOptions, decisions: Py<PyAny>) -> PyResult<Self> {
         let seconds = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or_default();
@@ -375,13 +382,13 @@ impl FlightServer {
         })
     }
 
-    /// The port that it listens at.
+    /// The port on which the server listens.
     #[getter]
     fn port(&self) -> u16 {
         self.port
     }
 
-    /// Numbers of what it has done, and of what there is now.
+    /// Returns counters of past work and values of the current state.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let Decisions { meter, streams, .. } = &*self.decisions;
         let counts = py.detach(|| streams.counts());
@@ -409,8 +416,8 @@ impl FlightServer {
         Ok(found)
     }
 
-    /// Ends all passes, and waits until connections have ended, but no longer than `grace` seconds. Returns whether
-    /// they have. Twice does no harm.
+    /// Ends all passes. Waits up to `grace` seconds until all connections have ended, and returns whether they have. It
+    /// is safe to call this twice.
     fn stop(&self, py: Python<'_>, grace: f64) -> bool {
         let grace = Duration::try_from_secs_f64(grace).unwrap_or_default();
         py.detach(|| {
@@ -422,7 +429,7 @@ impl FlightServer {
 
 impl Drop for FlightServer {
     fn drop(&mut self) {
-        // Its threads may wait for the GIL.
+        // The server's threads may wait for the GIL.
         let mut stop = || {
             self.server
                 .get_mut()

@@ -1,4 +1,4 @@
-//! Requests at a local server, whose batches lie in memory that its program maps.
+//! Requests to a local server. The batches are in memory that the requesting program maps.
 #![allow(unsafe_code)]
 
 #[cfg(unix)]
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::arrays::shared_slabs::SharedSlabs;
 use crate::errors::IntoPy;
 
-/// A request for batches at a local server.
+/// A request for batches, on the side of the local server.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct LocalRequest {
     #[cfg(unix)]
@@ -20,7 +20,7 @@ pub(crate) struct LocalRequest {
 
 #[pymethods]
 impl LocalRequest {
-    /// Over the socket of this file; it stays open until the request is dropped.
+    /// Creates a request over the socket with this file descriptor. The socket stays open until the request is dropped.
     #[new]
     #[cfg(unix)]
     fn new(slabs: &SharedSlabs, file: i32) -> PyResult<Self> {
@@ -29,7 +29,7 @@ impl LocalRequest {
         if file < 0 {
             return Err(PyValueError::new_err("the socket is closed"));
         }
-        // SAFETY: the caller has the socket of this file, and keeps it open during this call.
+        // SAFETY: the caller owns the socket of this file descriptor, and keeps it open during the call.
         let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;
         let request = fastpipe_service::local::LocalRequest::new(file.into(), slabs.lender().clone());
         Ok(LocalRequest {
@@ -40,7 +40,7 @@ impl LocalRequest {
     #[new]
     #[cfg(not(unix))]
     fn new(_slabs: &SharedSlabs, _file: i32) -> PyResult<Self> {
-        Err(PyValueError::new_err("this system has no local servers"))
+        Err(PyValueError::new_err("local servers are not supported on this system"))
     }
 
     /// Waits until the program ends the request, and reclaims memory that the program didn't borrow.

@@ -1,4 +1,4 @@
-//! A data set whose batches others make.
+//! A dataset whose batches are produced by servers.
 
 use std::sync::Arc;
 
@@ -9,16 +9,17 @@ use pyo3::prelude::*;
 use crate::errors::IntoPy;
 use crate::sources::data::Data;
 
-/// A data set whose batches others make.
+/// A dataset whose batches are produced by servers.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct RemoteDataset;
 
 #[pymethods]
 impl RemoteDataset {
-    /// `columns` and `csr` are what `Data.columns_text` of the data set elsewhere says, `rows` those of its units, and
-    /// `uncut` how many these were before large ones were cut. `start(feed, order, progress, csr)` starts
-    /// to receive the batches of a pass: of an order as JSON, with the progress from which the first epoch's steps are
-    /// counted (None for its start), with sparse columns in Arrow's layout or not. It must not refer to the dataset.
+    /// `columns` and `csr` are the results of `Data.columns_text` of the served dataset. `rows` contains the rows of
+    /// each unit, and `uncut` is the number of units before large ones were split. `start(feed, order, progress, csr)`
+    /// starts to receive the batches of a pass. Its arguments are the order as JSON, the progress from which the first
+    /// epoch's steps are counted (None for its start), and whether sparse columns use Arrow's layout. `start` must not
+    /// refer to the dataset.
     #[new]
     #[pyo3(signature = (columns, csr, rows, *, uncut, in_sequence, start))]
     fn new(

@@ -1,4 +1,4 @@
-//! Avro files as a data set: opened, indexed, and compiled for a set of features.
+//! Avro files as a dataset: opened, indexed, and compiled for a set of features.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -18,10 +18,10 @@ use crate::sources::files::Files;
 use crate::specs::features::{Described, describe};
 use crate::specs::wanted::Wanted;
 
-/// A column's name, the path of the first file that has it, and how many files have it.
+/// A column's name, the path of the first file that contains it, and the number of files that contain it.
 type LaterColumn<'a> = (&'a str, Cow<'a, OsStr>, usize);
 
-/// Avro files, ready to be read. Their units are blocks.
+/// Avro files that are ready to be read. Their units are blocks.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct AvroDataset {
     source: Arc<AvroSource>,
@@ -33,11 +33,15 @@ pub(crate) struct AvroDataset {
 
 #[pymethods]
 impl AvroDataset {
-    /// Opens files. `check` is called with the path and the schema of the first file, and of each that has another
-    /// schema; what it raises is raised. With a list `damaged`, exceptions of damaged files are appended to it, and of
-    /// such a file the blocks before the damage are read; of one whose header is damaged none. `resolution` is the text
-    /// of the schema that files' schemas are resolved to, whether that is merged from all of theirs, and whether
-    /// logical types are read. `folders` are the columns that folders stand for, with a value for each path.
+    /// Opens files.
+    ///
+    /// `check` is called with the path and the schema of the first file, and of each file with a different schema. Its
+    /// exceptions are passed on. If `damaged` is a list, exceptions about damaged files are appended to it, and the
+    /// blocks before the damage are read. If a file's header is damaged, none of its blocks are read.
+    ///
+    /// `resolution` contains the text of the schema to which files' schemas are resolved, whether that schema is merged
+    /// from those of all files, and whether logical types are read. `folders` contains the columns from folder names,
+    /// with a value for each path.
     #[new]
     #[pyo3(signature = (
         files, wanted, *, check=None, damaged=None, resolution=(None, false, true), folders=Vec::new()
@@ -103,20 +107,20 @@ impl AvroDataset {
         self.features.iter().map(describe).collect()
     }
 
-    /// For each column that was left out: why.
+    /// Returns the columns that were left out, each with the reason.
     fn left_out(&self) -> Vec<(String, String)> {
         self.left_out.clone()
     }
 
-    /// Name of each column that the file which decides on the features lacks, with the first file that has it and how
-    /// many have it; and whether the files' schemas can be merged.
+    /// Returns columns that are missing in the file that determines the features. Each has the first file that contains
+    /// it and the number of files that do. Also returns whether the files' schemas can be merged.
     fn later_columns(&self) -> (Vec<LaterColumn<'_>>, bool) {
         let columns = self.later.columns.iter();
         let columns = columns.map(|(name, path, files)| (name.as_str(), text_path(path), *files));
         (columns.collect(), self.later.mergeable)
     }
 
-    /// The symbols of enums that are read as codes.
+    /// Returns the symbols of enums that are read as codes.
     fn symbols(&self) -> Vec<(String, Vec<String>)> {
         let columns = self.source.avro_columns().iter();
         columns
@@ -124,7 +128,7 @@ impl AvroDataset {
             .collect()
     }
 
-    /// The columns that are read of the folders of files.
+    /// Returns the names of the columns that are read from folder names.
     fn folders(&self) -> Vec<&str> {
         self.source.folders_read()
     }
@@ -137,17 +141,17 @@ impl AvroDataset {
             .collect()
     }
 
-    /// A digest of where all blocks lie and of how many rows each has, in 16 bytes.
+    /// Returns a 16-byte digest of the positions of all blocks and their numbers of rows.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
     }
 
-    /// For each file the number of its blocks.
+    /// Returns the number of blocks of each file.
     fn blocks(&self) -> Vec<u64> {
         self.source.units_by_file()
     }
 
-    /// Nanoseconds that a record takes to decode: with all features, and for each feature without it.
+    /// Returns the nanoseconds to decode a record: with all features, and for each feature the time without it.
     fn column_times(&self, py: Python<'_>) -> PyResult<(f64, Vec<(String, f64)>)> {
         let times = py.detach(|| column_times(&self.source)).py(py)?;
         let Some(times) = times else {
@@ -157,24 +161,24 @@ impl AvroDataset {
         Ok((times.all, names.zip(times.without).collect()))
     }
 
-    /// The file of a block, and its number there.
+    /// Returns the file of a block, and the index of the block in the file.
     fn place_of(&self, unit: u64) -> PyResult<(Cow<'_, OsStr>, u64)> {
         if unit >= self.source.units() {
-            return Err(PyIndexError::new_err(format!("there is no block {unit}")));
+            return Err(PyIndexError::new_err(format!("block {unit} does not exist")));
         }
         let (path, block) = self.source.place_of(unit);
         Ok((text_path(path), block))
     }
 }
 
-/// What a folder says of its files.
+/// A value that a folder name gives to the files in the folder.
 #[derive(FromPyObject)]
 enum FolderValue {
     Int(i64),
     Text(String),
 }
 
-/// A column that folders stand for, with a value for each path.
+/// A column from folder names, with a value for each path.
 fn folder_column((name, values): (String, Vec<Option<FolderValue>>)) -> FolderColumn {
     let scalar = |value| match value {
         FolderValue::Int(value) => Scalar::Int(value.into()),

@@ -1,4 +1,4 @@
-//! Encoded values of Avro's as Arrow data that keep their types.
+//! Decodes encoded Avro values to Arrow data of the corresponding types.
 
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(crate) struct AvroColumns(Columns);
 
 #[pymethods]
 impl AvroColumns {
-    /// The columns of these names of a file with this schema; all without names.
+    /// Selects columns of a file with this schema by name, or all columns if `names` is None.
     #[new]
     #[pyo3(signature = (path, schema, names=None))]
     fn new(py: Python<'_>, path: OsString, schema: &str, names: Option<Vec<String>>) -> PyResult<Self> {
@@ -27,7 +27,7 @@ impl AvroColumns {
         Ok(AvroColumns(columns.py(py)?))
     }
 
-    /// Their names.
+    /// Returns the names of the columns.
     fn names(&self) -> Vec<&str> {
         self.0
             .schema()
@@ -37,7 +37,7 @@ impl AvroColumns {
             .collect()
     }
 
-    /// Whether values of one are encoded as those of the other, and mean the same.
+    /// Whether both have the same encoding and meaning of values, so that one can decode the other's values.
     fn decode_as(&self, other: &AvroColumns) -> bool {
         self.0.decode_as(&other.0)
     }
@@ -46,7 +46,8 @@ impl AvroColumns {
         guarded(py, || schema_capsule(py, self.0.schema()))
     }
 
-    /// Decodes columns of large binary, in the order of the names, of a record batch. Others after them don't count.
+    /// Decodes the `large_binary` columns of a record batch, which are in the order of the names. Ignores further
+    /// columns.
     fn decode<'py>(&self, table: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         let py = table.py();
         guarded(py, || {

@@ -1,4 +1,4 @@
-//! One container file, to look at.
+//! A single Avro container file, for inspection.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::callbacks::signals;
 use crate::errors::IntoPy;
 use crate::sources::files::{InMemory, contents};
 
-/// One container file: its header, and its blocks when they are asked for.
+/// A single Avro container file: its header, and its blocks once they are requested.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct ContainerFile {
     file: LocalFile,
@@ -124,7 +124,7 @@ impl ContainerFile {
         py.detach(|| whole_blocks_end(&self.file, &self.info)).py(py)
     }
 
-    /// Offset, stored size and rows of each block.
+    /// Returns the offset, stored size and rows of each block.
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Columns<'py>> {
         let blocks = self.walked(py)?;
         let column = |f: fn(&Block) -> i64| {
@@ -138,7 +138,7 @@ impl ContainerFile {
         ))
     }
 
-    /// Stored and decompressed bytes of up to `max_blocks` blocks, spread evenly over the file.
+    /// Returns the stored and decompressed sizes in bytes of up to `max_blocks` blocks, spread evenly over the file.
     fn sample_uncompressed(&self, py: Python<'_>, max_blocks: usize) -> PyResult<(u64, u64)> {
         let blocks = self.walked(py)?;
         let pool = BufferPool::default();

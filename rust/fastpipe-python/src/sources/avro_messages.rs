@@ -1,4 +1,4 @@
-//! Messages of Avro to batches: the schemas are compiled once, each call decodes a list of messages to one batch.
+//! Decodes Avro messages to batches. Schemas are compiled once; each call decodes a list of messages to one batch.
 
 use std::sync::Arc;
 
@@ -16,30 +16,33 @@ use crate::errors::{IntoPy, guarded};
 use crate::specs::features::{Described, describe};
 use crate::specs::wanted::Wanted;
 
-/// Messages, kept where they are.
+/// Messages, stored without a copy.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Messages(Bytes);
 
 enum Bytes {
     Each(Vec<PyBackedBytes>),
-    /// One behind the other, with where each begins and the last ends.
+    /// Contiguous messages, with the start of each message and the end of the last.
     Joined(PyBackedBytes, Vec<usize>),
 }
 
 #[pymethods]
 impl Messages {
-    /// A list of bytes.
+    /// Takes a list of bytes.
     #[new]
     fn new(messages: Vec<PyBackedBytes>) -> Self {
         Messages(Bytes::Each(messages))
     }
 
-    /// Those that lie one behind the other.
+    /// Takes contiguous messages.
     #[staticmethod]
     fn joined(bytes: PyBackedBytes, offsets: Vec<usize>) -> PyResult<Self> {
         let within = offsets.is_sorted() && offsets.last().is_some_and(|&end| end <= bytes.len());
         if !within {
-            let reason = format!("offsets have to ascend up to the {} bytes there are", bytes.len());
+            let reason = format!(
+                "offsets must ascend and be at most {}, the number of bytes",
+                bytes.len()
+            );
             return Err(PyValueError::new_err(reason));
         }
         Ok(Messages(Bytes::Joined(bytes, offsets)))
@@ -63,7 +66,7 @@ impl Messages {
     }
 }
 
-/// Decodes messages. The first schema that it gets decides about the columns.
+/// Decodes messages. The first schema that is added determines the columns.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct MessageDecoder(fastpipe_datasets::MessageDecoder);
 
@@ -75,7 +78,7 @@ impl MessageDecoder {
             None => Framing::Bare,
             Some("single-object") => Framing::SingleObject,
             Some("registry") => Framing::Registry,
-            Some(other) => return Err(PyValueError::new_err(format!("there is no framing {other:?}"))),
+            Some(other) => return Err(PyValueError::new_err(format!("unknown framing {other:?}"))),
         };
         let (features, columns) = match wanted {
             Wanted::Features(features) => (Some(features), None),
@@ -85,32 +88,32 @@ impl MessageDecoder {
         Ok(MessageDecoder(decoder))
     }
 
-    /// Compiles a schema for messages that name it by `key`, or by its fingerprint. Returns the columns that the first
-    /// one has and that aren't read, and why.
+    /// Compiles a schema for messages that refer to it by `key`, or by its fingerprint. Returns the columns of the
+    /// first schema that aren't read, each with the reason.
     fn add(&self, py: Python<'_>, schema: &str, key: Option<u64>) -> PyResult<Vec<(String, String)>> {
         py.detach(|| self.0.add(schema, key)).py(py)
     }
 
-    /// Numbers by which messages name schemas that aren't known, in the order of the messages, each with the first
-    /// message that does. Ends at a message that has no header.
+    /// Returns the schema IDs in messages for which no schema has been added, each with the index of the first message
+    /// that contains it. They are in the order of the messages. Stops at a message without a header.
     fn unknown(&self, py: Python<'_>, messages: &Messages) -> Vec<(u64, u64)> {
         py.detach(|| self.0.unknown(messages.iter()))
     }
 
-    /// Whether a schema is known, so that columns are.
+    /// Whether a schema has been added, which determines the columns.
     #[getter]
     fn is_ready(&self) -> bool {
         self.0.known().is_some()
     }
 
-    /// Name, kind, shape, dtype and nulls of each feature, once a schema is known.
+    /// Returns the name, kind, shape, dtype and nulls of each feature, once a schema has been added.
     fn features(&self) -> Vec<Described> {
         let known = self.0.known();
         let columns = known.iter().flat_map(|known| known.schemas().columns());
         columns.map(|column| describe(&column.feature)).collect()
     }
 
-    /// The symbols of enums that are read as codes.
+    /// Returns the symbols of enums that are read as codes.
     fn symbols(&self) -> Vec<(String, Vec<String>)> {
         let known = self.0.known();
         let columns = known.iter().flat_map(|known| known.schemas().columns());
@@ -118,7 +121,7 @@ impl MessageDecoder {
         symbols.collect()
     }
 
-    /// A batch of all messages, in their order. At least one schema must be known.
+    /// Decodes all messages to a batch, in their order. At least one schema must have been added.
     fn decode<'py>(
         &self,
         py: Python<'py>,
@@ -136,7 +139,7 @@ impl MessageDecoder {
 }
 
 impl MessageDecoder {
-    /// The schemas that are known by now, for who decodes without Python.
+    /// Returns the schemas that have been added so far, for code that decodes without Python.
     pub(crate) fn known(&self) -> Option<Arc<KnownSchemas>> {
         self.0.known()
     }

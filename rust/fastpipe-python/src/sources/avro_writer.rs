@@ -1,4 +1,4 @@
-//! Arrow data as an Avro file.
+//! Writes Arrow data to an Avro file.
 
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -18,21 +18,21 @@ use pyo3::pybacked::PyBackedStr;
 use crate::arrays::arrow_import::{each, import_schema};
 use crate::errors::{IntoPy, guarded};
 
-/// Bytes that are handed to the operating system at once.
+/// The number of bytes that are passed to the operating system at once.
 const BUFFER: usize = 1 << 18;
 
-/// The name of the record, where none is given with a schema.
+/// The name of the record if no schema is given.
 const ROW: &str = "Row";
 
-/// The schema of rows with this Arrow schema; required columns have no nulls.
+/// Returns the Avro schema of rows with this Arrow schema. Required columns contain no nulls.
 fn inferred(schema: &SchemaRef, names: &[String]) -> Result<Schema, Error> {
     let schema = Arc::new(required(schema, names));
     let rows = nested(&RecordBatch::new_empty(schema))?;
     infer(rows.schema().fields(), ROW)
 }
 
-/// A file that is being written, from its beginning or behind its last block. It appends to what the path names
-/// already.
+/// A file that is being written, from its start or after its last block. The path must name an existing file, to which
+/// the writer appends.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct AvroWriter {
     state: Mutex<Option<State>>,
@@ -41,14 +41,14 @@ pub(crate) struct AvroWriter {
 type Encoding = Encoder<BufWriter<File>>;
 
 enum State {
-    /// Without a schema, which follows from the first record batch.
+    /// No schema is known yet. The first record batch determines it.
     Waiting(Start),
     Encoding(Box<Encoding>),
-    /// Of rows that are encoded.
+    /// Copies rows that are already encoded.
     Copying(Box<Blocks<BufWriter<File>>>),
 }
 
-/// Python's `AvroWriting`.
+/// Options from Python's `AvroWriting`.
 #[derive(FromPyObject)]
 struct AvroWriting {
     codec: PyBackedStr,
@@ -73,7 +73,7 @@ impl Start {
 }
 
 impl State {
-    /// What encodes rows of this Arrow schema.
+    /// Returns the encoder for rows with this Arrow schema.
     fn encoder<'a>(
         state: &'a mut Option<State>,
         schema: &SchemaRef,
@@ -93,9 +93,9 @@ impl State {
 }
 
 impl AvroWriter {
-    /// It isn't waited for: another thread may hold it that waits for the GIL.
+    /// Locks the state without waiting. Another thread may hold the lock while it waits for the GIL.
     fn locked(&self) -> PyResult<MutexGuard<'_, Option<State>>> {
-        let busy = |_| PyRuntimeError::new_err("another thread is writing, or has failed to");
+        let busy = |_| PyRuntimeError::new_err("another thread is writing with this writer, or has failed to write");
         self.state.try_lock().map_err(busy)
     }
 }
@@ -106,8 +106,9 @@ fn closed() -> PyErr {
 
 #[pymethods]
 impl AvroWriter {
-    /// `shown` is what errors call the file. Without a schema it follows from the first data. `appending_to` is the
-    /// schema of the file that is appended to, which has a header. If rows are `encoded`, any schema is taken as it is.
+    /// `shown` is the name of the file in errors. Without `schema`, the first data determines the schema.
+    /// `appending_to` is the schema of the file to append to, which already has a header. If rows are `encoded`,
+    /// `schema` is written unchanged.
     #[new]
     #[pyo3(signature = (path, *, shown, schema, writing, appending_to=None, encoded=false))]
     fn new(
@@ -139,7 +140,7 @@ impl AvroWriter {
                 && !known.writes_as(schema)
             {
                 let reason =
-                    "the schema isn't that of the file that is appended to: leave schema out, or write another file";
+                    "the schema differs from the schema of the existing file: omit schema, or write to another file";
                 return Err(Error::new(ErrorKind::Schema, reason).at_path(&shown));
             }
             let file = OpenOptions::new().append(true).open(&path);
@@ -168,7 +169,7 @@ impl AvroWriter {
         })
     }
 
-    /// Takes the schema of whatever has `__arrow_c_schema__`, for data of which there may be none.
+    /// Declares the schema of an object with `__arrow_c_schema__`, in case no data follow.
     fn declare(&self, schema: &Bound<'_, PyAny>, required: Vec<String>) -> PyResult<()> {
         let py = schema.py();
         let mut locked = self.locked()?;
@@ -185,8 +186,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, as it comes. `told` is called with the rows of
-    /// each part that is encoded.
+    /// Writes the batches of an object with `__arrow_c_stream__` or `__arrow_c_array__` one by one. `told` is called
+    /// with the number of rows each time that rows are encoded.
     fn write(&self, table: &Bound<'_, PyAny>, required: Vec<String>, told: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let py = table.py();
         let mut locked = self.locked()?;
@@ -213,7 +214,7 @@ impl AvroWriter {
         };
         guarded(py, || {
             let schema = each(table, &mut push)?;
-            // Of a stream without any batch the schema is looked at, too.
+            // This also checks the schema of a stream without batches.
             if any.get() {
                 Ok(())
             } else {
@@ -222,8 +223,8 @@ impl AvroWriter {
         })
     }
 
-    /// Writes rows that are encoded, of whatever has `__arrow_c_array__`: the large binary of all columns, one after
-    /// another. Returns the number of rows.
+    /// Writes rows that are already encoded, from an object with `__arrow_c_array__`. Each row consists of the values
+    /// of all `large_binary` columns, one after another. Returns the number of rows.
     fn copy(&self, table: &Bound<'_, PyAny>) -> PyResult<usize> {
         let py = table.py();
         let mut locked = self.locked()?;
@@ -235,12 +236,12 @@ impl AvroWriter {
             each(table, |batch| {
                 let binary = |column: &'_ arrow_array::ArrayRef| column.as_binary_opt::<i64>().cloned();
                 let columns: Option<Vec<_>> = batch.columns().iter().map(binary).collect();
-                let columns = columns.ok_or_else(|| PyValueError::new_err("encoded rows are large_binary"))?;
+                let columns = columns.ok_or_else(|| PyValueError::new_err("encoded rows must be large_binary"))?;
                 rows += batch.num_rows();
                 let copy = || {
                     if let [column] = &columns[..] {
                         let offsets = column.offsets().iter().map(|&offset| offset as usize);
-                        return blocks.push(column.values(), &try_collect(offsets, "where rows end")?);
+                        return blocks.push(column.values(), &try_collect(offsets, "the ends of rows")?);
                     }
                     let (mut bytes, mut offsets) = (Vec::new(), vec![0]);
                     for row in 0..batch.num_rows() {
@@ -257,8 +258,8 @@ impl AvroWriter {
         Ok(rows)
     }
 
-    /// Writes what waits, and sees to it that the file is on its disk. Returns rows, blocks and bytes that were
-    /// written.
+    /// Writes the rows that are still buffered, and ensures that the file is on disk. Returns the numbers of rows,
+    /// blocks and bytes that were written.
     fn finish(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
         let blocks = match self.locked()?.take() {
             Some(State::Encoding(encoder)) => encoder.into_blocks(),
@@ -277,7 +278,7 @@ impl AvroWriter {
         })
     }
 
-    /// Closes the file without what waits.
+    /// Closes the file without writing the rows that are still buffered.
     fn close(&self) -> PyResult<()> {
         let out = match self.locked()?.take() {
             Some(State::Encoding(encoder)) => encoder.into_blocks().into_inner(),
@@ -285,14 +286,14 @@ impl AvroWriter {
             Some(State::Waiting(start)) => start.out,
             None => return Ok(()),
         };
-        // Its buffer would be written, and the file is given up.
+        // Dropping `out` would write its buffer, but the file is abandoned.
         drop(out.into_parts());
         Ok(())
     }
 }
 
-/// The same rows, looked at: nobody vouches for offsets and texts that came through C's interface. Dotted names are
-/// nested.
+/// Returns the same rows after checking them, because offsets and texts from C's interface can't be trusted. Nests
+/// columns with dotted names.
 fn sound(batch: &RecordBatch) -> Result<RecordBatch, Error> {
     for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
         column.to_data().validate_full().map_err(|error| {

@@ -1,4 +1,4 @@
-//! CSV files as a data set.
+//! CSV files as a dataset.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -19,18 +19,18 @@ use crate::sources::files::Files;
 use crate::specs::features::{Described, describe};
 use crate::specs::wanted::{Features, Wanted};
 
-/// Delimiter, quote, comment, decimal mark, names of columns (or whether they are in the first row), words for no
-/// value, and whether ragged rows are passed over.
+/// A lowered dialect: delimiter, quote, comment, decimal mark, column names (or whether they are in the first row),
+/// words for null, whether ragged rows are skipped, and whether floats must represent numbers without loss.
 pub(crate) type LoweredDialect = (u8, Option<u8>, Option<u8>, u8, GivenNames, Vec<Vec<u8>>, bool, bool);
 
-/// Where the names of columns come from.
+/// The source of column names.
 #[derive(FromPyObject)]
 pub(crate) enum GivenNames {
     FirstRow(bool),
     Given(Vec<String>),
 }
 
-/// The dialect, if its bytes can be told apart.
+/// Returns the dialect, if its special bytes differ from each other.
 pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
     let (delimiter, quote, comment, decimal, names, null_values, skip, lossless) = lowered;
     let dialect = Dialect {
@@ -53,7 +53,7 @@ pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
     }
 }
 
-/// CSV files, ready to be read. Their units are stretches of rows.
+/// CSV files that are ready to be read. Their units are chunks of rows.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct CsvDataset {
     source: Arc<CsvSource>,
@@ -87,7 +87,7 @@ impl CsvDataset {
         Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
-    /// Rows that were picked out of files, with no features yet.
+    /// Returns a dataset of rows that were picked from files. It has no features yet.
     pub(crate) fn picked(py: Python<'_>, files: CsvFiles) -> PyResult<Py<Self>> {
         Py::new(py, CsvDataset::of(py, Arc::new(files), Vec::new())?)
     }
@@ -95,7 +95,7 @@ impl CsvDataset {
 
 #[pymethods]
 impl CsvDataset {
-    /// Opens files and finds their rows. Features of columns are inferred from some of the rows.
+    /// Opens files and finds their rows. Infers the features of columns from some of the rows.
     #[new]
     fn new(
         py: Python<'_>,
@@ -117,23 +117,23 @@ impl CsvDataset {
         CsvDataset::of(py, files, features)
     }
 
-    /// The same files, read for other features. Nothing is opened.
+    /// Returns a dataset of the same files with other features. No file is opened again.
     fn with_features(&self, py: Python<'_>, features: Features) -> PyResult<Py<CsvDataset>> {
         Py::new(py, CsvDataset::of(py, self.files.clone(), features.0)?)
     }
 
-    /// The same files, read for features that are found out by a look at rows.
+    /// Returns a dataset of the same files, with features that are inferred from some of the rows.
     fn inferred(&self, py: Python<'_>) -> PyResult<Py<CsvDataset>> {
         let features = inferred(py, &self.files, None)?;
         Py::new(py, CsvDataset::of(py, self.files.clone(), features)?)
     }
 
-    /// Name, kind, shape, dtype and nulls of each feature, and what nulls are filled with if it isn't 0 or empty.
+    /// Returns the name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }
 
-    /// Path, size in bytes, and a digest of the first and the last bytes of each file.
+    /// Returns the path, the size in bytes, and a digest of the first and last bytes of each file.
     fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, u64)> {
         let files = self.files.files().iter();
         files
@@ -141,28 +141,28 @@ impl CsvDataset {
             .collect()
     }
 
-    /// Bytes of all rows, decompressed if their file is compressed.
+    /// Returns the size of all rows in bytes, after decompression.
     fn text_bytes(&self) -> u64 {
         let ranges = (0..self.source.units()).filter_map(|unit| self.source.describe(unit).range);
         ranges.map(|range| range.len).sum()
     }
 
-    /// A digest of where all stretches lie and of how many rows each has, in 16 bytes.
+    /// Returns a 16-byte digest of the positions of all chunks and their numbers of rows.
     fn layout<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| layout_digest(|out| self.source.write_layout(out))))
     }
 
-    /// The file of a row, and its number there.
+    /// Returns the file of a row, and the index of the row in the file.
     fn place_of(&self, unit: u64, record: u32) -> PyResult<(Cow<'_, OsStr>, u64)> {
         if unit >= self.source.units() {
-            return Err(PyIndexError::new_err(format!("there is no stretch {unit}")));
+            return Err(PyIndexError::new_err(format!("chunk {unit} does not exist")));
         }
         let (path, row) = self.source.place_of(unit, record);
         Ok((text_path(path), row))
     }
 }
 
-/// Features of the columns of the first file, or of some of them, by a look at rows.
+/// Infers the features of the first file's columns, or of some of these columns, from some of the rows.
 fn inferred(py: Python<'_>, files: &CsvFiles, columns: Option<&[String]>) -> PyResult<Vec<Feature>> {
     let (features, notes) = py.detach(|| files.infer(columns, &mut signals())).py(py)?;
     log(py, &notes)?;

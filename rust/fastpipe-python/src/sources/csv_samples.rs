@@ -1,4 +1,4 @@
-//! Samples of CSV files that aren't scanned first: rows at random bytes, and rows of a stream.
+//! Samples of CSV files without a scan: rows at random byte offsets, and rows of a stream.
 
 use std::ffi::OsString;
 use std::sync::{Mutex, PoisonError};
@@ -18,8 +18,8 @@ use crate::sources::csv::{CsvDataset, LoweredDialect, dialect};
 use crate::sources::files::Files;
 use crate::specs::wanted::Features;
 
-/// The rows that were drawn, as a data set; of each its file and its byte there; and how many rows there are, with a
-/// range in which that lies with a probability of 95 %.
+/// The drawn rows as a dataset, the file and the byte offset of each, and the estimated number of rows with its 95 %
+/// confidence interval.
 type Estimated<'py> = (
     Py<CsvDataset>,
     Bound<'py, PyArray1<i64>>,
@@ -27,7 +27,7 @@ type Estimated<'py> = (
     (f64, f64, f64),
 );
 
-/// Draws rows at random bytes.
+/// Draws rows at random byte offsets.
 #[pyfunction]
 #[pyo3(signature = (files, dialect, rows, seed, *, replace, num_threads))]
 pub(crate) fn estimate_csv<'py>(
@@ -53,12 +53,12 @@ pub(crate) fn estimate_csv<'py>(
     Ok((CsvDataset::picked(py, drawn.rows)?, files, offsets, drawn.estimate))
 }
 
-/// Draws rows of a stream while its bytes are pushed.
+/// Draws rows from a stream whose bytes are pushed.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct CsvReservoir(Mutex<Option<fastpipe_datasets::CsvReservoir>>);
 
 impl CsvReservoir {
-    /// Does something with the reservoir. One that failed is gone.
+    /// Runs a function on the reservoir. If the function fails, the reservoir is dropped.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -79,7 +79,7 @@ impl CsvReservoir {
 
 #[pymethods]
 impl CsvReservoir {
-    /// `features` are those that are read later; none if they are inferred.
+    /// `features` are the features to read later. It is empty if they are to be inferred.
     #[new]
     fn new(
         name: OsString,
@@ -94,17 +94,17 @@ impl CsvReservoir {
         Ok(CsvReservoir(Mutex::new(Some(reservoir))))
     }
 
-    /// Passes over more bytes.
+    /// Processes more bytes of the stream.
     fn push(&self, py: Python<'_>, bytes: PyBackedBytes) -> PyResult<()> {
         self.with(py, |reservoir| reservoir.push(&bytes))
     }
 
-    /// Ends the stream. Returns how many rows it had.
+    /// Ends the stream. Returns its number of rows.
     fn end(&self, py: Python<'_>) -> PyResult<u64> {
         self.with(py, |reservoir| reservoir.end())
     }
 
-    /// The rows that are kept, as a data set, and their numbers. They are handed out once.
+    /// Returns the sampled rows as a dataset, and their row indices. This can be called only once.
     fn take<'py>(&self, py: Python<'py>) -> PyResult<(Py<CsvDataset>, Bound<'py, PyArray1<i64>>)> {
         let (files, numbers) = self.with(py, |reservoir| reservoir.take())?;
         Ok((CsvDataset::picked(py, files)?, array(py, numbers)?))

@@ -1,4 +1,4 @@
-//! What orders and passes need of a data set, whatever its source.
+//! The interface of datasets that orders and passes use, independent of the source.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,22 +17,23 @@ use crate::arrays::arrow_schema::arrow_schema;
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 
-/// A data set: units of rows. Its subclasses know what they are units of.
+/// A dataset: units of rows. Each subclass implements one kind of source.
 #[pyclass(frozen, subclass, module = "fastpipe._fastpipe")]
 pub(crate) struct Data {
     source: Arc<dyn Source>,
-    /// Makes the source of a pass, where each pass has its own.
+    /// Creates the source of a pass, if each pass has its own.
     begin: Option<Begin>,
-    /// Has the batches of a pass brought, where others make them.
+    /// Starts to receive the batches of a pass, if servers produce them.
     remote: Option<Py<PyAny>>,
-    /// Units before large ones were cut; `None` if none was.
+    /// The number of units before large units were split, or `None` if none was.
     uncut: Option<u64>,
     rows: OnceLock<Arc<Units>>,
-    /// Shared by all passes. Only locked with the GIL, so that no other thread can hold it when a process forks.
+    /// Shared by all passes. Only locked while holding the GIL, so that no other thread can hold it when a process
+    /// forks.
     memory: Mutex<Option<Arc<Memory>>>,
 }
 
-/// Makes the source of a pass.
+/// Creates the source of a pass.
 pub(crate) type Begin = Box<dyn Fn(Python<'_>) -> PyResult<PassSource> + Send + Sync>;
 
 impl Data {
@@ -47,7 +48,8 @@ impl Data {
         }
     }
 
-    /// Of a source whose passes have their own, and of which large units may have been cut.
+    /// Creates a dataset whose passes each have their own source. `uncut` is the number of units before large ones were
+    /// split.
     pub(crate) fn with_passes(source: Arc<dyn Source>, begin: Begin, uncut: u64) -> Self {
         Data {
             begin: Some(begin),
@@ -56,7 +58,7 @@ impl Data {
         }
     }
 
-    /// Of batches that others make, which `start` has brought.
+    /// Creates a dataset whose batches servers produce. `start` starts to receive the batches of a pass.
     pub(crate) fn remote(source: Arc<dyn Source>, uncut: Option<u64>, start: Py<PyAny>) -> Self {
         Data {
             remote: Some(start),
@@ -65,12 +67,12 @@ impl Data {
         }
     }
 
-    /// What has the batches of a pass brought, where others make them.
+    /// Returns the function that starts to receive the batches of a pass, if servers produce them.
     pub(crate) fn bringer(&self) -> Option<&Py<PyAny>> {
         self.remote.as_ref()
     }
 
-    /// The source of a new pass; with `csr` its sparse columns are in that layout.
+    /// Returns the source of a new pass. `csr` selects the CSR layout for sparse columns.
     pub(crate) fn begin(&self, py: Python<'_>, csr: bool) -> PyResult<PassSource> {
         let whole = || PassSource {
             source: self.source.clone(),
@@ -87,7 +89,7 @@ impl Data {
         &self.source
     }
 
-    /// The numbers of rows that orders are made from.
+    /// Returns the row counts of units, from which orders are built.
     pub(crate) fn units(&self) -> Result<Arc<Units>, Error> {
         if let Some(units) = self.rows.get() {
             return Ok(units.clone());
@@ -99,7 +101,7 @@ impl Data {
         Ok(self.rows.get_or_init(|| Arc::new(units)).clone())
     }
 
-    /// The memory of passes before, if this process made it.
+    /// Returns the memory of earlier passes, if this process created it.
     pub(crate) fn memory(&self) -> Arc<Memory> {
         let mut kept = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
@@ -108,7 +110,7 @@ impl Data {
         }
     }
 
-    /// Rows of each unit.
+    /// Returns the number of rows of each unit.
     fn rows(&self) -> impl Iterator<Item = u32> {
         (0..self.source.units()).map(|unit| self.source.describe(unit).rows)
     }
@@ -116,18 +118,18 @@ impl Data {
 
 #[pymethods]
 impl Data {
-    /// Rows of a window, a pool or a buffer of no given size.
+    /// Returns the default size of a window, pool or buffer in rows.
     fn default_buffer(&self, py: Python<'_>, batch_size: u64) -> PyResult<u64> {
         Ok(default_window(&*self.units().py(py)?, self.uncut, batch_size))
     }
 
-    /// Rows of all units.
+    /// The number of rows of all units.
     #[getter]
     fn num_rows(&self) -> u64 {
         self.rows().map(u64::from).sum()
     }
 
-    /// The schema of Arrow batches, as a capsule; `padded` if they say which of their rows are valid.
+    /// Returns the schema of Arrow batches as a capsule. `padded` adds the column that marks valid rows.
     fn arrow_schema<'py>(
         &self,
         py: Python<'py>,
@@ -137,8 +139,8 @@ impl Data {
         arrow_schema(py, &self.source.facts().columns, padded, metadata)
     }
 
-    /// Its columns as text, for others; with `csr` sparse columns in that layout, None if there are none or the source
-    /// has no such layout.
+    /// Returns the columns as text, for other processes. With `csr`, sparse columns have the CSR layout. None if there
+    /// are no sparse columns, or the source doesn't support that layout.
     #[pyo3(signature = (*, csr=false))]
     fn columns_text(&self, csr: bool) -> Option<String> {
         if !csr {
@@ -148,18 +150,19 @@ impl Data {
         Some(write_columns(&source.facts().columns))
     }
 
-    /// Why its units can't be read in any order; None if they can.
+    /// Returns why units can't be read in any order, or None if they can.
     fn in_sequence(&self) -> Option<String> {
         self.source.check_random().err().map(|error| error.reason().to_string())
     }
 
-    /// Units before large ones were cut; None if none was.
+    /// The number of units before large units were split, or None if none was.
     #[getter]
     fn uncut(&self) -> Option<u64> {
         self.uncut
     }
 
-    /// Where stretches of units that cost about the same begin and end, at most `count`, with the rows of each.
+    /// Divides the units into at most `count` ranges of about equal cost. Returns the start, end and number of rows of
+    /// each.
     fn stretches(&self, py: Python<'_>, count: u64) -> Vec<(u64, u64, u64)> {
         py.detach(|| {
             let rows = |range: &Range<u64>| {
@@ -176,11 +179,11 @@ impl Data {
         })
     }
 
-    /// The units from one up to another as a data set.
+    /// Returns the units `start` to `end - 1` as a dataset.
     fn stretch(slf: &Bound<'_, Self>, start: u64, end: u64) -> PyResult<Py<Data>> {
         let (py, whole) = (slf.py(), slf.get());
         if whole.remote.is_some() {
-            let reason = "batches that others make can't be had of a part of their data; let them serve a reader of it";
+            let reason = "servers do not support partitions of a dataset: serve a reader of the partition instead";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let source: Arc<dyn Source> = Arc::new(UnitRange::new(whole.source.clone(), start..end));
@@ -200,7 +203,7 @@ impl Data {
         Py::new(py, data)
     }
 
-    /// Rows of each unit.
+    /// Returns the number of rows of each unit.
     fn unit_rows<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<u32>>> {
         array(py, try_collect(self.rows(), "the rows of each unit").py(py)?)
     }

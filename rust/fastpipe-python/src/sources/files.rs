@@ -1,4 +1,4 @@
-//! Files of a dataset: on disk, or bytes of Python, which are read where they are.
+//! Files of a dataset: on disk, or Python bytes objects, which are read without a copy.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -14,23 +14,26 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::errors::IntoPy;
 
-/// The bytes of a file that is in memory: the `bytes`, and from where to where.
+/// The contents of an in-memory file: a bytes object, and the start and end of the file in it.
 pub(crate) type InMemory = Option<(PyBackedBytes, usize, usize)>;
 
-/// The bytes of a file. They are kept alive, not copied.
+/// Returns the contents of a file, which are kept alive and not copied.
 pub(crate) fn contents(of: InMemory) -> PyResult<Option<Bytes>> {
     let Some((whole, start, end)) = of else {
         return Ok(None);
     };
     if start > end || end > whole.len() {
-        let reason = format!("there are no bytes {start} to {end} of {}", whole.len());
+        let reason = format!(
+            "bytes {start} to {end} are out of range for an object of {} bytes",
+            whole.len()
+        );
         return Err(PyIndexError::new_err(reason));
     }
     Ok(Some(Bytes::from_owner(whole).slice(start..end)))
 }
 
-/// Files, and the cache of their indexes: from a list of paths or names, each with its bytes if they are in memory, and
-/// the folder of the cache.
+/// Files and the cache of their indexes. Python passes a list of paths or names, each with its bytes if the file is in
+/// memory, and the folder of the cache.
 pub(crate) struct Files {
     pub(crate) paths: Vec<Arc<str>>,
     contents: Vec<Option<Bytes>>,
@@ -52,7 +55,7 @@ impl<'py> FromPyObject<'_, 'py> for Files {
 }
 
 impl Files {
-    /// How they are opened; with `tolerant`, damaged files too.
+    /// Returns the options to open the files with. `tolerant` also opens damaged files.
     pub(crate) fn opening(&self, tolerant: bool) -> Opening<'_> {
         Opening {
             contents: &self.contents,

@@ -1,4 +1,4 @@
-//! The indexes of files' blocks: keeping them.
+//! Stores block indexes of files in a cache.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use pyo3::prelude::*;
 use crate::callbacks::log;
 use crate::errors::IntoPy;
 
-/// Blocks, rows and bytes of a file, bytes of its index, and what came of that.
+/// The blocks, rows and bytes of a file, the bytes of its index, and the outcome.
 type Row = (usize, u64, u64, u64, &'static str);
 
-/// Sees to it that the block index of a file lies in a directory. `progress` is called every few milliseconds with the
-/// number of bytes that lie behind.
+/// Ensures that a directory contains the block index of a file. `progress` is called every few milliseconds with the
+/// number of bytes processed so far.
 #[pyfunction]
 pub(crate) fn index_file(
     py: Python<'_>,

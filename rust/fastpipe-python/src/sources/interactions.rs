@@ -1,4 +1,4 @@
-//! Interactions as a data set: positives, and negatives that are sampled as they are read.
+//! Interactions as a dataset: positives, and negatives that are sampled during reading.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 use crate::sources::data::Data;
 
-/// Draws between two looks for Ctrl-C: some hundredths of a second.
+/// Number of draws between two checks for Ctrl-C. They take a few hundredths of a second.
 const DRAWS_AT_ONCE: usize = 1 << 21;
 
-/// Python's `NegativeSampling`.
+/// Options from Python's `NegativeSampling`.
 #[derive(FromPyObject)]
 struct NegativeSampling<'py> {
     negatives: u32,
@@ -27,7 +27,7 @@ struct NegativeSampling<'py> {
     weights: Option<PyReadonlyArray1<'py, f64>>,
 }
 
-/// What users have interacted with, sorted by user.
+/// The items that each user has interacted with, sorted by user.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Positives {
     positives: Arc<fastpipe_interactions::Positives>,
@@ -53,7 +53,7 @@ impl Positives {
         })
     }
 
-    /// Users who have positives, and too few items besides to draw as many negatives from.
+    /// Returns the users with positives for whom too few other items are left to draw the negatives.
     fn full_users<'py>(&self, py: Python<'py>, sampling: NegativeSampling<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let sampler = self.sampler(py, &sampling)?;
         let positives = &self.positives;
@@ -64,7 +64,8 @@ impl Positives {
         array(py, full.py(py)?)
     }
 
-    /// The negatives of each positive in epoch 0, as rows of an [`InteractionsDataset`] hold them.
+    /// Returns the negatives of each positive in epoch 0. They are the negatives that rows of an
+    /// [`InteractionsDataset`] contain.
     #[pyo3(signature = (sampling, *, seed, num_threads=None))]
     fn sample_negatives<'py>(
         &self,
@@ -83,7 +84,8 @@ impl Positives {
         array(py, out)?.reshape([positives.len(), each])
     }
 
-    /// Items that users haven't seen, for each pair of a user and an item that counts as seen as well (-1 for none).
+    /// Returns items that the users haven't seen. For each user, `exclude` is one more item that counts as seen (-1 for
+    /// none).
     #[pyo3(signature = (users, exclude, sampling, *, seed))]
     fn sample_unseen<'py>(
         &self,
@@ -97,7 +99,7 @@ impl Positives {
         let (users, exclude) = (users.as_array(), exclude.as_array());
         if users.len() != exclude.len() {
             let (users, exclude) = (users.len(), exclude.len());
-            let reason = format!("expected as many items to exclude as users, found {exclude} and {users}");
+            let reason = format!("exclude must have one item per user; got {exclude} items for {users} users");
             return Err(Error::new(ErrorKind::Shape, reason)).py(py);
         }
         let positives = &self.positives;
@@ -129,7 +131,7 @@ impl Positives {
     }
 }
 
-/// Room for this many times this many items.
+/// Allocates space for `times * each` items.
 fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
     let (mut room, all) = (Vec::new(), times.saturating_mul(each));
     try_reserve_large(&mut room, all)
@@ -140,7 +142,7 @@ fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
 
 fn request(positives: &fastpipe_interactions::Positives, user: i64, item: i64) -> Result<Request, Error> {
     let outside = |what, found, most| {
-        let reason = format!("expected {what} below {most}, their number, found {found}");
+        let reason = format!("expected {what} below {most}, the number of {what}; found {found}");
         Error::new(ErrorKind::ValueRange, reason)
     };
     let within = |number: i64, most: u32| u32::try_from(number).ok().filter(|&number| number < most);
@@ -154,7 +156,7 @@ fn request(positives: &fastpipe_interactions::Positives, user: i64, item: i64) -
     })
 }
 
-/// Positives, each with negatives that are sampled anew each epoch, ready to be read. Its units are shards of users.
+/// Positives, each with negatives that are sampled again in each epoch. The units are shards of users.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct InteractionsDataset {
     source: Arc<InteractionsSource>,
@@ -162,8 +164,8 @@ pub(crate) struct InteractionsDataset {
 
 #[pymethods]
 impl InteractionsDataset {
-    /// `dtypes` are those of the columns `item` and `label`. `first` is how many users and positives the shards before
-    /// these have.
+    /// `dtypes` are the dtypes of the columns `item` and `label`. `first` contains the numbers of users and positives
+    /// in earlier shards.
     #[new]
     #[pyo3(signature = (positives, sampling, *, dtypes, skip_full, first))]
     fn new(
@@ -176,7 +178,7 @@ impl InteractionsDataset {
     ) -> PyResult<PyClassInitializer<Self>> {
         let positives = positives.get();
         let dtype = |name: &str| {
-            DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is no dtype of a column")))
+            DType::from_name(name).ok_or_else(|| PyValueError::new_err(format!("{name:?} is not a dtype of a column")))
         };
         let settings = Settings {
             item_dtype: dtype(&dtypes[0])?,
@@ -193,15 +195,15 @@ impl InteractionsDataset {
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
 
-    /// Where shards start, counted in users of these positives; and where the last one ends.
+    /// Returns the index of each shard's first user among these positives, followed by the end of the last shard.
     fn shard_users<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyArray1<i64>>> {
         let shards = self.source.shards();
         let ends = shards.iter().map(|shard| i64::from(shard.end_user));
         array(py, try_collect(std::iter::once(0).chain(ends), "shards").py(py)?)
     }
 
-    /// The shard of a row of a unit, its user, its positive, counted over all of them, and whether it is that itself
-    /// (0) or which of its negatives, from 1.
+    /// Returns the shard, the user and the positive of a row of a unit. The positive is counted over all shards. The
+    /// last element is 0 for the positive itself, or the index of its negative, from 1.
     fn place_of(&self, unit: u64, record: u32) -> PyResult<(u64, u32, u64, u32)> {
         let place = self.source.place_of(unit, record);
         let place = place.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in shard {unit}")))?;

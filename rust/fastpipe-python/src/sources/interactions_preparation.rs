@@ -1,4 +1,4 @@
-//! From interactions as they come to positives: what `Interactions` needs that goes through all of them.
+//! Converts raw interactions to positives: the steps of `Interactions` that process all of them.
 
 use fastpipe_engine::default_threads;
 use fastpipe_interactions::{Csr, DenseIds, Interactions, Rows, Stays, Time, dense_ids, to_csr};
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use crate::arrays::batch_arrays::array;
 use crate::errors::IntoPy;
 
-/// Of compressed sparse rows: offsets, items, and places in histories.
+/// Compressed sparse rows: offsets, items, and positions in the users' histories.
 type Arrays<'py> = (
     Bound<'py, PyArray1<i64>>,
     Bound<'py, PyArray1<u32>>,
@@ -21,11 +21,11 @@ fn arrays(py: Python<'_>, rows: Csr) -> PyResult<Arrays<'_>> {
     Ok((array(py, rows.offsets)?, array(py, rows.items)?, sequence))
 }
 
-/// Ids that are different, ascending, and for each id its place among them.
+/// The distinct IDs in ascending order, and the position of each input ID among them.
 type IdsAndPlaces<'py> = (Bound<'py, PyArray1<u64>>, Bound<'py, PyArray1<u32>>);
 
-/// Numbers ids: those that are different, ascending, and the place of each id among them. They are contiguous integers
-/// of any type, none of which is negative.
+/// Assigns indices to IDs. Returns the distinct IDs in ascending order and the position of each input ID among them.
+/// The IDs are a contiguous array of any integer type, without negative values.
 #[pyfunction]
 #[pyo3(signature = (ids, *, num_threads = None))]
 pub(crate) fn number_ids<'py>(
@@ -45,11 +45,11 @@ pub(crate) fn number_ids<'py>(
     }
     of!(i64, i32, u64, u32, i16, u16, i8, u8);
     Err(PyTypeError::new_err(
-        "ids are an array of integers in this machine's byte order",
+        "ids must be an array of integers in this machine's byte order",
     ))
 }
 
-/// Sorts interactions by user and item, and leaves one of several of the same user and item: the `"first"` or the
+/// Sorts interactions by user and item. Of several interactions with the same user and item, keeps the `"first"` or the
 /// `"last"`.
 #[pyfunction]
 #[pyo3(signature = (users, items, times, *, num_users, duplicates, num_threads = None))]
@@ -67,9 +67,7 @@ pub(crate) fn compress_interactions<'py>(
         "first" => Stays::First,
         "last" => Stays::Last,
         _ => {
-            return Err(PyValueError::new_err(
-                "of duplicates the \"first\" or the \"last\" stays",
-            ));
+            return Err(PyValueError::new_err("duplicates must be \"first\" or \"last\""));
         }
     };
     let (users, items) = (users.as_slice()?, items.as_slice()?);
@@ -85,7 +83,7 @@ pub(crate) fn compress_interactions<'py>(
     }
     of!(i64, f64, i32, f32, u64, u32);
     Err(PyTypeError::new_err(
-        "times are an array of numbers of 32 or 64 bits in this machine's byte order",
+        "times must be an array of 32-bit or 64-bit numbers in this machine's byte order",
     ))
 }
 
@@ -101,7 +99,8 @@ fn rows<'py, T: Time>(
     arrays(py, rows.py(py)?)
 }
 
-/// Marks the largest set of positives in which each user and each item that is left has that many.
+/// Marks the largest set of positives in which each remaining user and each remaining item has at least the given
+/// number.
 #[pyfunction]
 pub(crate) fn core_of<'py>(
     py: Python<'py>,
@@ -116,7 +115,7 @@ pub(crate) fn core_of<'py>(
     array(py, kept.py(py)?)
 }
 
-/// Those positives that are marked, of the same users. Places in histories close up.
+/// Returns the marked positives for the same users. Positions in histories are renumbered without gaps.
 #[pyfunction]
 pub(crate) fn keep_positives<'py>(
     py: Python<'py>,

@@ -1,4 +1,4 @@
-//! Tables in memory as a data set.
+//! In-memory tables as a dataset.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::sources::data::Data;
 use crate::specs::features::{Described, describe, listed};
 use crate::specs::wanted::Wanted;
 
-/// A table in memory, ready to be read. Its units are stretches of rows.
+/// An in-memory table that is ready to be read. Its units are ranges of rows.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct TableDataset {
     source: Arc<TableSource>,
@@ -23,7 +23,7 @@ pub(crate) struct TableDataset {
 
 #[pymethods]
 impl TableDataset {
-    /// Takes whatever has `__arrow_c_stream__` or `__arrow_c_array__`, without copying it.
+    /// Takes an object with `__arrow_c_stream__` or `__arrow_c_array__`, without copying it.
     #[new]
     fn new(py: Python<'_>, table: &Bound<'_, PyAny>, wanted: Wanted) -> PyResult<PyClassInitializer<Self>> {
         let (schema, batches) = guarded(py, || import(table))?;
@@ -45,23 +45,23 @@ impl TableDataset {
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
 
-    /// Name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for.
+    /// Returns the categories of each feature that consists of dictionary codes.
     fn symbols(&self) -> Vec<(String, Vec<String>)> {
         listed(self.source.symbols())
     }
 
-    /// The row that a record of a unit is.
+    /// Returns the row index of a record in a unit.
     fn row_of(&self, unit: u64, record: u32) -> PyResult<u64> {
         let row = self.source.row_of(unit, record);
         row.ok_or_else(|| PyIndexError::new_err(format!("there is no row {record} in unit {unit}")))
     }
 
-    /// A digest of the table's columns and of some of its rows, in 16 bytes.
+    /// Returns a 16-byte digest of the table's columns and some of its rows.
     fn digest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let digest = py.detach(|| self.source.digest()).py(py)?;
         Ok(PyBytes::new(py, &digest))

@@ -1,7 +1,7 @@
-//! Calls into Python that may wait: threads of Python's answer what threads of a pass ask.
+//! Calls into Python that may block. Python threads answer the calls of a pass's threads.
 //!
-//! Python's threads are daemons, so a read that hangs doesn't keep a program from ending. They end with the last pass,
-//! and before the interpreter does if their reads end in time.
+//! The Python threads are daemons, so a read that hangs doesn't keep a program from exiting. They end with the last
+//! pass, or before the interpreter ends if their reads finish in time.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use pyo3::prelude::*;
 use crate::arrays::arrow_import::import;
 use crate::errors::{Raised, guarded};
 
-/// Where threads of Python's find what they are to answer.
+/// A queue from which Python threads take the calls to answer.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct UnitCalls(pub(crate) Arc<fastpipe_columns::UnitCalls>);
 
 #[pymethods]
 impl UnitCalls {
-    /// Waits for a call; None once no pass is left, and then the thread must end.
+    /// Waits for a call. Returns None once no pass is left; the thread must then end.
     fn next(&self, py: Python<'_>) -> Option<UnitCall> {
         py.detach(|| self.0.next()).map(UnitCall)
     }
 
-    /// Lets the threads end after the calls that they answer; whatever asks from now on gets an error.
+    /// Ends the threads after the calls that they are answering. Later calls fail with an error.
     fn end(&self, py: Python<'_>) {
         py.detach(|| self.0.end());
     }
 }
 
-/// A call that is to be answered once.
+/// A call that must be answered once.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct UnitCall(fastpipe_columns::UnitCall);
 
@@ -42,20 +42,20 @@ impl UnitCall {
 
 #[pymethods]
 impl UnitCall {
-    /// The unit that is wanted.
+    /// The unit to read.
     #[getter]
     fn unit(&self) -> u64 {
         self.0.slice().unit
     }
 
-    /// Which of its rows, and how many a slice has: `(first, end)`. None if all of them are wanted at once.
+    /// The range of rows to read, as `(first, end)`. None if all rows are wanted at once.
     #[getter]
     fn rows(&self) -> Option<(u32, u32)> {
         let Slice { rows, whole, .. } = self.0.slice();
         (!whole).then_some((rows.start, rows.end))
     }
 
-    /// Answers with whatever is Arrow. What is wrong with it is raised, and the call isn't answered then.
+    /// Answers with Arrow data. If the data are invalid, raises an exception and leaves the call unanswered.
     fn answer(&self, py: Python<'_>, table: &Bound<'_, PyAny>) -> PyResult<()> {
         let imported = guarded(py, || import(table))?;
         self.give(py, Ok(imported));

@@ -1,4 +1,4 @@
-//! Units that Python reads as a data set.
+//! Units that Python reads, as a dataset.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::sources::unit_calls::UnitCalls;
 use crate::specs::features::{Described, describe, listed};
 use crate::specs::wanted::Wanted;
 
-/// Stands where no pass reads.
+/// A placeholder reader of units, for code outside of passes.
 struct Unread(UnitName);
 
 impl ReadUnit for Unread {
@@ -33,7 +33,7 @@ impl ReadUnit for Unread {
     }
 }
 
-/// What a source calls a unit; its number if it can't be asked, or doesn't say.
+/// Returns a function for the names of units. The name is the index of the unit if Python can't be called or fails.
 fn named(name: Py<PyAny>) -> UnitName {
     Arc::new(move |unit| {
         let asked = Python::try_attach(|py| name.call1(py, (unit,))?.extract::<String>(py));
@@ -44,19 +44,20 @@ fn named(name: Py<PyAny>) -> UnitName {
     })
 }
 
-/// What passes need of Python.
+/// State for passes that read units through Python.
 struct Reading {
     source: Arc<UnitsSource<Unread>>,
     name: UnitName,
-    /// Starts threads that answer: is called with a `UnitCalls` and their number, and returns how many there are.
+    /// Starts threads that answer calls. It is called with a `UnitCalls` and a number of threads, and returns how many
+    /// started.
     start: Py<PyAny>,
     at_once: usize,
-    /// Only locked with the GIL, so that no other thread can hold it when a process forks.
+    /// Only locked while holding the GIL, so that no other thread can hold it when a process forks.
     calls: Mutex<Option<Arc<fastpipe_columns::UnitCalls>>>,
 }
 
 impl Reading {
-    /// The source of a pass.
+    /// Returns the source of a pass.
     fn begin(&self, py: Python<'_>) -> PyResult<PassSource> {
         let mut kept = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let calls = match &*kept {
@@ -73,7 +74,7 @@ impl Reading {
             let started = started.inspect_err(|_| calls.without(missing))?;
             calls.without(missing - started.min(missing));
             if started == 0 && missing == self.at_once {
-                return Err(PyRuntimeError::new_err("no thread could be started that reads units"));
+                return Err(PyRuntimeError::new_err("could not start a thread to read units"));
             }
         }
         let asking = UnitAsker::new(calls, self.name.clone());
@@ -84,7 +85,7 @@ impl Reading {
     }
 }
 
-/// Units that Python reads: whatever a callable returns that is Arrow.
+/// Units that Python reads: a callable returns each as Arrow data.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct UnitsDataset {
     source: Arc<UnitsSource<Unread>>,
@@ -93,10 +94,10 @@ pub(crate) struct UnitsDataset {
 
 #[pymethods]
 impl UnitsDataset {
-    /// Units of a schema. `sizes` are the rows of each, and the bytes of each if they are known. `calls` are what a
-    /// unit is called, how threads are started that answer calls, and how many of them at most. With `slice_bytes`, a
-    /// unit that takes more than twice as much is read a slice at a time. `dictionaries` says what codes of
-    /// dictionaries stand for, by the paths of their columns.
+    /// Creates units with a schema. `sizes` contains the rows of each unit, and the bytes of each unit if they are
+    /// known. `calls` contains a function for the names of units, a function that starts threads to answer calls, and
+    /// their maximum number. With `slice_bytes`, a unit of more than twice this size is read in slices. `dictionaries`
+    /// maps the paths of dictionary columns to their categories.
     #[new]
     fn new(
         py: Python<'_>,
@@ -134,28 +135,28 @@ impl UnitsDataset {
         Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
-    /// Name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype and nulls of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }
 
-    /// For each feature that is codes of a dictionary, what they stand for.
+    /// Returns the categories of each feature that consists of dictionary codes.
     fn symbols(&self) -> Vec<(String, Vec<String>)> {
         listed(self.source.symbols())
     }
 
-    /// The columns that units are read for.
+    /// Returns the columns that are read from units.
     fn used(&self) -> Vec<String> {
         self.source.used().map(str::to_owned).collect()
     }
 
-    /// The unit that row `record` of the engine's unit `unit` is of, and its row there.
+    /// Returns the unit to which row `record` of the engine's unit `unit` belongs, and the index of the row in it.
     fn row_of(&self, unit: u64, record: u64) -> (u64, u64) {
         let slice = self.source.slice(unit);
         (slice.unit, u64::from(slice.rows.start) + record)
     }
 
-    /// Bytes that rows are taken to have, one with another.
+    /// Returns the estimated average size of a row in bytes.
     fn row_bytes(&self) -> u64 {
         self.source.row_bytes()
     }

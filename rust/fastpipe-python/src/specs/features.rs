@@ -1,4 +1,4 @@
-//! Specs from Python to features and back. Python's specs lower themselves to plain tuples.
+//! Converts Python's specs to features and back. Python first lowers its specs to plain tuples.
 
 use std::sync::Arc;
 
@@ -9,8 +9,9 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
-/// Kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout, check_indices; the field, if it is another
-/// than the name says, whether its items are counted, and the scale of decimals as integers.
+/// A lowered spec: kind, shape (-1 for open dimensions), dtype, nulls, fill, pad, layout and check_indices. They are
+/// followed by the field if its name differs from the feature's, whether its items are counted, and the scale of
+/// decimals that are stored as integers.
 pub(crate) type Lowered<'py> = (
     String,
     Vec<i64>,
@@ -31,7 +32,7 @@ fn leaf(name: &str) -> PyResult<Leaf> {
         "bytes" => Ok(Leaf::Bytes { utf8: false }),
         _ => DType::from_name(name)
             .map(Leaf::Fixed)
-            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is no dtype of a feature"))),
+            .ok_or_else(|| PyValueError::new_err(format!("{name:?} is not a dtype of a feature"))),
     }
 }
 
@@ -49,14 +50,14 @@ fn scalar(value: &Bound<'_, PyAny>) -> PyResult<Scalar> {
     })
 }
 
-/// A feature from its name and its lowered spec.
+/// Builds a feature from its name and its lowered spec.
 pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
     let (kind, shape, dtype, nulls, fill, pad, layout, check_indices, field, counts, scale) = lowered;
-    // Specs have checked it; arrays of more dimensions can't be made.
+    // Specs have already checked the shape. NumPy can't create arrays of more dimensions.
     let fixed = shape.iter().rev().take_while(|&&d| d >= 0).count();
     if shape.len() > MAX_DIMENSIONS || (kind != "sparse" && fixed > MAX_FIXED_DIMENSIONS) {
         let reason = format!(
-            "feature {name:?}: a shape has at most {MAX_DIMENSIONS} dimensions, and {MAX_FIXED_DIMENSIONS} fixed ones at its end"
+            "feature {name:?}: a shape must have at most {MAX_DIMENSIONS} dimensions, and at most {MAX_FIXED_DIMENSIONS} fixed dimensions at its end"
         );
         return Err(PyValueError::new_err(reason));
     }
@@ -87,7 +88,7 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
             },
             check_indices,
         },
-        _ => return Err(PyValueError::new_err(format!("{kind:?} is no kind of spec"))),
+        _ => return Err(PyValueError::new_err(format!("{kind:?} is not a kind of spec"))),
     };
     let nulls = match nulls.as_str() {
         "mask" => Nulls::Mask,
@@ -106,13 +107,13 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
     })
 }
 
-/// What codes of features stand for.
+/// Returns the categories of each categorical feature: the texts that its codes represent.
 pub(crate) fn listed<'a>(symbols: impl Iterator<Item = (&'a str, &'a [Arc<str>])>) -> Vec<(String, Vec<String>)> {
     let texts = |texts: &[Arc<str>]| texts.iter().map(|text| text.to_string()).collect();
     symbols.map(|(name, found)| (name.to_owned(), texts(found))).collect()
 }
 
-/// Name, kind, shape, dtype, nulls and scale of a feature.
+/// The name, kind, shape, dtype, nulls and scale of a feature.
 pub(crate) type Described = (String, &'static str, Vec<Option<u64>>, String, &'static str, Option<i8>);
 
 /// Describes an inferred feature.

@@ -1,4 +1,4 @@
-//! Vocabularies, and features whose text becomes indices.
+//! Vocabularies, and features whose text is converted to indices.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -14,11 +14,11 @@ use crate::callbacks::signals;
 use crate::errors::IntoPy;
 use crate::specs::features::{self, Lowered};
 
-/// The keys of a vocabulary, each with its index. Specs and readers share it.
+/// The keys of a vocabulary with their indices. Specs and readers share one instance.
 #[pyclass(frozen, module = "fastpipe._fastpipe")]
 pub(crate) struct Vocabulary(Arc<Table>);
 
-/// The bytes of a key; `place` says which it is.
+/// Returns the bytes of a key. `place` is the position of the key, for error messages.
 fn bytes_of<'a>(key: &'a Bound<'_, PyAny>, place: usize) -> PyResult<Cow<'a, [u8]>> {
     if let Ok(text) = key.cast::<PyString>() {
         return match text.to_str() {
@@ -36,7 +36,7 @@ fn bytes_of<'a>(key: &'a Bound<'_, PyAny>, place: usize) -> PyResult<Cow<'a, [u8
     Err(PyTypeError::new_err(reason))
 }
 
-/// An index that the user gave for a key.
+/// Returns the index that the user gave for a key.
 fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
     let found = if index.is_instance_of::<PyBool>() {
         None
@@ -54,7 +54,8 @@ fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
 
 #[pymethods]
 impl Vocabulary {
-    /// Takes keys, and an index for each, or their places.
+    /// Creates a vocabulary from keys. The index of a key is the one given in `indices`, or its position if there are
+    /// none.
     #[staticmethod]
     #[pyo3(signature = (keys, indices=None))]
     fn of(py: Python<'_>, keys: &Bound<'_, PyList>, indices: Option<&Bound<'_, PyList>>) -> PyResult<Self> {
@@ -77,7 +78,7 @@ impl Vocabulary {
         Ok(Vocabulary(Arc::new(table.settled().py(py)?)))
     }
 
-    /// Reads a text file: a key a line, whose index is the number of lines before it.
+    /// Reads a text file with one key per line. The index of a key is the number of lines before it.
     #[staticmethod]
     fn read(py: Python<'_>, path: OsString) -> PyResult<Self> {
         let path = path_text(&path);
@@ -85,14 +86,14 @@ impl Vocabulary {
         Ok(Vocabulary(Arc::new(table)))
     }
 
-    /// What [`Vocabulary::dump`] returned.
+    /// Restores a vocabulary from the bytes that [`Vocabulary::dump`] returned.
     #[staticmethod]
     fn load(py: Python<'_>, dumped: &[u8]) -> PyResult<Self> {
         let table = py.detach(|| Table::from_bytes(dumped)).py(py)?;
         Ok(Vocabulary(Arc::new(table)))
     }
 
-    /// Keys and indices, for pickles.
+    /// Returns the keys and indices as bytes, for pickling.
     fn dump<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.0.as_bytes())
     }
@@ -101,25 +102,25 @@ impl Vocabulary {
         self.0.len()
     }
 
-    /// One more than the greatest index.
+    /// One more than the largest index.
     #[getter]
     fn size(&self) -> u64 {
         self.0.size()
     }
 
-    /// The same for the same keys with the same indices, in any order.
+    /// A digest of the keys with their indices. It does not depend on their order.
     #[getter]
     fn digest(&self) -> String {
         format!("{:032x}", self.0.digest())
     }
 
-    /// Bytes that it takes.
+    /// The memory of the vocabulary in bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.bytes()
     }
 
-    /// The first keys with their indices, in the order in which they were given.
+    /// Returns up to `most` keys with their indices, in the order in which they were given.
     #[pyo3(signature = (most=None))]
     fn items<'py>(&self, py: Python<'py>, most: Option<usize>) -> Vec<(Bound<'py, PyBytes>, u32)> {
         let items = self.0.iter().take(most.unwrap_or(usize::MAX));
@@ -127,8 +128,9 @@ impl Vocabulary {
     }
 }
 
-/// Of a feature whose text becomes indices: a vocabulary, or `None` for a hash; what becomes of keys that it lacks, or
-/// `"hash"`; the number of buckets; the seed; the separator; the dtype of a bag's values; the layout.
+/// The lookup of a feature whose text is converted to indices. Its elements are a vocabulary (`None` for a hash), the
+/// treatment of unknown keys (or `"hash"`), the number of buckets, the seed, the separator, the dtype of a bag's values
+/// and the layout.
 pub(crate) type LoweredLookup<'py> = (
     Option<Bound<'py, Vocabulary>>,
     String,
@@ -139,11 +141,11 @@ pub(crate) type LoweredLookup<'py> = (
     String,
 );
 
-/// A feature from its name, its lowered spec and its lookup. What form it has follows from a schema.
+/// Builds a feature from its name, its lowered spec and its lookup. The schema later determines its array type.
 pub(crate) fn feature(name: String, mut lowered: Lowered<'_>, lookup: LoweredLookup<'_>) -> PyResult<Feature> {
     let (vocabulary, unknown, buckets, seed, separator, values, layout) = lookup;
     let number = |name: &str| {
-        let reason = || PyValueError::new_err(format!("{name:?} is no dtype of indices or values"));
+        let reason = || PyValueError::new_err(format!("{name:?} is not a dtype of indices or values"));
         DType::from_name(name).ok_or_else(reason)
     };
     let unknown = match unknown.as_str() {

@@ -1,4 +1,4 @@
-//! Python's specs to features and back, and vocabularies.
+//! Converts Python's specs to features and back; vocabularies.
 
 pub(crate) mod features;
 pub(crate) mod lookups;

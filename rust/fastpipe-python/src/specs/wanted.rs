@@ -1,4 +1,4 @@
-//! The features, or the columns, that Python reads of a source.
+//! The features or columns of a source that Python asks to read.
 
 use fastpipe_batch::Feature;
 use pyo3::prelude::*;
@@ -7,7 +7,7 @@ use pyo3::types::PyDict;
 use crate::specs::features::{self, Lowered};
 use crate::specs::lookups::{self, LoweredLookup};
 
-/// Features, from a dict: for each name the lowered spec, and the lookup of text that is read as indices.
+/// Features from a dict that maps each name to its lowered spec and, if text is read as indices, its lookup.
 pub(crate) struct Features(pub(crate) Vec<Feature>);
 
 impl<'py> FromPyObject<'_, 'py> for Features {
@@ -28,7 +28,7 @@ impl<'py> FromPyObject<'_, 'py> for Features {
     }
 }
 
-/// A dict of features, or a list of columns whose specs are inferred; None for all columns.
+/// A dict of features, or a list of columns whose specs are inferred (None for all columns).
 pub(crate) enum Wanted {
     Features(Vec<Feature>),
     Columns(Option<Vec<String>>),
