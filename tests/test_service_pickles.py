@@ -325,7 +325,7 @@ def forwarded(url: str, change: dict[str, Any]) -> Callable[[], Any]:
 
 @pytest.mark.parametrize(
     ("change", "match"),
-    [({"start": 1}, "batch 1 of epoch 0, which it wasn't asked for"), ({"epoch": 1}, "epoch 1, which it wasn't")],
+    [({"start": 1}, "batch 1 of epoch 0, which was not requested"), ({"epoch": 1}, "epoch 1, which was not")],
 )
 def test_batches_that_were_not_asked_for_are_refused(change: dict[str, Any], match: str) -> None:
     with read().serve() as server, Hostile(server.url) as hostile:

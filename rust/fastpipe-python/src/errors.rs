@@ -1,4 +1,4 @@
-//! The one place where errors become Python exceptions.
+//! Converts errors to Python exceptions. No other file does this.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};

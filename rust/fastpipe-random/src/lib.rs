@@ -1,21 +1,22 @@
-//! Counter-based randomness: a draw is a pure function of what it is for and of where it stands.
+//! Counter-based randomness: a draw is a pure function of its key, purpose and position.
 //!
 //! # The scheme
 //!
 //! Draws are words of Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
 //! 2011), the generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, its counter `(position / 4, stream,
-//! purpose, 0)`, and the draw at `position` is word `position % 4`. A draw below `n` is the upper half of the 128-bit
-//! product of a word and `n`: no value is more frequent than another by more than `n / 2^64`, so none is rejected, and
-//! the draw of one position never moves that of another. Where a draw must be exactly uniform, or 32 bits are enough,
-//! whoever draws says how it uses the words.
+//! purpose, 0)`. The draw at `position` is word `position % 4`.
 //!
-//! Files are in training somewhere, so the scheme doesn't change: golden tests pin it, here and, against NumPy, in
-//! Python.
+//! A draw below `n` is the upper half of the 128-bit product of a word and `n`. The frequencies of any two values
+//! differ by at most `n / 2^64`, so no word is rejected, and the draw at one position never affects the draw at
+//! another. Callers that need exactly uniform draws, or only 32 bits, document how they use the words.
+//!
+//! Training runs and saved states depend on the scheme, so it never changes. Golden tests pin it, here and,
+//! against NumPy, in Python.
 #![forbid(unsafe_code)]
 
 use fastpipe_memory::prefetch_of;
 
-/// Which reading of the data: all draws are keyed by it.
+/// The seed and epoch that all draws of an epoch depend on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Key {
     /// The user's seed.
@@ -24,27 +25,27 @@ pub struct Key {
     pub epoch: u64,
 }
 
-/// What a draw is for. Draws for different purposes are independent. The numbers are part of the scheme.
+/// The purpose of a draw. Draws for different purposes are independent. The numbers are part of the scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Purpose {
-    /// The order of units: a table of few, or the round keys for many.
+    /// The order of units: a table for few units, round keys for many.
     Units = 1,
-    /// The order of rows within a window; the stream is the window.
+    /// The order of rows in a window. The stream is the window.
     Window = 2,
-    /// The order of rows that pass through a buffer or a pool; the stream is the shard.
+    /// The order of rows in a buffer or pool. The stream is the shard.
     Buffer = 3,
-    /// Items that a user has not seen, an epoch's; the stream is the attempt.
+    /// Negatives for training: items that a user has not seen, for one epoch. The stream is the attempt.
     Negatives = 4,
-    /// Items that a user has not seen, to evaluate with; the stream is the attempt.
+    /// Items that a user has not seen, for evaluation. The stream is the attempt.
     Candidates = 5,
-    /// The rows of a sample: a table of few, or the round keys for many; stream 2 with replacement.
+    /// The rows of a sample: a table for few rows, round keys for many. Stream 2 is for samples with replacement.
     Sample = 6,
-    /// Bytes at which rows of unknown number are looked for; the position is the attempt.
+    /// Byte offsets at which rows are searched when the number of rows is unknown. The position is the attempt.
     Bytes = 7,
-    /// The rows of a reservoir: four words for each row that enters a full one.
+    /// The rows of a reservoir: four words for each row that enters a full reservoir.
     Reservoir = 8,
-    /// Seeds of what items are made with; the stream is the batch, and each row has four words.
+    /// Seeds of items. The stream is the batch, and each row has four words.
     Items = 9,
 }
 
@@ -56,19 +57,19 @@ pub struct Draws {
     stream: u64,
 }
 
-/// How many items [`Draws::swap`] draws for ahead of the one that it swaps.
+/// The number of items for which [`Draws::swap`] draws in advance.
 const BEHIND: usize = 32;
 
-/// Words made at once by [`Draws::words`].
+/// The number of words that [`Draws::words`] computes at once.
 pub const AT_ONCE: u64 = 32;
 
 impl Draws {
-    /// The draws for a purpose.
+    /// Creates the draws for a purpose.
     pub fn new(key: Key, purpose: Purpose, stream: u64) -> Draws {
         Draws { key, purpose, stream }
     }
 
-    /// Four draws, at positions `4 * block` and behind.
+    /// Returns the four draws from position `4 * block`.
     #[inline(always)]
     fn block(&self, block: u64) -> [u64; 4] {
         philox(
@@ -77,23 +78,23 @@ impl Draws {
         )
     }
 
-    /// The draw at a position: any word.
+    /// Returns the draw at a position, as a full word.
     pub fn word(&self, position: u64) -> u64 {
         self.block(position / 4)[(position % 4) as usize]
     }
 
-    /// The draw at a position, below `n`.
+    /// Returns the draw at a position, as a number below `n`.
     pub fn below(&self, position: u64, n: u64) -> u64 {
         below(self.word(position), n)
     }
 
-    /// Swaps each of the first `count` items with one of those from itself on: that at position `from + k` is drawn
-    /// from `span(from + k)` many.
+    /// Swaps each of the first `count` items with itself or a later item. The draw for item `k` is at position `from +
+    /// k`, and selects one of `span(from + k)` items, starting with item `k`.
     #[inline(always)]
     pub fn swap<T: Copy>(&self, from: u64, count: usize, items: &mut [T], mut span: impl FnMut(u64) -> u64) {
         let blocks = self.blocks();
-        // Where an item goes is drawn some items before it is swapped: to look it up takes long, and the processor
-        // swaps while it multiplies what is drawn next.
+        // The target of an item is drawn several items before the swap. Reading the target from memory takes long, so
+        // it is prefetched. The processor also overlaps the swaps with the multiplications of the next draws.
         let mut others = [0; BEHIND];
         let (mut block, mut skipped, mut at) = (from / 4, (from % 4) as usize, 0);
         while at < count {
@@ -117,27 +118,27 @@ impl Draws {
         }
     }
 
-    /// The draws at `first`, a multiple of four, and behind.
+    /// Returns the draws from position `first`, which must be a multiple of four.
     #[inline(always)]
     pub fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
         self.blocks().words(first)
     }
 
-    /// For whoever makes many: what these draws have in common, computed once.
+    /// Precomputes the part that all these draws share, for callers that need many draws.
     #[inline(always)]
     pub fn blocks(&self) -> Blocks {
         Blocks::new(self)
     }
 }
 
-/// Draws whose counters differ only in the block. Half of what the first two rounds multiply is the same for all, and
-/// is multiplied once.
+/// Draws whose counters differ only in the block. Half of the multiplications of the first two rounds are the same for
+/// all blocks, and are done once.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks {
     keys: [[u64; 2]; ROUNDS],
-    /// Words 0 and 1 behind the first round.
+    /// Words 0 and 1 after the first round.
     first: [u64; 2],
-    /// Word 2 behind the second round, but for the part of it that differs, and word 3.
+    /// Word 2 after the second round, without the part that depends on the block, and word 3.
     second: [u64; 2],
 }
 
@@ -155,7 +156,7 @@ impl Blocks {
         Blocks { keys, first, second }
     }
 
-    /// The draws at `first`, a multiple of four, and behind.
+    /// Returns the draws from position `first`, which must be a multiple of four.
     #[inline(always)]
     pub fn words(&self, first: u64) -> [u64; AT_ONCE as usize] {
         let mut out = [0; AT_ONCE as usize];
@@ -168,7 +169,7 @@ impl Blocks {
         out
     }
 
-    /// Four draws of each of some blocks: those of block `b` are at positions `4 * b` and behind.
+    /// Returns the four draws of each block. The draws of block `b` are at the positions from `4 * b`.
     #[inline(always)]
     pub fn at<const N: usize>(&self, blocks: [u64; N]) -> [[u64; 4]; N] {
         let mut counters = blocks.map(|block| {
@@ -191,16 +192,17 @@ impl Blocks {
     }
 }
 
-/// Blocks that are best computed side by side: the multiplications of one needn't wait for those of another.
+/// The number of blocks that are best computed together. Their multiplications are independent, so the processor
+/// overlaps them.
 pub const LANES: usize = 4;
 
-/// A word as a number below `n`.
+/// Maps a word to a number below `n`.
 #[inline(always)]
 pub fn below(word: u64, n: u64) -> u64 {
     ((u128::from(word) * u128::from(n)) >> 64) as u64
 }
 
-/// Philox4x64-10.
+/// Computes Philox4x64-10.
 #[inline(always)]
 pub fn philox(mut counter: [u64; 4], mut key: [u64; 2]) -> [u64; 4] {
     for _ in 0..ROUNDS {
@@ -228,7 +230,7 @@ fn next_key([k0, k1]: [u64; 2]) -> [u64; 2] {
 const ROUNDS: usize = 10;
 const FACTORS: [u64; 2] = [0xd2e7_470e_e14c_6c93, 0xca5a_8263_9512_1157];
 
-/// Both halves of a product.
+/// Returns both halves of a product.
 #[inline(always)]
 const fn wide(a: u64, b: u64) -> (u64, u64) {
     let product = a as u128 * b as u128;
@@ -239,7 +241,7 @@ const fn wide(a: u64, b: u64) -> (u64, u64) {
 mod tests {
     use super::*;
 
-    /// Known answers: `np.random.Philox(counter=c - 1, key=k).random_raw(4)`.
+    /// Known answers from `np.random.Philox(counter=c - 1, key=k).random_raw(4)`.
     #[test]
     fn philox_is_that_of_numpy() {
         let pi = [

@@ -1,4 +1,4 @@
-//! The batches that somebody was asked for, as they come.
+//! Receives the batches that a server was asked for.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,33 +10,33 @@ use crate::group::read_group;
 use crate::header::Header;
 use crate::receive::{Receiving, in_common};
 
-/// Batches that somebody was asked for: those of a pass from `next` to `stop`, without it.
+/// Batches `next..stop` of a pass, which are requested from one server.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// The number of the first of them.
+    /// The index of the first batch in the pass.
     pub next: u64,
-    /// That behind the last.
+    /// The index after the last batch.
     pub stop: u64,
-    /// Their epoch.
+    /// The epoch of the batches.
     pub epoch: u64,
-    /// The step that the first of them says it is; `None` where that isn't known.
+    /// The expected step of the first batch in its header, or `None` if it isn't known.
     pub step: Option<u64>,
-    /// Bytes that one may have.
+    /// The maximum size of a batch in bytes.
     pub most: usize,
 }
 
-/// Batches that somebody was asked for, of which some have come.
+/// Requested batches, some of which have arrived.
 pub struct Arrivals {
     wanted: Wanted,
     pool: Arc<SlabPool>,
-    /// Those that were announced, and haven't begun to come.
+    /// Headers of batches that were announced but whose bytes haven't started to arrive.
     announced: VecDeque<Header>,
     coming: Option<Receiving>,
     largest: usize,
 }
 
 impl Arrivals {
-    /// Waits for batches, and puts them in slabs of a pool.
+    /// Expects the batches in `wanted`, and allocates slabs from `pool` for them.
     pub fn new(wanted: Wanted, pool: Arc<SlabPool>) -> Self {
         Arrivals {
             wanted,
@@ -47,24 +47,24 @@ impl Arrivals {
         }
     }
 
-    /// The number of the batch that comes next; behind the last, that behind it.
+    /// The index of the next expected batch, or `stop` once all have arrived.
     pub fn next(&self) -> u64 {
         self.wanted.next
     }
 
-    /// Bytes of the largest batch that was announced.
+    /// The size in bytes of the largest batch that was announced.
     pub fn largest(&self) -> usize {
         self.largest
     }
 
-    /// What is said of the batches that come next.
+    /// Reads the headers of the next batches.
     ///
     /// # Errors
-    /// [`ErrorKind::Malformed`] if that can't be read, or they aren't those that were asked for.
+    /// [`ErrorKind::Malformed`] if the headers can't be read, or describe batches that weren't requested.
     pub fn announce(&mut self, said: &[u8]) -> Result<()> {
         let headers = read_group(said)?;
         if self.coming.is_some() || !self.announced.is_empty() {
-            return Err(wrong("it sent a batch before another was whole"));
+            return Err(wrong("it sent a batch before the previous batch was complete"));
         }
         for (number, header) in (self.wanted.next..).zip(&headers) {
             let info = &header.info;
@@ -73,7 +73,7 @@ impl Arrivals {
             if number >= self.wanted.stop || !asked_for {
                 let (step, epoch) = (info.step, info.epoch);
                 return Err(wrong(&format!(
-                    "it sent batch {step} of epoch {epoch}, which it wasn't asked for"
+                    "it sent batch {step} of epoch {epoch}, which was not requested"
                 )));
             }
             self.largest = self.largest.max(header.bytes());
@@ -82,10 +82,11 @@ impl Arrivals {
         Ok(())
     }
 
-    /// Takes the bytes that come next, and hands over the batches that are whole with them, each with its number.
+    /// Takes the next bytes, and passes each batch that they complete to `put`, with its index.
     ///
     /// # Errors
-    /// [`ErrorKind::Malformed`] if they are no batch's, or not what was sent; what the pool says, and `put`.
+    /// [`ErrorKind::Malformed`] if the bytes belong to no announced batch or have a wrong checksum. Errors of the pool
+    /// and of `put` are passed on.
     pub fn take(&mut self, mut bytes: &[u8], mut put: impl FnMut(u64, Batch) -> Result<()>) -> Result<()> {
         loop {
             if self.coming.is_none()
@@ -111,16 +112,16 @@ impl Arrivals {
         }
     }
 
-    /// Takes all that was announced from memory in common: `slab` borrows the next piece of that, of so many bytes.
+    /// Takes all announced batches from shared memory. `slab` borrows the next block, of the given size in bytes.
     ///
     /// # Errors
-    /// What `slab` and `put` say.
+    /// Errors of `slab` and `put`.
     pub fn take_lent(
         &mut self,
         mut slab: impl FnMut(usize) -> Result<Slab>,
         mut put: impl FnMut(u64, Batch) -> Result<()>,
     ) -> Result<()> {
-        // Before any is handed over: so that all are given back, whatever happens.
+        // All blocks are borrowed before any batch is delivered. They are therefore all returned, even after an error.
         let mut batches = Vec::new();
         for header in self.announced.drain(..) {
             let slabs = header.lens.iter().map(|&len| slab(len)).collect::<Result<_>>()?;
@@ -189,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// In groups, each of which comes in stretches of any length.
+        /// The batches come in groups, and each group arrives in chunks of any length.
         #[test]
         fn batches_arrive_however_they_are_cut(
             groups in vec(vec(vec(any::<u8>(), 0..50), 1..4), 1..4), cuts in vec(1usize..60, 1..9), lent in any::<bool>(),
@@ -238,12 +239,12 @@ mod tests {
         let mut other = batch(10, b"");
         other.info.epoch += 1;
         assert_eq!(refused(&said(&[other], true)), ErrorKind::Malformed);
-        // One behind the other.
+        // A batch must be complete before the next one.
         let mut arrivals = arrivals(0, 2);
         arrivals.announce(&said(&[batch(10, b"12")], true)).unwrap();
-        arrivals.take(b"1", |_, _| panic!("it isn't whole")).unwrap();
+        arrivals.take(b"1", |_, _| panic!("the batch isn't complete")).unwrap();
         assert!(arrivals.announce(&said(&[batch(11, b"")], true)).is_err());
-        // Without checksums, or too large.
+        // These batches have no checksums, or are too large.
         let mut arrivals = super::tests::arrivals(0, 2);
         arrivals.announce(&said(&[batch(10, b"12")], false)).unwrap();
         assert!(arrivals.take(b"12", |_, _| Ok(())).is_err());

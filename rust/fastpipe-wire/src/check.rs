@@ -1,7 +1,7 @@
-//! What the code behind relies on: parts of the lengths that their columns say, offsets in order, text that is text.
+//! Checks what later code relies on: the lengths of parts match their columns, offsets are in order, and text is UTF-8.
 //!
-//! The engine makes batches like that, and nobody looks again. What came from another process is looked at once, here,
-//! so that nothing it sends can make anyone read beyond a batch.
+//! The engine produces only valid batches, so these are not checked again. Batches from other processes are checked
+//! once, here, so that nothing that another process sends can cause reads outside of a batch.
 
 use std::slice::Iter;
 
@@ -11,15 +11,15 @@ use fastpipe_batch::{
 };
 use fastpipe_engine::Batch;
 
-/// Checks a batch of these columns, of at most this many rows.
+/// Checks that a batch has these columns and at most this many rows.
 ///
 /// # Errors
-/// [`ErrorKind::Malformed`], with the feature, if it isn't one.
+/// [`ErrorKind::Malformed`], with the feature, if the batch is invalid.
 pub fn check(columns: &[ColumnSpec], batch: &Batch, most_rows: usize) -> Result<()> {
     let info = &batch.info;
     if info.rows > most_rows || info.valid > info.rows {
         return Err(malformed(&format!(
-            "it has {} rows, {} of them valid, where there are at most {most_rows}",
+            "it has {} rows, {} of them valid, but may have at most {most_rows}",
             info.rows, info.valid
         )));
     }
@@ -76,7 +76,7 @@ impl<'b> Checker<'b> {
             ),
             Form::Nested(form) => (false, form.leaf == Leaf::Bytes { utf8: true }),
         };
-        // Items at each depth, as far as lengths have said it.
+        // The number of items at each depth that is known from lengths so far.
         let mut items = vec![self.batch.info.rows];
         let mut coordinates = coo;
         let mut text: Option<&[[u8; 8]]> = None;
@@ -110,7 +110,7 @@ impl<'b> Checker<'b> {
         Ok(())
     }
 
-    /// The bytes of the next part.
+    /// Returns the bytes of the next part.
     fn bytes(&mut self, part: Part) -> Result<&'b [u8]> {
         let missing = || malformed("it has fewer parts than its columns");
         let at = self.parts.next().ok_or_else(missing)?;
@@ -120,12 +120,12 @@ impl<'b> Checker<'b> {
             .and_then(|end| slab.bytes().get(at.offset..end))
             .ok_or_else(missing)?;
         if !at.offset.is_multiple_of(ALIGNMENT) || !at.len.is_multiple_of(part.size()) {
-            return Err(malformed("a part isn't where numbers may be"));
+            return Err(malformed("a part is not aligned"));
         }
         Ok(bytes)
     }
 
-    /// The entries of coordinates, of which the first of each is a row: rows ascend.
+    /// Returns the number of coordinates. The first element of each is a row, and rows must be in ascending order.
     fn rows_of(&self, part: Part, bytes: &[u8]) -> Result<usize> {
         let numbers = bytes.as_chunks::<8>().0;
         let (entries, rest) = (numbers.len() / part.width.max(1), numbers.len() % part.width.max(1));
@@ -145,10 +145,10 @@ impl<'b> Checker<'b> {
     }
 }
 
-/// The last offset, when all are in order from 0.
+/// Checks that offsets start at 0 and are in ascending order. Returns the last one.
 fn end_of(offsets: &[[u8; 8]]) -> Result<usize> {
     let number = |bytes: [u8; 8]| i64::from_le_bytes(bytes);
-    // Without a branch for each of them.
+    // The loop has no branch per offset.
     let ascend = offsets
         .windows(2)
         .fold(true, |sorted, pair| sorted & (number(pair[0]) <= number(pair[1])));
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// A batch of one column of 2 rows, the parts of which hold these bytes.
+    /// Checks a batch with one column and 2 rows, whose parts contain these bytes.
     fn found(form: &Form, parts: &[&[u8]], dense_shapes: &[&[i64]]) -> Result<()> {
         let columns = [ColumnSpec::new("x", form.clone())];
         let mut stretches = Vec::new();

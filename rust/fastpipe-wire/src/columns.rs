@@ -1,14 +1,14 @@
-//! Columns as text: what both sides agree on before the first batch.
+//! Columns as text, which both sides exchange before the first batch.
 
 use fastpipe_batch::{
     ColumnSpec, DType, Error, ErrorKind, Form, Leaf, MAX_DIMENSIONS, NestedForm, Result, SparseForm, SparseLayout,
 };
 use serde::{Deserialize, Serialize};
 
-/// Columns of a data set at most: a text that declares more is refused before anything is made of it.
+/// The maximum number of columns of a dataset. A text with more columns is rejected.
 const MOST_COLUMNS: usize = 1 << 16;
 
-/// Elements of a row at most, in all dimensions together.
+/// The maximum number of elements in a row, over all dimensions.
 const MOST_ELEMENTS: usize = 1 << 40;
 
 #[derive(Serialize, Deserialize)]
@@ -26,7 +26,7 @@ enum Layout {
     Nested {
         shape: Vec<usize>,
         dtype: String,
-        /// Whether each ragged level has a mask: as many as there are levels.
+        /// Whether each ragged level has a mask. There is one element per level.
         masks: Vec<bool>,
         leaf_mask: Option<usize>,
     },
@@ -124,28 +124,28 @@ impl Column {
     }
 }
 
-/// Columns as JSON.
+/// Returns columns as JSON.
 pub fn write_columns(columns: &[ColumnSpec]) -> String {
     let columns: Vec<Column> = columns.iter().map(Column::from).collect();
-    // Neither maps with keys that aren't text, nor numbers that JSON hasn't.
+    // This can't fail: the columns contain only maps with text keys, and numbers that JSON supports.
     serde_json::to_string(&columns).unwrap_or_default()
 }
 
-/// Columns from what [`write_columns`] has made.
+/// Reads columns from the text that [`write_columns`] returned.
 ///
 /// # Errors
-/// [`ErrorKind::Malformed`] if it is something else.
+/// [`ErrorKind::Malformed`] if the text is invalid.
 pub fn read_columns(text: &str) -> Result<Vec<ColumnSpec>> {
     let malformed = |why: &str| Error::new(ErrorKind::Malformed, format!("a server's columns can't be read: {why}"));
     let columns: Vec<Column> = serde_json::from_str(text).map_err(|error| malformed(&error.to_string()))?;
     if columns.len() > MOST_COLUMNS {
-        return Err(malformed("they are too many"));
+        return Err(malformed("there are too many columns"));
     }
     let specs = columns.into_iter().map(|column| {
         let name = column.name.clone();
         column
             .spec()
-            .ok_or_else(|| malformed("a column has a form that there isn't").at_feature(&name))
+            .ok_or_else(|| malformed("a column has an unknown type").at_feature(&name))
     });
     specs.collect()
 }

@@ -1,4 +1,4 @@
-//! Batches that come in any order, some twice, and are handed over once and in theirs.
+//! A buffer for batches that arrive in any order, some of them twice. Each is delivered once, in order.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use fastpipe_batch::{Error, ErrorKind, Result, Slab};
 use fastpipe_engine::{Batch, Poll};
 
-/// Where batches that others make wait for the consumer.
+/// Batches from other processes that wait for the consumer.
 ///
-/// It belongs to one process: in a forked child its locks may be held by threads that don't exist there.
+/// A feed belongs to one process. In a forked child, its locks may be held by threads that don't exist there.
 pub struct Feed {
     state: Mutex<State>,
-    /// The consumer may go on.
+    /// Notified when the consumer may be able to continue.
     changed: Condvar,
     /// Wakes the tasks that receive batches.
     wake: OnceLock<Wake>,
@@ -24,45 +24,45 @@ pub type Wake = Box<dyn Fn(bool) + Send + Sync>;
 
 struct State {
     ready: BTreeMap<u64, Box<Batch>>,
-    /// The number of the next batch to be handed over.
+    /// The index of the next batch to deliver.
     next: u64,
-    /// Behind the last one.
+    /// The index after the last batch.
     end: Option<u64>,
-    /// What stands in the place of a batch: the first of them is told.
+    /// The earliest error, and the index of the batch that it replaces.
     failure: Option<(u64, Error)>,
     closed: bool,
     begun: Instant,
     ended: Option<Instant>,
-    /// Since when a consumer waits for a batch, and since when none does.
+    /// The time since a consumer has been waiting for a batch, and the time since no consumer has.
     waits: Option<Instant>,
     left: Option<Instant>,
     seen: Look,
 }
 
-/// What a feed has done so far.
+/// Statistics of a feed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Look {
-    /// The number of the next batch to be handed over.
+    /// The index of the next batch to deliver.
     pub next: u64,
-    /// Batches that wait for the consumer.
+    /// The number of batches that wait for the consumer.
     pub ready: u64,
-    /// Their bytes.
+    /// The bytes of the batches that wait for the consumer.
     pub ready_bytes: u64,
-    /// Batches that came, without those that came twice.
+    /// The number of batches that arrived, without duplicates.
     pub batches: u64,
-    /// Their rows.
+    /// The rows of these batches.
     pub rows: u64,
-    /// Their bytes.
+    /// The bytes of these batches.
     pub bytes: u64,
-    /// Batches that came twice.
+    /// The number of batches that arrived again or were no longer wanted.
     pub twice: u64,
-    /// Seconds since it began, until it ended.
+    /// Seconds from the start of the feed to its end, or until now.
     pub elapsed: f64,
     /// Seconds for which the consumer waited.
     pub waited: f64,
-    /// Seconds for which it was away with a batch.
+    /// Seconds for which the consumer worked on batches.
     pub away: f64,
-    /// Seconds for which it has been waiting now; 0 if it isn't.
+    /// Seconds since the consumer started to wait, or 0 if it isn't waiting.
     pub waiting: f64,
     /// Whether no more batches are wanted.
     pub over: bool,
@@ -95,7 +95,7 @@ fn bytes(batch: &Batch) -> u64 {
 }
 
 impl State {
-    /// Whether there is something to say to a consumer.
+    /// Whether a call of `poll` can return a result.
     fn has_next(&self) -> bool {
         self.closed || self.ready.contains_key(&self.next) || self.fails() || self.end == Some(self.next)
     }
@@ -114,7 +114,7 @@ impl Feed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is of this process.
+    /// Whether the feed was created by this process.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
@@ -130,7 +130,7 @@ impl Feed {
         }
     }
 
-    /// A batch has come. False if it came before, or isn't wanted any more.
+    /// Adds a batch that has arrived. Returns false if the batch arrived before or is no longer wanted.
     pub fn put(&self, number: u64, batch: Box<Batch>) -> bool {
         let mut state = self.lock();
         let wanted = !state.closed && number >= state.next && state.end.is_none_or(|end| number < end);
@@ -152,7 +152,7 @@ impl Feed {
         true
     }
 
-    /// Whether a batch is still wanted, and hasn't come.
+    /// Whether a batch is still wanted and hasn't arrived.
     pub fn wants(&self, number: u64) -> bool {
         let state = self.lock();
         !state.closed
@@ -161,7 +161,7 @@ impl Feed {
             && !state.ready.contains_key(&number)
     }
 
-    /// There are no batches from this one on.
+    /// Ends the pass before batch `number`.
     pub fn end(&self, number: u64) {
         let mut state = self.lock();
         state.end = Some(number);
@@ -171,7 +171,7 @@ impl Feed {
         self.wake(over);
     }
 
-    /// A batch won't come; those before it are still handed over.
+    /// Records that a batch won't arrive. Earlier batches are still delivered.
     pub fn fail(&self, number: u64, error: Error) {
         let mut state = self.lock();
         if state.failure.as_ref().is_none_or(|(first, _)| number < *first) {
@@ -183,7 +183,7 @@ impl Feed {
         self.wake(over);
     }
 
-    /// No more batches are wanted, and those that wait aren't, either. Twice does no harm.
+    /// Discards all batches that wait, and rejects later ones. It is safe to call this twice.
     pub fn close(&self) {
         if !self.is_ours() {
             return;
@@ -199,11 +199,12 @@ impl Feed {
         self.wake(true);
     }
 
-    /// The next batch, if it is there within `wait`. Several threads may ask: each batch goes to one of them. An error
-    /// ends it, and is returned again and again.
+    /// Waits up to `wait` for the next batch. Several threads may call this; each batch is delivered to one of them. An
+    /// error ends the pass, and every later call returns it again.
     ///
     /// # Errors
-    /// What [`Feed::fail`] was told, at its place; [`ErrorKind::Closed`] if it was closed, or is another process's.
+    /// The error of [`Feed::fail`], in place of the batch. [`ErrorKind::Closed`] if the feed was closed, or belongs to
+    /// another process.
     pub fn poll(&self, wait: Duration) -> Result<Poll> {
         if !self.is_ours() {
             let reason = "the pass was started by another process; start one here with iter(reader)";
@@ -217,7 +218,7 @@ impl Feed {
         if !state.has_next() {
             if state.waits.is_none() {
                 state.waits = Some(now);
-                // Whoever brings batches may hurry.
+                // The tasks that receive batches may now request more.
                 self.wake(state.is_over());
             }
             let waited = self.changed.wait_timeout_while(state, wait, |state| !state.has_next());
@@ -254,7 +255,7 @@ impl Feed {
         }
     }
 
-    /// What it has done so far.
+    /// Returns the current statistics.
     pub fn look(&self) -> Look {
         let state = self.lock();
         let now = Instant::now();
@@ -306,7 +307,7 @@ mod tests {
                 Some(number)
             }
             Poll::End => None,
-            Poll::Pending => panic!("nothing came"),
+            Poll::Pending => panic!("no batch arrived"),
         }
     }
 
@@ -344,7 +345,7 @@ mod tests {
         feed.put(0, batch(0));
         feed.put(1, batch(1));
         assert_eq!(next(&feed), Some(0));
-        // A batch that came is no failure.
+        // A batch that arrived is delivered despite the error for it.
         assert_eq!(next(&feed), Some(1));
         for _ in 0..2 {
             assert_eq!(feed.poll(NOW).map(drop).unwrap_err().reason(), "first");
@@ -358,11 +359,11 @@ mod tests {
         feed.on_change(Box::new(move |over| _ = woken.send(over)));
         let (maker, look) = (feed.clone(), feed.clone());
         let thread = std::thread::spawn(move || {
-            // A consumer waits.
+            // The consumer waits.
             assert_eq!(wakes.recv(), Ok(false));
             assert!(maker.look().waiting > 0.0);
             maker.put(0, batch(0));
-            // It has taken the batch.
+            // The consumer has taken the batch.
             assert_eq!(wakes.recv(), Ok(false));
             assert_eq!(maker.look().next, 1);
             maker.close();
@@ -371,7 +372,7 @@ mod tests {
         assert!(matches!(feed.poll(LONG), Ok(Poll::Ready(0, _))));
         let closed = loop {
             match feed.poll(LONG) {
-                Ok(Poll::Pending) => panic!("it wasn't closed"),
+                Ok(Poll::Pending) => panic!("the feed wasn't closed"),
                 Ok(_) => continue,
                 Err(error) => break error,
             }

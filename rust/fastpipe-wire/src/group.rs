@@ -1,4 +1,5 @@
-//! The headers of batches that are sent together: a mark, their number, the length of each, and the headers.
+//! The headers of batches that are sent together: a mark, the number of batches, the length of each header, and the
+//! headers.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
@@ -6,10 +7,10 @@ use crate::header::Header;
 
 const MARK: [u8; 4] = *b"fpg1";
 
-/// Bytes of a number.
+/// The size of a number in bytes.
 const NUMBER: usize = 4;
 
-/// What is said of batches that are sent together, as bytes.
+/// Encodes the headers of batches that are sent together.
 pub fn write_group<'a>(headers: impl ExactSizeIterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
     let number = |number: usize| (number as u32).to_le_bytes();
     let lengths = headers.clone().flat_map(|header| number(header.len()));
@@ -19,21 +20,21 @@ pub fn write_group<'a>(headers: impl ExactSizeIterator<Item = &'a [u8]> + Clone)
     written
 }
 
-/// The headers of batches that were sent together.
+/// Decodes the headers of batches that were sent together.
 ///
 /// # Errors
-/// [`ErrorKind::Malformed`] if they are something else, or were damaged.
+/// [`ErrorKind::Malformed`] if the bytes are not valid headers.
 pub fn read_group(bytes: &[u8]) -> Result<Vec<Header>> {
     let malformed = |why| {
         Error::new(
             ErrorKind::Malformed,
-            format!("what is said of batches can't be read: {why}"),
+            format!("the headers of batches can't be read: {why}"),
         )
     };
-    let cut = || malformed("it ends too early");
+    let cut = || malformed("they end too early");
     let numbers = bytes
         .strip_prefix(&MARK)
-        .ok_or_else(|| malformed("it is none of this version of fastpipe; let both sides have one version"))?;
+        .ok_or_else(|| malformed("their format is unknown: use the same version of fastpipe on both sides"))?;
     let (count, rest) = numbers.split_first_chunk::<NUMBER>().ok_or_else(cut)?;
     let count = u32::from_le_bytes(*count) as usize;
     let lengths = count.checked_mul(NUMBER).ok_or_else(cut)?;
@@ -48,7 +49,7 @@ pub fn read_group(bytes: &[u8]) -> Result<Vec<Header>> {
     }
     match rest.is_empty() {
         true => Ok(headers),
-        false => Err(malformed("it has more bytes than it says")),
+        false => Err(malformed("unexpected bytes follow them")),
     }
 }
 

@@ -1,7 +1,8 @@
-//! What is said of a batch: which one it is, and what lies where in its slabs.
+//! The header of a batch: its identity, and the positions of its parts in the slabs.
 //!
-//! In [postcard's wire format](https://postcard.jamesmunns.com/wire-format), behind a mark, a version and a checksum of
-//! all that follows: a header that was damaged on its way says anything.
+//! A header is encoded in [postcard's wire format](https://postcard.jamesmunns.com/wire-format), after a mark, which
+//! includes the version, and a checksum of all later bytes. Without the checksum, a header that was damaged in transit
+//! could be read as another one.
 
 use fastpipe_batch::{BufferRange, Error, ErrorKind, Result, Slab};
 use fastpipe_engine::{Batch, BatchInfo};
@@ -11,22 +12,22 @@ use twox_hash::XxHash3_64;
 
 const MARK: [u8; 4] = *b"fpb1";
 
-/// Bytes of the mark and the checksum.
+/// The total size of the mark and the checksum in bytes.
 const FRONT: usize = 12;
 
-/// Slabs of a batch at most.
+/// The maximum number of slabs in a batch.
 const MOST_SLABS: usize = 1 << 16;
 
-/// What is said of a batch.
+/// The header of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
-    /// Which one it is.
+    /// The identity, rows and state of the batch.
     pub info: BatchInfo,
-    /// Bytes of each slab.
+    /// The size of each slab in bytes.
     pub lens: Vec<usize>,
-    /// A checksum of each slab; empty where they lie in memory in common.
+    /// The checksum of each slab. Empty if the slabs are in shared memory.
     pub sums: Vec<u64>,
-    /// Where each part lies.
+    /// The position of each part.
     pub parts: Vec<BufferRange>,
     /// The dense shapes of sparse columns.
     pub dense_shapes: Vec<Vec<i64>>,
@@ -104,13 +105,13 @@ impl From<WrittenState> for State {
     }
 }
 
-/// A checksum of bytes.
+/// Returns a checksum of bytes.
 pub(crate) fn sum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
 impl Header {
-    /// Of a batch; with a checksum of each of its slabs, if they are to be sent.
+    /// Returns the header of a batch. `sums` adds a checksum of each slab, for slabs that are sent.
     pub fn of(batch: &Batch, sums: bool) -> Header {
         Header {
             info: batch.info.clone(),
@@ -125,7 +126,7 @@ impl Header {
         }
     }
 
-    /// As bytes.
+    /// Encodes the header.
     pub fn write(&self) -> Vec<u8> {
         let BatchInfo {
             epoch,
@@ -153,10 +154,10 @@ impl Header {
         [&MARK[..], &sum(&body).to_le_bytes(), &body].concat()
     }
 
-    /// From what [`Header::write`] has made.
+    /// Decodes a header from the bytes that [`Header::write`] returned.
     ///
     /// # Errors
-    /// [`ErrorKind::Malformed`] if it is something else, or was damaged.
+    /// [`ErrorKind::Malformed`] if the bytes are not a valid header.
     pub fn read(bytes: &[u8]) -> Result<Header> {
         let malformed = |why: &str| {
             Error::new(
@@ -169,18 +170,18 @@ impl Header {
         };
         if front[..4] != MARK {
             return Err(malformed(
-                "it is none of this version of fastpipe; let both sides have one version",
+                "its format is unknown: use the same version of fastpipe on both sides",
             ));
         }
         if front[4..] != sum(body).to_le_bytes() {
-            return Err(malformed("its checksum is wrong; it was damaged on its way"));
+            return Err(malformed("its checksum is wrong; it was damaged in transit"));
         }
         let written: Written = postcard::from_bytes(body).map_err(|error| malformed(&error.to_string()))?;
         let number = |number: u64| usize::try_from(number).map_err(|_| malformed("a number is too large"));
         let lens: Vec<usize> = written.lens.iter().map(|&len| number(len)).collect::<Result<_>>()?;
         let total = lens.iter().try_fold(0usize, |sum, &len| sum.checked_add(len));
         if lens.len() > MOST_SLABS || total.is_none_or(|total| isize::try_from(total).is_err()) {
-            return Err(malformed("it is of more memory than there can be"));
+            return Err(malformed("it declares too much memory"));
         }
         if !written.sums.is_empty() && written.sums.len() != lens.len() {
             return Err(malformed("its slabs and their checksums differ in number"));
@@ -198,7 +199,7 @@ impl Header {
             if inside {
                 Ok(stretch)
             } else {
-                Err(malformed("a part lies outside of its slab"))
+                Err(malformed("a part is outside of its slab"))
             }
         };
         Ok(Header {
@@ -216,12 +217,12 @@ impl Header {
         })
     }
 
-    /// Bytes of all slabs together.
+    /// The total size of all slabs in bytes.
     pub fn bytes(&self) -> usize {
         self.lens.iter().sum()
     }
 
-    /// The batch, over slabs that hold what it says.
+    /// Returns the batch over slabs with the declared contents.
     pub(crate) fn batch(self, slabs: Vec<Slab>) -> Batch {
         Batch {
             info: self.info,
@@ -298,7 +299,7 @@ mod tests {
             prop_assert!(Header::read(&written[..cut % written.len()]).is_err());
         }
 
-        /// With a checksum that is right, whatever it is of.
+        /// The body is arbitrary, but its checksum is valid.
         #[test]
         fn what_no_header_is_is_refused(body in vec(any::<u8>(), 0..200)) {
             let bytes = [&MARK[..], &sum(&body).to_le_bytes(), &body].concat();

@@ -1,11 +1,13 @@
-//! Batches that other processes make: on another machine, or on this one with memory in common.
+//! Batches from other processes, on another machine or, through shared memory, on this one.
 //!
-//! A batch travels as its slabs, as they are, and a header that says what lies where in them (`header.rs`): so neither
-//! side turns values into anything else. Small ones travel together (`group.rs`). Who makes batches tells of their
-//! columns once (`columns.rs`). Who gets them (`arrivals.rs`) believes nothing: the header has a checksum, each slab
-//! has one (`receive.rs`), and what the code behind relies on is checked, whatever the checksums say (`check.rs`).
-//! Several makers may send batches in any order, and some twice: they are handed over once, and in their own order
-//! (`feed.rs`).
+//! A batch is sent as its unchanged slabs and a header with the position of each part (`header.rs`). Neither side
+//! converts values. Small batches are sent together (`group.rs`). The server describes its columns once (`columns.rs`).
+//!
+//! The receiver (`arrivals.rs`) trusts nothing. The header and each slab have a checksum (`receive.rs`). Properties
+//! that later code relies on are checked even if the checksums are valid (`check.rs`).
+//!
+//! Several servers may send batches in any order, and some batches twice. Each batch is delivered once, in the order of
+//! the pass (`feed.rs`).
 //!
 //! No I/O, no threads, no Python.
 #![forbid(unsafe_code)]

@@ -11,22 +11,22 @@ use fastpipe_memory::Lender;
 use crate::group::write_group;
 use crate::header::Header;
 
-/// Bytes of a number.
+/// The size of a number in bytes.
 const NUMBER: usize = size_of::<u64>();
 
-/// Batches that are sent together, most often one message: a large batch in its slabs, or small batches copied
-/// one after the other.
+/// Batches that are sent together, usually in one message. A single batch is sent from its own slabs. Several small
+/// batches are copied into one slab.
 pub struct Outgoing {
     headers: Vec<Vec<u8>>,
-    /// Where the bytes of each end.
+    /// The offset of each batch's end in the bytes.
     ends: Vec<usize>,
 }
 
 impl Outgoing {
-    /// Batches to be sent, with checksums; and their memory.
+    /// Prepares batches with checksums for sending, and returns them with their memory.
     ///
     /// # Errors
-    /// Out of memory.
+    /// [`ErrorKind::OutOfMemory`] if there is no memory for a copy.
     pub fn new(mut batches: Vec<Batch>, pool: &Arc<SlabPool>) -> Result<(Outgoing, Vec<Slab>)> {
         let headers = batches.iter().map(|batch| Header::of(batch, true).write()).collect();
         let ends = batches.iter().scan(0, |end, batch| {
@@ -41,17 +41,17 @@ impl Outgoing {
         Ok((Outgoing { headers, ends }, slabs))
     }
 
-    /// How many batches there are.
+    /// The number of batches.
     pub fn count(&self) -> usize {
         self.headers.len()
     }
 
-    /// Their bytes.
+    /// The total size of the batches in bytes.
     pub fn nbytes(&self) -> usize {
         self.ends.last().copied().unwrap_or_default()
     }
 
-    /// The headers of some of the batches, and the range of their bytes; `None` if the range is too long.
+    /// Returns the headers of some of the batches, and the range of their bytes. `None` if there are fewer batches.
     pub fn part(&self, batches: Range<usize>) -> Option<(Vec<u8>, Range<usize>)> {
         let headers = self.headers.get(batches.clone())?;
         let end = |count: usize| count.checked_sub(1).map_or(0, |last| self.ends[last]);
@@ -60,7 +60,7 @@ impl Outgoing {
     }
 }
 
-/// Copies batches one after the other.
+/// Copies batches into one slab, one after another.
 fn together(batches: &[Batch], pool: &Arc<SlabPool>) -> Result<Slab> {
     let mut together = pool.take(batches.iter().map(nbytes).sum())?;
     let mut room = together.bytes_mut();
@@ -72,15 +72,15 @@ fn together(batches: &[Batch], pool: &Arc<SlabPool>) -> Result<Slab> {
     Ok(together)
 }
 
-/// Bytes of a batch.
+/// The size of a batch in bytes.
 pub fn nbytes(batch: &Batch) -> usize {
     batch.slabs.iter().map(Slab::len).sum()
 }
 
-/// Offsets and lengths of pieces, from their bytes.
+/// Decodes the offsets and lengths of memory blocks.
 ///
 /// # Errors
-/// If the bytes are not a list of pieces.
+/// [`ErrorKind::Malformed`] if the bytes are not a list of blocks.
 pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
     let number = |bytes: [u8; NUMBER]| usize::try_from(u64::from_ne_bytes(bytes)).ok();
     let (numbers, rest) = bytes.as_chunks::<NUMBER>();
@@ -91,14 +91,14 @@ pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
     let pieces = pieces
         .collect::<Option<_>>()
         .filter(|_| rest.is_empty() && odd.is_empty());
-    pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "what is said of lent memory can't be read"))
+    pieces.ok_or_else(|| Error::new(ErrorKind::Malformed, "the list of lent memory blocks can't be read"))
 }
 
-/// Lends batches to another process. Returns what is said of them, and the offset and the length of each piece of
-/// memory, as [`read_pieces`] reads them.
+/// Lends batches to another process. Returns the encoded headers, and the offset and length of each memory block in the
+/// format of [`read_pieces`].
 ///
 /// # Errors
-/// Out of memory.
+/// [`ErrorKind::OutOfMemory`] if there is no memory for a copy.
 pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u8>)> {
     let headers: Vec<_> = batches.iter().map(|batch| Header::of(batch, false).write()).collect();
     let slabs = batches.iter().flat_map(|batch| &batch.slabs);
@@ -110,11 +110,12 @@ pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u
     Ok((write_group(headers.iter().map(Vec::as_slice)), pieces.concat()))
 }
 
-/// Lends a slab. Copies it first if it isn't in shared memory, because the source allocated it. Returns its offset.
+/// Lends a slab and returns its offset. Copies the slab first if it isn't in shared memory, because the source
+/// allocated it.
 fn lend_slab(lender: &Arc<Lender>, slab: &Slab) -> Result<usize> {
     let memory = lender.arena().memory();
     let all = memory.start().addr().get()..memory.start().addr().get() + memory.len();
-    let nothing = || Error::new(ErrorKind::Internal, "a piece of memory can't be lent");
+    let nothing = || Error::new(ErrorKind::Internal, "a block of memory can't be lent");
     if all.contains(&slab.as_ptr().addr()) {
         let offset = NonNull::new(slab.as_ptr()).and_then(|start| lender.lend(start));
         slab.detach();

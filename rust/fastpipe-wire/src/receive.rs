@@ -1,4 +1,4 @@
-//! A batch that arrives in stretches of bytes.
+//! A batch whose bytes arrive in chunks.
 
 use std::hash::Hasher as _;
 use std::sync::Arc;
@@ -9,27 +9,30 @@ use twox_hash::XxHash3_64;
 
 use crate::header::Header;
 
-/// Bytes that are copied, and added to the checksum while they are in the cache.
+/// The number of bytes that are copied at once. They are still in the cache when the checksum is computed.
 const BLOCK: usize = 128 << 10;
 
-/// A batch of which some bytes have come.
+/// A batch that has arrived partially.
 pub struct Receiving {
     header: Header,
     slabs: Vec<Slab>,
-    /// The slab that is being filled, its bytes that have come, and their checksum.
+    /// The index of the slab that is being filled, the number of its bytes that have arrived, and their checksum.
     slab: usize,
     filled: usize,
     sum: XxHash3_64,
 }
 
 impl Receiving {
-    /// Makes room for a batch, in slabs of a pool.
+    /// Allocates slabs from a pool for a batch.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] if it is larger than `most` bytes, [`ErrorKind::OutOfMemory`] if there is no memory.
+    /// [`ErrorKind::Limit`] if the batch is larger than `most` bytes, [`ErrorKind::OutOfMemory`] if there is no memory.
     pub fn new(header: Header, most: usize, pool: &Arc<SlabPool>) -> Result<Receiving> {
         if header.bytes() > most {
-            let reason = format!("a server's batch takes {} bytes, and may take {most}", header.bytes());
+            let reason = format!(
+                "a server's batch has {} bytes, but may have at most {most}",
+                header.bytes()
+            );
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         if header.sums.len() != header.lens.len() {
@@ -50,10 +53,10 @@ impl Receiving {
         Ok(receiving)
     }
 
-    /// Takes the bytes that come next.
+    /// Takes the next bytes of the batch.
     ///
     /// # Errors
-    /// [`ErrorKind::Malformed`] if they are too many, or not what was sent.
+    /// [`ErrorKind::Malformed`] if there are too many bytes, or a checksum is wrong.
     pub fn put(&mut self, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Some(slab) = self.slabs.get_mut(self.slab) else {
@@ -72,11 +75,11 @@ impl Receiving {
         Ok(())
     }
 
-    /// Goes on with the next slab if one is full.
+    /// Continues with the next slab when one is full.
     fn close_full(&mut self) -> Result<()> {
         while self.slabs.get(self.slab).is_some_and(|slab| slab.len() == self.filled) {
             if self.sum.finish() != self.header.sums[self.slab] {
-                return Err(damaged("its checksum is wrong; it was damaged on its way"));
+                return Err(damaged("its checksum is wrong; it was damaged in transit"));
             }
             self.slab += 1;
             (self.filled, self.sum) = (0, XxHash3_64::new());
@@ -84,18 +87,18 @@ impl Receiving {
         Ok(())
     }
 
-    /// Bytes that are still to come.
+    /// The number of bytes that haven't arrived yet.
     pub fn missing(&self) -> usize {
         let left = self.header.lens.get(self.slab..).unwrap_or_default();
         left.iter().sum::<usize>() - self.filled
     }
 
-    /// Whether all of it has come.
+    /// Whether the batch has arrived completely.
     pub fn is_whole(&self) -> bool {
         self.slab == self.slabs.len()
     }
 
-    /// The batch.
+    /// Returns the batch.
     ///
     /// # Errors
     /// [`ErrorKind::Malformed`] if bytes are missing.
@@ -107,13 +110,13 @@ impl Receiving {
     }
 }
 
-/// The batch that a header describes, over slabs in memory in common with whoever made it.
+/// Returns the batch that a header describes, over slabs in memory that is shared with its producer.
 ///
 /// # Errors
-/// [`ErrorKind::Malformed`] if they aren't as long as it says.
+/// [`ErrorKind::Malformed`] if the lengths of the slabs differ from those in the header.
 pub fn in_common(header: Header, slabs: Vec<Slab>) -> Result<Batch> {
     if !header.lens.iter().copied().eq(slabs.iter().map(Slab::len)) {
-        return Err(damaged("its memory isn't what its header says"));
+        return Err(damaged("its memory has a different size than its header declares"));
     }
     Ok(header.batch(slabs))
 }
@@ -198,7 +201,7 @@ mod tests {
             ..header.clone()
         };
         assert!(Receiving::new(without, 105, &pool).is_err());
-        // Declared huge: nothing is taken for it.
+        // No memory is allocated for a size that a header merely declares.
         let huge = Header {
             lens: vec![usize::MAX >> 1],
             sums: vec![0],

@@ -1,4 +1,4 @@
-//! A pass whose batches are made by other processes.
+//! A pass whose batches are produced by other processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,8 @@ use fastpipe_engine::{BatchSource, ObservePass, Poll, Stats};
 
 use crate::feed::Feed;
 
-/// The batches that come to a feed. Closes it when dropped, because senders of batches share it.
+/// The batches that arrive in a feed. The feed is closed when this is dropped, because the tasks that receive batches
+/// share it.
 pub struct RemoteBatches(pub Arc<Feed>);
 
 impl BatchSource for RemoteBatches {
@@ -40,7 +41,7 @@ impl Drop for RemoteBatches {
     }
 }
 
-/// A look at a pass whose batches come to a feed.
+/// Statistics of a pass whose batches arrive in a feed.
 struct RemotePass(Arc<Feed>);
 
 impl ObservePass for RemotePass {

@@ -1,4 +1,4 @@
-//! Data that other processes have, as a source that nothing is read of.
+//! A dataset in other processes, as a source from which this process reads no units.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use fastpipe_batch::{
     UnitInfo, Unpicked, Work,
 };
 
-/// The units of a data set that other processes have: their numbers of rows, which is all that orders are made of.
+/// The units of a dataset that other processes read. Only their row counts are known, which is all that orders need.
 pub struct RemoteUnits {
     facts: SourceFacts,
-    /// Columns with sparse ones in the layout of Arrow.
+    /// The columns if sparse columns use the layout of Arrow.
     csr: Option<Arc<[ColumnSpec]>>,
     rows: Arc<[u32]>,
-    /// Why units can't be read in any order, if they can't.
+    /// The reason why units can't be read in any order, if they can't.
     in_sequence: Option<Arc<str>>,
 }
 
 impl RemoteUnits {
-    /// Units with these columns, and with these in the layout of Arrow if there are any, and with these numbers of
-    /// rows. `in_sequence` says why units can't be read in any order, if they can't.
+    /// Creates units with these columns and row counts. `csr` contains the columns in the layout of Arrow, if there are
+    /// sparse ones. `in_sequence` is the reason why units can't be read in any order, if they can't.
     pub fn new(
         columns: Vec<ColumnSpec>,
         csr: Option<Vec<ColumnSpec>>,
@@ -41,7 +41,10 @@ impl RemoteUnits {
 }
 
 fn elsewhere() -> Error {
-    Error::new(ErrorKind::Internal, "units that others have were to be read here")
+    Error::new(
+        ErrorKind::Internal,
+        "units of other processes can't be read in this process",
+    )
 }
 
 impl Source for RemoteUnits {
@@ -54,7 +57,7 @@ impl Source for RemoteUnits {
             return Ok(None);
         }
         let Some(columns) = self.csr.clone() else {
-            let reason = "the server has sparse columns only as coordinates";
+            let reason = "the server supports sparse columns only as coordinates";
             return Err(Error::new(ErrorKind::Unsupported, reason));
         };
         Ok(Some(Arc::new(RemoteUnits {

@@ -1,7 +1,7 @@
-//! Any bytes as a container file: header, schema, walk over the blocks, inference, decoding, orders. Errors are fine as
-//! long as none is internal; panics and hangs aren't.
+//! Reads arbitrary bytes as a container file: header, schema, list of blocks, inference, decoding, orders. Errors are
+//! allowed unless they are internal. Panics and hangs are bugs.
 //!
-//! The fuzz target `container` calls this, and so does a property test of `fastpipe-avro`.
+//! The fuzz target `container` and a property test of `fastpipe-avro` call this.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use fastpipe_avro::{AvroSource, FileInfo, Header, Walk, infer};
 use fastpipe_batch::{BufferPool, Error, ErrorKind, Fragment, Mark, Pass, Pick, ReadAt, Rows, Sink, SlabPool, Source};
 use fastpipe_order::{Kind, Order, PlanError, Settings, ShardBy, Uneven, Units};
 
-/// Rows of a block that are decoded, each by itself; those behind them are passed over.
+/// The maximum number of rows of a block that are decoded. Later rows are skipped.
 const MOST_ROWS: u32 = 1 << 12;
 
-/// Orders that take more are left, as the engine leaves those that take more than it allows.
+/// Orders that need more memory are skipped, because the engine rejects orders that exceed its limit.
 const MOST_BYTES: u64 = 8 << 20;
 
 /// A file in memory.
@@ -65,7 +65,7 @@ fn read(bytes: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Plans the first batches of every order, whatever the blocks declare, and some at the end.
+/// Plans the first batches of each order, and some at the end, for any declared row counts.
 fn plan(source: &AvroSource) -> Result<(), Error> {
     let counts = (0..source.units()).map(|unit| source.describe(unit).rows);
     let units = Arc::new(Units::new(counts).map_err(|e| Error::new(ErrorKind::Limit, e.to_string()))?);
@@ -79,7 +79,7 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
             uneven: Uneven::Allow,
             ..Settings::default()
         };
-        let order = Arc::new(Order::new(&units, settings).expect("no memory is needed"));
+        let order = Arc::new(Order::new(&units, settings).expect("no memory should be needed"));
         if order.planning_memory(settings.shuffle_buffer, true) > MOST_BYTES {
             continue;
         }
@@ -88,12 +88,12 @@ fn plan(source: &AvroSource) -> Result<(), Error> {
             looks += 1;
             looks > 2
         };
-        let mut cursor = order.epoch(0).expect("a table of units");
+        let mut cursor = order.epoch(0).expect("a table of units should fit into memory");
         for step in [0, order.steps().saturating_sub(1)] {
-            cursor.seek(step).expect("no memory is needed");
+            cursor.seek(step).expect("seeking should need no memory");
             match cursor.next_unless(&mut stop) {
                 None | Some(Err(PlanError::Interrupted)) => {}
-                Some(planned) => assert!(planned.expect("little memory").rows > 0),
+                Some(planned) => assert!(planned.expect("little memory should be needed").rows > 0),
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Any bytes as a CSV file: pieces of any size have the stretches of the whole, rows in sequence are the same as rows
-//! picked, and what is wrong is an error with its place.
+//! Reads arbitrary bytes as a CSV file. Three properties must hold. Pieces of any size give the same chunks as the
+//! whole file. Rows that are read in sequence equal rows that are picked. Every error has a location.
 //!
-//! The fuzz target `csv` calls this, and so does a property test of `fastpipe-csv`.
+//! The fuzz target `csv` and a property test of `fastpipe-csv` call this.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use fastpipe_csv::{
     decode_index, encode_index, inferring, scan,
 };
 
-/// Choices of the dialect; the feature that is read, or all; about how many bytes stretches have; where pieces end; the
-/// file.
+/// The options of the dialect, the feature to read (or all), the approximate size of chunks in bytes, the ends of
+/// pieces, and the file.
 pub(crate) type Input = (u8, u8, u8, Vec<u16>, Vec<u8>);
 
 struct Memory<'a>(&'a [u8]);
@@ -69,8 +69,8 @@ fn features(columns: usize) -> Vec<Feature> {
     leaves.into_iter().enumerate().map(feature).collect()
 }
 
-/// The stretches of a text, and its nulls, scanned in pieces that end with the line or the row of each of these bytes,
-/// or of the last one; `None` if a row ends within quotes.
+/// Returns the chunks of a text, and its first nulls. The text is scanned in pieces. Each piece ends with the line or
+/// row that contains the given byte; the last piece ends with the text. `None` if a row ends within quotes.
 fn stretches(
     bytes: &[u8],
     first: u64,
@@ -113,7 +113,7 @@ fn unit(source: &CsvSource, file: &CsvFile, number: u64, bytes: &[u8]) -> Box<dy
     source.open(number, Pass::default(), fetched, &pool).unwrap()
 }
 
-/// All that a batch has, or why there is none: with the record of its unit.
+/// The bytes of a batch, or the kind of the error and the index of its record in the unit.
 type Outcome = std::result::Result<(Vec<u8>, Vec<Vec<u8>>), (ErrorKind, Option<u64>)>;
 
 fn outcome(source: &CsvSource, rows: usize, fill: impl FnOnce(&mut Sink<'_>) -> Result<()>) -> Outcome {
@@ -151,7 +151,7 @@ fn dialect(choices: u8) -> Dialect {
     }
 }
 
-/// The features that are read: those of names that a file has.
+/// Returns the features to read, with field names that the file contains.
 fn wanted(header: &Header, chosen: u8) -> Vec<Feature> {
     let mut all = features(header.names.len());
     for (i, feature) in all.iter_mut().enumerate() {
@@ -163,7 +163,7 @@ fn wanted(header: &Header, chosen: u8) -> Vec<Feature> {
     }
 }
 
-/// Scans it in pieces, reads its rows both ways, looks at their types, and goes on from the index of its front.
+/// Scans a file in pieces, reads its rows both ways, infers types, and extends an index of its first bytes.
 pub(crate) fn run(input: &Input) {
     let (choices, chosen, goal, ends, bytes) = input;
     let dialect = dialect(*choices);
@@ -193,7 +193,7 @@ pub(crate) fn run(input: &Input) {
     read(&dialect, &file, *chosen, bytes);
 }
 
-/// Holds the index of the first bytes, extended, against that of all.
+/// Checks that an extended index of the first bytes equals the index of the whole file.
 fn extend(
     dialect: &Dialect,
     header: &Header,
@@ -251,7 +251,7 @@ fn read(dialect: &Dialect, file: &CsvFile, chosen: u8, bytes: &[u8]) {
         });
         assert_eq!(placed, picked);
         if let Some(evidence) = &mut evidence {
-            // An error is as good as types.
+            // Types and an error are equally valid outcomes.
             let _ = evidence.observe(&*unit(&source, file, number, bytes), rows);
         }
     }

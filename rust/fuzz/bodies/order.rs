@@ -1,22 +1,24 @@
-//! Orders over counts, settings and states of any kind. Whatever they are, planning ends: in batches, or in an error.
+//! Plans orders over arbitrary row counts, settings and states. Planning must always end, either with batches or with
+//! an error.
 //!
-//! The fuzz target `order` calls this, and so does a property test of `fastpipe-order`.
+//! The fuzz target `order` and a property test of `fastpipe-order` call this.
 
 use std::sync::Arc;
 
 use fastpipe_order::{Kind, Order, PartialChunk, Place, PlanError, Remaining, Settings, ShardBy, State, Uneven, Units};
 
-/// Orders that say they take more are left, as the engine leaves those that take more than it allows.
+/// Orders that declare more memory are skipped, because the engine rejects orders that exceed its limit.
 const MOST_BYTES: u64 = 8 << 20;
 
-/// Looks at whether to go on until it isn't: some hundredths of a second each.
+/// The number of checks for cancellation until planning is cancelled. The time between two checks is a few hundredths
+/// of a second.
 const LOOKS: u32 = 3;
 
-/// Batches that are planned in a row.
+/// The number of consecutive batches to plan.
 const BATCHES: usize = 3;
 
-/// Rows of units; choices; shuffle buffer in batches or rows; batch size; seed; rank and ranks; steps to go to; a
-/// state's numbers, and its chunks and places.
+/// The rows of each unit, options, the shuffle buffer in batches or rows, the batch size, the seed, the rank and the
+/// number of ranks, steps to seek, the numbers of a state, and its chunks and places.
 pub(crate) type Input = (
     Vec<u32>,
     [u8; 5],
@@ -34,7 +36,7 @@ fn settings(input: &Input) -> Settings {
     let kind = [Kind::Sequential, Kind::Window, Kind::Block, Kind::Buffer][usize::from(choices[0] % 4)];
     let streamed = matches!(kind, Kind::Block | Kind::Buffer);
     let batch_size = (batch_size % (1 << 31)).max(1);
-    // As the bindings bound them: windows hold whole batches.
+    // The bindings apply the same bounds: windows contain whole batches.
     let buffer = u64::from(*buffer).clamp(1, 1 << 31);
     let ranks = u64::from(ranks % (1 << 20)).max(1);
     Settings {
@@ -49,7 +51,7 @@ fn settings(input: &Input) -> Settings {
         seed: *seed,
         rank: u64::from(*rank) % ranks,
         ranks,
-        // A divisor of them.
+        // 1 divides any number of ranks.
         in_step: choices[3].is_multiple_of(2).then_some(1),
         shard_by: match (choices[2].is_multiple_of(2), streamed) {
             (true, _) => ShardBy::Batch,
@@ -72,7 +74,8 @@ fn state(input: &Input) -> State {
     State {
         epoch,
         step,
-        // Often the same, or nothing else would be looked at.
+        // The ranks are often equal. Otherwise, `resume` would reject nearly every state for its ranks and check
+        // nothing else.
         ranks: if choices[4].is_multiple_of(2) {
             settings(input).ranks
         } else {
@@ -98,11 +101,11 @@ fn state(input: &Input) -> State {
     }
 }
 
-/// Whether it was planned; memory is bounded by what is looked at before.
+/// Whether a batch was planned. The caller has checked the required memory, so planning must not run out of memory.
 fn planned(result: Option<Result<fastpipe_order::BatchPlan, PlanError>>, total: u64) -> bool {
     match result {
         None | Some(Err(PlanError::Interrupted)) => false,
-        Some(Err(error)) => panic!("{error}, which was to fit"),
+        Some(Err(error)) => panic!("{error}, although the declared memory fits"),
         Some(Ok(plan)) => {
             assert_eq!(plan.content.len(), plan.rows as usize);
             assert!(plan.valid <= plan.rows && u64::from(plan.valid) <= total);
@@ -113,15 +116,16 @@ fn planned(result: Option<Result<fastpipe_order::BatchPlan, PlanError>>, total: 
     }
 }
 
-/// Plans batches at some steps, and behind some state. Says what it was to take at most; `None` if that was too much.
+/// Plans batches at some steps, and after a state. Returns the declared maximum memory in bytes, or `None` if it
+/// exceeds the limit.
 pub(crate) fn run(input: &Input) -> Option<u64> {
     let settings = settings(input);
     let units = Arc::new(Units::new(input.0.iter().copied()).ok()?);
-    let order = Arc::new(Order::new(&units, settings).expect("a list of ranks"));
+    let order = Arc::new(Order::new(&units, settings).expect("a list of ranks should fit into memory"));
     let steps = order.steps();
     let state = state(input);
     let memory = order.planning_memory(settings.shuffle_buffer, true);
-    // For the state's own lists, and a few more of them.
+    // This covers the state's own lists, and a few more of the same size.
     let resuming = order.resuming_memory(&state);
     if memory.max(resuming) > MOST_BYTES {
         return None;
@@ -131,10 +135,10 @@ pub(crate) fn run(input: &Input) -> Option<u64> {
         looks += 1;
         looks >= LOOKS
     };
-    let mut cursor = order.epoch(input.4 % (1 << 53)).expect("a table of units");
+    let mut cursor = order.epoch(input.4 % (1 << 53)).expect("a table of units should fit into memory");
     let chosen = input.6.iter().take(4).map(|step| step % steps.max(1));
     for step in chosen.chain([0, steps.saturating_sub(1)]).collect::<Vec<_>>() {
-        cursor.seek(step).expect("no memory is needed");
+        cursor.seek(step).expect("seeking should need no memory");
         for _ in 0..BATCHES {
             if !planned(cursor.next_unless(&mut stop), units.total()) {
                 break;
@@ -148,7 +152,7 @@ pub(crate) fn run(input: &Input) -> Option<u64> {
                 break;
             }
         }
-        cursor.state().expect("a few places");
+        cursor.state().expect("a few places should fit into memory");
     }
     Some(memory.saturating_add(resuming))
 }

@@ -1,4 +1,4 @@
-//! Any bytes as a container file.
+//! Reads arbitrary bytes as an Avro container file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

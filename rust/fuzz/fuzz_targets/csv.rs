@@ -1,4 +1,4 @@
-//! Any bytes as a CSV file of any dialect.
+//! Reads arbitrary bytes as a CSV file of an arbitrary dialect.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! Any bytes as a block of records of one of a few schemas. What decodes must be skipped to the same place: all records
-//! but the last, and all features but one.
+//! Decodes arbitrary bytes as a block of records with one of a few schemas. If the block can be decoded, skipping must
+//! end at the same byte. The target skips all records but the last, and all features but one.
 #![no_main]
 
 use std::sync::{Arc, OnceLock};
@@ -43,7 +43,7 @@ const SCHEMAS: [&str; 5] = [
 
 const SYNC: [u8; SYNC_BYTES] = [0; SYNC_BYTES];
 
-/// The schemas, each with what can be read of it.
+/// Returns the schemas, each with its readable features.
 fn schemas() -> &'static [(Arc<Schema>, Vec<Feature>)] {
     static PARSED: OnceLock<Vec<(Arc<Schema>, Vec<Feature>)>> = OnceLock::new();
     PARSED.get_or_init(|| {
@@ -68,7 +68,7 @@ fn long(value: usize, out: &mut Vec<u8>) {
     out.push(n as u8);
 }
 
-/// Reads some records of a block for some features; says where reading ended.
+/// Reads some records of a block for some features. Returns the offset at which reading ended.
 fn read(schema: &Arc<Schema>, features: &[Feature], rows: u32, data: &[u8], wanted: &[u32]) -> Result<u64, Error> {
     let mut stored = Vec::new();
     long(rows as usize, &mut stored);
@@ -105,12 +105,13 @@ fuzz_target!(|input: (u8, u8, &[u8])| {
     match read(schema, features, rows, data, &all) {
         Ok(end) => {
             assert_eq!(end, data.len() as u64);
-            // Skipping checks less than decoding: what decodes must be skipped, not the other way round.
+            // Skipping checks less than decoding. Data that can be decoded must therefore be skipped without an error,
+            // but not vice versa.
             let last = read(schema, features, rows, data, &[rows - 1]);
-            assert_eq!(last.unwrap(), end, "records are skipped");
+            assert_eq!(last.unwrap(), end, "skipping records ended elsewhere");
             for feature in features {
                 let one = read(schema, std::slice::from_ref(feature), rows, data, &all);
-                assert_eq!(one.unwrap(), end, "all but '{}' is skipped", feature.name);
+                assert_eq!(one.unwrap(), end, "skipping all features but '{}' ended elsewhere", feature.name);
             }
         }
         Err(error) => assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),

@@ -1,5 +1,5 @@
-//! Any bytes as an entry of the index cache. Whatever they are, looking for an index finds the one that was kept, or
-//! none; panics and hangs aren't fine.
+//! Reads arbitrary bytes as an entry of the index cache. A lookup must find the stored index or no index. Panics and
+//! hangs are bugs.
 #![no_main]
 
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ struct Kept {
     cache: IndexCache,
     key: Key,
     path: PathBuf,
-    /// A sound entry.
+    /// A valid entry.
     entry: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ fn kept() -> &'static Kept {
     })
 }
 
-/// Where the checksum lies: behind the magic. With a right one the key behind it is looked at.
+/// The range of the checksum, which follows the magic bytes. The key after it is checked only if the checksum is valid.
 const CHECKSUM: std::ops::Range<usize> = 8..12;
 
 fuzz_target!(|input: (bool, bool, u16, &[u8])| {

@@ -1,5 +1,5 @@
-//! Any bytes as the index of a file that may have been kept. Errors are fine as long as none is internal; panics,
-//! hangs, and memory for blocks that are only declared aren't.
+//! Reads arbitrary bytes as the stored index of a file. Errors are allowed unless they are internal. Panics, hangs, and
+//! memory for blocks that are merely declared are bugs.
 #![no_main]
 
 use std::sync::OnceLock;
@@ -8,10 +8,11 @@ use fastpipe_avro::{Block, FileInfo, Header, SYNC_BYTES, decode_index, encode_in
 use fastpipe_batch::ErrorKind;
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes of the files' headers: the offset of their first block.
+/// The size of the files' headers in bytes, which is the offset of the first block.
 const HEADER: u64 = 60;
 
-/// Files of one long a record, of no codec and of one that could explain any number of them.
+/// Returns two files with one long per record. One is uncompressed. The other has a codec with which a block of any
+/// size can contain any number of records.
 fn files() -> &'static [FileInfo] {
     static FILES: OnceLock<Vec<FileInfo>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -28,7 +29,7 @@ fn files() -> &'static [FileInfo] {
     })
 }
 
-/// Whether the blocks are what a walk over a file of this size could find.
+/// Checks that a scan of a file of this size could have found these blocks.
 fn check(blocks: &[Block], size: u64) {
     let mut offset = HEADER;
     for block in blocks {
@@ -38,7 +39,8 @@ fn check(blocks: &[Block], size: u64) {
     assert_eq!(offset, size);
 }
 
-/// Where the last block would end if the bytes say how many there are, and of each its rows, its size and its header's.
+/// Returns the end of the last block, if the bytes declare a number of blocks, and for each block its rows, its size
+/// and the size of its header.
 fn laid_out(mut bytes: &[u8]) -> Option<u64> {
     let mut number = || {
         let mut value = 0u64;
@@ -66,7 +68,8 @@ fn laid_out(mut bytes: &[u8]) -> Option<u64> {
 fuzz_target!(|input: (bool, bool, u64, &[u8])| {
     let (compressed, framed, size, bytes) = input;
     let file = &files()[usize::from(compressed)];
-    // Most bytes aren't even a version and the header's: those are put in front, in place of the number of blocks.
+    // Most inputs don't start with a valid version and header. Therefore a valid start is prepended, without its number
+    // of blocks.
     let mut index = if framed { encode_index(file, &[]) } else { Vec::new() };
     index.pop();
     index.extend(bytes);
@@ -77,7 +80,7 @@ fuzz_target!(|input: (bool, bool, u64, &[u8])| {
                 let again = decode_index(&encode_index(file, &blocks), file, size).unwrap();
                 assert_eq!(again, Some(blocks));
             }
-            Ok(None) => assert!(!framed, "another header"),
+            Ok(None) => assert!(!framed, "the header must match"),
             Err(error) => assert_ne!(error.kind(), ErrorKind::Internal, "{error}"),
         }
     }

@@ -1,4 +1,4 @@
-//! Orders over any counts of rows, settings and states: panics, hangs and memory beyond what they say are faults.
+//! Plans orders over arbitrary row counts, settings and states. Panics, hangs and more memory than declared are bugs.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

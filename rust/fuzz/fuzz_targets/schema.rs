@@ -1,5 +1,5 @@
-//! Any text as a schema, and what is inferred from it. Errors are fine as long as they are short and none is internal;
-//! panics, hangs and overflown stacks aren't.
+//! Parses arbitrary text as a schema, and infers features from it. Errors are allowed if they are short and not
+//! internal. Panics, hangs and stack overflows are bugs.
 #![no_main]
 
 use fastpipe_avro::{Schema, infer};

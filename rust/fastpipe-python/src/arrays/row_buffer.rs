@@ -55,7 +55,7 @@ enum Rows {
     Shuffled(Box<Shuffled>),
 }
 
-/// A chunk that was pushed, of which the rows before `from` are used.
+/// A chunk that was pushed. Its rows before `from` have been used.
 struct PushedChunk {
     rows: usize,
     from: usize,
@@ -187,7 +187,7 @@ impl RowBuffer {
     /// Adds rows after `next` returned None. `parts` contains the parts of all columns in order. Lengths are
     /// one-dimensional int64 arrays.
     fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
-        let differ = || PyValueError::new_err("the parts aren't those of the first rows");
+        let differ = || PyValueError::new_err("the parts differ from those of the first rows");
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
         if parts.len() != self.is_lengths.len() {
             return Err(differ());

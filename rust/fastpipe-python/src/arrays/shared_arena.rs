@@ -18,7 +18,7 @@ pub(crate) struct SharedArena {
 
 #[pymethods]
 impl SharedArena {
-    /// Maps the memory behind a file descriptor.
+    /// Maps the memory of a file, given as a file descriptor.
     #[new]
     fn new(file: i32) -> PyResult<Self> {
         Ok(SharedArena {
@@ -46,7 +46,7 @@ impl SharedArena {
     }
 }
 
-/// Maps the memory behind a file descriptor of this process.
+/// Maps the memory of a file, given as a file descriptor of this process.
 #[cfg(target_os = "linux")]
 pub(crate) fn opened(file: i32) -> PyResult<SharedMemory> {
     use std::os::fd::{BorrowedFd, RawFd};

@@ -75,7 +75,7 @@ impl Tensors {
             let fill_in = api.and_then(|api| {
                 let table = api.cast::<ExchangeApi>().as_ptr();
                 // SAFETY: a capsule of this name contains a pointer to a table that lives as long as the process. The
-                // table begins with its version, which tells that it contains the function.
+                // table begins with its version, which shows that it contains the function.
                 unsafe { ((*table).major == 1).then(|| (*table).dltensor_from_py_object_no_sync)? }
             });
             Ok(Tensors {
