@@ -121,7 +121,7 @@ pub(crate) fn raised_of(error: &Error) -> Option<&Raised> {
 /// Returns the exception for an error, with the error's location as attributes.
 pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     if error.kind() == ErrorKind::OutOfMemory {
-        // This memory is for the exception and for the code that handles it.
+        // This frees memory for the exception and for the code that handles it.
         release_address_space();
     }
     let made = catch_unwind(AssertUnwindSafe(|| make(py, error)));
@@ -173,7 +173,7 @@ pub(crate) fn lost(py: Python<'_>, error: &PyErr) -> Error {
             "out of memory: Python could not allocate the arrays of a batch; release batches, or read smaller ones";
         Error::new(ErrorKind::OutOfMemory, reason)
     } else {
-        Error::new(ErrorKind::Internal, format!("a batch could not be handed out: {error}"))
+        Error::new(ErrorKind::Internal, format!("a batch could not be delivered: {error}"))
     }
 }
 

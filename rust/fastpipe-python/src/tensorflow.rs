@@ -14,7 +14,7 @@ use crate::errors;
 use crate::passes::pass::Pass;
 use crate::sources::avro_messages::MessageDecoder;
 
-/// Registers the TensorFlow ops. Called once per process.
+/// Registers the TensorFlow ops. Must be called only once per process.
 ///
 /// `begin` is called with the ID of a dataset and the values of its arguments (ints, bools, lists of bytes). It returns
 /// a tuple:

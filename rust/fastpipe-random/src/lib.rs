@@ -3,8 +3,8 @@
 //! # The scheme
 //!
 //! Draws are words of Philox4x64-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC
-//! 2011), the generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, its counter `(position / 4, stream,
-//! purpose, 0)`. The draw at `position` is word `position % 4`.
+//! 2011), the generator of NumPy's `np.random.Philox`. Its key is `(seed, epoch)`, and its counter is `(position / 4,
+//! stream, purpose, 0)`. The draw at `position` is word `position % 4`.
 //!
 //! A draw below `n` is the upper half of the 128-bit product of a word and `n`. The frequencies of any two values
 //! differ by at most `n / 2^64`, so no word is rejected, and the draw at one position never affects the draw at
@@ -21,7 +21,7 @@ use fastpipe_memory::prefetch_of;
 pub struct Key {
     /// The user's seed.
     pub seed: u64,
-    /// The epoch, from 0.
+    /// The index of the epoch, from 0.
     pub epoch: u64,
 }
 

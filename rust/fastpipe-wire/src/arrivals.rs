@@ -1,4 +1,4 @@
-//! Receives the batches that a server was asked for.
+//! Receives the batches that were requested from one server.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub struct Wanted {
     pub most: usize,
 }
 
-/// Requested batches, some of which have arrived.
+/// Requested batches. Some of them may have arrived.
 pub struct Arrivals {
     wanted: Wanted,
     pool: Arc<SlabPool>,

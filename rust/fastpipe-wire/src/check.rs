@@ -1,7 +1,7 @@
 //! Checks what later code relies on: the lengths of parts match their columns, offsets are in order, and text is UTF-8.
 //!
-//! The engine produces only valid batches, so these are not checked again. Batches from other processes are checked
-//! once, here, so that nothing that another process sends can cause reads outside of a batch.
+//! The engine produces only valid batches, so batches of this process are not checked. Batches from other processes are
+//! checked once, here, so that nothing that another process sends can cause reads outside of a batch.
 
 use std::slice::Iter;
 

@@ -33,7 +33,7 @@ struct State {
     closed: bool,
     begun: Instant,
     ended: Option<Instant>,
-    /// The time since a consumer has been waiting for a batch, and the time since no consumer has.
+    /// `waits` is when the consumer started to wait for a batch. `left` is when it took the last batch.
     waits: Option<Instant>,
     left: Option<Instant>,
     seen: Look,
@@ -54,7 +54,7 @@ pub struct Look {
     pub rows: u64,
     /// The bytes of these batches.
     pub bytes: u64,
-    /// The number of batches that arrived again or were no longer wanted.
+    /// The number of batches that arrived a second time, or too late to be used.
     pub twice: u64,
     /// Seconds from the start of the feed to its end, or until now.
     pub elapsed: f64,
@@ -130,7 +130,7 @@ impl Feed {
         }
     }
 
-    /// Adds a batch that has arrived. Returns false if the batch arrived before or is no longer wanted.
+    /// Adds a batch that has arrived. Returns false if the batch arrived before, or isn't wanted anymore.
     pub fn put(&self, number: u64, batch: Box<Batch>) -> bool {
         let mut state = self.lock();
         let wanted = !state.closed && number >= state.next && state.end.is_none_or(|end| number < end);

@@ -21,7 +21,7 @@ const MOST_SLABS: usize = 1 << 16;
 /// The header of a batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
-    /// The identity, rows and state of the batch.
+    /// The epoch and step of the batch, its row counts, and the state after it.
     pub info: BatchInfo,
     /// The size of each slab in bytes.
     pub lens: Vec<usize>,

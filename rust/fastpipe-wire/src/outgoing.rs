@@ -26,7 +26,7 @@ impl Outgoing {
     /// Prepares batches with checksums for sending, and returns them with their memory.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] if there is no memory for a copy.
+    /// [`ErrorKind::OutOfMemory`] if a copy can't be allocated.
     pub fn new(mut batches: Vec<Batch>, pool: &Arc<SlabPool>) -> Result<(Outgoing, Vec<Slab>)> {
         let headers = batches.iter().map(|batch| Header::of(batch, true).write()).collect();
         let ends = batches.iter().scan(0, |end, batch| {
@@ -98,7 +98,7 @@ pub fn read_pieces(bytes: &[u8]) -> Result<Vec<(usize, usize)>> {
 /// format of [`read_pieces`].
 ///
 /// # Errors
-/// [`ErrorKind::OutOfMemory`] if there is no memory for a copy.
+/// [`ErrorKind::OutOfMemory`] if a copy can't be allocated.
 pub fn lend(batches: Vec<Batch>, lender: &Arc<Lender>) -> Result<(Vec<u8>, Vec<u8>)> {
     let headers: Vec<_> = batches.iter().map(|batch| Header::of(batch, false).write()).collect();
     let slabs = batches.iter().flat_map(|batch| &batch.slabs);

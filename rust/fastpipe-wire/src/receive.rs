@@ -26,7 +26,8 @@ impl Receiving {
     /// Allocates slabs from a pool for a batch.
     ///
     /// # Errors
-    /// [`ErrorKind::Limit`] if the batch is larger than `most` bytes, [`ErrorKind::OutOfMemory`] if there is no memory.
+    /// [`ErrorKind::Limit`] if the batch is larger than `most` bytes, [`ErrorKind::OutOfMemory`] if the slabs can't be
+    /// allocated.
     pub fn new(header: Header, most: usize, pool: &Arc<SlabPool>) -> Result<Receiving> {
         if header.bytes() > most {
             let reason = format!(

@@ -135,7 +135,9 @@ pub(crate) fn run(input: &Input) -> Option<u64> {
         looks += 1;
         looks >= LOOKS
     };
-    let mut cursor = order.epoch(input.4 % (1 << 53)).expect("a table of units should fit into memory");
+    let mut cursor = order
+        .epoch(input.4 % (1 << 53))
+        .expect("a table of units should fit into memory");
     let chosen = input.6.iter().take(4).map(|step| step % steps.max(1));
     for step in chosen.chain([0, steps.saturating_sub(1)]).collect::<Vec<_>>() {
         cursor.seek(step).expect("seeking should need no memory");

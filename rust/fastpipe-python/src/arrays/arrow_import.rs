@@ -72,7 +72,7 @@ pub(crate) fn import_schema(schema: &Bound<'_, PyAny>) -> PyResult<SchemaRef> {
 /// Returns the address in a capsule, which must have this name.
 fn pointer<T>(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> PyResult<*mut T> {
     let held = capsule.pointer_checked(Some(name));
-    let held = held.map_err(|_| PyTypeError::new_err(format!("an Arrow capsule isn't of the name {name:?}")))?;
+    let held = held.map_err(|_| PyTypeError::new_err(format!("an Arrow capsule must be named {name:?}")))?;
     Ok(held.as_ptr().cast())
 }
 
@@ -94,8 +94,8 @@ fn schema_of(schema: &FFI_ArrowSchema) -> Result<SchemaRef, Error> {
     Ok(Arc::new(Schema::new_with_metadata(fields, metadata_of(schema))))
 }
 
-/// Returns the metadata of a schema or a column, or none if they are not UTF-8. Arrow allows any bytes, and metadata
-/// never change a value.
+/// Returns the metadata of a schema or a column, or none if it is not UTF-8. Arrow allows arbitrary bytes, but metadata
+/// never affects values.
 fn metadata_of(schema: &FFI_ArrowSchema) -> HashMap<String, String> {
     schema.metadata().unwrap_or_default()
 }
@@ -118,7 +118,7 @@ impl Stream {
         let Some(get_schema) = self.0.get_schema else {
             return Err(Error::new(
                 ErrorKind::Storage,
-                "the Arrow stream was read before, or is closed",
+                "the Arrow stream was already read, or is closed",
             ));
         };
         let mut schema = FFI_ArrowSchema::empty();
@@ -134,7 +134,7 @@ impl Stream {
             return Ok(None);
         };
         let mut array = FFI_ArrowArray::empty();
-        // SAFETY: as in `schema`.
+        // SAFETY: the stream isn't released (a released stream has no functions), and `array` may be overwritten.
         match unsafe { get_next(&raw mut self.0, &raw mut array) } {
             0 if array.is_released() => Ok(None),
             0 => batch_of(array, schema).map(Some),

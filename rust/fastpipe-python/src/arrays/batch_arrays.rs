@@ -71,7 +71,8 @@ fn forms(py: Python<'_>) -> PyResult<&Forms> {
     })
 }
 
-/// Returns a batch as a dict from feature name to array or another array type. `padded` adds flags of the valid rows.
+/// Returns a batch as a dict from feature names to NumPy arrays or other array types. `padded` adds an array that marks
+/// the valid rows.
 pub(crate) fn to_dict<'py>(
     py: Python<'py>,
     columns: &[ColumnSpec],
@@ -118,7 +119,7 @@ type Object<'py> = Bound<'py, PyAny>;
 
 impl<'py> Builder<'py, '_> {
     fn next(&mut self) -> BufferRange {
-        // Every part has a range. An empty range gives an empty array.
+        // Every part has a range. If a range were missing, the array would be empty.
         self.parts.next().copied().unwrap_or(BufferRange {
             slab: 0,
             offset: 0,
@@ -133,9 +134,9 @@ impl<'py> Builder<'py, '_> {
         let shape = if fits { shape } else { &[0][..] };
         let slab = self.memory.get().slab(part.slab);
         // SAFETY: the engine placed the part within its slab, at a multiple of 64 bytes, and wrote all of it. The array
-        // is no larger than the part (checked above). Every bit pattern of a number is valid, and bools are written as
-        // 0 or 1. The slab stays in place until `memory`, the base of the array, is freed. Parts don't overlap, so no
-        // other array of the batch covers the same bytes. The arrays of `Memory::pieces` do, as views do in NumPy.
+        // fits into the part (checked above). Every bit pattern of a number is valid, and bools are written as 0 or 1.
+        // The slab stays in place until `memory`, the base of the array, is freed. Parts don't overlap, so no other
+        // array of the batch covers the same bytes. The arrays of `Memory::pieces` do, as views do in NumPy.
         let array = unsafe {
             let start = slab.as_ptr().add(part.offset);
             view(&dtype::<T>(self.py), shape, start, self.memory.clone().into_any())?
@@ -178,7 +179,8 @@ impl<'py> Builder<'py, '_> {
         self.forms.masked.bind(self.py).call1((values, valid))
     }
 
-    /// Returns values of the shape `[n, *shape]` and `n`, which the size of the part determines unless `rows` is given.
+    /// Returns values of shape `[n, *shape]`, and `n`. If `rows` is given, `n` is `rows`; otherwise it follows from the
+    /// size of the part.
     fn leaf(&mut self, leaf: Leaf, shape: &[usize], rows: Option<usize>) -> PyResult<(Object<'py>, usize)> {
         let width: usize = shape.iter().product();
         let part = self.next();

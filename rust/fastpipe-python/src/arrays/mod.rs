@@ -1,4 +1,4 @@
-//! NumPy arrays and Arrow tables: conversion of batches to them, and of them to columns.
+//! Converts batches to NumPy arrays and Arrow tables, and Arrow tables to columns.
 
 pub(crate) mod arrow_import;
 pub(crate) mod arrow_schema;

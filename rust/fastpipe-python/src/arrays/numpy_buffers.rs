@@ -71,7 +71,7 @@ impl Memory {
     }
 }
 
-/// Alignment of slabs in a contiguous copy. Code on a GPU reads data at such offsets efficiently.
+/// The alignment of slabs in a contiguous copy, in bytes. GPU kernels read data at this alignment efficiently.
 const PIECES: usize = 256;
 
 impl Memory {
@@ -141,8 +141,8 @@ impl<'py> Fresh<'py> {
         if len == 0 {
             return &mut [];
         }
-        // SAFETY: `make` created the array, C-contiguous with elements of `itemsize` bytes. There is no other reference
-        // to it or its memory: NumPy has just allocated it, or it has its own slab. `self` is borrowed exclusively. The
+        // SAFETY: `make` created the array, C-contiguous with elements of `itemsize` bytes. Nothing else references the
+        // array or its memory: NumPy has just allocated it, or it has its own slab. `self` is borrowed exclusively. The
         // bytes may be uninitialized. NumPy created an array of this size, so it has at most `isize::MAX` bytes.
         unsafe { slice::from_raw_parts_mut((*self.0.as_array_ptr()).fields.data.cast(), len) }
     }
@@ -166,7 +166,7 @@ pub(crate) unsafe fn view<'py>(
     base: Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyUntypedArray>> {
     let py = dtype.py();
-    // SAFETY: the caller guarantees it. The array gets its base before any other code sees it.
+    // SAFETY: the caller guarantees the conditions of `make`. The array gets its base before any other code sees it.
     let array = unsafe { make(dtype, shape, memory.cast())? };
     // SAFETY: this follows the documentation of NumPy's API. `array` has no base yet, and the function takes over the
     // reference to `base` even if it fails.
@@ -252,7 +252,7 @@ pub(crate) struct Kept {
 // SAFETY: any thread may drop the reference, and the reference has no other use. The bytes are only read, in the same
 // way as by `bytes`.
 unsafe impl Send for Kept {}
-// SAFETY: as above.
+// SAFETY: the bytes are only read, so threads may share them.
 unsafe impl Sync for Kept {}
 
 impl Kept {
@@ -289,7 +289,7 @@ pub(crate) fn extent(array: &Bound<'_, PyUntypedArray>) -> Option<Range<usize>> 
 /// Returns the bytes of an array's elements. None if they are not contiguous in C order, or are references to objects.
 ///
 /// A caller that lets other threads run while it holds the bytes must have [pinned](Pinned) the array. As in NumPy
-/// itself, a thread that writes to the array while it is read makes the result undetermined.
+/// itself, a thread that writes to the array while it is read leaves the bytes unspecified.
 pub(crate) fn bytes<'a>(array: &'a Bound<'_, PyUntypedArray>) -> Option<&'a [Byte]> {
     let dtype = array.dtype();
     if !array.is_c_contiguous() || dtype.has_object() {

@@ -187,7 +187,7 @@ impl RowBuffer {
     /// Adds rows after `next` returned None. `parts` contains the parts of all columns in order. Lengths are
     /// one-dimensional int64 arrays.
     fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
-        let differ = || PyValueError::new_err("the parts differ from those of the first rows");
+        let differ = || PyValueError::new_err("the parts must have the same dtypes and shapes as the first rows");
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
         if parts.len() != self.is_lengths.len() {
             return Err(differ());
@@ -425,7 +425,7 @@ impl RowBuffer {
                 let pooled = bytes >= POOLED && self.process == std::process::id();
                 match pooled.then(|| self.pool.take(bytes)) {
                     Some(Ok(slab)) => Fresh::over(slab, dtype.bind(py), &shape),
-                    // NumPy raises the error if there is no memory.
+                    // If memory runs out, NumPy raises the error.
                     _ => Fresh::new(dtype.bind(py), &shape),
                 }
             });

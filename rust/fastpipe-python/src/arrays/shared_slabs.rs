@@ -56,7 +56,7 @@ impl SharedSlabs {
         self.lender.keep_at_least(bytes);
     }
 
-    /// The number of blocks that other processes have and this process has released.
+    /// The number of blocks that other processes still borrow and this process has released.
     #[getter]
     fn away(&self) -> usize {
         self.lender.away()

@@ -43,7 +43,7 @@ struct ItemConsumerOptions {
 enum BatchMemory<'py> {
     /// The layout, with its index, determines the size.
     Layout((u32, PyRef<'py, ItemLayout>)),
-    /// There is no layout yet. If true, `plan` provides one later; otherwise a worker allocates the memory.
+    /// Without a layout. If true, `plan` provides one later; otherwise a worker allocates the memory.
     Later(bool),
 }
 
@@ -99,15 +99,15 @@ impl ItemConsumer {
     }
 
     /// Whether there is slack for one more batch with this layout and number of rows. `layout` is None for batches that
-    /// one worker makes as a whole. There is no slack before the first of these batches is complete.
+    /// one worker makes as a whole. There is slack only after the first of these batches is complete.
     fn has_slack(&self, layout: Option<PyRef<'_, ItemLayout>>, rows: usize) -> PyResult<bool> {
         let sizes = layout.map(|layout| self.sizes(&layout, rows)).transpose()?;
         Ok(self.consumer.slabs().has_slack(sizes.map(|(bytes, _)| bytes)))
     }
 
     /// Starts a batch and returns it. `indices` is a list. `pickle` converts the list to bytes unless all indices are
-    /// integers. `layout` is a pair of the layout's index and the layout, or whether `plan` later determines the memory
-    /// of the batch.
+    /// integers. `layout` is a pair of the layout's index and the layout, or a bool: whether `plan` later determines
+    /// the memory of the batch.
     fn begin(
         &self,
         py: Python<'_>,
@@ -238,8 +238,8 @@ impl ItemConsumer {
         self.block().has_begun()
     }
 
-    /// Returns the error of the first worker that couldn't start, as memory, offset and length. None if there is no
-    /// such error.
+    /// Returns the error of the first worker that couldn't start, as memory, offset and length. None if no worker has
+    /// failed to start.
     fn refusal<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, ItemMemory>, usize, usize)>> {
         let Some((offset, len)) = self.block().refusal() else {
             return Ok(None);
@@ -253,7 +253,7 @@ impl ItemConsumer {
         self.block().stop();
     }
 
-    /// Returns the index and the description of the layout that new batches use. None if there is no layout.
+    /// Returns the index and the description of the layout that new batches use. None before a layout is settled.
     fn layout<'py>(&self, py: Python<'py>) -> Option<(u32, Bound<'py, PyBytes>)> {
         let layout = self.block().layout()?;
         Some((layout, self.description(py, layout)?))
@@ -266,7 +266,7 @@ impl ItemConsumer {
         memory.copied(py, offset, len).ok()
     }
 
-    /// Registers a layout that was learned earlier, if there is no layout yet.
+    /// Registers a layout that was learned earlier, unless a layout is already known.
     fn tell(&self, py: Python<'_>, description: &[u8]) -> PyResult<()> {
         let told = self.block().tell_of(description);
         told.map_err(|refused| no_memory(py, &refused))

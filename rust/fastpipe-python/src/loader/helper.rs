@@ -11,17 +11,17 @@ pub(super) struct Helper<'py> {
     pub(super) describe: Bound<'py, PyAny>,
     /// Converts a description to a layout.
     pub(super) layout: Bound<'py, PyAny>,
-    /// Takes an object and a room. Returns the offset and length of the pickled object.
+    /// Takes an object and an `ItemRoom`. Returns the offset and length of the pickled object.
     pub(super) pack: Bound<'py, PyAny>,
-    /// Takes an exception and a room. Returns the offset and length of the exception that the consumer raises.
+    /// Takes an exception and an `ItemRoom`. Returns the offset and length of the exception that the consumer raises.
     pub(super) fail: Bound<'py, PyAny>,
-    /// Takes a batch and a room. Returns the offset and length of the result of joining it.
+    /// Takes a batch and an `ItemRoom`. Returns the offset and length of the result of joining it.
     pub(super) join: Bound<'py, PyAny>,
-    /// Takes a list of items, the room, and the seed and index of their batch. Returns the offset and length of the
-    /// result.
+    /// Takes a list of items, an `ItemRoom`, and the seed and index of their batch. Returns the offset and length of
+    /// the result.
     pub(super) join_own: Bound<'py, PyAny>,
-    /// Takes the indices of a batch, the room, and the batch's seed and index. Returns the offset and length of the
-    /// dataset's result for all indices at once.
+    /// Takes the indices of a batch, an `ItemRoom`, and the batch's seed and index. Returns the offset and length of
+    /// the dataset's result for all indices at once.
     pub(super) join_whole: Option<Bound<'py, PyAny>>,
     /// Converts bytes to a list of indices.
     pub(super) indices: Bound<'py, PyAny>,

@@ -297,8 +297,8 @@ fn in_order(dict: &Bound<'_, PyDict>, pairs: &[(Py<PyAny>, Node)]) -> PyResult<b
     Ok(true)
 }
 
-/// Returns a tensor of this dtype as a contiguous one. `None` if the tensor has another dtype or state besides its
-/// elements. Such a tensor is pickled.
+/// Returns a contiguous tensor with the elements of a tensor of this dtype. `None` if the tensor has another dtype, or
+/// state besides its elements. Such a tensor is pickled.
 fn made_plain<'py>(item: &Bound<'py, PyAny>, dtype: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = item.py();
     let is = |name: &str| item.getattr(name)?.is_truthy();

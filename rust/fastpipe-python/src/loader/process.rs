@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-/// Makes the operating system kill this process when the thread that started it ends, or that thread's process. This
+/// Makes the operating system kill this process when the thread that started it ends, or the whole parent process. This
 /// works even while this process is stopped. Returns false if the process with the ID `parent` has already ended.
 #[pyfunction]
 pub(crate) fn end_with_parent(parent: u32) -> PyResult<bool> {

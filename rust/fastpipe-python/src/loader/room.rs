@@ -86,7 +86,7 @@ impl ItemRoom {
         }
     }
 
-    /// Makes later writes belong to this batch.
+    /// Assigns later writes to this batch.
     pub(crate) fn turn_to(&self, claim: &Claim) {
         let place = Place {
             slot: claim.slot,
@@ -122,10 +122,10 @@ impl ItemRoom {
 pub(crate) fn no_memory(py: Python<'_>, refused: &Refused) -> PyErr {
     let make = || {
         let class = py.import("fastpipe.errors")?.getattr("OutOfMemoryError")?;
-        class.call1((format!("there is no shared memory for a batch: {refused}"),))
+        class.call1((format!("could not allocate shared memory for a batch: {refused}"),))
     };
     match make() {
         Ok(error) => PyErr::from_value(error),
-        Err(_) => PyMemoryError::new_err("there is no shared memory for a batch"),
+        Err(_) => PyMemoryError::new_err("could not allocate shared memory for a batch"),
     }
 }

@@ -102,7 +102,7 @@ impl ItemWorker {
     ) -> PyResult<bool> {
         let room = Bound::new(py, ItemRoom::new(self.block.clone()))?;
         let fail = helper.getattr("fail")?;
-        // If there is no memory for the error, the first batch reports it.
+        // If memory for the error is missing, the first batch reports it.
         if let Ok((offset, len)) = fail.call1((&error, &room)).and_then(|said| said.extract()) {
             self.block.note_refusal(offset, len);
         }
@@ -365,7 +365,7 @@ impl<'py> Loop<'_, 'py> {
                 None => py.detach(find),
             };
             let Some(slab) = slab else {
-                // There is no memory, or the batch was cancelled.
+                // Memory ran out, or the batch was cancelled.
                 return Ok(());
             };
             let at = Row {
@@ -395,14 +395,14 @@ impl<'py> Loop<'_, 'py> {
     /// Records that an item has failed. The worker continues after any exception. Ctrl-C is handled by the main
     /// program, and an item that tries to end the process (`sys.exit`) is reported as an error of its batch.
     pub(super) fn fail(&self, py: Python<'py>, claim: &Claim, row: u32, error: PyErr) -> PyResult<()> {
-        // This keeps the traceback.
+        // The exception value keeps its traceback.
         let value = error.into_value(py);
         let said = self
             .helper
             .fail
             .call1((value, &self.room))
             .and_then(|said| said.extract());
-        // If there is no memory for the exception, the batch still fails.
+        // If memory for the exception is missing, the batch still fails.
         let cell = match said {
             Ok(cell) => cell,
             Err(failed) if failed.is_instance_of::<PyMemoryError>(py) => (0, 0),

@@ -52,7 +52,7 @@ impl ArrowBatches {
         let slabs: Vec<Buffer> = batch.slabs.into_iter().map(buffer).collect();
         let parts = batch.parts.iter();
         let parts = parts.map(|part| match part.len {
-            // An empty part may be in a slab that is not aligned.
+            // The slab of an empty part may be unaligned.
             0 => Buffer::default(),
             len => slabs[part.slab].slice_with_length(part.offset, len),
         });

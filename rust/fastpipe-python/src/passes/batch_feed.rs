@@ -1,4 +1,4 @@
-//! Batches of a pass that servers produce.
+//! Receives the batches of a pass from servers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,12 +57,16 @@ impl BatchFeed {
 impl BatchFeed {
     /// Starts to receive the batches from servers.
     ///
-    /// `connections` are the current servers. `servers.listed()` returns later ones, or None if they never change,
-    /// `servers.why()` explains an empty list, and `servers.absent` is set. `ticket` is the JSON of the entries that
-    /// all tickets share, without the closing brace. `progress` is the progress from which the first epoch's steps are
-    /// counted, as JSON. Batches of a `group` are cheaper to make together. The pass continues for `patience` seconds
-    /// when no server answers, and waits `timeout` seconds for each. `make(epoch, resumed, start, stop)` begins a pass
-    /// of the fallback, which makes the first batches if `absent`.
+    /// `connections` are the current servers. `servers.listed()` returns the servers at a later time, or None if they
+    /// never change. `servers.why()` explains an empty list. `servers.absent` is set to whether all servers are absent.
+    ///
+    /// `ticket` is the JSON of the entries that all tickets share, without the closing brace. `progress` is the
+    /// progress from which the first epoch's steps are counted, as JSON. Batches are cheaper to make in groups of
+    /// `group`.
+    ///
+    /// The pass continues for up to `patience` seconds without an answer of any server. A server must send something
+    /// within `timeout` seconds of a request. `make(epoch, resumed, start, stop)` starts a pass of the fallback, which
+    /// makes the first batches if `absent` is set.
     #[pyo3(signature = (connections, servers, *, ticket, progress, group, patience, timeout, make, absent))]
     #[allow(clippy::too_many_arguments)] // They have names in Python.
     fn bring(

@@ -32,8 +32,8 @@ pub(crate) struct Order {
 
 #[pymethods]
 impl Order {
-    /// Creates the order that `settings` (JSON) describe. `rows` are the row indices of a sample that the user has
-    /// chosen.
+    /// Creates the order described by `settings`, which is JSON. `rows` are the row indices of a sample that the user
+    /// has chosen.
     #[new]
     #[pyo3(signature = (data, settings, rows=None))]
     fn new(py: Python<'_>, data: Py<Data>, settings: &str, rows: Option<PyReadonlyArray1<'_, i64>>) -> PyResult<Self> {
@@ -97,7 +97,7 @@ impl Order {
     }
 
     /// The number of rows in an epoch over all ranks, including a last batch that is left out. If each rank has its own
-    /// units, the number of rows of this rank.
+    /// units, only the rows of this rank are counted.
     #[getter]
     fn num_rows(&self) -> u64 {
         self.order.epoch_rows()
@@ -280,7 +280,7 @@ impl Order {
         plan.ok_or_else(missing).py(py)
     }
 
-    /// Returns a pass from the position of a cursor. `total` is its number of batches, if it ends.
+    /// Returns a pass from the position of a cursor. `total` is its number of batches, if it has an end.
     fn pass(
         &self,
         py: Python<'_>,
@@ -337,7 +337,7 @@ impl Order {
     }
 }
 
-/// Checks row indices: they must be in ascending order and exist.
+/// Checks that row indices exist and are in ascending order, and returns them.
 fn taken(rows: &[i64], total: u64) -> PyResult<Vec<u64>> {
     let ascend = rows.is_sorted() && rows.first().is_none_or(|&first| first >= 0);
     if !ascend || rows.last().is_some_and(|&last| last as u64 >= total) {

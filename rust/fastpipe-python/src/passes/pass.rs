@@ -39,8 +39,8 @@ impl Position {
 
 #[pymethods]
 impl Position {
-    /// The epoch of the last batch that was delivered, or the first epoch before any batch is delivered. After the
-    /// consumer has seen the end, it is the epoch that the next pass would read.
+    /// The epoch of the last batch that was delivered, or the first epoch if none was. After the consumer has seen the
+    /// end, the epoch that the next pass would read.
     #[getter]
     fn epoch(&self) -> u64 {
         self.seen().epoch
@@ -198,8 +198,8 @@ impl Pass {
         }
     }
 
-    /// Waits for the next batch and returns it with those that follow within `patience` seconds, up to about `most`
-    /// bytes. None at the end of the pass. An error after the first batch is raised by the next call.
+    /// Waits for the next batch. Returns it with later batches that arrive within `patience` seconds, up to about
+    /// `most` bytes. None at the end of the pass. The next call raises an error that occurs after the first batch.
     fn draw_several(&self, py: Python<'_>, most: usize, patience: f64) -> PyResult<Option<Vec<Batch>>> {
         let Some(running) = &self.running else { return Ok(None) };
         let patience = Duration::try_from_secs_f64(patience).unwrap_or_default();
@@ -230,8 +230,8 @@ impl Pass {
     }
 }
 
-/// Returns a batch with those that follow within `patience`, up to about `most` bytes. A later call reports an error of
-/// the pass.
+/// Returns a batch and later batches that arrive within `patience`, up to about `most` bytes. A later call reports an
+/// error of the pass.
 pub(crate) fn more(running: &RunningPass, first: Batch, most: usize, patience: Duration) -> Vec<Batch> {
     let until = Instant::now() + patience;
     let mut held = nbytes(&first);
@@ -322,8 +322,8 @@ impl Pass {
 impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(running) = self.running.take() {
-            // Our threads never need the GIL, but other threads may need it while this one waits. When the interpreter
-            // is ending, there is no GIL to release.
+            // The engine's threads never need the GIL, but other threads may need it while this one waits. When the
+            // interpreter is ending, the GIL can't be released.
             let mut running = Some(running);
             if Python::try_attach(|py| py.detach(|| drop(running.take()))).is_none() {
                 drop(running);

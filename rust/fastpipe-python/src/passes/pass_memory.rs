@@ -156,7 +156,7 @@ impl Drop for Taken {
     }
 }
 
-/// Keeps an array and its addresses reserved.
+/// Keeps an array alive and its addresses reserved.
 struct Owner {
     kept: Option<(Taken, Pinned)>,
     process: u32,

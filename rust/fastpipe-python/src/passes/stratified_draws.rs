@@ -38,7 +38,7 @@ impl Drawing {
     fn lists(&self, range: Range<u64>) -> Result<(Vec<i64>, Vec<i64>), Error> {
         let drawn = self.0.within(range).map_err(unplanned)?;
         let list = |of: fn(&Drawn) -> u64| {
-            let mut list = try_with_capacity(drawn.len(), "the rows that are drawn")?;
+            let mut list = try_with_capacity(drawn.len(), "the drawn rows")?;
             list.extend(drawn.iter().map(|drawn| of(drawn) as i64));
             Ok::<Vec<i64>, Error>(list)
         };
@@ -69,7 +69,7 @@ pub(crate) fn drawn_within<'py>(
     let found =
         py.detach(|| {
             let small = |count: i64| u32::try_from(count).unwrap_or(0);
-            let mut parts = try_with_capacity(units.len(), "the units of which rows are drawn")?;
+            let mut parts = try_with_capacity(units.len(), "the sampled units")?;
             parts.extend(units.iter().zip(firsts).zip(rows.iter().zip(drawn)).map(
                 |((&unit, &first), (&rows, &drawn))| Part {
                     unit: unit as u64,
@@ -79,7 +79,7 @@ pub(crate) fn drawn_within<'py>(
                 },
             ));
             let found = fastpipe_order::drawn_within(&parts, Key { seed, epoch }).map_err(unplanned)?;
-            let mut list = try_with_capacity(found.len(), "the rows that are drawn")?;
+            let mut list = try_with_capacity(found.len(), "the drawn rows")?;
             list.extend(found.into_iter().map(|row| row as i64));
             Ok::<_, Error>(list)
         });

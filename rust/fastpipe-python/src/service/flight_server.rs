@@ -40,7 +40,7 @@ const ACTIONS: [(&str, &str); 4] = [
 /// Actions that are answered even when the server is busy.
 const QUICK: [&str; 2] = ["health", "metrics"];
 
-/// Decisions of the Python object that [`FlightServer`] documents.
+/// The Python object with the methods that [`FlightServer`] documents, and the state of the server.
 struct Decisions {
     python: Py<PyAny>,
     token: Option<Vec<u8>>,
@@ -156,7 +156,7 @@ impl Decisions {
     }
 }
 
-/// Answers calls on the server's threads, using the decisions.
+/// Answers calls on the server's threads, as the Python object decides.
 struct Answers(Arc<Decisions>);
 
 impl Service for Answers {
@@ -388,7 +388,7 @@ impl FlightServer {
         self.port
     }
 
-    /// Returns counters of past work and values of the current state.
+    /// Returns counters since the start of the server, and current values, by name.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let Decisions { meter, streams, .. } = &*self.decisions;
         let counts = py.detach(|| streams.counts());

@@ -56,7 +56,7 @@ impl LocalRequest {
         self.request.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the end of the batches.
+    /// Reports the end of the batches to the program.
     pub(crate) fn end(&self, py: Python<'_>) {
         #[cfg(unix)]
         py.detach(|| self.lock().end());

@@ -40,8 +40,8 @@ impl AvroDataset {
     /// blocks before the damage are read. If a file's header is damaged, none of its blocks are read.
     ///
     /// `resolution` contains the text of the schema to which files' schemas are resolved, whether that schema is merged
-    /// from those of all files, and whether logical types are read. `folders` contains the columns from folder names,
-    /// with a value for each path.
+    /// from the schemas of all files, and whether logical types are read. `folders` contains the columns from folder
+    /// names, with a value for each path.
     #[new]
     #[pyo3(signature = (
         files, wanted, *, check=None, damaged=None, resolution=(None, false, true), folders=Vec::new()
@@ -102,7 +102,7 @@ impl AvroDataset {
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
 
-    /// Name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype, nulls and scale of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }
@@ -112,8 +112,8 @@ impl AvroDataset {
         self.left_out.clone()
     }
 
-    /// Returns columns that are missing in the file that determines the features. Each has the first file that contains
-    /// it and the number of files that do. Also returns whether the files' schemas can be merged.
+    /// Returns the columns that are missing in the file that determines the features. Each comes with the first file
+    /// that contains it, and the number of such files. Also returns whether the files' schemas can be merged.
     fn later_columns(&self) -> (Vec<LaterColumn<'_>>, bool) {
         let columns = self.later.columns.iter();
         let columns = columns.map(|(name, path, files)| (name.as_str(), text_path(path), *files));
@@ -133,7 +133,7 @@ impl AvroDataset {
         self.source.folders_read()
     }
 
-    /// Path, size in bytes and sync marker of each file.
+    /// Returns the path, size in bytes and sync marker of each file.
     fn files(&self) -> Vec<(Cow<'_, OsStr>, u64, [u8; 16])> {
         let files = self.files.iter();
         files
@@ -151,7 +151,8 @@ impl AvroDataset {
         self.source.units_by_file()
     }
 
-    /// Returns the nanoseconds to decode a record: with all features, and for each feature the time without it.
+    /// Returns the time to decode a record in nanoseconds: with all features, and for each feature, the time without
+    /// it.
     fn column_times(&self, py: Python<'_>) -> PyResult<(f64, Vec<(String, f64)>)> {
         let times = py.detach(|| column_times(&self.source)).py(py)?;
         let Some(times) = times else {

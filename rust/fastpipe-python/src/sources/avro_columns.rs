@@ -37,7 +37,8 @@ impl AvroColumns {
             .collect()
     }
 
-    /// Whether both have the same encoding and meaning of values, so that one can decode the other's values.
+    /// Whether both encode values in the same way and with the same meaning, so that one can decode the values of the
+    /// other.
     fn decode_as(&self, other: &AvroColumns) -> bool {
         self.0.decode_as(&other.0)
     }

@@ -119,7 +119,7 @@ impl ContainerFile {
         self.file.size().py(py)
     }
 
-    /// The offset after the last whole block: the file's size, unless its last block is incomplete.
+    /// Returns the offset after the last whole block. It is the file's size, unless the last block is incomplete.
     fn whole_blocks_end(&self, py: Python<'_>) -> PyResult<u64> {
         py.detach(|| whole_blocks_end(&self.file, &self.info)).py(py)
     }

@@ -106,7 +106,7 @@ impl MessageDecoder {
         self.0.known().is_some()
     }
 
-    /// Returns the name, kind, shape, dtype and nulls of each feature, once a schema has been added.
+    /// Returns the name, kind, shape, dtype, nulls and scale of each feature, once a schema has been added.
     fn features(&self) -> Vec<Described> {
         let known = self.0.known();
         let columns = known.iter().flat_map(|known| known.schemas().columns());

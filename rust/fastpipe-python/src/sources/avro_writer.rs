@@ -106,7 +106,7 @@ fn closed() -> PyErr {
 
 #[pymethods]
 impl AvroWriter {
-    /// `shown` is the name of the file in errors. Without `schema`, the first data determines the schema.
+    /// `shown` is the name of the file in errors. Without `schema`, the first record batch determines the schema.
     /// `appending_to` is the schema of the file to append to, which already has a header. If rows are `encoded`,
     /// `schema` is written unchanged.
     #[new]
@@ -169,7 +169,7 @@ impl AvroWriter {
         })
     }
 
-    /// Declares the schema of an object with `__arrow_c_schema__`, in case no data follow.
+    /// Declares the schema of an object with `__arrow_c_schema__`, in case no data follows.
     fn declare(&self, schema: &Bound<'_, PyAny>, required: Vec<String>) -> PyResult<()> {
         let py = schema.py();
         let mut locked = self.locked()?;

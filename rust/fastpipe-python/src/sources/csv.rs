@@ -30,7 +30,7 @@ pub(crate) enum GivenNames {
     Given(Vec<String>),
 }
 
-/// Returns the dialect, if its special bytes differ from each other.
+/// Returns the dialect. Raises `ValueError` if two of its special bytes are the same.
 pub(crate) fn dialect(lowered: LoweredDialect) -> PyResult<Dialect> {
     let (delimiter, quote, comment, decimal, names, null_values, skip, lossless) = lowered;
     let dialect = Dialect {
@@ -128,7 +128,7 @@ impl CsvDataset {
         Py::new(py, CsvDataset::of(py, self.files.clone(), features)?)
     }
 
-    /// Returns the name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype, nulls and scale of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }

@@ -18,8 +18,8 @@ use crate::sources::csv::{CsvDataset, LoweredDialect, dialect};
 use crate::sources::files::Files;
 use crate::specs::wanted::Features;
 
-/// The drawn rows as a dataset, the file and the byte offset of each, and the estimated number of rows with its 95 %
-/// confidence interval.
+/// The result of an estimate: the drawn rows as a dataset, the file and byte offset of each row, and the estimated
+/// number of rows with its 95 % confidence interval.
 type Estimated<'py> = (
     Py<CsvDataset>,
     Bound<'py, PyArray1<i64>>,

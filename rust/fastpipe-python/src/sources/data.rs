@@ -139,8 +139,8 @@ impl Data {
         arrow_schema(py, &self.source.facts().columns, padded, metadata)
     }
 
-    /// Returns the columns as text, for other processes. With `csr`, sparse columns have the CSR layout. None if there
-    /// are no sparse columns, or the source doesn't support that layout.
+    /// Returns the columns as text, for other processes. With `csr`, sparse columns have the CSR layout. None without
+    /// sparse columns, or if the source doesn't support that layout.
     #[pyo3(signature = (*, csr=false))]
     fn columns_text(&self, csr: bool) -> Option<String> {
         if !csr {

@@ -135,7 +135,7 @@ impl Positives {
 fn room(times: usize, each: usize) -> Result<Vec<u32>, Error> {
     let (mut room, all) = (Vec::new(), times.saturating_mul(each));
     try_reserve_large(&mut room, all)
-        .map_err(|_| Error::out_of_memory(all.saturating_mul(size_of::<u32>()), "the items that are drawn"))?;
+        .map_err(|_| Error::out_of_memory(all.saturating_mul(size_of::<u32>()), "the drawn items"))?;
     room.resize(all, 0);
     Ok(room)
 }

@@ -99,8 +99,8 @@ fn rows<'py, T: Time>(
     arrays(py, rows.py(py)?)
 }
 
-/// Marks the largest set of positives in which each remaining user and each remaining item has at least the given
-/// number.
+/// Marks the largest set of positives in which each remaining user has at least `least_user` of them, and each
+/// remaining item at least `least_item`.
 #[pyfunction]
 pub(crate) fn core_of<'py>(
     py: Python<'py>,

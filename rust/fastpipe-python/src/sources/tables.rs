@@ -45,7 +45,7 @@ impl TableDataset {
         Ok(PyClassInitializer::from(Data::new(source)).add_subclass(dataset))
     }
 
-    /// Returns the name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype, nulls and scale of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }

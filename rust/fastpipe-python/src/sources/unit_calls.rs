@@ -1,7 +1,7 @@
 //! Calls into Python that may block. Python threads answer the calls of a pass's threads.
 //!
 //! The Python threads are daemons, so a read that hangs doesn't keep a program from exiting. They end with the last
-//! pass, or before the interpreter ends if their reads finish in time.
+//! pass. When the interpreter ends, they end before it if their reads finish in time.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ impl UnitCall {
         (!whole).then_some((rows.start, rows.end))
     }
 
-    /// Answers with Arrow data. If the data are invalid, raises an exception and leaves the call unanswered.
+    /// Answers with Arrow data. If the data is invalid, raises an exception and leaves the call unanswered.
     fn answer(&self, py: Python<'_>, table: &Bound<'_, PyAny>) -> PyResult<()> {
         let imported = guarded(py, || import(table))?;
         self.give(py, Ok(imported));

@@ -29,7 +29,7 @@ impl ReadUnit for Unread {
     }
 
     fn read(&self, _slice: &Slice, _cancelled: &dyn Fn() -> bool) -> Answer {
-        Err(Error::new(ErrorKind::Internal, "units are read by passes"))
+        Err(Error::new(ErrorKind::Internal, "units can only be read in a pass"))
     }
 }
 
@@ -85,7 +85,7 @@ impl Reading {
     }
 }
 
-/// Units that Python reads: a callable returns each as Arrow data.
+/// Units that Python reads. A callable returns each unit as Arrow data.
 #[pyclass(frozen, extends = Data, module = "fastpipe._fastpipe")]
 pub(crate) struct UnitsDataset {
     source: Arc<UnitsSource<Unread>>,
@@ -135,7 +135,7 @@ impl UnitsDataset {
         Ok(PyClassInitializer::from(data).add_subclass(dataset))
     }
 
-    /// Returns the name, kind, shape, dtype and nulls of each feature.
+    /// Returns the name, kind, shape, dtype, nulls and scale of each feature.
     fn features(&self) -> Vec<Described> {
         self.features.iter().map(describe).collect()
     }

@@ -67,7 +67,7 @@ pub(crate) fn feature(name: String, lowered: Lowered<'_>) -> PyResult<Feature> {
     let request = match kind.as_str() {
         "dense" | "encoded" => {
             let shape = shape.iter().map(fixed).collect::<Option<Vec<_>>>();
-            let shape = shape.ok_or_else(|| PyValueError::new_err("dense shapes have no open dimensions"))?;
+            let shape = shape.ok_or_else(|| PyValueError::new_err("dense shapes must not have open dimensions"))?;
             Request::Dense {
                 shape,
                 leaf,

@@ -24,7 +24,7 @@ fn bytes_of<'a>(key: &'a Bound<'_, PyAny>, place: usize) -> PyResult<Cow<'a, [u8
         return match text.to_str() {
             Ok(text) => Ok(Cow::Borrowed(text.as_bytes())),
             Err(_) => Err(PyValueError::new_err(format!(
-                "key number {place} of the vocabulary can't be written as UTF-8; bytes are taken as they are"
+                "key {place} of the vocabulary can't be written as UTF-8: pass it as bytes"
             ))),
         };
     }
@@ -32,7 +32,7 @@ fn bytes_of<'a>(key: &'a Bound<'_, PyAny>, place: usize) -> PyResult<Cow<'a, [u8
         return Ok(Cow::Borrowed(bytes.as_bytes()));
     }
     let kind = key.get_type();
-    let reason = format!("keys of a vocabulary are str or bytes, and number {place} is of type {kind}");
+    let reason = format!("keys of a vocabulary must be str or bytes; key {place} is {kind}");
     Err(PyTypeError::new_err(reason))
 }
 
@@ -45,7 +45,7 @@ fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
     };
     found.ok_or_else(|| {
         let reason = format!(
-            "indices of a vocabulary are integers from 0 to {}; that of {key:?} is {index:?}",
+            "indices of a vocabulary must be integers from 0 to {}; got {index:?} for {key:?}",
             u32::MAX
         );
         PyValueError::new_err(reason)
@@ -54,8 +54,8 @@ fn index_of(index: &Bound<'_, PyAny>, key: &Bound<'_, PyAny>) -> PyResult<u32> {
 
 #[pymethods]
 impl Vocabulary {
-    /// Creates a vocabulary from keys. The index of a key is the one given in `indices`, or its position if there are
-    /// none.
+    /// Creates a vocabulary from keys. The index of a key is the one given in `indices`, or its position if `indices`
+    /// is omitted.
     #[staticmethod]
     #[pyo3(signature = (keys, indices=None))]
     fn of(py: Python<'_>, keys: &Bound<'_, PyList>, indices: Option<&Bound<'_, PyList>>) -> PyResult<Self> {

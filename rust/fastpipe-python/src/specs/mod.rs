@@ -1,4 +1,4 @@
-//! Converts Python's specs to features and back; vocabularies.
+//! Conversion of Python's specs to features and back, and vocabularies.
 
 pub(crate) mod features;
 pub(crate) mod lookups;
