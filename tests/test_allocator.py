@@ -256,7 +256,7 @@ def test_an_allocator_without_memory(data: Data) -> None:
 
 def test_it_is_of_one_data_set(data: Data) -> None:
     memory = _fastpipe.PassMemory(data.read(batch_size=7)._data.handle, Regions(), 1)
-    with pytest.raises(ValueError, match="another data set"):
+    with pytest.raises(ValueError, match="another dataset"):
         data.read(batch_size=7)._start(memory)
 
 

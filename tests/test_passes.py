@@ -241,7 +241,7 @@ def test_passes_begin_and_end_at_any_batch(data: Data, shuffle: bool) -> None:
     with pytest.raises(IndexError, match="there is no batch"):
         passes.batches(1, 0, len(wanted) + 1)
     for start, stop in [(2, 2), (3, 2), (0, 0)]:
-        with pytest.raises(ValueError, match="empty range"):
+        with pytest.raises(ValueError, match="range of batches is empty"):
             passes.batches(1, start, stop)
     with pytest.raises(OverflowError):
         passes.batches(1, -1, 2)

@@ -182,7 +182,7 @@ def test_samples_come_from_servers_and_rows_by_number_do_not(arrays: dict[str, A
             fastpipe.take(remote, np.arange(10), batch_size=5)
         part = remote.partition(3)[0]
         assert part.rows == plain.partition(3)[0].rows
-        with pytest.raises(fastpipe.UnsupportedError, match="serve a reader of it"):
+        with pytest.raises(fastpipe.UnsupportedError, match="serve a reader of the partition"):
             remote.read_partition(part)
 
 

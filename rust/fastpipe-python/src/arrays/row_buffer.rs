@@ -187,7 +187,7 @@ impl RowBuffer {
     /// Adds rows after `next` returned None. `parts` contains the parts of all columns in order. Lengths are
     /// one-dimensional int64 arrays.
     fn push(&self, py: Python<'_>, rows: usize, parts: Vec<Bound<'_, PyUntypedArray>>) -> PyResult<()> {
-        let differ = || PyValueError::new_err("the parts must have the same dtypes and shapes as the first rows");
+        let differ = || PyValueError::new_err("the parts must match the first rows in number, dtype and shape");
         let (mut lengths, mut values) = (Vec::new(), Vec::new());
         if parts.len() != self.is_lengths.len() {
             return Err(differ());

@@ -63,7 +63,7 @@ impl PassMemory {
             return Err(PyValueError::new_err("the memory was created for another dataset"));
         }
         if !self.memory.is_ours() {
-            let reason = "the memory of the pass belongs to the parent process of this fork: create it in this process";
+            let reason = "the memory was created by another process, which has forked: create it in this process";
             return Err(Error::new(ErrorKind::Closed, reason)).py(py);
         }
         Ok(self.memory.clone())
@@ -184,6 +184,6 @@ fn failed(py: Python<'_>, bytes: usize, error: &PyErr) -> Error {
     };
     Error::new(
         class,
-        format!("could not allocate memory for a batch: the allocator raised {kind} for {bytes} bytes: {text}"),
+        format!("could not allocate memory for a batch: asked for {bytes} bytes, the allocator raised {kind}: {text}"),
     )
 }
