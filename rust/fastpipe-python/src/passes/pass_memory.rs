@@ -184,6 +184,6 @@ fn failed(py: Python<'_>, bytes: usize, error: &PyErr) -> Error {
     };
     Error::new(
         class,
-        format!("could not allocate memory for a batch: asked for {bytes} bytes, the allocator raised {kind}: {text}"),
+        format!("could not allocate a batch: asked for {bytes} bytes, the allocator raised {kind}: {text}"),
     )
 }
