@@ -106,8 +106,8 @@ soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: many examples
 	$(BIN)/python -m pytest -s \
 	    tests/test_negatives.py tests/test_mutations.py tests/test_out_of_memory.py tests/test_new_source.py \
 	    tests/test_hostile_container.py tests/test_csv.py tests/test_csv_soak.py tests/test_sql_queries.py tests/test_leases_chaos.py \
-	    tests/test_loader_chaos.py tests/test_service_doors.py tests/test_service_requests.py \
-	    tests/test_service_crowd.py tests/test_service_chaos.py $(PYTEST_ARGS)
+	    tests/test_loader_chaos.py tests/test_service_requests.py \
+	    tests/test_service_connections.py tests/test_service_chaos.py $(PYTEST_ARGS)
 
 # Two globals of libdeflate have one name in two of its files, which is no fault.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)

@@ -162,7 +162,7 @@ LONG = (
     "test_torch_loading",
     "test_tf",
     "test_device_script",
-    "test_service_silence",
+    "test_service_faults",
     "test_example_recommender",
     "test_ray",
     "test_ray_data",
@@ -178,8 +178,6 @@ LONG = (
     "test_csv_compressed",
     "test_loader_chaos",
     "test_torch_lending",
-    "test_service_unread",
-    "test_service_faults",
     "test_avro_resolution_oracle",
 )
 

@@ -1,8 +1,10 @@
-"""Servers in processes of their own, and a network that fails: what tests of the data service are run against."""
+"""Servers in separate processes, and a network that fails, for tests of the data service."""
 
 from __future__ import annotations
 
+import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -14,18 +16,44 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
+import fastpipe
 from fastpipe.service import _asking, _local
 from fastpipe.service._asking import Question
 from fastpipe.service._local import LocalProcess
+from samples import digests
 from servers import free_port
 
-__all__ = ["Proxy", "ServerProcess", "connect_patiently", "serving", "several"]
+
+def rows_of(rows: int, width: int = 0, draw: int = 1, **options: Any) -> fastpipe.Reader:
+    """Returns a shuffled reader of this many rows: an `id`, and `x` of this many random values if `width` isn't 0."""
+    arrays: dict[str, Any] = {"id": np.arange(rows)}
+    if width:
+        arrays["x"] = np.random.default_rng(draw).random((rows, width), "float32")
+    return fastpipe.from_arrays(arrays, **{"batch_size": 64, "shuffle": True, "seed": 7} | options)
+
+
+def check_states(local: fastpipe.Reader, remote: fastpipe.Reader) -> list[dict[str, Any]]:
+    """Checks that both readers have the same batches and states, and resume from each state. Returns the states."""
+    whole = digests(local)
+    assert digests(remote) == whole
+    for reader in (local, remote):
+        reader.set_epoch(0)
+    states, expected = ([of.state_dict(), *(of.state_dict() for _ in of)] for of in (remote, local))
+    assert states == expected
+    assert len(states) == len(whole) + 1 > 3
+    for step, state in enumerate(states):
+        for reader in (remote, local):
+            reader.load_state_dict(json.loads(json.dumps(state)))
+            assert digests(reader) == whole[step:]
+    return states
 
 
 def connect_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives readers and local services time to connect and to start, whatever their timeout: a machine may be busy."""
+    """Gives connections and starts of local services a minute instead of their timeout: the machine may be busy."""
 
     def question(action: str, request: Any, read: Any, seconds: float) -> Any:
         return Question(action, request, read, 60.0 if action == "describe" else seconds)
@@ -34,13 +62,28 @@ def connect_patiently(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_local, "LocalProcess", lambda reader, _: LocalProcess(reader, 60.0))
 
 
-class ServerProcess:
-    """`fastpipe serve FILE`, at one port, started again and again, with further arguments."""
+def config_of(readers: fastpipe.Reader | dict[str, fastpipe.Reader], folder: Path, name: str = "readers") -> Path:
+    """Writes a file of readers for `fastpipe serve`. A single reader is served as "default"."""
+    path, pickled = folder / f"{name}.py", folder / f"{name}.pickle"
+    pickled.write_bytes(pickle.dumps(readers if isinstance(readers, dict) else {"reader": readers}))
+    path.write_text(
+        f"import pathlib, pickle\nglobals().update(pickle.loads(pathlib.Path({str(pickled)!r}).read_bytes()))"
+    )
+    return path
 
-    def __init__(self, config: Path, *arguments: str) -> None:
+
+class ServerProcess:
+    """`fastpipe serve FILE` with more arguments. It can end and start again at the same port.
+
+    Attributes:
+        printed: The line that it has printed since it listens.
+    """
+
+    def __init__(self, config: Path, *arguments: object, log: Path | None = None) -> None:
         self.config, self.port, self.arguments = config, free_port(), arguments
         self.process: subprocess.Popen[str] | None = None
-        self._listens = False
+        self.printed = ""
+        self._log = Path(os.devnull) if log is None else log
 
     @property
     def url(self) -> str:
@@ -48,18 +91,22 @@ class ServerProcess:
 
     def start(self, config: Path | None = None) -> None:
         command = [sys.executable, "-m", "fastpipe", "serve", str(config or self.config), "--port", str(self.port)]
-        command += self.arguments
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self._listens = False
+        command += map(str, self.arguments)
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        self.printed = ""
 
     def wait(self) -> None:
-        """Until it listens."""
-        if self._listens:
-            return
+        """Waits until it listens."""
+        if not self.printed:
+            assert self.process is not None
+            assert self.process.stdout is not None
+            self.printed = self.process.stdout.readline()
+            assert "serving" in self.printed
+
+    def watched(self) -> psutil.Process:
         assert self.process is not None
-        assert self.process.stdout is not None
-        assert "serving" in self.process.stdout.readline()
-        self._listens = True
+        return psutil.Process(self.process.pid)
 
     def send(self, number: int) -> None:
         if self.process is not None and self.process.poll() is None:
@@ -79,23 +126,9 @@ class ServerProcess:
 
 
 @contextmanager
-def serving(text: str, folder: Path, *arguments: str) -> Iterator[ServerProcess]:
-    """A server of the readers that a configuration of this text defines, with further arguments."""
-    config = folder / "readers.py"
-    config.write_text(text)
-    server = ServerProcess(config, *arguments)
-    server.start()
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.end()
-
-
-@contextmanager
-def several(config: Path, count: int) -> Iterator[list[ServerProcess]]:
-    """So many servers of the readers in a file, which listen."""
-    found = [ServerProcess(config) for _ in range(count)]
+def several(config: Path, count: int, *arguments: object, log: Path | None = None) -> Iterator[list[ServerProcess]]:
+    """Processes that serve the readers of one file. All of them listen."""
+    found = [ServerProcess(config, *arguments, log=log) for _ in range(count)]
     try:
         for server in found:
             server.start()
@@ -107,43 +140,53 @@ def several(config: Path, count: int) -> Iterator[list[ServerProcess]]:
             server.end()
 
 
+@contextmanager
+def serving(
+    readers: fastpipe.Reader | dict[str, fastpipe.Reader], folder: Path, *arguments: object, log: Path | None = None
+) -> Iterator[ServerProcess]:
+    """A process that serves readers. It listens."""
+    with several(config_of(readers, folder), 1, *arguments, log=log) as (server,):
+        yield server
+
+
 class Proxy:
-    """A network between a client and a server, which fails as it is told.
+    """A network between clients and a server, whose attributes say how it fails.
 
     Args:
-        port: of the server.
+        port: The port of the server.
 
     Attributes:
-        port: to connect to.
-        delay: seconds before each piece is passed on.
-        cut_after: bytes to the client after which a connection is cut; None for never.
-        corrupt_at: bytes to the client after which one byte is changed; None for never.
-        corrupt_request_at: the same, of what a client sends.
-        corrupt_every: of so many bytes to clients one is changed, again and again; None for none.
-        rate: bytes a second to each client; None for as many as there are. It holds little that isn't passed on yet.
-        silent_after: bytes to the client after which nothing comes any more, though the connection stays.
-        silent_most: connections that fall silent; None for all.
-        faults: how often something has failed.
-        connections: how many there have been.
+        port: The port for clients.
+        delay: Seconds before each piece of data is passed on.
+        rate: Bytes per second to each client, or None for no limit. Only a little data is buffered.
+        cut_after: Bytes to the client after which a connection is cut, or None.
+        silent_after: Bytes to the client after which a connection carries no more data but stays open, or None.
+        silent_most: The number of connections that fail this way. None is for all.
+        corrupt_at: The offset of a byte to the client that is changed once, or None.
+        corrupt_request_at: The offset of a byte from the client that is changed once, or None.
+        corrupt_every: One byte of this many to clients is changed, or None.
+        change_request: Bytes from a client, and the bytes that replace them once.
+        change_answer: Bytes to a client, and the bytes that replace them once.
+        sent: If it isn't None, all bytes from clients are added to it.
+        faults: The number of failures so far.
+        connections: The number of connections so far.
     """
+
+    delay = 0.0
+    rate: float | None = None
+    cut_after: int | None = None
+    silent_after: int | None = None
+    silent_most: int | None = None
+    corrupt_at: int | None = None
+    corrupt_request_at: int | None = None
+    corrupt_every: int | None = None
+    change_request: tuple[bytes, bytes] | None = None
+    change_answer: tuple[bytes, bytes] | None = None
+    sent: bytearray | None = None
 
     def __init__(self, port: int) -> None:
         self._server = port
-        self.delay = 0.0
-        self.cut_after: int | None = None
-        self.corrupt_at: int | None = None
-        self.corrupt_request_at: int | None = None
-        self.corrupt_every: int | None = None
-        self._until_corrupt = 0
-        self.rate: float | None = None
-        self.silent_after: int | None = None
-        self.silent_most: int | None = None
-        # What is changed once, of what a client sends, and of what it is sent.
-        self.change_request: tuple[bytes, bytes] | None = None
-        self.change_answer: tuple[bytes, bytes] | None = None
-        # What clients have sent, if somebody wants to know.
-        self.sent: bytearray | None = None
-        self.faults = self.connections = 0
+        self._until_corrupt = self.faults = self.connections = 0
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listening.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -155,12 +198,10 @@ class Proxy:
         return f"grpc://127.0.0.1:{self.port}"
 
     def _accept(self) -> None:
-        while True:
+        while not self._ended:
             try:
                 client, _ = self._listening.accept()
             except OSError:
-                if self._ended:
-                    return
                 continue
             server = socket.socket()
             try:
@@ -178,7 +219,7 @@ class Proxy:
 
     def _pass_on(self, here: socket.socket, there: socket.socket, to_client: bool) -> None:
         passed, due = 0, 0.0
-        try:
+        with suppress(OSError, EOFError):
             while data := here.recv(1 << 16 if self.rate is None else 1 << 12):
                 time.sleep(self.delay)
                 if to_client and self.rate is not None:
@@ -186,38 +227,36 @@ class Proxy:
                     now = time.monotonic()
                     due = max(due, now - 2.0) + len(data) / self.rate
                     time.sleep(max(due - now, 0.0))
+                there.sendall(self._answer(data, passed) if to_client else self._request(data, passed))
                 passed += len(data)
-                if self.sent is not None and not to_client:
-                    self.sent += data
-                at = None if self.corrupt_request_at is None else self.corrupt_request_at - passed + len(data)
-                if to_client:
-                    data = self._faulty(data, passed - len(data))
-                elif at is not None and 0 <= at < len(data):
-                    data = _changed(data, at)
-                    self.corrupt_request_at = None
-                    self.faults += 1
-                elif self.change_request is not None and self.change_request[0] in data:
-                    data = data.replace(*self.change_request, 1)
-                    self.change_request = None
-                    self.faults += 1
-                there.sendall(data)
-        except (OSError, EOFError):
-            pass
         for one in (here, there):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
 
-    def _faulty(self, data: bytes, passed: int) -> bytes:
+    def _changed(self, data: bytes, at: int) -> bytes:
+        self.faults += 1
+        return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
+
+    def _request(self, data: bytes, passed: int) -> bytes:
+        if self.sent is not None:
+            self.sent += data
+        if self.corrupt_request_at is not None and passed <= self.corrupt_request_at < passed + len(data):
+            data = self._changed(data, self.corrupt_request_at - passed)
+            self.corrupt_request_at = None
+        if self.change_request is not None and self.change_request[0] in data:
+            data, self.change_request = data.replace(*self.change_request, 1), None
+            self.faults += 1
+        return data
+
+    def _answer(self, data: bytes, passed: int) -> bytes:
         if self.change_answer is not None and self.change_answer[0] in data:
-            data = data.replace(*self.change_answer, 1)
-            self.change_answer = None
+            data, self.change_answer = data.replace(*self.change_answer, 1), None
             self.faults += 1
         if self.corrupt_every is not None:
             at = self._until_corrupt
             while at < len(data):
-                data = _changed(data, at)
-                self.faults += 1
+                data = self._changed(data, at)
                 at += self.corrupt_every
             self._until_corrupt = at - len(data)
         end = passed + len(data)
@@ -225,11 +264,9 @@ class Proxy:
             self.faults += 1
             raise EOFError
         if self.corrupt_at is not None and passed <= self.corrupt_at < end:
-            self.faults += 1
-            at = self.corrupt_at - passed
+            data = self._changed(data, self.corrupt_at - passed)
             self.corrupt_at = None
-            return _changed(data, at)
-        if self.silent_after is not None and end > self.silent_after and self.silent_most != 0:
+        elif self.silent_after is not None and end > self.silent_after and self.silent_most != 0:
             self.faults += 1
             self.silent_most = None if self.silent_most is None else self.silent_most - 1
             while not self._ended and self.silent_after is not None:
@@ -238,7 +275,7 @@ class Proxy:
         return data
 
     def heal(self) -> None:
-        """Nothing fails any more. What had fallen silent is cut."""
+        """Ends all failures. Connections that were silent are cut."""
         self.delay = 0.0
         self.cut_after = self.corrupt_at = self.corrupt_request_at = self.silent_after = None
         self.corrupt_every = self.rate = None
@@ -248,10 +285,6 @@ class Proxy:
         self._listening.close()
         for one in self._open:
             one.close()
-
-
-def _changed(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Tickets that no reader of fastpipe's writes, and clients that send them: for tests of what servers bear."""
+"""Tickets that fastpipe's readers don't write, clients that send them, and the highest value of a measurement."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+import threading
+from typing import Any, Self
 
 import pytest
 
@@ -12,25 +13,25 @@ from fastpipe.service._wire import as_error
 
 flight = pytest.importorskip("pyarrow.flight")
 
-__all__ = ["act", "answer", "changed", "client_of", "entries", "identity", "ticket"]
+__all__ = ["Highest", "act", "answer", "changed", "client_of", "entries", "identity", "ticket"]
 
 
-def client_of(url: str) -> Any:
-    """A client with its own connection, which holds little that isn't read.
+def client_of(url: str, **options: Any) -> Any:
+    """Returns a client with a separate connection, which buffers little data.
 
-    By default, the clients of a process share one, and it may hold 60 MB where it is fast.
+    By default, the clients of a process share a connection, and it may buffer 60 MB if it is fast.
     """
-    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
-    return flight.FlightClient(url, generic_options=options)
+    own = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0), ("grpc.enable_retries", 0)]
+    return flight.FlightClient(url, generic_options=own, **options)
 
 
 def identity(about: dict[str, Any]) -> dict[str, Any]:
-    """What a ticket says of the data, from a reader's description."""
+    """Returns the entry of a ticket that identifies the data, from a reader's description."""
     return about["fingerprints"]["2"] | {"specs": about["specs"]}
 
 
 def entries(client: Any, options: Any = None, reader: str = "default") -> dict[str, Any]:
-    """What a ticket for the first batch says."""
+    """Returns the entries of a ticket for the first batch."""
     told, *_ = client.do_action(flight.Action("describe", json.dumps({"reader": reader}).encode()), options)
     about = json.loads(told.body.to_pybytes())
     said = {"version": about["version"], "reader": reader, "data": identity(about), "order": about["order"]}
@@ -38,7 +39,7 @@ def entries(client: Any, options: Any = None, reader: str = "default") -> dict[s
 
 
 def changed(order: str, **entries: Any) -> str:
-    """The order of a ticket, but for these entries."""
+    """Returns the order of a ticket with these entries replaced."""
     return json.dumps(json.loads(order) | entries)
 
 
@@ -52,14 +53,17 @@ def ticket(
     reader: str = "default",
     **order: Any,
 ) -> Any:
-    """For some batches of the first epoch, in the served order but for these entries; so many bytes at least."""
+    """Returns a ticket for batches of the first epoch, in the served order with these entries replaced.
+
+    It is padded to `padding` bytes.
+    """
     said = entries(client, reader=reader)
     said |= {"start": start, "stop": stop, "until": max(stop, until), "order": changed(said["order"], **order)}
     return flight.Ticket(json.dumps(said).encode().ljust(padding))
 
 
 def answer(client: Any, asked: Any) -> int | FastpipeError:
-    """The bytes of the batches that are sent, or the error that is told in their place."""
+    """Returns the size of the batches that are sent, or the error that is sent instead."""
     nbytes = 0
     for chunk in client.do_get(asked, flight.FlightCallOptions(timeout=60)):
         metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()
@@ -70,9 +74,30 @@ def answer(client: Any, asked: Any) -> int | FastpipeError:
 
 
 def act(client: Any, action: str, body: bytes, options: Any = None) -> list[bytes]:
-    """What a server answers to an action; an error that it tells is raised."""
+    """Returns a server's answer to an action. An error in the answer is raised."""
     parts = [part.body.to_pybytes() for part in client.do_action(flight.Action(action, body), options)]
     told = as_error(parts[0], "a server")
     if told is not None:
         raise told
     return parts
+
+
+class Highest:
+    """The highest value that a function returns while the block runs."""
+
+    def __init__(self, look: Any) -> None:
+        self._look, self._ended = look, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.value = look()
+
+    def _run(self) -> None:
+        while not self._ended.wait(0.002):
+            self.value = max(self.value, self._look())
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()

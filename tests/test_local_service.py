@@ -1,9 +1,8 @@
-"""A server in a process of this machine: its batches are the local ones, lie in memory in common, and leave nothing."""
+"""A server process of this program: batches are in shared memory, errors come in time, and nothing is left."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import pickle
 import signal
@@ -11,6 +10,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,112 +22,80 @@ import pytest
 import fastpipe
 import samples
 from apart import apart, wait_until
-from every_source import Make, digests, make, order
-from processes import outputs, run
-from service_faults import connect_patiently
+from every_source import digests
+from processes import outputs, run, together
+from samples import Data, order_of
+from samples import ids_by_batch as ids
+from service_faults import check_states, connect_patiently, rows_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 
-__all__ = ["make"]
-
-# Seconds within which everything is over, on a busy machine, too. Services wait longer for a server that is lost.
+# Seconds: all waits end within SOON, on a busy machine, too. Services wait for a lost server for LONG.
 SOON, LONG = 60.0, 600.0
-# Rows of more batches than are sent ahead.
+# Rows of more batches than are sent in advance.
 MANY = 300_000
 
 
 def read(rows: int = 5000, **options: Any) -> fastpipe.Reader:
-    draw = np.random.default_rng(2)
-    arrays = {"id": np.arange(rows), "x": draw.random((rows, 7), "float32")}
-    return fastpipe.from_arrays(arrays, **{"batch_size": 64, "shuffle": True, "seed": 7} | options)
+    return rows_of(rows, 7, **options)
 
 
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
+def server_of(service: fastpipe.LocalService | str) -> psutil.Process:
+    """Returns the server of a service, or of the text of a service."""
+    return psutil.Process(int(str(service).rsplit("pid ", 1)[1].rstrip()[:-1]))
 
 
-def server_of(service: fastpipe.LocalService) -> psutil.Process:
-    return psutil.Process(int(repr(service).rsplit("pid ", 1)[1][:-1]))
+# Batches. `test_service.py` checks batches and states of each source and order.
 
 
-# The promise.
+FORMS: dict[str, dict[str, Any]] = {
+    "dense": {"vector": fastpipe.DenseSpec((3,), "float32")},
+    "text": {"note": fastpipe.DenseSpec((), "string", nulls="mask"), "words": fastpipe.RaggedSpec((None,), "string")},
+    "ragged": {"items": fastpipe.RaggedSpec((None,), "int32")},
+    "masked": {"score": fastpipe.DenseSpec((), "float64", nulls="mask")},
+    "coo": {"terms": fastpipe.SparseSpec((8,), "float32")},
+    "csr": {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")},
+    "all": samples.FEATURES,
+}
 
 
-def test_batches_are_the_local_ones(make: Make) -> None:
-    reader = make(batch_size=32, shuffle=True, seed=3)
-    with fastpipe.LocalService(reader, seed=4) as remote:
-        again = make(batch_size=32, shuffle=True, seed=4)
-        assert digests(remote) == digests(again)
-        assert digests(remote) == digests(again), "the second epoch"
-        assert (remote.features, len(remote), remote.num_rows) == (again.features, len(again), again.num_rows)
-        assert str(remote.locate(3, 1)) == str(again.locate(3, 1))
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """59 rows in two files."""
+    return samples.write(tmp_path_factory.mktemp("forms"), [samples.blocks_of(40), samples.blocks_of(19, (6, 0, 2))])
 
 
-@order
-def test_states_pass_through_the_service_and_back_at_every_step(order: dict[str, Any]) -> None:
-    local = read(500, **order)
-    with fastpipe.LocalService(local) as remote:
-        whole = digests(local)
-        local.set_epoch(0)
-        states = [remote.state_dict(), *(remote.state_dict() for _ in remote)]
-        assert states == [local.state_dict(), *(local.state_dict() for _ in local)]
-        for step, state in enumerate(states):
-            for reader in (remote, local):
-                reader.load_state_dict(json.loads(json.dumps(state)))
-                assert digests(reader) == whole[step:]
+@pytest.mark.parametrize("features", FORMS.values(), ids=FORMS)
+def test_every_form_of_batch(data: Data, features: dict[str, Any]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    options = {"features": features, **order_of(True)}
+    with fastpipe.LocalService(data.read(**options)) as remote:
+        local = data.read(**options)
+        kept = list(remote)
+        assert len(kept) == 9
+        assert samples.digests(kept) == digests(local)
+        # Arrow's streams, in which sparse columns are CSR. All batches are kept until the end.
+        table, expected = pa.table(remote), pa.table(local)
+        assert table.equals(expected)
+        assert table.schema.equals(expected.schema, check_metadata=True)
+        # Other passes haven't used their memory.
+        assert samples.digests(kept) == digests(data.read(**options))
 
 
-@pytest.mark.parametrize(("own", "asked"), [(2, {}), (2, {"epochs": 1}), (None, {"epochs": 3}), (1, {"epochs": 2})])
-def test_epochs_are_those_of_the_reader_unless_others_are_asked_for(own: int | None, asked: dict[str, Any]) -> None:
-    with fastpipe.LocalService(read(500, epochs=own), **asked) as remote:
-        assert ids(remote) == ids(read(500, **{"epochs": own} | asked))
-
-
-def test_ranks_and_batches_by_step() -> None:
-    reader = read()
-    with fastpipe.LocalService(reader, rank=1, world_size=3, epochs=2) as remote:
-        local = read(rank=1, world_size=3, epochs=2)
-        assert ids(remote) == ids(local)
-        assert remote.batch_at(2)["id"].tolist() == local.batch_at(2)["id"].tolist()
+@pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
+def test_ranks_of_every_form(data: Data, uneven: str) -> None:
+    options = {**order_of(True), "uneven": uneven, "world_size": 2}
+    with (
+        fastpipe.LocalService(data.read(**options, rank=0)) as first,
+        fastpipe.LocalService(data.read(**options, rank=0), rank=1, world_size=2) as second,
+    ):
+        for rank, remote in enumerate((first, second)):
+            local = data.read(**options, rank=rank)
+            assert ("valid" in local.batch_at(0)) == (uneven == "pad")
+            assert digests(remote) == digests(local)
+            assert digests([remote.batch_at(2)]) == digests([local.batch_at(2)])
     with pytest.raises(ValueError, match="rank"):
-        fastpipe.LocalService(reader, rank=3, world_size=3).start()
-
-
-def mapped_at(address: int) -> str:
-    """What is mapped at an address."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        first, end = (int(number, 16) for number in line.split()[0].split("-"))
-        if first <= address < end:
-            return line
-    return ""
-
-
-def test_arrays_lie_in_memory_in_common() -> None:
-    with fastpipe.LocalService(read()) as remote:
-        batch = next(iter(remote))
-        address = batch["x"].__array_interface__["data"][0]
-        # What is mapped meanwhile may hide a line, or show it twice.
-        assert wait_until(lambda: "memfd" in mapped_at(address), SOON)
-        kept = batch["x"].copy()
-        list(remote)
-        np.testing.assert_array_equal(batch["x"], kept)
-    np.testing.assert_array_equal(batch["x"], kept)
-
-
-def test_several_passes_at_once() -> None:
-    found: dict[int, list[list[int]]] = {}
-    with fastpipe.LocalService(read()) as remote:
-        others = [pickle.loads(pickle.dumps(remote)) for _ in range(3)]
-
-        def run(number: int, reader: fastpipe.Reader) -> None:
-            found[number] = ids(reader)
-
-        threads = [threading.Thread(target=run, args=of) for of in enumerate(others)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert [*found.values()] == [ids(read())] * 3
+        fastpipe.LocalService(read(), rank=3, world_size=3).start()
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64])
@@ -135,18 +104,51 @@ def test_few_rows(rows: int) -> None:
         assert ids(remote) == ids(read(rows))
 
 
-def test_empty_batches_and_large_ones() -> None:
+def test_empty_and_large_batches() -> None:
+    """Batches of one row, without values in some columns, of columns without width, and of long texts."""
     pa = pytest.importorskip("pyarrow")
-    reader = fastpipe.from_arrow(pa.table({"text": ["x" * (3 << 20), "", "y"]}), batch_size=1)
-    with fastpipe.LocalService(reader) as remote:
-        assert digests(remote) == digests(reader)
+    arrays = {"none": fastpipe.Ragged(np.empty(0, "int32"), np.zeros(6, np.int64)), "flat": np.empty((5, 0), "float32")}
+    empty = fastpipe.from_arrays({"id": np.arange(5), **arrays}, batch_size=1)
+    large = fastpipe.from_arrow(pa.table({"text": ["x" * (3 << 20), "", "y"]}), batch_size=1)
+    for reader in (empty, large):
+        with fastpipe.LocalService(reader) as remote:
+            check_states(reader, remote)
 
 
-# What goes wrong.
+def mapped_at(address: int) -> str:
+    """Returns the line of /proc/self/maps for an address."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if first <= address < end:
+            return line
+    return ""
+
+
+def test_arrays_are_in_shared_memory() -> None:
+    with fastpipe.LocalService(read()) as remote:
+        batch = next(iter(remote))
+        address = batch["x"].__array_interface__["data"][0]
+        # Other mappings at the same time may hide a line, or show it twice.
+        assert wait_until(lambda: "memfd" in mapped_at(address), SOON)
+        kept = batch["x"].copy()
+        list(remote)
+        np.testing.assert_array_equal(batch["x"], kept)
+    np.testing.assert_array_equal(batch["x"], kept)
+
+
+def test_several_passes_at_once() -> None:
+    found: list[list[list[int]]] = []
+    with fastpipe.LocalService(read()) as remote:
+        others = [pickle.loads(pickle.dumps(remote)) for _ in range(3)]
+        together(threading.Thread(target=lambda of=of: found.append(ids(of))) for of in others)
+    assert found == [ids(read())] * 3
+
+
+# Errors.
 
 
 def damaged(folder: Path) -> fastpipe.Reader:
-    """Of a file that is whole, and one that isn't."""
+    """Returns a reader of an intact and a damaged file."""
     data = samples.write(folder, [[20] * 6, [20] * 6])
     changed = bytearray(Path(data.paths[1]).read_bytes())
     changed[-40] ^= 0xFF
@@ -154,7 +156,7 @@ def damaged(folder: Path) -> fastpipe.Reader:
     return data.read(batch_size=32)
 
 
-def test_errors_of_data_stand_where_they_do_locally(tmp_path: Path) -> None:
+def test_errors_of_data_have_the_local_place(tmp_path: Path) -> None:
     reader = damaged(tmp_path)
 
     def ended(of: fastpipe.Reader) -> tuple[list[str], str, Any]:
@@ -170,7 +172,7 @@ def test_errors_of_data_stand_where_they_do_locally(tmp_path: Path) -> None:
         assert ended(remote) == expected
 
 
-def test_what_cannot_be_served() -> None:
+def test_wrong_arguments_and_closed_services() -> None:
     with pytest.raises(fastpipe.UnsupportedError, match="let the client make"):
         fastpipe.LocalService(fastpipe.rebatch(read(), 32))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="reader is a Reader"):
@@ -187,7 +189,7 @@ def test_what_cannot_be_served() -> None:
     for _ in range(2):
         service.close()
     assert "closed" in repr(service)
-    # Told apart by whether the pass was waiting for an answer, or asks for another one.
+    # The message depends on whether the pass was waiting for an answer or makes another request.
     with pytest.raises(fastpipe.ServiceError, match=r"has ended|is closed"):
         list(passing)
     with pytest.raises(fastpipe.ServiceError, match="closed"):
@@ -228,13 +230,42 @@ def test_a_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         begun = time.monotonic()
         with pytest.raises(fastpipe.ServiceError, match="local"):
             list(batches)
-    # By default it would be 30 seconds.
+    # The default is 30 seconds.
     assert time.monotonic() - begun < 29
 
 
-def test_passes_that_are_left_keep_no_memory() -> None:
-    reader = read(200_000, batch_size=4096)
-    service = fastpipe.LocalService(reader)
+def test_a_reader_that_cannot_be_opened_there(tmp_path: Path) -> None:
+    data = samples.write(tmp_path, [[20] * 6])
+    reader = data.read(batch_size=32)
+    Path(data.paths[0]).unlink()
+    with pytest.raises(fastpipe.FastpipeError, match=Path(data.paths[0]).name):
+        fastpipe.LocalService(reader).start()
+
+
+class Unpicklable(dict[str, int]):
+    """Raises an error when it is pickled."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+def test_the_error_of_a_reader_that_cannot_be_pickled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, kind in ((MemoryError("no memory left"), MemoryError), (OSError("broken"), TypeError)):
+        reader = read(500)
+        monkeypatch.setattr(reader, "_progress", Unpicklable(error))
+        with pytest.raises(kind, match=r"no memory left|can be pickled: broken"):
+            fastpipe.LocalService(reader).start()
+
+
+# Memory, files and threads.
+
+
+def test_closed_passes_keep_no_memory() -> None:
+    service = fastpipe.LocalService(read(200_000, batch_size=4096))
     with service as remote:
         server = server_of(service)
         memory = next(file for file in Path(f"/proc/{server.pid}/fd").iterdir() if "memfd" in os.readlink(file))
@@ -259,12 +290,12 @@ def descriptors() -> int:
 
 
 def names() -> list[str]:
-    """Of this process's threads."""
+    """Returns the names of this process's threads."""
     return sorted(thread.name for thread in threading.enumerate())
 
 
 def mapped() -> int:
-    """Stretches of address space as large as those that have a server's memory."""
+    """Returns the number of mappings as large as a server's memory."""
     found = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines()]
     return sum(int(end, 16) - int(start, 16) >= 1 << 34 for start, end in found)
 
@@ -284,7 +315,7 @@ def test_passes_that_end_in_errors_keep_no_memory(tmp_path: Path, fallback: bool
                 list(remote)
         del remote, service
     gc.collect()
-    # What the fallback replaced may be kept until there is another pass.
+    # The memory of the replaced server may stay until the next pass.
     assert wait_until(lambda: mapped() <= before + fallback, SOON), mapped()
 
 
@@ -310,34 +341,41 @@ def test_nothing_is_left() -> None:
 
 # Programs.
 
-
-def script(tmp_path: Path, text: str) -> list[str]:
-    path = tmp_path / "program.py"
-    path.write_text(text)
-    return [sys.executable, str(path)]
-
-
 READ = """
 import fastpipe, numpy as np, os, signal, sys, time
 reader = fastpipe.from_arrays({"id": np.arange(1000)}, batch_size=100, shuffle=True, seed=1)
+service = fastpipe.LocalService(reader)
 """
+
+
+@contextmanager
+def program(folder: Path, text: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A program in a separate session, and the first line that it prints."""
+    path = folder / "program.py"
+    path.write_text(text)
+    with subprocess.Popen(
+        [sys.executable, str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline()
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_program_that_is_killed_leaves_no_server(tmp_path: Path, stopped: bool) -> None:
-    text = READ + "service = fastpipe.LocalService(reader)\nnext(iter(service.start()))\nprint(service, flush=True)\n"
-    with subprocess.Popen(script(tmp_path, text + "time.sleep(100)"), stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None
-        server = psutil.Process(int(program.stdout.readline().rsplit("pid ", 1)[1][:-2]))
+    text = READ + "next(iter(service.start()))\nprint(service, flush=True)\ntime.sleep(100)"
+    with program(tmp_path, text) as (process, printed):
+        server = server_of(printed)
         if stopped:
             server.suspend()
-        program.kill()
+        process.kill()
     assert wait_until(lambda: not server.is_running(), SOON)
 
 
-def test_programs_without_a_guard_and_with_one(tmp_path: Path) -> None:
-    plain = READ + "with fastpipe.LocalService(reader) as remote:\n    print(sum(len(batch['id']) for batch in remote))"
-    own = """
+OWN = """
 import fastpipe, pyarrow as pa
 class Numbers:
     rows = [3] * 4
@@ -345,30 +383,28 @@ class Numbers:
     def read(self, unit): return pa.table({"id": [unit] * 3}, schema=self.schema)
     def fingerprint(self): return "numbers"
 if __name__ == "__main__":
-    with fastpipe.LocalService(fastpipe.read_units(Numbers(), batch_size=2)) as remote:
-        print(sum(len(batch["id"]) for batch in remote))
+    service = fastpipe.LocalService(fastpipe.read_units(Numbers(), batch_size=2))
 """
-    for text, rows in ((plain, "1000"), (own, "12")):
-        done = subprocess.run(script(tmp_path, text), capture_output=True, text=True, timeout=500, check=False)
-        assert (done.stdout.strip(), done.stderr) == (rows, "")
+PRINT = "    with service as remote: print(sum(len(batch['id']) for batch in remote))"
 
 
-def test_ctrl_c_is_the_programs(tmp_path: Path) -> None:
+def test_programs_with_and_without_a_guard(tmp_path: Path) -> None:
+    for text, rows in ((READ + PRINT.strip(), "1000\n"), (OWN + PRINT, "12\n")):
+        with program(tmp_path, text) as (process, printed):
+            assert (printed, *process.communicate(timeout=500)) == (rows, "", "")
+
+
+def test_ctrl_c_interrupts_only_the_program(tmp_path: Path) -> None:
     text = READ + (
-        "service = fastpipe.LocalService(reader)\nremote = service.start()\n"
+        "remote = service.start()\n"
         "try:\n    print(service, flush=True)\n    while True: list(remote); remote.set_epoch(0)\n"
         "except KeyboardInterrupt:\n    print(len(next(iter(remote))['id']))\n"
     )
-    command = script(tmp_path, text)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as program:
-        assert program.stdout is not None
-        server = psutil.Process(int(program.stdout.readline().rsplit("pid ", 1)[1][:-2]))
+    with program(tmp_path, text) as (process, printed):
+        server = server_of(printed)
         time.sleep(0.3)
-        os.killpg(program.pid, signal.SIGINT)
-        out, errors = program.communicate(timeout=500)
-    assert (out, errors, program.returncode) == ("100\n", "", 0)
+        os.killpg(process.pid, signal.SIGINT)
+        assert (*process.communicate(timeout=500), process.returncode) == ("100\n", "", 0)
     assert wait_until(lambda: not server.is_running(), SOON)
 
 
@@ -385,41 +421,17 @@ def test_a_forked_child_reads_from_it() -> None:
 
 
 def test_another_process_cannot_use_its_readers() -> None:
+    script = """
+        import pickle, sys, fastpipe
+        reader = pickle.loads(bytes.fromhex(sys.argv[1]))
+        try:
+            list(reader)
+        except fastpipe.ServiceError as error:
+            print(error)
+    """
     with fastpipe.LocalService(read()) as remote:
-        text = (
-            "import pickle, sys, fastpipe\nreader = pickle.loads(bytes.fromhex(sys.argv[1]))\n"
-            "try: list(reader)\nexcept fastpipe.ServiceError as error: print(error)"
-        )
-        command = [sys.executable, "-c", text, pickle.dumps(remote).hex()]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
-    assert "another process's" in done.stdout
-
-
-def test_a_reader_that_cannot_be_made_there(tmp_path: Path) -> None:
-    data = samples.write(tmp_path, [[20] * 6])
-    reader = data.read(batch_size=32)
-    Path(data.paths[0]).unlink()
-    with pytest.raises(fastpipe.FastpipeError, match=Path(data.paths[0]).name):
-        fastpipe.LocalService(reader).start()
-
-
-class Unpicklable(dict[str, int]):
-    """Fails to be pickled."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-    def __reduce__(self) -> Any:
-        raise self.error
-
-
-def test_a_reader_that_is_not_pickled_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, kind in ((MemoryError("no memory left"), MemoryError), (OSError("broken"), TypeError)):
-        reader = read(500)
-        monkeypatch.setattr(reader, "_progress", Unpicklable(error))
-        with pytest.raises(kind, match=r"no memory left|can be pickled: broken"):
-            fastpipe.LocalService(reader).start()
+        (printed,) = outputs(run(script, pickle.dumps(remote).hex()))
+    assert "another process's" in printed
 
 
 LIMITED = """
@@ -440,22 +452,29 @@ LIMITED = """
     except (MemoryError, fastpipe.ServiceError):
         print("refused")
     except (OSError, ImportError, RuntimeError) as error:
-        # Python's errors where it has no memory for a process, a module or a thread.
+        # Python's errors if it has no memory for a process, a module or a thread.
         assert any(word in str(error) for word in ("memory", "map", "thread")), error
         print("refused")
 """
 
 
-@pytest.mark.parametrize("allowed", [20, 60, 150, 300, 600, 1500, 5000])
-def test_every_limit_of_memory(allowed: int) -> None:
-    """The limit holds for the program and its server. Either they read all rows, or an error says what is lacking."""
-    (said,) = outputs(run(LIMITED, "RLIMIT_AS", str(allowed)))
+@pytest.mark.parametrize(
+    ("kind", "allowed", "enough"),
+    [
+        # Half of the allowed memory is enough for everything except the batches.
+        *(("RLIMIT_AS", allowed, allowed >= 600) for allowed in (20, 60, 150, 300, 600, 1500, 5000)),
+        *(("RLIMIT_FSIZE", allowed, allowed == 100) for allowed in (1, 10, 100)),
+    ],
+)
+def test_every_limit_of_memory_and_files(kind: str, allowed: int, enough: bool) -> None:
+    """The limit holds for the program and its server. They read all rows, or an error names the lacking resource."""
+    (said,) = outputs(run(LIMITED, kind, str(allowed)))
     assert said in ("read\n", "refused\n")
-    # Half of what is allowed is enough for everything but the batches.
-    assert allowed < 600 or said == "read\n"
+    assert not enough or said == "read\n"
+    assert kind != "RLIMIT_FSIZE" or enough or said == "refused\n"
 
 
-def test_memory_in_common_leaves_half_of_a_limited_address_space() -> None:
+def test_shared_memory_leaves_half_of_a_limited_address_space() -> None:
     script = """
         import mmap, resource
         import psutil
@@ -472,9 +491,3 @@ def test_memory_in_common_leaves_half_of_a_limited_address_space() -> None:
         print("half is left")
     """
     assert outputs(run(script)) == ["half is left\n"]
-
-
-@pytest.mark.parametrize("allowed", [1, 10, 100])
-def test_every_limit_of_files(allowed: int) -> None:
-    (said,) = outputs(run(LIMITED, "RLIMIT_FSIZE", str(allowed)))
-    assert said == ("read\n" if allowed == 100 else "refused\n")

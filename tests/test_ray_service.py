@@ -1,4 +1,4 @@
-"""`fastpipe.ray.serve`: servers that are killed, added and removed while a pass runs, on a real cluster."""
+"""`fastpipe.ray.serve` on a real cluster: servers that are killed, added and removed during a pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastpipe
@@ -22,13 +21,12 @@ from ray._private.state import actors  # noqa: E402
 import fastpipe.ray  # noqa: E402
 from fastpipe.ray import _service  # noqa: E402
 from ray_cluster import LIGHT, MARKS, cluster, eventually  # noqa: E402
+from samples import ids_by_batch as ids  # noqa: E402
+from service_faults import rows_of  # noqa: E402
 
 __all__ = ["cluster"]
 
 pytestmark = MARKS
-
-# Batches of 100 KB, so that clients can hold servers back.
-ARRAYS = {"id": np.arange(6400), "x": np.random.default_rng(1).random((6400, 800), "float32")}
 
 
 @pytest.fixture(autouse=True)
@@ -38,22 +36,18 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(**options: Any) -> fastpipe.Reader:
-    given = {"batch_size": 32, "shuffle": True, "shuffle_buffer": 640, "seed": 7, "num_threads": 1}
-    return fastpipe.from_arrays(ARRAYS, **given | options)
-
-
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
+    """Batches of 100 KB, so that clients can slow servers down."""
+    return rows_of(6400, 800, **{"batch_size": 32, "shuffle_buffer": 640, "num_threads": 1} | options)
 
 
 def served(service: fastpipe.ray.Service, number: int) -> bool:
-    """Whether so many servers run, and no others wait."""
+    """Returns whether this many servers run, and no server waits."""
     status = service.status()
     return (len(status.running), len(status.pending)) == (number, 0)
 
 
 def kill(actor: Any) -> None:
-    """Kills the process of an actor, as the end of its machine does."""
+    """Kills the process of an actor, like a failure of its machine."""
     os.kill(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
@@ -64,13 +58,13 @@ def sent(actor: Any) -> float:
     return count
 
 
-def test_a_pass_goes_on_with_the_server_that_ray_has_restarted() -> None:
+def test_a_pass_continues_with_a_server_that_ray_has_restarted() -> None:
     with fastpipe.ray.serve(read(), actor_options=LIGHT) as service:
         found = []
         for number, batch in enumerate(service.connect(prefetch=2, epochs=2)):
             found.append(batch["id"].tolist())
             if number in (20, 220):
-                # It is the only server, so no batch comes unless clients find it where it is now.
+                # It is the only server, so clients must find its new address.
                 kill(service._servers[0].actor)
         assert found == ids(read(epochs=2))
         status = service.status()
@@ -78,7 +72,7 @@ def test_a_pass_goes_on_with_the_server_that_ray_has_restarted() -> None:
         assert status[1:] == ((), {})
 
 
-def test_a_pass_goes_on_while_servers_are_added_removed_and_killed() -> None:
+def test_a_pass_continues_while_servers_are_added_removed_and_killed() -> None:
     found = []
     with fastpipe.ray.serve(read(), num_servers=2, actor_options=LIGHT) as service:
         eventually(lambda: served(service, 2))
@@ -104,12 +98,12 @@ def test_a_pass_goes_on_while_servers_are_added_removed_and_killed() -> None:
         until_sent(service._servers[1].actor)
         batches.close()  # type: ignore[attr-defined]
     assert ids(found) == ids(itertools.islice(read(epochs=None), len(found)))
-    # A public way to ask needs Ray's dashboard.
+    # Ray's public function needs its dashboard.
     eventually(lambda: all(actor["State"] == "DEAD" for actor in actors().values()))
 
 
 def registered(service: Any) -> int:
-    """How many servers the directory lists. Ray takes a while to restart it."""
+    """Returns the number of servers in the directory. Ray takes a while to restart it."""
     try:
         return len(service._directory.urls())
     except fastpipe.ServiceError:
@@ -127,7 +121,7 @@ def test_servers_register_at_a_directory_that_ray_has_restarted() -> None:
         assert ids(found) + ids(batches) == ids(read())
 
 
-def test_servers_are_spread_over_nodes_and_wait_for_room() -> None:
+def test_servers_are_spread_over_nodes_and_wait_for_cores() -> None:
     with fastpipe.ray.serve(read(), num_servers=2) as service:
         eventually(lambda: served(service, 2))
         nodes = [
@@ -135,13 +129,13 @@ def test_servers_are_spread_over_nodes_and_wait_for_room() -> None:
             for one in service._servers
         ]
         assert len(set(nodes)) == 2
-        # Of three cores one is left.
+        # One of three cores is free.
         service.scale(4)
         eventually(lambda: len(service.status().running) == 3)
         assert len(service.status().pending) == 1
         service.scale(3)
         eventually(lambda: served(service, 3))
-        # Servers that leave give their cores back.
+        # Removed servers release their cores.
         service.scale(1)
         service.scale(3)
         eventually(lambda: served(service, 3))
@@ -149,7 +143,7 @@ def test_servers_are_spread_over_nodes_and_wait_for_room() -> None:
         assert repr(service).endswith(" of 3 servers>")
 
 
-def test_servers_without_room_are_an_error_that_says_so() -> None:
+def test_the_error_says_that_servers_wait_for_resources() -> None:
     with (
         fastpipe.ray.serve(read(), actor_options={"resources": {"loader": 1}}) as service,
         pytest.raises(ServiceError, match=r"1 servers wait for Ray to start them: `ray status`"),
@@ -159,7 +153,7 @@ def test_servers_without_room_are_an_error_that_says_so() -> None:
 
 @pytest.fixture
 def signed(certificates: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate of servers at this node's address, and its key."""
+    """A certificate for servers at this node's address, and its key."""
     (tmp_path / "names").write_text(f"subjectAltName=IP:{ray.util.get_node_ip_address()}")
     sign = ["openssl", "x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-set_serial", "7"]
     sign += ["-days", "2", "-extfile", tmp_path / "names", "-out", tmp_path / "server.pem"]
@@ -167,7 +161,7 @@ def signed(certificates: Path, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "server.pem", certificates / "server.key"
 
 
-def test_encrypted_services_let_in_who_has_a_certificate(certificates: Path, signed: tuple[Path, Path]) -> None:
+def test_encrypted_services_admit_clients_with_a_certificate(certificates: Path, signed: tuple[Path, Path]) -> None:
     ca = certificates / "ca.pem"
     client = (certificates / "client.pem", certificates / "client.key")
     with fastpipe.ray.serve(read(), num_servers=1, tls=signed, client_ca=ca, actor_options=LIGHT) as service:
@@ -187,7 +181,7 @@ def steps_in_a_task(reader: fastpipe.Reader, rank: int) -> list[list[int]]:
     return ids(reader.shard(2, rank))
 
 
-def test_a_reader_of_a_service_goes_to_tasks_until_that_is_closed() -> None:
+def test_tasks_read_from_a_service_until_it_is_closed() -> None:
     with fastpipe.ray.serve({"train": read(), "other": read(seed=8)}, num_servers=1, actor_options=LIGHT) as service:
         remote = service.connect("train")
         both = ray.get([steps_in_a_task.remote(remote, rank) for rank in range(2)])
@@ -209,7 +203,7 @@ def test_a_reader_of_a_service_goes_to_tasks_until_that_is_closed() -> None:
             use()
 
 
-def test_servers_that_cannot_start_are_an_error_that_says_why(tmp_path: Path) -> None:
+def test_the_error_says_why_servers_cannot_start(tmp_path: Path) -> None:
     certificate = tmp_path / "certificate.pem"
     tls = (certificate, certificate)
     with fastpipe.ray.serve(read(), num_servers=2, actor_options=LIGHT, tls=tls) as service:

@@ -1,4 +1,4 @@
-"""The data service: batches through it are the local ones, whatever they are of, and whoever dies."""
+"""The data service: batches, states, ranks and places of remote readers are the local ones, from any servers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import itertools
 import json
 import pickle
 import re
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,9 @@ import pytest
 import fastpipe
 from apart import wait_until
 from every_source import Make, digests, make, order
+from samples import ids_by_batch as ids
 from servers import free_port
+from service_faults import check_states, rows_of
 
 pytest.importorskip("pyarrow.flight")
 
@@ -26,63 +29,96 @@ from fastpipe.service import Server
 __all__ = ["make"]
 
 
-@pytest.fixture
-def arrays() -> dict[str, Any]:
-    draw = np.random.default_rng(2)
-    return {"id": np.arange(5000), "x": draw.random((5000, 7), "float32")}
+def read(**options: Any) -> fastpipe.Reader:
+    return rows_of(5000, 7, **options)
 
 
-def read(arrays: dict[str, Any], **options: Any) -> fastpipe.Reader:
-    return fastpipe.from_arrays(arrays, **{"batch_size": 64, "shuffle": True, "seed": 7} | options)
+# Each source and order.
 
 
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
+@contextmanager
+def by_server(reader: fastpipe.Reader) -> Iterator[fastpipe.Reader]:
+    with reader.serve() as server:
+        yield fastpipe.connect(server.url)
 
 
-# The promise.
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+connected = pytest.mark.parametrize(
+    "connected", [by_server, pytest.param(fastpipe.LocalService, marks=linux)], ids=["server", "local"]
+)
+
+
+@connected
+@order
+def test_batches_places_and_states_are_the_local_ones(make: Make, order: dict[str, Any], connected: Any) -> None:
+    local = make(**{"batch_size": 32, "seed": 3} | order)
+    with connected(local) as remote:
+        assert remote.features == local.features
+        assert remote.symbols == local.symbols
+        sizes = (len(local), local.num_rows, local.shuffle_buffer)
+        assert (len(remote), remote.num_rows, remote.shuffle_buffer) == sizes
+        steps = range(len(local))
+        there, here = (digests(of.batch_at(step, epoch=2) for step in steps) for of in (remote, local))
+        assert there == here
+        for step in (0, len(local) - 1):
+            place, expected = (of.locate(step, 5, epoch=2) for of in (remote, local))
+            assert type(place).__name__ == type(expected).__name__
+            assert place._asdict() == {name: sent(value) for name, value in expected._asdict().items()}
+        states = check_states(local, remote)
+        # The next epoch.
+        for reader in (remote, local):
+            reader.load_state_dict(states[-1])
+        assert digests(remote) == digests(local) == []
+        assert digests(remote) == digests(local) != []
+
+
+def sent(value: Any) -> Any:
+    """Returns a field of a place as servers send it."""
+    return value if isinstance(value, (int, float, type(None))) else str(value)
 
 
 @order
-def test_batches_are_the_local_ones(make: Make, order: dict[str, Any]) -> None:
+def test_ranks_have_the_local_batches_from_every_state(make: Make, order: dict[str, Any]) -> None:
+    world, options = 3, {"batch_size": 8, "uneven": "pad", "seed": 3, **order}
+    if len(make(**options)._data.handle.unit_rows()) < world and "shuffle" in order:
+        # There are fewer blocks than ranks.
+        options["shard_by"] = "batch"
+    with make(**options).serve() as server:
+        for rank in range(world):
+            options |= {"rank": rank, "world_size": world}
+            check_states(make(**options), fastpipe.connect(server.url, rank=rank, world_size=world))
+            assert digests(fastpipe.connect(server.url).shard(world, rank)) == digests(make(**options))
+
+
+@order
+def test_rebatched_batches_are_the_local_ones(make: Make, order: dict[str, Any]) -> None:
     reader = make(batch_size=32, **order)
     with reader.serve() as server:
         remote = fastpipe.connect(server.url)
-        assert digests(remote) == digests(reader)
-        assert remote.features == reader.features
-        assert remote.symbols == reader.symbols
-        assert (len(remote), remote.num_rows, remote.shuffle_buffer) == (
-            len(reader),
-            reader.num_rows,
-            reader.shuffle_buffer,
-        )
-        assert digests(remote) == digests(reader), "the second epoch"
+        ours, theirs = (fastpipe.rebatch(of, batch_size=20) for of in (reader, remote))
+        assert digests(theirs) == digests(ours)
+        # From the middle of the next epoch, and shuffled.
+        middle = iter(reader)
+        for _ in range(len(reader) // 2):
+            next(middle)
+        state = json.loads(json.dumps(reader.state_dict()))
+        found = []
+        for of in (reader, remote):
+            of.load_state_dict(state)
+            found.append(digests(fastpipe.rebatch(of, batch_size=20, shuffle_buffer=50, seed=5)))
+        assert found[0] == found[1]
+        assert len(found[0]) < len(reader) * 32 // 20
 
 
-@order
-def test_states_pass_through_the_service_and_back_at_every_step(make: Make, order: dict[str, Any]) -> None:
-    local = make(batch_size=32, **order)
-    with local.serve() as server:
-        remote, again = fastpipe.connect(server.url), fastpipe.connect(server.url)
-        whole = digests(local)
-        local.set_epoch(0)
-        batches, states = iter(remote), [remote.state_dict()]
-        states.extend(remote.state_dict() for _ in batches)
-        here, states_here = iter(local), [local.state_dict()]
-        states_here.extend(local.state_dict() for _ in here)
-        assert states == states_here
-        for step, state in enumerate(states):
-            stored = json.loads(json.dumps(state))
-            again.load_state_dict(stored)
-            assert digests(again) == whole[step:]
+# Arguments, conversions and sharing.
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_ranks_that_change_within_an_epoch(arrays: dict[str, Any], shuffle: bool) -> None:
+def test_ranks_that_change_within_an_epoch(shuffle: bool) -> None:
     options: dict[str, Any] = {"shuffle": shuffle, "seed": 7}
-    with read(arrays, **options).serve() as server:
+    with read(**options).serve() as server:
         remotes = [fastpipe.connect(server.url, rank=rank, world_size=3) for rank in range(3)]
-        locals_ = [read(arrays, **options, rank=rank, world_size=3) for rank in range(3)]
+        locals_ = [read(**options, rank=rank, world_size=3) for rank in range(3)]
         for remote, local in zip(remotes, locals_, strict=True):
             theirs, ours = iter(remote), iter(local)
             assert ids([next(theirs) for _ in range(5)]) == ids([next(ours) for _ in range(5)])
@@ -91,13 +127,13 @@ def test_ranks_that_change_within_an_epoch(arrays: dict[str, Any], shuffle: bool
         for rank in range(2):
             remote, local = (
                 fastpipe.connect(server.url, rank=rank, world_size=2),
-                read(arrays, **options, rank=rank, world_size=2),
+                read(**options, rank=rank, world_size=2),
             )
             remote.load_state_dict(state)
             local.load_state_dict(state)
             whole = ids(local)
             assert ids(remote) == whole
-            # Once more, in the middle of that.
+            # Again from the middle of that pass.
             remote.load_state_dict(state)
             theirs = iter(remote)
             begun = ids([next(theirs) for _ in range(3)])
@@ -105,38 +141,31 @@ def test_ranks_that_change_within_an_epoch(arrays: dict[str, Any], shuffle: bool
             assert begun + ids(remote) == whole
 
 
-@pytest.mark.parametrize("asked", [{}, {"epochs": 1}, {"epochs": None}])
-def test_epochs_are_those_of_the_served_reader_unless_others_are_asked_for(
-    arrays: dict[str, Any], asked: dict[str, Any]
+@pytest.mark.parametrize(
+    ("own", "asked"), [(2, {}), (2, {"epochs": 1}), (2, {"epochs": None}), (None, {"epochs": 3}), (1, {"epochs": 2})]
+)
+@pytest.mark.parametrize("local", [False, pytest.param(True, marks=linux)])
+def test_epochs_are_those_of_the_served_reader_unless_others_are_requested(
+    own: int | None, asked: dict[str, Any], local: bool
 ) -> None:
-    with read(arrays, epochs=2).serve() as server:
-        remote = fastpipe.connect(server.url, **asked)
-        expected = ids(itertools.islice(read(arrays, **{"epochs": 2} | asked), 200))
-        assert ids(itertools.islice(remote, 200)) == expected
-        assert len(expected) == {1: 79, None: 200}.get(asked.get("epochs", 2), 158)
+    with read(epochs=own).serve() as server, ExitStack() as stack:
+        remote = fastpipe.connect(server.url, seed=9, **asked)
+        if local:
+            remote = stack.enter_context(fastpipe.LocalService(read(epochs=own), seed=9, **asked))
+        expected = ids(itertools.islice(read(**{"epochs": own, "seed": 9} | asked), 300))
+        assert ids(itertools.islice(remote, 300)) == expected
+        assert len(expected) == min(300, 79 * (asked.get("epochs", own) or 300))
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 2**31, 1.5, "2", "all", b"served"])
-def test_epochs_that_are_none(arrays: dict[str, Any], epochs: Any) -> None:
-    with read(arrays).serve() as server, pytest.raises((TypeError, ValueError), match="epochs"):
+def test_wrong_epochs_are_refused(epochs: Any) -> None:
+    with read().serve() as server, pytest.raises((TypeError, ValueError), match="epochs"):
         fastpipe.connect(server.url, epochs=epochs)
 
 
-def test_batches_by_step_and_places(make: Make) -> None:
-    reader = make(batch_size=32, shuffle=True, seed=3)
-    with reader.serve() as server:
-        remote = fastpipe.connect(server.url)
-        steps = range(len(reader))
-        assert digests(remote.batch_at(step, epoch=2) for step in steps) == digests(
-            reader.batch_at(step, epoch=2) for step in steps
-        )
-        there, here = remote.locate(3, 5, epoch=2), reader.locate(3, 5, epoch=2)
-        assert (type(there).__name__, len(there)) == (type(here).__name__, len(here))
-
-
-def test_arrays_are_views_of_what_was_received(arrays: dict[str, Any]) -> None:
-    """The columns of a batch lie beside each other, as they came: none of them was made from something else."""
-    with read(arrays).serve() as server:
+def test_arrays_are_views_of_what_was_received() -> None:
+    """The columns of a batch are adjacent in the received memory, without copies."""
+    with read().serve() as server:
         batch = next(iter(fastpipe.connect(server.url)))
         spans = sorted((array.ctypes.data, array.ctypes.data + array.nbytes) for array in batch.values())
         assert not any(array.flags.owndata for array in batch.values())
@@ -145,34 +174,22 @@ def test_arrays_are_views_of_what_was_received(arrays: dict[str, Any]) -> None:
 
 
 def _root(array: Any) -> Any:
-    """Whose memory an array has."""
+    """Returns the object that owns the memory of an array."""
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     return array
 
 
-def test_arrow_shards_and_epochs(arrays: dict[str, Any]) -> None:
+def test_arrow_and_pickles() -> None:
     import pyarrow as pa
 
-    with read(arrays).serve() as server:
-        remote = fastpipe.connect(server.url, seed=9, epochs=3)
-        assert pa.table(remote).equals(pa.table(read(arrays, seed=9, epochs=3)))
-        shares = [ids(fastpipe.connect(server.url).shard(3, index)) for index in range(3)]
-        assert shares == [ids(read(arrays).shard(3, index)) for index in range(3)]
-        endless = iter(fastpipe.connect(server.url, epochs=None))
-        assert ids([next(endless) for _ in range(200)]) == ids(read(arrays, epochs=3))[:200]
+    with read().serve() as server:
+        remote = pickle.loads(pickle.dumps(fastpipe.connect(server.url, seed=9, epochs=3)))
+        assert pa.table(remote).equals(pa.table(read(seed=9, epochs=3)))
 
 
-def test_a_remote_reader_is_pickled_and_rebatched(arrays: dict[str, Any]) -> None:
-    with read(arrays).serve() as server:
-        remote = fastpipe.connect(server.url)
-        assert ids(pickle.loads(pickle.dumps(remote))) == ids(read(arrays))
-        theirs, ours = (fastpipe.rebatch(of, batch_size=100) for of in (remote, read(arrays)))
-        assert ids(theirs) == ids(ours)
-
-
-def test_samples_come_from_servers_and_rows_by_number_do_not(arrays: dict[str, Any]) -> None:
-    plain = read(arrays, shuffle=False)
+def test_samples_are_served_and_rows_by_number_are_not() -> None:
+    plain = read(shuffle=False)
     with plain.serve() as server:
         remote = fastpipe.connect(server.url)
         for options in ({"replace": False}, {"replace": True}):
@@ -186,11 +203,8 @@ def test_samples_come_from_servers_and_rows_by_number_do_not(arrays: dict[str, A
             remote.read_partition(part)
 
 
-# Sharing.
-
-
-def test_two_clients_of_a_stream_cause_one_decoding(arrays: dict[str, Any]) -> None:
-    with read(arrays).serve() as server:
+def test_two_clients_of_a_stream_cause_one_decoding() -> None:
+    with read().serve() as server:
         one, other = iter(fastpipe.connect(server.url)), iter(fastpipe.connect(server.url))
         both = [(ids([first]), ids([second])) for first, second in zip(one, other, strict=True)]
         assert all(first == second for first, second in both)
@@ -198,166 +212,8 @@ def test_two_clients_of_a_stream_cause_one_decoding(arrays: dict[str, Any]) -> N
         assert (stats["batches"], stats["decoded"], stats["begun"]) == (158, 79, 1)
 
 
-def test_passes_are_bounded(arrays: dict[str, Any]) -> None:
-    with Server(read(arrays), max_passes=2, keep=1) as server:
-        remotes = [iter(fastpipe.connect(server.url, seed=seed, prefetch=1)) for seed in range(5)]
-        found = [ids([next(remote) for _ in range(4)]) for remote in remotes]
-        assert found == [ids(read(arrays, seed=seed))[:4] for seed in range(5)]
-        assert server.stats()["passes"] <= 2
-        for remote in remotes:
-            remote.close()  # type: ignore[attr-defined]
-
-
-# Several servers, and what becomes of them.
-
-
-@pytest.fixture
-def three(arrays: dict[str, Any]) -> Iterator[list[Server]]:
-    servers = [Server(read(arrays)) for _ in range(3)]
-    yield servers
-    for server in servers:
-        server.stop()
-
-
-def test_several_servers_share_the_work(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three], prefetch=8)
-    found = []
-    for batch in remote:
-        found.append(batch["id"].tolist())
-        time.sleep(0.002)
-    assert found == ids(read(arrays))
-    assert sum(server.stats()["batches"] > 0 for server in three) >= 2
-
-
-def test_servers_that_stop_lose_nothing(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three], prefetch=4)
-    found = []
-    for number, batch in enumerate(remote):
-        found.append(batch["id"].tolist())
-        if number in (10, 30):
-            three[number // 20].stop()
-    assert found == ids(read(arrays))
-
-
-def test_a_server_that_comes_back_is_used_again(arrays: dict[str, Any]) -> None:
-    port = free_port()
-    server = Server(read(arrays), port=port)
-    remote = fastpipe.connect(server.url, prefetch=2, timeout=60)
-    found = []
-    for number, batch in enumerate(remote):
-        found.append(batch["id"].tolist())
-        if number == 20:
-            server.stop()
-            server = Server(read(arrays), port=port)
-    server.stop()
-    assert found == ids(read(arrays))
-
-
-def test_without_servers_a_pass_ends_in_an_error_that_names_them(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three[:2]], prefetch=2, timeout=4)
-    batches = iter(remote)
-    begun = [next(batches) for _ in range(3)]
-    for server in three:
-        server.stop()
-    with pytest.raises(fastpipe.ServiceError, match=rf":{three[0].port}.*:{three[1].port}"):
-        begun.extend(batches)
-    assert ids(begun) == ids(read(arrays))[: len(begun)]
-    state = remote.state_dict()
-    local = read(arrays)
-    local.load_state_dict(state)
-    assert ids(begun) + ids(local) == ids(read(arrays))
-
-
-def test_the_fallback_goes_on_without_servers(arrays: dict[str, Any], three: list[Server]) -> None:
-    remote = fastpipe.connect([server.url for server in three], prefetch=2, timeout=4, fallback=read(arrays))
-    found = []
-    for number, batch in enumerate(remote):
-        found.append(batch["id"].tolist())
-        if number == 5:
-            for server in three:
-                server.stop()
-    assert found == ids(read(arrays))
-    with pytest.raises(fastpipe.UnsupportedError, match="other data"), read(arrays).serve() as server:
-        fastpipe.connect(server.url, fallback=read({"id": np.arange(9)}))
-
-
-def test_other_data_is_an_error(arrays: dict[str, Any]) -> None:
-    server = Server(read(arrays), port=free_port())
-    # Without end: all batches of an epoch may be here before the server has stopped.
-    remote = fastpipe.connect(server.url, prefetch=2, epochs=None)
-    batches = iter(remote)
-    begun = ids([next(batches)])
-    server.stop()
-    server = Server(read(arrays | {"x": arrays["x"][::-1].copy()}), port=server.port)
-    with server, pytest.raises(fastpipe.StateError, match="other"):
-        begun.extend(batch["id"].tolist() for batch in batches)
-    assert begun == ids(itertools.islice(read(arrays, epochs=None), len(begun)))
-
-
-# What is wrong.
-
-
-def test_an_error_of_the_data_comes_out_where_it_is(tmp_path: Any) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("a\n" + "1\n" * 100 + "x\n")
-    features = {"a": fastpipe.DenseSpec((), "int64")}
-    make = lambda: fastpipe.read_csv(path, features=features, batch_size=10)  # noqa: E731
-    with make().serve() as server:
-        batches = iter(fastpipe.connect(server.url))
-        with pytest.raises(fastpipe.FastpipeError) as raised:
-            list(batches)
-        with pytest.raises(fastpipe.FastpipeError) as expected:
-            list(make())
-        assert (type(raised.value), str(raised.value)) == (type(expected.value), str(expected.value))
-        assert (raised.value.feature, raised.value.path) == (expected.value.feature, expected.value.path)
-        assert server.stats()["errors"] >= 1
-
-
-def test_what_can_not_be_connected_to_is_named(arrays: dict[str, Any]) -> None:
-    with pytest.raises(fastpipe.ServiceError, match=r"127\.0\.0\.1:9"):
-        fastpipe.connect("grpc://127.0.0.1:9", timeout=0.3)
-    with read(arrays).serve() as server, pytest.raises(fastpipe.ServiceError, match=r"no reader 'other'.*default"):
-        fastpipe.connect(server.url, "other")
-    for url in ("127.0.0.1:80", "http://a:80", "grpc://a", "", 7):
-        with pytest.raises(ValueError, match="grpc://host:port"):
-            fastpipe.connect([url])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="empty"):
-        fastpipe.connect([])
-    with pytest.raises(fastpipe.UnsupportedError, match="rebatch"):
-        Server(fastpipe.rebatch(read(arrays), batch_size=7))  # type: ignore[arg-type]
-
-
-def test_a_token_is_wanted(arrays: dict[str, Any]) -> None:
-    with read(arrays).serve(token="open sesame") as server:
-        for wrong in (None, "open barley"):
-            with pytest.raises(fastpipe.ServiceError, match="token"):
-                fastpipe.connect(server.url, token=wrong, timeout=60)
-        assert ids(fastpipe.connect(server.url, token="open sesame")) == ids(read(arrays))
-
-
-def test_encrypted_connections(arrays: dict[str, Any], certificates: Path) -> None:
-    tls = (certificates / "server.pem", certificates / "server.key")
-    with read(arrays).serve("grpc+tls://127.0.0.1:0", tls=tls) as server:
-        assert server.url.startswith("grpc+tls://")
-        assert ids(fastpipe.connect(server.url, ca=certificates / "ca.pem")) == ids(read(arrays))
-        for stranger in (certificates / "stranger.pem", None):
-            with pytest.raises(fastpipe.ServiceError, match="127"):
-                fastpipe.connect(server.url, ca=stranger, timeout=1)
-        with pytest.raises(fastpipe.ServiceError, match="127"):
-            fastpipe.connect(server.url.replace("grpc+tls", "grpc"), timeout=1)
-    with read(arrays).serve("grpc+tls://127.0.0.1:0", tls=tls, client_ca=certificates / "ca.pem") as server:
-        shown = (certificates / "client.pem", certificates / "client.key")
-        remote = fastpipe.connect(server.url, ca=certificates / "ca.pem", certificate=shown)
-        assert ids(remote) == ids(read(arrays))
-        with pytest.raises(fastpipe.ServiceError, match="127"):
-            fastpipe.connect(server.url, ca=certificates / "ca.pem", timeout=1)
-    for url, options in (("grpc://127.0.0.1:0", {"tls": tls}), ("grpc+tls://127.0.0.1:0", {}), ("127.0.0.1", {})):
-        with pytest.raises(ValueError, match="grpc"):
-            read(arrays).serve(url, **options)
-
-
-def test_a_pass_that_is_left_ends(arrays: dict[str, Any]) -> None:
-    with read(arrays).serve() as server:
+def test_a_closed_pass_ends() -> None:
+    with read().serve() as server:
         remote = fastpipe.connect(server.url)
         batches = iter(remote)
         next(batches)
@@ -367,8 +223,8 @@ def test_a_pass_that_is_left_ends(arrays: dict[str, Any]) -> None:
         assert wait_until(lambda: server.stats()["clients"] == 0)
 
 
-def test_stats_and_explain(arrays: dict[str, Any]) -> None:
-    with read(arrays).serve() as server:
+def test_stats_and_explain() -> None:
+    with read().serve() as server:
         remote = fastpipe.connect(server.url)
         assert len(list(remote)) == 79
         stats = remote.stats()
@@ -376,3 +232,55 @@ def test_stats_and_explain(arrays: dict[str, Any]) -> None:
         assert json.loads(json.dumps(stats)) == stats
         assert re.match("(server|consumer)-bound: ", remote.explain())
         assert "127.0.0.1" in repr(remote)
+
+
+# Several servers, and errors.
+
+
+@pytest.fixture
+def three() -> Iterator[list[Server]]:
+    servers = [Server(read()) for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+def test_several_servers_share_the_work_and_may_stop(three: list[Server]) -> None:
+    remote = fastpipe.connect([server.url for server in three], prefetch=8)
+    found = []
+    for number, batch in enumerate(remote):
+        found += ids([batch])
+        time.sleep(0.002)
+        if number == 30:
+            assert sum(server.stats()["batches"] > 0 for server in three) >= 2
+        if number in (30, 50):
+            three[number // 50].stop()
+    assert found == ids(read())
+
+
+def test_a_server_that_comes_back_is_used_again() -> None:
+    port = free_port()
+    server = Server(read(), port=port)
+    remote = fastpipe.connect(server.url, prefetch=2, timeout=60)
+    found = []
+    for number, batch in enumerate(remote):
+        found += ids([batch])
+        if number == 20:
+            server.stop()
+            server = Server(read(), port=port)
+    server.stop()
+    assert found == ids(read())
+
+
+def test_wrong_servers_and_readers_are_named() -> None:
+    with pytest.raises(fastpipe.ServiceError, match=r"127\.0\.0\.1:9"):
+        fastpipe.connect("grpc://127.0.0.1:9", timeout=0.3)
+    with read().serve() as server, pytest.raises(fastpipe.ServiceError, match=r"no reader 'other'.*default"):
+        fastpipe.connect(server.url, "other")
+    for url in ("127.0.0.1:80", "http://a:80", "grpc://a", "", 7):
+        with pytest.raises(ValueError, match="grpc://host:port"):
+            fastpipe.connect([url])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="empty"):
+        fastpipe.connect([])
+    with pytest.raises(fastpipe.UnsupportedError, match="rebatch"):
+        Server(fastpipe.rebatch(read(), batch_size=7))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Frameworks' adapters on remote readers: their batches and states are those of the local reader, step by step."""
+"""Framework adapters of remote readers have the local reader's batches and states at each step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import samples
 from apart import apart
 from processes import outputs, run
 from samples import SHUFFLES, Data, order_of
+from samples import ids_by_batch as ids
+from service_faults import rows_of
 
 pytest.importorskip("pyarrow.flight")
 
@@ -29,8 +31,8 @@ class Started(NamedTuple):
     """A pass of an adapter.
 
     Attributes:
-        elements: its batches, each as NumPy arrays in a fixed order.
-        state: the state behind the last of them.
+        elements: The batches, each as NumPy arrays in a fixed order.
+        state: Returns the state after the last batch.
     """
 
     elements: Iterator[list[np.ndarray]]
@@ -103,51 +105,48 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def texts(elements: Any) -> list[str]:
-    """Equal for equal elements: dtypes, shapes and values."""
+    """Returns dtypes, shapes and values of elements as text."""
     return [
         json.dumps([[str(part.dtype), part.shape, part.astype(str).tolist()] for part in element])
         for element in elements
     ]
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize(
+    ("features", "shuffle"),
+    [*((NUMBERS, shuffle) for shuffle in SHUFFLES), (CSR, True), (samples.FEATURES, True)],
+    ids=[*map(str, SHUFFLES), "csr", "strings"],
+)
 @pytest.mark.parametrize("start", ADAPTERS.values(), ids=ADAPTERS)
 def test_batches_and_states_are_the_local_ones_at_every_step(
-    data: Data, start: Callable[..., Started], shuffle: bool | str
+    data: Data, start: Callable[..., Started], features: dict[str, Any], shuffle: bool | str
 ) -> None:
+    if start is started_by_jax:
+        features = {name: spec for name, spec in features.items() if name in NUMBERS}
+
     def local() -> fastpipe.Reader:
-        return data.read(features=NUMBERS, **order_of(shuffle))
+        return data.read(features=features, **order_of(shuffle))
 
     with local().serve() as server:
+        remote = fastpipe.connect(server.url)
+        if start is started_by_tensorflow and features is CSR:
+            for reader in (remote, local()):
+                with pytest.raises(ValueError, match='use layout="coo"'):
+                    start(reader)
+            return
         whole = texts(start(local()).elements)
         assert len(whole) == 9
-        here, there = start(local()), start(fastpipe.connect(server.url))
+        here_reader = local()
+        here, there = start(here_reader), start(remote)
         for step in range(4):
             assert texts([next(there.elements)]) == texts([next(here.elements)]) == [whole[step]]
             state = there.state()
             assert json.loads(json.dumps(state)) == json.loads(json.dumps(here.state()))
             for reader in (local(), fastpipe.connect(server.url)):
                 assert texts(start(reader, state).elements) == whole[step + 1 :]
-        assert texts(there.elements) == whole[4:]
-
-
-@pytest.mark.parametrize("start", ADAPTERS.values(), ids=ADAPTERS)
-@pytest.mark.parametrize("features", [CSR, samples.FEATURES], ids=["csr", "strings"])
-def test_every_form_of_batch_and_every_epoch(
-    data: Data, start: Callable[..., Started], features: dict[str, Any]
-) -> None:
-    if start is started_by_jax:
-        features = {name: spec for name, spec in features.items() if name in NUMBERS}
-    options = {"features": features, **order_of(True)}
-    with data.read(**options).serve() as server:
-        remote, local = fastpipe.connect(server.url), data.read(**options)
-        if start is started_by_tensorflow and features is CSR:
-            for reader in (remote, local):
-                with pytest.raises(ValueError, match='use layout="coo"'):
-                    start(reader)
-            return
-        epochs = [(texts(start(remote).elements), texts(start(local).elements)) for _ in range(2)]
-    assert all(there == here for there, here in epochs)
+        assert texts(there.elements) == texts(here.elements) == whole[4:]
+        # The next epoch.
+        assert texts(start(remote).elements) == texts(start(here_reader).elements)
 
 
 def test_xgboost_trains_to_the_same_model(data: Data) -> None:
@@ -164,7 +163,7 @@ def test_xgboost_trains_to_the_same_model(data: Data) -> None:
         assert trained(fastpipe.connect(server.url)) == trained(reader)
 
 
-def test_workers_of_a_loader_that_are_spawned_connect_anew() -> None:
+def test_spawned_workers_of_a_loader_open_new_connections() -> None:
     pytest.importorskip("torch")
     script = """
         import numpy as np
@@ -187,47 +186,32 @@ def test_workers_of_a_loader_that_are_spawned_connect_anew() -> None:
 
 
 def in_forked_workers(remote: fastpipe.Reader) -> list[list[int]]:
-    """The batches of a reader that workers read which torch has forked, in any order."""
+    """Returns the sorted batches of a reader in two forked workers."""
     from torch.utils.data import DataLoader
 
     import fastpipe.torch
 
     dataset = fastpipe.torch.IterableDataset(remote)
     loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="fork")
-    return sorted(batch["id"].tolist() for batch in loader)
+    return sorted(ids(loader))
 
 
-def to_fork() -> fastpipe.Reader:
-    return fastpipe.from_arrays({"id": np.arange(500)}, batch_size=10, shuffle=True, seed=7)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+@linux
 @apart
 def test_forked_workers_of_a_loader_read_from_a_local_service() -> None:
-    with fastpipe.LocalService(to_fork()) as remote:
-        assert in_forked_workers(remote) == sorted(batch["id"].tolist() for batch in to_fork())
+    with fastpipe.LocalService(rows_of(500, batch_size=10)) as remote:
+        assert in_forked_workers(remote) == sorted(ids(rows_of(500, batch_size=10)))
 
 
-# The loader keeps what it has mapped of its workers' memory.
-@pytest.mark.skipif(sys.platform != "linux", reason="processes share memory by means of Linux")
+# The loader keeps its mappings of its workers' memory.
+@linux
 @apart(looks=False)
-def test_forked_workers_of_a_loader_connect_anew() -> None:
-    with to_fork().serve() as server:
+def test_forked_workers_of_a_loader_open_new_connections() -> None:
+    with rows_of(500, batch_size=10).serve() as server:
         remote = fastpipe.connect(server.url)
         next(iter(remote))
         remote.set_epoch(0)
-        assert in_forked_workers(remote) == sorted(batch["id"].tolist() for batch in to_fork())
-
-
-def test_rebatched_batches_go_on_to_frameworks(data: Data) -> None:
-    """A remote reader is rebatched at the client."""
-    pytest.importorskip("torch")
-    fptorch = pytest.importorskip("fastpipe.torch")
-    options = {"features": NUMBERS, **order_of(True)}
-    with data.read(**options).serve() as server:
-        there, here = (
-            [fptorch.tensors(batch) for batch in fastpipe.rebatch(of, batch_size=16, shuffle_buffer=32, seed=3)]
-            for of in (fastpipe.connect(server.url), data.read(**options))
-        )
-    assert len(there) == 4
-    assert texts(map(of_tensors, there)) == texts(map(of_tensors, here))
+        assert in_forked_workers(remote) == sorted(ids(rows_of(500, batch_size=10)))

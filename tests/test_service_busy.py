@@ -1,10 +1,12 @@
-"""Clients that ask for much at once: streams, requests and tickets are bounded, and whoever is refused asks again."""
+"""Clients that ask for much at once or don't read: a server bounds its work, and serves other clients."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -14,37 +16,51 @@ import pytest
 import fastpipe
 from apart import wait_until
 from fastpipe.service import Server, _server
-from service_tickets import answer, client_of, ticket
+from samples import ids_by_batch as ids
+from service_faults import rows_of, through
+from service_tickets import answer, client_of, entries, ticket
 from toy_units import Numbers
 
 flight = pytest.importorskip("pyarrow.flight")
 
-ROWS, BATCHES = 20_000, 40
+BATCHES = 40
 
 
 def read(**options: Any) -> fastpipe.Reader:
-    """20 MB, in batches of 0.5 MB: more than connections hold that nobody reads."""
-    arrays = {"id": np.arange(ROWS), "x": np.zeros((ROWS, 250), "float32")}
-    return fastpipe.from_arrays(arrays, **{"batch_size": 500, "shuffle": True, "seed": 7} | options)
+    """20 MB in batches of 0.5 MB: more than connections buffer."""
+    return rows_of(20_000, 250, **{"batch_size": 500} | options)
 
 
-EXPECTED = [batch["id"].tolist() for batch in read()]
+EXPECTED = ids(read())
+
+
+def describes(client: Any) -> bool:
+    """Returns whether the server isn't too busy to describe its readers."""
+    try:
+        return bool(entries(client))
+    except flight.FlightUnavailableError:
+        return False
 
 
 @contextmanager
-def holding(server: Server, count: int, **options: Any) -> Iterator[list[Any]]:
-    """Requests that have begun, and of which no more is taken."""
+def holding(server: Server, count: int, *, reads: bool = True, **options: Any) -> Iterator[None]:
+    """Open requests, whose clients read one message. If `reads` is false they read none, and each has another order."""
     with ExitStack() as open_:
-        asking = open_.enter_context(client_of(server.url))
-        # Asked first: a server that is busy doesn't describe its readers.
-        asked = ticket(asking, 0, BATCHES, **options)
+        clients = [open_.enter_context(client_of(server.url)) for _ in range(count + 1)]
+        # Made first, since a busy server doesn't describe its readers. A reader's first request may still be open.
+        assert wait_until(lambda: describes(clients[0]))
+        tickets = [
+            ticket(clients[0], 0, BATCHES, **options, **({} if reads else {"seed": seed}))
+            for seed in range(1 if reads else count)
+        ]
         streams = []
-        for _ in range(count):
-            stream = open_.enter_context(client_of(server.url)).do_get(asked)
-            stream.read_chunk()
+        for number, client in enumerate(clients[1:]):
+            stream = client.do_get(tickets[number % len(tickets)])
+            if reads:
+                stream.read_chunk()
             streams.append(stream)
         try:
-            yield streams
+            yield
         finally:
             for stream in streams:
                 stream.cancel()
@@ -52,7 +68,7 @@ def holding(server: Server, count: int, **options: Any) -> Iterator[list[Any]]:
 
 
 def answers(client: Any, asked: Any) -> bool:
-    """Whether the server isn't busy."""
+    """Returns whether the server isn't busy."""
     try:
         return isinstance(answer(client, asked), int)
     except flight.FlightUnavailableError:
@@ -69,7 +85,7 @@ def test_requests_are_bounded() -> None:
                     answer(client, asked)
             with pytest.raises(flight.FlightUnavailableError, match="busy"):
                 ticket(client)
-            # It serves, though, and says so.
+            # It still serves the admitted requests, and reports so.
             assert next(iter(client.do_action(flight.Action("health", b"")))).body.to_pybytes() == b'{"serving": true}'
             assert b"refused_total 6\n" in next(iter(client.do_action(flight.Action("metrics", b"")))).body.to_pybytes()
             assert server.stats()["refused"] == 6
@@ -80,23 +96,23 @@ def test_requests_are_bounded() -> None:
             read().serve(max_requests=wrong)
 
 
-def test_a_client_that_is_refused_asks_another_server() -> None:
+def test_a_refused_client_asks_another_server() -> None:
     with read().serve(max_requests=1) as busy, read().serve() as other:
         remote = fastpipe.connect([other.url, busy.url], timeout=60)
         with holding(busy, 1):
-            assert [batch["id"].tolist() for batch in remote] == EXPECTED
+            assert ids(remote) == EXPECTED
             assert other.stats()["batches"] >= BATCHES
             assert busy.stats()["refused"] > 0
-        # It has been asked again and again, with pauses that grow.
+        # The client has retried with growing pauses.
         assert busy.stats()["refused"] < 100
 
 
-def test_a_client_that_is_refused_asks_again_later() -> None:
+def test_a_refused_client_retries() -> None:
     with read().serve(max_requests=1) as server:
         remote = fastpipe.connect(server.url, timeout=60)
         found: list[Any] = []
         with holding(server, 1):
-            thread = threading.Thread(target=lambda: found.extend(batch["id"].tolist() for batch in remote))
+            thread = threading.Thread(target=lambda: found.extend(ids(remote)))
             thread.start()
             assert wait_until(lambda: server.stats()["refused"] >= 2)
             assert not found
@@ -104,8 +120,8 @@ def test_a_client_that_is_refused_asks_again_later() -> None:
         assert found == EXPECTED
 
 
-def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The request that holds the server isn't closed to make room.
+def test_the_error_of_a_client_without_a_server_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The open request isn't closed to make room.
     monkeypatch.setattr(_server, "_IDLE", 1000.0)
     with read().serve(max_requests=1) as server:
         remote = fastpipe.connect(server.url, timeout=3)
@@ -116,10 +132,10 @@ def test_a_client_that_nobody_serves_is_told_why(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(fastpipe.ServiceError, match="this server is busy"):
                 fastpipe.connect(server.url, timeout=3)
         assert wait_until(lambda: server.stats()["clients"] == 0)
-        assert [batch["id"].tolist() for batch in remote] == EXPECTED
+        assert ids(remote) == EXPECTED
 
 
-def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_refusal_says_that_all_passes_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_PATIENCE", 0.5)
     begun, go_on = threading.Event(), threading.Event()
 
@@ -143,7 +159,7 @@ def test_passes_that_are_all_at_work_for_long_are_told_of(monkeypatch: pytest.Mo
         assert wait_until(lambda: answers(asking, ticket(asking, reader="other")))
 
 
-def test_a_crowd_takes_few_threads() -> None:
+def test_many_clients_take_few_threads() -> None:
     with read().serve(max_requests=8) as server, ExitStack() as open_:
         process = psutil.Process()
         with client_of(server.url) as client:
@@ -152,23 +168,21 @@ def test_a_crowd_takes_few_threads() -> None:
         for client in clients:
             client.wait_for_available()
         before = process.num_threads()
-        streams, refused = [], 0
+        streams = []
         for client in clients:
-            try:
+            with suppress(flight.FlightUnavailableError):
                 stream = client.do_get(asked)
                 stream.read_chunk()
                 streams.append(stream)
-            except flight.FlightUnavailableError:
-                refused += 1
-        assert (len(streams), refused) == (8, 92)
-        # Those that read connections, the client's among them, and one for each request.
+        assert len(streams) == 8
+        # Threads that read connections, including the clients', and a thread for each request.
         assert process.num_threads() - before < 40
         for stream in streams:
             stream.cancel()
         del stream, streams
 
 
-def test_large_tickets_are_answered_a_few_at_a_time() -> None:
+def test_large_tickets_are_bounded() -> None:
     with read().serve() as server, client_of(server.url) as client:
         asked = ticket(client, padding=1 << 20)
         told = pytest.raises(flight.FlightUnavailableError, match="busy: large requests take all")
@@ -178,30 +192,90 @@ def test_large_tickets_are_answered_a_few_at_a_time() -> None:
         assert isinstance(answer(client, ticket(client, padding=1 << 20)), int)
 
 
-def test_streams_of_the_past_are_forgotten() -> None:
+def test_old_streams_are_dropped() -> None:
     with read(batch_size=10).serve() as server, client_of(server.url) as client:
         for seed in range(300):
             assert isinstance(answer(client, ticket(client, seed=seed)), int)
         stats = server.stats()
-        # Those of which something is kept, and those of passes that wait for someone who goes on.
+        # Streams with a kept batch, and streams of idle passes.
         assert stats["streams"] <= 64 + 16 + 1
         assert stats["passes"] <= 16
         assert stats["begun"] == 300
-        # What was asked for last is kept.
+        # The last batch is kept.
         assert isinstance(answer(client, ticket(client, seed=299)), int)
         assert server.stats()["kept_hits"] == 1
 
 
-def test_small_batches_are_not_kept_for_nothing() -> None:
-    """Each takes some memory, beside its bytes."""
+def test_the_memory_of_small_kept_batches_is_bounded() -> None:
+    """Each batch takes some memory in addition to its bytes."""
     tiny = fastpipe.from_arrays({"id": np.arange(1000, dtype="int8")}, batch_size=1, shuffle=True, seed=7)
     with tiny.serve(keep="100kB") as server, client_of(server.url) as client:
         for step in range(200):
             assert isinstance(answer(client, ticket(client, step, step + 1)), int)
         stats = server.stats()
         assert 0 < stats["kept_bytes"] <= 100_000
-        # The last one is kept, and the first one isn't any more.
+        # The last batch is kept, and the first batch isn't.
         assert isinstance(answer(client, ticket(client, 199, 200)), int)
         assert server.stats()["decoded"] == stats["decoded"]
         assert isinstance(answer(client, ticket(client, 0, 1)), int)
         assert server.stats()["decoded"] > stats["decoded"]
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({"memory_limit": "32MiB", "keep": "4MiB", "max_passes": 2}, 30), ({"max_requests": 5}, 5)],
+    ids=["memory", "requests"],
+)
+def test_clients_that_do_not_read_make_room_for_others(
+    options: dict[str, Any], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "fastpipe.service")
+    with read().serve(**options) as server:
+        remote = fastpipe.connect(server.url, timeout=60)
+        with holding(server, count, reads=False):
+            assert wait_until(lambda: server.stats()["clients"] >= 5)
+            assert ids(remote) == EXPECTED
+            assert 1 <= server.stats()["closed"] < count
+    told = [text for record in caplog.records if "took nothing while others waited" in (text := record.getMessage())]
+    assert 1 <= len(told) < count
+
+
+def test_a_client_that_pauses_loses_nothing() -> None:
+    with read().serve(max_requests=1) as server:
+        paused = fastpipe.connect(server.url, timeout=60, prefetch=1)
+        batches = iter(paused)
+        found = ids(next(batches) for _ in range(3))
+        assert wait_until(lambda: server.stats()["clients"] == 1)
+        other = fastpipe.connect(server.url, timeout=60)
+        assert ids(other) == EXPECTED
+        assert server.stats()["closed"] >= 1
+        found += ids(batches)
+    assert found == EXPECTED
+
+
+def test_a_client_with_a_slow_network_is_served_to_its_end() -> None:
+    """It reads 200 KB per second, so a message takes ten seconds."""
+    reader = read(batch_size=2000)
+    with reader.serve(max_requests=1) as server, through(server.port) as proxy, client_of(server.url) as other:
+        asked = ticket(other)
+        batches = iter(fastpipe.connect(proxy.url, timeout=60))
+        proxy.delay = 0.3
+        found = ids([next(batches)])
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            with suppress(flight.FlightUnavailableError):
+                list(other.do_get(asked))
+            time.sleep(0.1)
+        assert server.stats()["refused"] > 0
+        assert server.stats()["closed"] == 0
+        proxy.heal()
+        found += ids(batches)
+    assert found == ids(reader)
+
+
+def test_a_client_that_does_not_read_stays_while_no_other_waits() -> None:
+    with read().serve(max_requests=2) as server, holding(server, 1, reads=False):
+        assert wait_until(lambda: server.stats()["clients"] == 1)
+        time.sleep(4)
+        assert ids(fastpipe.connect(server.url)) == EXPECTED
+        assert server.stats()["closed"] == 0

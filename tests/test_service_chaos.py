@@ -1,55 +1,150 @@
-"""Servers and networks that fail by chance: each batch comes once, in order, bit for bit, or the right error in time.
+"""Random failures of servers and networks: each batch comes once, in order and unchanged, or the right error in time.
 
-`FASTPIPE_SERVICE_RUNS` says how many runs there are, each of which has another seed.
+`FASTPIPE_SERVICE_RUNS` is the number of runs. Each run has another seed.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastpipe
-from service_chaos import NETWORK, SERVERS, Chaos
-from service_faults import Proxy, ServerProcess, several, through
+from service_faults import Proxy, ServerProcess, config_of, rows_of, several, through
 
 pytest.importorskip("pyarrow.flight")
 
 RUNS = int(os.environ.get("FASTPIPE_SERVICE_RUNS", "2"))
-# Seconds: what no run of transient faults exceeds; what servers that end for good are waited for, and an error may come
-# later. A machine that runs other tests, too, may take its time.
+# Seconds: a timeout that no run of transient faults exceeds; the timeout of runs whose servers end for good; and the
+# tolerance for its error. A machine that also runs other tests is slow.
 LONG, SHORT, MARGIN = (40.0, 4.0, 1.5) if "FASTPIPE_SERVICE_RUNS" in os.environ else (250.0, 8.0, 20.0)
 ROWS = 20_000
 
-CONFIG = """
-import numpy as np
-import fastpipe
+SERVERS = ("kill", "terminate", "stop", "restart", "all")
+"""Faults of servers. For a moment, all servers may be gone."""
 
-arrays = {{"id": np.arange({rows}), "x": np.random.default_rng({seed}).random(({rows}, 16), "float32")}}
-reader = fastpipe.from_arrays(arrays, batch_size=64, shuffle=True, seed=7)
-"""
+NETWORK = ("stop", "delay", "cut", "corrupt", "corrupt_request", "silent")
+"""Faults after which the processes still run."""
+
+
+class Chaos:
+    """Random faults of servers and their networks.
+
+    Args:
+        servers: Servers that listen.
+        networks: A network for each server.
+        draw: The generator of the faults.
+
+    Attributes:
+        done: The faults so far.
+    """
+
+    def __init__(self, servers: Sequence[ServerProcess], networks: Sequence[Proxy], draw: random.Random) -> None:
+        self._servers, self._networks, self._draw = servers, networks, draw
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.done: list[str] = []
+
+    def start(self, kinds: Sequence[str]) -> None:
+        """Makes faults in another thread, until `end`."""
+        self._thread = threading.Thread(target=self._run, args=(kinds,))
+        self._thread.start()
+
+    def end(self) -> None:
+        """Makes no more faults, and repairs nothing."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def heal(self) -> None:
+        """Repairs all servers and networks."""
+        self.end()
+        for network in self._networks:
+            network.heal()
+        for server in self._servers:
+            server.send(signal.SIGCONT)
+            if server.process is None:
+                server.start()
+        for server in self._servers:
+            server.wait()
+
+    def ends_all(self) -> None:
+        """Ends the answers of all servers: each is killed or stopped, or its network carries no data."""
+        self.end()
+        for number in range(len(self._servers)):
+            self._fails(number, self._draw.choice(["kill for good", "stop for good", "silent for good"]))
+
+    def _run(self, kinds: Sequence[str]) -> None:
+        while not self._end.wait(self._draw.uniform(0.02, 0.4)):
+            number = self._draw.randrange(len(self._servers))
+            self._fails(number, self._draw.choice(kinds))
+
+    def _fails(self, number: int, kind: str) -> None:
+        server, network, draw = self._servers[number], self._networks[number], self._draw
+        self.done.append(f"{kind} {number}")
+        if kind in ("kill", "terminate"):
+            if server.process is not None:
+                # On a busy machine, slow servers would otherwise end before they listen.
+                server.wait()
+            server.end(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+            # Otherwise it stays away until another fault restarts it.
+            if draw.random() < 0.5:
+                server.start()
+        elif kind == "restart":
+            for other in self._servers:
+                if other.process is None:
+                    other.start()
+        elif kind == "all":
+            for other in self._servers:
+                other.end() if draw.random() < 0.5 else other.send(signal.SIGSTOP)
+            self._end.wait(draw.uniform(0.1, 1.0))
+            for other in self._servers:
+                other.send(signal.SIGCONT)
+                if other.process is None:
+                    other.start()
+        elif kind == "stop":
+            server.send(signal.SIGSTOP)
+            self._end.wait(draw.uniform(0.1, 1.0))
+            server.send(signal.SIGCONT)
+        elif kind == "corrupt":
+            network.corrupt_at = draw.randrange(300_000)
+        elif kind == "corrupt_request":
+            network.corrupt_request_at = draw.randrange(3_000)
+        elif kind in ("delay", "cut", "silent"):
+            attribute, value, healed, most = {
+                "delay": ("delay", draw.choice([0.005, 0.02]), 0.0, 0.5),
+                "cut": ("cut_after", draw.choice([0, draw.randrange(500_000)]), None, 0.5),
+                "silent": ("silent_after", draw.randrange(200_000), None, 1.0),
+            }[kind]
+            setattr(network, attribute, value)
+            self._end.wait(draw.uniform(0.1, most))
+            setattr(network, attribute, healed)
+        elif kind == "kill for good":
+            server.end()
+        elif kind == "stop for good":
+            server.send(signal.SIGSTOP)
+        else:
+            assert kind == "silent for good"
+            network.silent_after = 0
 
 
 def read(**options: Any) -> fastpipe.Reader:
-    arrays = {"id": np.arange(ROWS), "x": np.random.default_rng(1).random((ROWS, 16), "float32")}
-    return fastpipe.from_arrays(arrays, batch_size=64, shuffle=True, seed=7, **options)
+    return rows_of(ROWS, 16, **options)
 
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Of the data, and of other data."""
+    """Files of servers: one of the data, one of other data."""
     folder = tmp_path_factory.mktemp("configs")
-    ours, other = folder / "ours.py", folder / "other.py"
-    ours.write_text(CONFIG.format(rows=ROWS, seed=1))
-    other.write_text(CONFIG.format(rows=ROWS, seed=2))
-    return ours, other
+    return config_of(read(), folder, "ours"), config_of(rows_of(ROWS, 16, 2), folder, "other")
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +154,11 @@ def servers(configs: tuple[Path, Path]) -> Iterator[list[ServerProcess]]:
 
 
 class Consumer:
-    """Takes batches, and holds them against those of a local reader.
+    """Takes batches, and compares them with a local reader's.
 
     Attributes:
-        taken: batches so far.
-        last: when the last of them came.
+        taken: The number of batches so far.
+        last: The time of the last batch.
     """
 
     def __init__(self, remote: fastpipe.Reader, draw: random.Random, epochs: int | None) -> None:
@@ -73,7 +168,7 @@ class Consumer:
         self.last = time.monotonic()
 
     def take(self, most: int | None = None) -> None:
-        """Takes so many batches, or all that there are."""
+        """Takes this many batches, or all."""
         stop = None if most is None else self.taken + most
         while self.taken != stop:
             batch = next(self._batches, None)
@@ -97,14 +192,16 @@ def transient(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
 
 
 def for_good(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
-    """No server comes back, and there is no fallback."""
+    """All servers end for good, without a fallback."""
     remote = fastpipe.connect(urls, epochs=None, prefetch=draw.choice([1, 8, None]), timeout=SHORT)
     consumer = Consumer(remote, draw, None)
     chaos.start(NETWORK)
     consumer.take(draw.randrange(300))
     chaos.ends_all()
     ended = time.monotonic()
-    with pytest.raises(fastpipe.ServiceError, match=rf"no server has answered for {SHORT:g} seconds: .*127"):
+    with pytest.raises(
+        fastpipe.ServiceError, match=rf"no server has answered for {SHORT:g} seconds: .*{'.*'.join(urls)}"
+    ):
         consumer.take()
     assert time.monotonic() - max(ended, consumer.last) < SHORT + MARGIN
     here = read(epochs=None)
@@ -113,13 +210,13 @@ def for_good(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
 
 
 def batch_of(number: int) -> dict[str, Any]:
-    """A batch of a pass without end."""
+    """Returns a batch of a pass without end."""
     epoch, step = divmod(number, ROWS // 64 + 1)
     return read().batch_at(step, epoch)
 
 
 def replaced_by_the_fallback(urls: list[str], chaos: Chaos, draw: random.Random) -> None:
-    """No server answers for a while, and the fallback does; then there are servers again."""
+    """The fallback replaces all servers for a while; then servers answer again."""
     prefetch = draw.choice([1, 8, None])
     remote = fastpipe.connect(urls, epochs=None, prefetch=prefetch, timeout=1, fallback=read())
     consumer = Consumer(remote, draw, None)
@@ -134,7 +231,7 @@ def replaced_by_the_fallback(urls: list[str], chaos: Chaos, draw: random.Random)
 
 
 def replaced_by_others(urls: list[str], chaos: Chaos, draw: random.Random, server: ServerProcess, other: Path) -> None:
-    """A server has other data when it comes back."""
+    """A server has other data after its restart."""
     consumer = Consumer(fastpipe.connect(urls, epochs=None, prefetch=8, timeout=LONG), draw, None)
     chaos.start(NETWORK)
     consumer.take(draw.randrange(200))
@@ -150,7 +247,7 @@ def replaced_by_others(urls: list[str], chaos: Chaos, draw: random.Random, serve
 
 @pytest.mark.timeout(600 + 60 * RUNS)
 @pytest.mark.parametrize("first", range(0, RUNS, 10))
-def test_what_fails_by_chance(servers: list[ServerProcess], configs: tuple[Path, Path], first: int) -> None:
+def test_random_failures(servers: list[ServerProcess], configs: tuple[Path, Path], first: int) -> None:
     for run in range(first, min(first + 10, RUNS)):
         draw = random.Random(run)
         with ExitStack() as stack:

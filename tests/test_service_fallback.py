@@ -1,4 +1,4 @@
-"""A reader of this process that makes the batches where no server does, and servers that come and go meanwhile."""
+"""Servers that start and stop during a pass: a fallback replaces them, or a directory lists others."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastpipe
+from apart import wait_until
+from fastpipe.service import Directory, Server
+from fastpipe.service._metrics import text_of
+from processes import together
+from samples import ids_by_batch as ids
 from servers import free_port
-from service_faults import ServerProcess, through
+from service_faults import rows_of, serving, through
+from toy_units import Numbers
 
 pytest.importorskip("pyarrow.flight")
 
-import pyarrow as pa
 
-from apart import wait_until
-from fastpipe.service import Server
-
-ARRAYS = {"id": np.arange(6000), "x": np.random.default_rng(1).random((6000, 700), "float32")}
-
-
-def read(epoch: int = 0, **options: Any) -> fastpipe.Reader:
-    """120 batches, few of which are under way at once."""
-    reader = fastpipe.from_arrays(ARRAYS, **{"batch_size": 50, "shuffle": True, "seed": 7} | options)
+def read(epoch: int = 0, rows: int = 6000, **options: Any) -> fastpipe.Reader:
+    """120 batches, large enough that few are in flight at once."""
+    reader = rows_of(rows, 700, **{"batch_size": 50} | options)
     reader.set_epoch(epoch)
     return reader
-
-
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
 
 
 def made(server: Server) -> float:
@@ -51,21 +45,21 @@ def port() -> int:
 
 @pytest.fixture
 def gone(port: int) -> str:
-    """The URL of a server that isn't there."""
+    """The URL of a server that doesn't listen."""
     return f"grpc://127.0.0.1:{port}"
 
 
-def test_without_servers_batches_are_made_here_at_once(gone: str) -> None:
+def test_without_servers_the_fallback_makes_batches_at_once(gone: str) -> None:
     begun = time.monotonic()
     remote = fastpipe.connect([gone, gone], fallback=read(epochs=2), timeout=600)
     assert ids(remote) == ids(read(epochs=2))
     assert ids([remote.batch_at(3, epoch=5)]) == ids([read().batch_at(3, epoch=5)])
     assert remote.locate(3, 5, epoch=2) == read().locate(3, 5, epoch=2)
-    assert time.monotonic() - begun < 100, "nobody waits for servers that aren't there"
+    assert time.monotonic() - begun < 100, "no wait for servers"
     assert (remote.features, len(remote), remote.num_rows) == (read().features, 240, 6000)
 
 
-def test_what_is_asked_for_holds_without_servers(gone: str) -> None:
+def test_arguments_hold_without_servers(gone: str) -> None:
     remote = fastpipe.connect(gone, rank=1, world_size=3, seed=9, epochs=2, fallback=read())
     assert ids(remote) == ids(read(rank=1, world_size=3, seed=9, epochs=2))
     assert ids(fastpipe.connect(gone, fallback=read()).shard(2, 1)) == ids(read(rank=1, world_size=2))
@@ -89,55 +83,37 @@ def test_states_pass_from_the_fallback_to_readers_and_back(gone: str) -> None:
         assert ids(remote) == ids(read())[31:]
 
 
-class Units:
-    """120 units of 50 rows, which are counted when they are read."""
+class Versioned(Numbers):
+    """120 units of 50 rows, of a version of the data."""
 
-    rows = [50] * 120
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("x", pa.int64(), nullable=False)])
-
-    def __init__(self, fingerprint: str) -> None:
-        self.said = fingerprint
-        self.read_units = 0
-
-    def read(self, unit: int) -> Any:
-        self.read_units += 1
-        rows = np.arange(50 * unit, 50 * unit + 50)
-        return pa.table({"id": rows, "x": rows}, self.schema)
+    def __init__(self, version: str) -> None:
+        super().__init__([50] * 120)
+        self.version = version
 
     def fingerprint(self) -> str:
-        return self.said
+        return self.version
 
 
-@pytest.mark.parametrize("fingerprint", ["same", "other"])
-def test_a_server_that_comes_is_used_if_it_has_the_data(gone: str, port: int, fingerprint: str) -> None:
-    here = Units("same")
-    fallback = fastpipe.read_units(here, batch_size=50, epochs=None)
-    remote = fastpipe.connect(gone, fallback=fallback, epochs=None, prefetch=2, timeout=60)
+@pytest.mark.parametrize("version", ["same", "other"])
+def test_a_server_that_comes_is_used_if_it_has_the_data(gone: str, port: int, version: str) -> None:
+    here, options = Versioned("same"), {"batch_size": 50, "epochs": None}
+    remote = fastpipe.connect(gone, fallback=fastpipe.read_units(here, **options), epochs=None, prefetch=2, timeout=60)
     batches = iter(remote)
-    found = ids(next(batches) for _ in range(20))
-    assert here.read_units >= 20
-    with Server(fastpipe.read_units(Units(fingerprint), batch_size=50, epochs=None), port=port) as server:
-        if fingerprint == "other":
+    found = [next(batches) for _ in range(20)]
+    assert len(here.calls) >= 20
+    with Server(fastpipe.read_units(Versioned(version), **options), port=port) as server:
+        if version == "other":
             with pytest.raises(fastpipe.StateError, match=r"other data.*connect anew"):
-                found.extend(map(_id, _for_a_while(batches)))
+                found.extend(_until(batches, lambda: False))
         else:
-            found.extend(map(_id, _until(batches, lambda: made(server) > 20)))
-            # Nothing more is made here, but for a batch that was begun.
-            before = here.read_units
-            found += ids(next(batches) for _ in range(100))
-            assert here.read_units <= before + 1
+            found += _until(batches, lambda: made(server) > 20)
+            # The fallback makes no more batches, except for one that it had begun.
+            before = len(here.calls)
+            found += [next(batches) for _ in range(100)]
+            assert len(here.calls) <= before + 1
             assert made(server) >= 100
-    whole = itertools.islice(fastpipe.read_units(Units("same"), batch_size=50, epochs=None), len(found))
-    assert found == ids(whole)
-
-
-def _id(batch: dict[str, Any]) -> list[int]:
-    found: list[int] = batch["id"].tolist()
-    return found
-
-
-def _for_a_while(batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    return _until(batches, lambda: False)
+    whole = itertools.islice(fastpipe.read_units(Versioned("same"), **options), len(found))
+    assert [batch["x"].tolist() for batch in found] == [batch["x"].tolist() for batch in whole]
 
 
 def _until(batches: Iterator[dict[str, Any]], done: Any, seconds: float = 100) -> Iterator[dict[str, Any]]:
@@ -157,34 +133,24 @@ def test_servers_go_and_come_back_within_a_pass(port: int) -> None:
         server.stop()
         found += ids(next(batches) for _ in range(30))
         server = Server(read(), port=port)
-        found.extend(map(_id, _until(batches, lambda server=server: made(server) > 10)))
+        found += ids(_until(batches, lambda server=server: made(server) > 10))
     server.stop()
     assert found == ids(next_ for _, next_ in zip(range(len(found)), read(epochs=None), strict=False))
 
 
 def test_a_server_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
-    (tmp_path / "readers.py").write_text(
-        "import numpy as np, fastpipe\n"
-        "arrays = {'id': np.arange(6000), 'x': np.random.default_rng(1).random((6000, 700), 'float32')}\n"
-        "reader = fastpipe.from_arrays(arrays, batch_size=50, shuffle=True, seed=7)\n"
-    )
-    server = ServerProcess(tmp_path / "readers.py")
-    server.start()
-    try:
-        server.wait()
+    with serving(read(), tmp_path) as server:
         server.send(signal.SIGSTOP)
         remote = fastpipe.connect(server.url, fallback=read(), timeout=2)
         begun, whole = time.monotonic(), [ids(read(epoch)) for epoch in range(3)]
         assert [ids(remote) for _ in whole] == whole
         assert [remote.locate(0, row, 0) for row in range(46)] == [read().locate(0, row) for row in range(46)]
         assert ids([remote.batch_at(0, 0)]) == whole[0][:1]
-        # Three passes, 46 places and a batch: each would have waited for as long.
+        # Three passes, 46 places and a batch would each have waited for two seconds.
         assert time.monotonic() - begun < 90
-    finally:
-        server.end()
 
 
-def test_a_network_that_falls_silent_loses_nothing() -> None:
+def test_a_silent_network_loses_nothing() -> None:
     with read().serve() as server, through(server.port) as network:
         remote = fastpipe.connect(network.url, fallback=read(), prefetch=2, timeout=1)
         network.silent_after = 1_000_000
@@ -192,7 +158,7 @@ def test_a_network_that_falls_silent_loses_nothing() -> None:
         assert network.faults > 0
 
 
-def test_what_refuses_for_good_is_told_in_spite_of_a_fallback() -> None:
+def test_permanent_refusals_are_raised_despite_a_fallback() -> None:
     with read().serve(token="open sesame") as server:
         with pytest.raises(fastpipe.ServiceError, match="token"):
             fastpipe.connect(server.url, fallback=read(), timeout=60)
@@ -203,6 +169,7 @@ def test_what_refuses_for_good_is_told_in_spite_of_a_fallback() -> None:
 @pytest.mark.parametrize(
     ("other", "match"),
     [
+        ({"rows": 9}, "other data"),
         ({"batch_size": 20}, "batch_size is 20, and 50 there"),
         ({"shuffle": "block", "shuffle_buffer": 100}, "shuffle is 'block', and 'window' there"),
         ({"seed": 8}, "seed is 8, and 7 there"),
@@ -220,28 +187,185 @@ def test_a_fallback_has_the_order_of_the_servers(other: dict[str, Any], match: s
             fastpipe.connect(server.url, fallback=read(**other), rank=0, world_size=2)
 
 
-def test_errors_of_the_data_come_from_the_fallback_as_they_are(tmp_path: Path, gone: str) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("a\n" + "1\n" * 100 + "x\n")
-    make = lambda: fastpipe.read_csv(path, features={"a": fastpipe.DenseSpec((), "int64")}, batch_size=10)  # noqa: E731
-    with pytest.raises(fastpipe.FastpipeError) as expected:
-        list(make())
-    with pytest.raises(type(expected.value)) as raised:
-        list(fastpipe.connect(gone, fallback=make()))
-    assert str(raised.value) == str(expected.value)
-
-
-def test_two_threads_and_passes_that_are_left(gone: str) -> None:
-    # Threads that wait for a server's answer end with that, at the latest when it is overdue.
+def test_two_threads_read_one_pass_and_leave_no_threads(gone: str) -> None:
+    # Threads that wait for a server's answer end at the timeout at the latest.
     remote = fastpipe.connect(gone, fallback=read(), prefetch=1, timeout=5)
     next(iter(remote))
     remote.set_epoch(0)
     batches, found = iter(remote), list[list[int]]()
-    threads = [threading.Thread(target=lambda: found.extend(map(_id, batches))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(threading.Thread(target=lambda: found.extend(ids(batches))) for _ in range(2))
     assert sorted(found) == sorted(ids(read()))
     ours = lambda: [one for one in threading.enumerate() if one.name.startswith("fastpipe-")]  # noqa: E731
     assert wait_until(lambda: not ours()), ours()
+
+
+class Listed:
+    """A directory whose list the test changes.
+
+    Attributes:
+        listed: The list, or an exception to raise.
+        asked: The number of calls.
+        threads: The names of the threads that called.
+    """
+
+    def __init__(self, listed: list[str] | Exception) -> None:
+        self.listed = listed
+        self.asked = 0
+        self.threads: set[str] = set()
+
+    def urls(self) -> Sequence[str]:
+        self.threads.add(threading.current_thread().name)
+        self.asked += 1
+        if isinstance(self.listed, Exception):
+            raise self.listed
+        return self.listed
+
+
+def slow(**options: Any) -> fastpipe.Reader:
+    """Batches that are sent one by one, so that clients can slow their servers down."""
+    return rows_of(5000, 1500, **{"batch_size": 25} | options)
+
+
+@pytest.fixture
+def servers() -> Iterator[list[Server]]:
+    servers = [Server(slow()) for _ in range(3)]
+    yield servers
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastpipe.service._directory._PAUSE", 0.05)
+
+
+def test_new_servers_are_used_and_removed_ones_are_not(servers: list[Server]) -> None:
+    directory = Listed([servers[0].url])
+    batches = iter(fastpipe.connect(directory, prefetch=6, epochs=None))
+    found: list[list[int]] = []
+
+    def read_until(true: Callable[[], bool]) -> None:
+        while not true():
+            found.extend(ids([next(batches)]))
+            time.sleep(0.003)
+
+    read_until(lambda: len(found) == 40)
+    assert made(servers[1]) == made(servers[2]) == 0
+    directory.listed = [server.url for server in servers]
+    read_until(lambda: made(servers[1]) > 0 and made(servers[2]) > 0)
+    directory.listed = [servers[2].url]
+    # The third list from now on was requested after the pass had received the first one.
+    asked = directory.asked
+    read_until(lambda: directory.asked >= asked + 3)
+    # Batches that were requested earlier still arrive.
+    before = len(found)
+    read_until(lambda: len(found) == before + 30)
+    left = made(servers[0]) + made(servers[1])
+    read_until(lambda: len(found) == before + 100)
+    assert made(servers[0]) + made(servers[1]) == left
+    assert found == ids(itertools.islice(slow(epochs=None), len(found)))
+    assert directory.threads == {"MainThread", "fastpipe-directory"}
+    assert isinstance(directory, Directory)
+
+
+def test_all_servers_are_replaced_by_others(servers: list[Server]) -> None:
+    directory = Listed([servers[0].url])
+    remote = fastpipe.connect(directory, prefetch=2, timeout=60)
+    found = []
+    for number, batch in enumerate(remote):
+        found += ids([batch])
+        if number in (30, 90):
+            servers[number // 60].stop()
+            directory.listed = [servers[number // 60 + 1].url]
+    assert found == ids(slow())
+
+
+def test_errors_of_a_directory_do_not_end_a_pass(servers: list[Server]) -> None:
+    directory = Listed([server.url for server in servers])
+    remote = fastpipe.connect(directory, prefetch=4)
+    found = []
+    for number, batch in enumerate(remote):
+        found += ids([batch])
+        time.sleep(0.002)
+        if number == 20:
+            directory.listed = RuntimeError("the office is closed")
+        if number == 60:
+            servers[0].stop()
+        if number == 100:
+            directory.listed = ["no URL"]
+    assert found == ids(slow())
+
+
+def test_a_pass_may_begin_before_its_servers(servers: list[Server]) -> None:
+    directory = Listed([servers[0].url])
+    remote = fastpipe.connect(directory)
+    directory.listed = []
+    servers[0].stop()
+    threading.Timer(0.5, lambda: setattr(directory, "listed", [servers[1].url])).start()
+    assert ids(remote) == ids(slow())
+    assert made(servers[1]) > 0
+
+
+def test_without_servers_the_directory_says_why(servers: list[Server]) -> None:
+    directory = Listed([servers[0].url])
+    remote = fastpipe.connect(directory, prefetch=2, timeout=3, epochs=None)
+    batches = iter(remote)
+    begun = [next(batches)["id"].tolist() for _ in range(3)]
+    directory.listed = []
+    with pytest.raises(fastpipe.ServiceError, match="for 3 seconds: the directory lists no server"):
+        begun.extend(batch["id"].tolist() for batch in batches)
+    assert begun == ids(itertools.islice(slow(epochs=None), len(begun)))
+    directory.listed = RuntimeError("the office is closed")
+    servers[0].stop()
+    with pytest.raises(fastpipe.ServiceError, match="the office is closed"):
+        list(remote)
+    with pytest.raises(RuntimeError, match="the office is closed"):
+        fastpipe.connect(directory, timeout=1)
+    directory.listed = []
+    with pytest.raises(fastpipe.ServiceError, match=r"listed no server for 0\.5 seconds"):
+        fastpipe.connect(directory, timeout=0.5)
+    directory.listed = ["no URL"]
+    with pytest.raises(ValueError, match="grpc://host:port"):
+        fastpipe.connect(directory)
+
+
+def test_a_reader_is_pickled_with_the_servers_that_were_known(servers: list[Server]) -> None:
+    directory = Listed([servers[0].url])
+    remote = pickle.loads(pickle.dumps(fastpipe.connect(directory)))
+    directory.listed = []
+    assert ids(remote) == ids(slow())
+
+
+def test_a_consumer_may_pause_for_longer_than_the_timeout(servers: list[Server]) -> None:
+    remote = fastpipe.connect([server.url for server in servers], prefetch=2, timeout=3)
+    batches = iter(remote)
+    found = [next(batches)]
+    # The batches of the stopped server wait for room at another one.
+    servers[0].stop()
+    time.sleep(4)
+    servers[1].stop()
+    assert ids(found) + ids(batches) == ids(slow())
+
+
+def test_metrics_show_the_time_of_making_and_waiting() -> None:
+    with slow(batch_size=1000).serve() as server:
+        remote = iter(fastpipe.connect(server.url, prefetch=1))
+        next(remote)
+        assert wait_until(lambda: server.stats()["batches"] >= 2)
+        before = server.stats()
+
+        def waits_for_none() -> bool:
+            """Returns whether no request waits for a batch now."""
+            nonlocal before
+            last, before = before, server.stats()
+            return before["making_seconds"] == last["making_seconds"]
+
+        assert wait_until(waits_for_none)
+        time.sleep(0.5)
+        stats = server.stats()
+        # No request has waited long for a batch since.
+        assert stats["making_seconds"] - before["making_seconds"] < 0.4
+        remote.close()  # type: ignore[attr-defined]
+        text = text_of(server.stats())
+        assert "fastpipe_service_making_seconds_total " in text
+        assert "fastpipe_service_held_back_seconds_total " in text

@@ -1,4 +1,4 @@
-"""Leases on remote readers: workers whose batches servers make share a ledger, with local workers too."""
+"""Leases on remote readers: workers of servers, of a local service and of local readers share a ledger."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import fastpipe
 from every_source import Make, digests, make, order
+from processes import together
+from service_faults import rows_of
 
 pytest.importorskip("pyarrow.flight")
 
@@ -20,15 +21,13 @@ from fastpipe.service import Server
 
 __all__ = ["make"]
 
-ROWS = 400
-
 
 def read(**options: Any) -> fastpipe.Reader:
-    return fastpipe.from_arrays({"id": np.arange(ROWS)}, **{"batch_size": 10, "shuffle": True, "seed": 5} | options)
+    return rows_of(400, **{"batch_size": 10, "seed": 5} | options)
 
 
 def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.StepOfEpoch, str]]:
-    """Uses and commits batches until there are no more, or so many."""
+    """Uses and commits all batches, or this many."""
     found = []
     for batch in worker:
         assert worker.position is not None
@@ -40,7 +39,7 @@ def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fa
 
 
 def expected(reader: fastpipe.Reader, epochs: int = 1) -> dict[tuple[int, int], str]:
-    """By a reader of one epoch, which leases nothing."""
+    """Returns the batches of a reader without leases."""
     steps = range(len(reader))
     return {(epoch, step): digests([reader.batch_at(step, epoch)])[0] for epoch in range(epochs) for step in steps}
 
@@ -59,8 +58,7 @@ def servers() -> Iterator[list[Server]]:
 
 
 @order
-def test_a_remote_worker_goes_on_where_a_local_one_stopped(make: Make, order: dict[str, Any], url: str) -> None:
-    """The ledger takes both for workers of one job, of whatever source."""
+def test_remote_and_local_workers_continue_each_other(make: Make, order: dict[str, Any], url: str) -> None:
     options = {"batch_size": 32, "seed": 3, **order}
     with make(**options).serve() as server:
         found = []
@@ -86,11 +84,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
                 servers[0].stop()
             found.extend(first + used(worker))
 
-    threads = [threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    together(threading.Thread(target=work, args=(f"w{i}",)) for i in range(4))
     assert len(found) == 80
     assert dict(found) == expected(read(), 2)
     status = fastpipe.Ledger(url).status()
@@ -98,7 +92,7 @@ def test_remote_workers_share_the_batches_though_a_server_stops(url: str, server
     assert sum(worker.batches for worker in status.workers) == 80
 
 
-def test_no_server_is_an_error_and_what_was_not_committed_is_free(url: str, servers: list[Server]) -> None:
+def test_without_servers_uncommitted_batches_become_free(url: str, servers: list[Server]) -> None:
     remote = fastpipe.connect(servers[0].url, prefetch=2, timeout=1)
     servers[0].stop()
     with (

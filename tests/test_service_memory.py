@@ -1,15 +1,16 @@
-"""The memory of a server: a bound for all that it makes, and for what one ticket can make it allocate."""
+"""The memory of a server: bounds for all its batches and passes, and for the batches of one ticket."""
 
 from __future__ import annotations
 
+import resource
 import sys
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +19,10 @@ import fastpipe
 from apart import wait_until
 from fastpipe.service import _server
 from fastpipe.service._served import Shares
-from service_faults import serving
-from service_tickets import answer, client_of, ticket
+from processes import together
+from samples import ids_by_batch as ids
+from service_faults import rows_of, serving
+from service_tickets import Highest, answer, client_of, ticket
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
@@ -33,37 +36,11 @@ BATCH = 1024 * WIDTH * 4
 
 def wide(**options: Any) -> fastpipe.Reader:
     """20 MB in batches of 1 MiB."""
-    arrays = {"id": np.arange(ROWS), "x": np.zeros((ROWS, WIDTH), "float32")}
-    given = {"batch_size": 1024, "shuffle": True, "seed": 7, "num_threads": 1} | options
-    return fastpipe.from_arrays(arrays, **given)
-
-
-class Highest:
-    """The highest value of something, looked at again and again while the block runs."""
-
-    def __init__(self, look: Any) -> None:
-        self._look, self._ended = look, threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.value = look()
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.002):
-            self.value = max(self.value, self._look())
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-
-# What is divided.
+    return rows_of(ROWS, WIDTH, **{"batch_size": 1024, "num_threads": 1} | options)
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 38), st.integers(1, 1000), st.none() | st.integers(1, 1 << 40))
-def test_shares_never_add_up_to_more(memory: int, keep: int, passes: int, own: int | None) -> None:
+def test_shares_never_exceed_the_limit(memory: int, keep: int, passes: int, own: int | None) -> None:
     try:
         shares = Shares.of(memory, keep, passes)
     except ValueError:
@@ -72,14 +49,14 @@ def test_shares_never_add_up_to_more(memory: int, keep: int, passes: int, own: i
     assert shares.keep + shares.passes + shares.sending <= memory
     limit = shares.limit(own)
     assert limit <= (2**63 if own is None else own)
-    # One always fits, and a batch, which is half of it at most, may always be sent.
+    # One pass always fits. A batch takes at most half of its memory and can always be sent.
     assert limit <= shares.passes
     assert limit // 2 <= shares.sending
     if own is None:
         assert limit * passes <= shares.passes
 
 
-def test_what_does_not_fit_is_said_at_the_start() -> None:
+def test_limits_are_checked_when_a_server_starts() -> None:
     with pytest.raises(ValueError, match=r"memory_limit is 1048576 bytes, and keep is 134217728 of these"):
         wide().serve(memory_limit="1MiB")
     with pytest.raises(fastpipe.LimitError, match=r"'default' doesn't fit its share.* at least \S+ MB") as told:
@@ -88,36 +65,50 @@ def test_what_does_not_fit_is_said_at_the_start() -> None:
     for wrong in ("much", -1, 0):
         with pytest.raises(ValueError, match="memory_limit"):
             wide().serve(memory_limit=wrong)
-    # What does fit; and a reader without rows.
+    # Limits that suffice, also for a reader without rows.
     with wide().serve(memory_limit="64MiB", keep="1MiB", max_passes=4) as server:
         assert len(list(fastpipe.connect(server.url))) == 20
-    empty = fastpipe.from_arrays({"id": np.arange(0)}, batch_size=10)
-    with empty.serve(memory_limit="64MiB", keep="1MiB") as server:
+    with rows_of(0).serve(memory_limit="64MiB", keep="1MiB") as server:
         assert list(fastpipe.connect(server.url)) == []
 
 
-def test_limits_of_readers_say_how_many_passes_are_open() -> None:
-    # 9 MiB for each of them, of 3/4 of 32 MiB.
-    with wide(memory_limit="9MiB").serve(memory_limit="33MiB", keep="1MiB", max_passes=16) as server:
+@pytest.mark.parametrize(
+    ("own", "options"),
+    # In the second case each pass may take 9 MiB of 3/4 of 32 MiB.
+    [({}, {"max_passes": 2, "keep": 1}), ({"memory_limit": "9MiB"}, {"memory_limit": "33MiB", "keep": "1MiB"})],
+    ids=["max_passes", "memory_limit"],
+)
+def test_open_passes_are_bounded(own: dict[str, Any], options: dict[str, Any]) -> None:
+    with wide(**own).serve(**options) as server:
         with Highest(lambda: server.stats()["passes"]) as most:
             remotes = [iter(fastpipe.connect(server.url, seed=seed, prefetch=1)) for seed in range(6)]
-            found = [[next(remote)["id"].tolist() for remote in remotes] for _ in range(4)]
+            found = [ids(next(remote) for remote in remotes) for _ in range(4)]
             for remote in remotes:
                 remote.close()  # type: ignore[attr-defined]
         assert most.value == 2
     for seed in range(6):
         local = iter(wide(seed=seed))
-        assert [step[seed] for step in found] == [next(local)["id"].tolist() for _ in range(4)]
+        assert [step[seed] for step in found] == ids(next(local) for _ in range(4))
 
 
-def test_batches_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_pauses_costs_bounded_memory() -> None:
+    with rows_of(40_000, 1000, batch_size=256).serve(keep="8MiB") as server:
+        batches = iter(fastpipe.connect(server.url, prefetch=2))
+        next(batches)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        time.sleep(1.0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000, "KiB, of 160 MB of data"
+        assert server.stats()["batches"] < 40
+
+
+def test_unread_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_server, "_PATIENCE", 1.0)
     with wide().serve(memory_limit="32MiB", keep="4MiB", max_passes=2) as server, ExitStack() as open_:
         shares = Shares.of(32 * MiB, 4 * MiB, 2)
         clients = [open_.enter_context(client_of(server.url)) for _ in range(30)]
         with Highest(lambda: server.stats()["batch_bytes"]) as most:
             streams = [client.do_get(ticket(clients[0], 0, 20, seed=number)) for number, client in enumerate(clients)]
-            # Connections hold some of what nobody reads. Then each request has a batch that isn't taken, or is refused.
+            # Connections buffer some data. Then each request has an unread batch or is refused.
             assert wait_until(lambda: server.stats()["refused"] > 10)
         assert 4 * BATCH < most.value <= shares.keep + shares.sending
         assert server.stats()["refused"] < 30
@@ -132,26 +123,19 @@ def test_batches_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) 
         for stream in streams:
             stream.cancel()
         del streams
-        # When they have gone, others are served.
+        # Afterwards other clients are served.
         remote = fastpipe.connect(server.url, timeout=60)
-        assert [batch["id"].tolist() for batch in remote] == [batch["id"].tolist() for batch in wide()]
-
-
-CONFIG = """
-import numpy as np
-import fastpipe
-
-arrays = {"id": np.arange(60_000), "x": np.zeros((60_000, 512), "float32")}
-reader = fastpipe.from_arrays(arrays, batch_size=4096, shuffle=True, seed=7, num_threads=2)
-"""
+        assert ids(remote) == ids(wide())
 
 
 def test_a_process_stays_below_its_limit(tmp_path: Path) -> None:
     arguments = ("--memory-limit", "128MiB", "--keep", "16MiB", "--max-passes", "2")
-    with serving(CONFIG, tmp_path, *arguments) as server, ExitStack() as open_:
-        assert server.process is not None
-        process = psutil.Process(server.process.pid)
-        # What Python, gRPC and a first pass need.
+    with (
+        serving(rows_of(60_000, 512, batch_size=4096, num_threads=2), tmp_path, *arguments) as server,
+        ExitStack() as open_,
+    ):
+        process = server.watched()
+        # Memory of Python, gRPC and a first pass.
         assert len(list(fastpipe.connect(server.url))) == 15
         before = process.memory_info().rss
         with Highest(lambda: process.memory_info().rss) as most:
@@ -163,11 +147,7 @@ def test_a_process_stays_below_its_limit(tmp_path: Path) -> None:
                 ends.append(len(list(remote)))
 
             ends: list[int] = []
-            threads = [threading.Thread(target=pass_of, args=(seed,)) for seed in range(100, 104)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            together(threading.Thread(target=pass_of, args=(seed,)) for seed in range(100, 104))
             for stream in streams:
                 stream.cancel()
             del streams
@@ -175,7 +155,7 @@ def test_a_process_stays_below_its_limit(tmp_path: Path) -> None:
         assert most.value - before < 192 * MiB, f"{(most.value - before) >> 20} MiB"
 
 
-# What one ticket can ask for.
+# One ticket.
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +173,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("kind", ["avro", "parquet"])
 def test_a_batch_that_does_not_fit_is_refused(files: Path, kind: str, shuffle: bool, tmp_path: Path) -> None:
-    config = f"""
-import fastpipe
-reader = fastpipe.read_{kind}({str(files / f"rows.{kind}")!r}, batch_size=256, shuffle={shuffle}, seed=7,
-                              memory_limit="40MiB", num_threads=1)
-"""
-    with serving(config, tmp_path) as server, client_of(server.url) as client:
-        assert server.process is not None
-        process = psutil.Process(server.process.pid)
+    read = {"avro": fastpipe.read_avro, "parquet": fastpipe.read_parquet}[kind]
+    options = {"batch_size": 256, "shuffle": shuffle, "seed": 7, "memory_limit": "40MiB", "num_threads": 1}
+    reader = read(files / f"rows.{kind}", **options)
+    with serving(reader, tmp_path) as server, client_of(server.url) as client:
+        process = server.watched()
         assert isinstance(answer(client, ticket(client)), int)
         before = process.memory_info().rss
         with Highest(lambda: process.memory_info().rss) as most:
@@ -210,7 +187,7 @@ reader = fastpipe.read_{kind}({str(files / f"rows.{kind}")!r}, batch_size=256, s
                 assert "memory_limit is 41.9 MB, and this takes at least " in str(told)
                 assert "A smaller batch_size needs less" in str(told)
         assert most.value - before < 40 * MiB, f"{(most.value - before) >> 20} MiB"
-        # One that fits is made, whether there are others behind it or not.
+        # A batch that fits is made, with and without batches after it.
         for until in (1, 5):
             found = answer(client, ticket(client, until=until, batch_size=10_000, shuffle_buffer=20_000))
             assert isinstance(found, int)
@@ -222,7 +199,7 @@ def test_small_data_may_be_one_batch() -> None:
         found = answer(client, ticket(client, batch_size=HUGE))
         assert isinstance(found, int)
         assert found > ROWS * WIDTH * 4
-        # It is larger than what is kept.
+        # It is larger than the memory for kept batches.
         assert server.stats()["kept_bytes"] <= 128 * MiB
     with wide().serve(memory_limit="64MiB", keep="1MiB", max_passes=4) as server, client_of(server.url) as client:
         told = answer(client, ticket(client, batch_size=HUGE))
@@ -234,13 +211,13 @@ def test_small_data_may_be_one_batch() -> None:
 
 
 class Endless:
-    """More rows than any machine has memory for, none of which exist."""
+    """More rows than any machine has memory for. They must not be read."""
 
     schema = pa.schema([pa.field("x", pa.list_(pa.float64(), 1000), nullable=False)])
     rows: ClassVar[list[int]] = [1_000_000] * 2000
 
     def read(self, unit: int) -> Any:
-        raise AssertionError("nobody is to read this")
+        raise AssertionError("these rows must not be read")
 
     def fingerprint(self) -> str:
         return "endless"
@@ -248,7 +225,7 @@ class Endless:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of the machine is only known on Linux")
 @pytest.mark.parametrize("shuffle", [False, "window"])
-def test_without_a_limit_what_clients_choose_may_take_half_of_the_machine(shuffle: Any) -> None:
+def test_without_a_limit_batches_of_clients_may_take_half_of_the_machine(shuffle: Any) -> None:
     reader = fastpipe.read_units(Endless(), batch_size=10, shuffle=shuffle, seed=7)
     with reader.serve() as server, client_of(server.url) as client:
         for stop in (1, 2):

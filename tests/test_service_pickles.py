@@ -1,4 +1,4 @@
-"""Nothing that comes from the network is unpickled: pickles in each place that a hostile client or server chooses."""
+"""Data from the network is never unpickled, wherever a hostile client or server puts a pickle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 import fastpipe
 import fastpipe.service
 from fastpipe.service._wire import sealed, summed
-from service_faults import connect_patiently
+from samples import ids_by_batch as ids
+from service_faults import connect_patiently, rows_of
 from service_tickets import act, entries
 
 pa = pytest.importorskip("pyarrow")
@@ -26,15 +27,11 @@ flight = pytest.importorskip("pyarrow.flight")
 
 
 def read() -> fastpipe.Reader:
-    return fastpipe.from_arrays({"id": np.arange(500)}, batch_size=64, shuffle=True, seed=7)
-
-
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
+    return rows_of(500)
 
 
 class Evil:
-    """Makes a file where it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, made: Path) -> None:
         self.made = made
@@ -47,7 +44,7 @@ _unpickled: list[str] | None = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    # Python's own protocol of what is looked up by name while something is unpickled.
+    # Python raises this event for each name that a pickle looks up.
     if _unpickled is not None and event == "pickle.find_class":
         _unpickled.append(".".join(map(str, arguments)))
 
@@ -58,7 +55,7 @@ def _audited() -> None:
 
 
 class Watched:
-    """A pickle that makes a file, and whether anything was unpickled meanwhile, by whichever thread."""
+    """A pickle that creates a file, and a check that no thread has unpickled any data."""
 
     def __init__(self, folder: Path) -> None:
         self.made = folder / "made"
@@ -66,7 +63,7 @@ class Watched:
         self.text = self.pickle.decode("latin-1")
 
     def check(self) -> None:
-        """Whether nothing was."""
+        """Checks that no data was unpickled."""
         assert _unpickled == []
         assert not self.made.exists()
 
@@ -77,7 +74,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     found = Watched(tmp_path)
     _unpickled = []
     pickle.loads(found.pickle)
-    assert found.made.exists(), "it would be seen"
+    assert found.made.exists()
     assert any("touch" in name or "Path" in name for name in _unpickled)
     found.made.unlink()
     _unpickled = []
@@ -85,7 +82,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     _unpickled = None
 
 
-def test_nothing_is_unpickled_where_all_goes_well(watched: Watched) -> None:
+def test_normal_use_unpickles_nothing(watched: Watched) -> None:
     with read().serve(token="open sesame") as server:
         remote = fastpipe.connect(server.url, token="open sesame")
         assert ids(remote) == ids(read())
@@ -96,7 +93,7 @@ def test_nothing_is_unpickled_where_all_goes_well(watched: Watched) -> None:
 
 
 def tickets(ticket: dict[str, Any], evil: Watched) -> Iterator[bytes]:
-    """Tickets with a pickle in each place."""
+    """Yields tickets with a pickle in each place."""
     yield evil.pickle
     yield b"fps1" + evil.pickle
     yield b"fps1" + zlib.crc32(evil.pickle).to_bytes(4, "little") + evil.pickle
@@ -113,7 +110,7 @@ def tickets(ticket: dict[str, Any], evil: Watched) -> Iterator[bytes]:
     yield sealed(ticket | {"progress": {evil.text: evil.text}})
 
 
-def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
+def test_requests_are_not_unpickled(watched: Watched) -> None:
     with read().serve(token="open sesame") as server:
         headers = [(b"authorization", b"Bearer open sesame")]
         options = flight.FlightCallOptions(timeout=100, headers=headers)
@@ -124,12 +121,12 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
             try:
                 found = [chunk.app_metadata.to_pybytes() for chunk in client.do_get(flight.Ticket(data), options)]
             except flight.FlightUnavailableError:
-                # As if it was changed on its way: its checksum differs.
+                # The checksum differs.
                 continue
             if not found[0].startswith(b"fpe1"):
                 taken.append(data)
         assert len(sent) > 60
-        # What else a progress says is read by nobody.
+        # Additional entries of a progress are ignored.
         assert [b'"places": [], "more"' in data for data in taken] == [True]
         actions = [(name, watched.pickle) for name in ("describe", "place")]
         for entry in ("reader", "data", "unit", "record"):
@@ -140,7 +137,7 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
                 act(client, name, body, options)
         with pytest.raises(pa.ArrowInvalid, match="there is no action"):
             list(client.do_action(flight.Action(watched.text, watched.pickle), options))
-        # Headers, and what the server doesn't take at all.
+        # Headers, and unsupported calls.
         for name in (b"authorization", b"x-evil-bin"):
             given = flight.FlightCallOptions(timeout=100, headers=[(name, watched.pickle.hex().encode())])
             with pytest.raises(flight.FlightUnauthenticatedError):
@@ -156,7 +153,7 @@ def test_no_client_gets_a_pickle_unpickled(watched: Watched) -> None:
 
 
 def put(client: Any, descriptor: Any, data: bytes, options: Any) -> None:
-    """Sends a pickle where a server might read it."""
+    """Uploads a pickle as a schema, and as metadata."""
     writer, _ = client.do_put(descriptor, extension(data), options)
     with suppress(pa.ArrowException):
         writer.write_metadata(data)
@@ -164,16 +161,16 @@ def put(client: Any, descriptor: Any, data: bytes, options: Any) -> None:
 
 
 def extension(data: bytes) -> Any:
-    """A schema whose column's type is a pickle: old versions of pyarrow unpickled it as they read the schema."""
+    """Returns a schema with a pickle as a type, which old versions of pyarrow unpickled."""
     metadata = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": data}
     return pa.schema([pa.field("batch", pa.large_binary(), nullable=False, metadata=metadata)], metadata={"m": data})
 
 
 class Hostile(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers as a real server does, but for what is changed.
+    """A server that changes the answers of a real server.
 
     Args:
-        real: the URL of that one.
+        real: The URL of the real server.
     """
 
     def __init__(self, real: str) -> None:
@@ -202,7 +199,7 @@ def hostile() -> Iterator[Hostile]:
 
 
 def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path to each value in JSON."""
+    """Yields the path to each value in JSON."""
     yield path
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, value in inner:
@@ -217,7 +214,7 @@ def replaced(node: Any, path: tuple[Any, ...], value: Any) -> Any:
     return copied
 
 
-def test_no_description_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched) -> None:
+def test_descriptions_are_not_unpickled(hostile: Hostile, watched: Watched) -> None:
     hostile.batches = lambda: flight.RecordBatchStream(pa.table({"batch": pa.array([], pa.large_binary())}))
     described, rows, _ = hostile.do_action(None, flight.Action("describe", b'{"reader": "default"}'))
     told = json.loads(described)
@@ -239,12 +236,12 @@ def test_no_description_gets_a_pickle_unpickled(hostile: Hostile, watched: Watch
         repr(remote)
         remote.explain()
         remote.close()
-    # These are any text, or have some in them.
+    # The entries that contain any text.
     assert taken <= {"reader", "fingerprints", "files", "words", "text", "features"}
     watched.check()
 
 
-def test_no_place_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_not_unpickled(hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     connect_patiently(monkeypatch)
     remote = fastpipe.connect(hostile.url, timeout=0.6)
     text = watched.text
@@ -267,7 +264,7 @@ def test_no_place_gets_a_pickle_unpickled(hostile: Hostile, watched: Watched, mo
 
 
 def streams(evil: bytes) -> Iterator[Callable[[], Any]]:
-    """Streams of batches with a pickle in each place."""
+    """Yields streams of batches with a pickle in each place."""
     plain = pa.schema([pa.field("batch", pa.large_binary(), nullable=False)])
 
     def stream(schema: Any, data: bytes, metadata: bytes | None) -> Callable[[], Any]:
@@ -296,9 +293,7 @@ def streams(evil: bytes) -> Iterator[Callable[[], Any]]:
     yield lambda: flight.RecordBatchStream(pa.table({evil.hex(): [evil], "batch": [1]}))
 
 
-def test_no_stream_of_batches_gets_a_pickle_unpickled(
-    hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_are_not_unpickled(hostile: Hostile, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     connect_patiently(monkeypatch)
     remote = fastpipe.connect(hostile.url, timeout=0.1)
     tried = 0
@@ -311,48 +306,44 @@ def test_no_stream_of_batches_gets_a_pickle_unpickled(
     watched.check()
 
 
-def forwarded(url: str, change: dict[str, Any]) -> Callable[[], Any]:
-    """What a server answers to a ticket that is changed, whatever was asked for."""
-    client = flight.FlightClient(url)
-    ticket = flight.Ticket(json.dumps(entries(client) | change).encode())
-
-    def stream() -> Any:
-        reader = client.do_get(ticket)
-        return flight.GeneratorStream(reader.schema, ((chunk.data, chunk.app_metadata) for chunk in reader))
-
-    return stream
+OTHER = {"y": np.arange(500, dtype="float32")}
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
-    [({"start": 1}, "batch 1 of epoch 0, which was not requested"), ({"epoch": 1}, "epoch 1, which was not")],
+    ("change", "other", "match"),
+    [
+        ({"start": 1}, False, "batch 1 of epoch 0, which was not requested"),
+        ({"epoch": 1}, False, "epoch 1, which was not"),
+        # Intact batches of another dataset, with the right checksums.
+        ({}, True, "feature 'id'"),
+    ],
 )
-def test_batches_that_were_not_asked_for_are_refused(change: dict[str, Any], match: str) -> None:
-    with read().serve() as server, Hostile(server.url) as hostile:
-        hostile.batches = forwarded(server.url, {"stop": 8, "until": 8} | change)
+def test_wrong_batches_are_refused(change: dict[str, Any], other: bool, match: str) -> None:
+    reader = fastpipe.from_arrays(OTHER, batch_size=64, shuffle=True, seed=7) if other else read()
+    with read().serve() as real, Hostile(real.url) as hostile, reader.serve() as liar:
+        client = flight.FlightClient(liar.url)
+        ticket = flight.Ticket(json.dumps(entries(client) | {"stop": 8, "until": 8} | change).encode())
+
+        def forward() -> Any:
+            """Returns the same batches for each request."""
+            found = client.do_get(ticket)
+            return flight.GeneratorStream(found.schema, ((chunk.data, chunk.app_metadata) for chunk in found))
+
+        hostile.batches = forward
         with pytest.raises(fastpipe.ServiceError, match=match):
             next(iter(fastpipe.connect(hostile.url, timeout=1)))
 
 
-def test_batches_that_do_not_fit_are_refused() -> None:
-    """They are another data set's, whole and with the right checksums."""
-    other = fastpipe.from_arrays({"y": np.arange(500, dtype="float32")}, batch_size=64, shuffle=True, seed=7)
-    with read().serve() as server, Hostile(server.url) as hostile, other.serve() as liar:
-        hostile.batches = forwarded(liar.url, {"stop": 8, "until": 8})
-        with pytest.raises(fastpipe.ServiceError, match="feature 'id'"):
-            next(iter(fastpipe.connect(hostile.url, timeout=1)))
-
-
-# Who unpickles, by the text of the package.
+# The code of the package.
 
 PACKAGE = Path(fastpipe.__file__).parent
-# The process that `LocalService` starts gets its reader from there, by a socket that nobody else has.
+# `LocalService` starts this process, and sends it a reader through a private socket.
 OF_A_CHILD = "fastpipe.service._local_server"
 UNPICKLES = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 
 def imports(tree: ast.AST) -> set[str]:
-    """The modules that a module names in imports, wherever they stand."""
+    """Returns the modules in a module's imports, at any place."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -362,33 +353,23 @@ def imports(tree: ast.AST) -> set[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def modules() -> dict[str, ast.AST]:
-    """The modules of the service but the child's, and all that these import of the package, directly or not."""
+def test_no_module_of_servers_and_clients_unpickles_or_runs_text() -> None:
     paths = {
         ".".join(("fastpipe", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")
     }
     paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
-    found: dict[str, ast.AST] = {}
+    # The modules of the service, and modules of the package that they import, directly or not.
+    modules: dict[str, ast.AST] = {}
     left = [name for name in paths if name.startswith("fastpipe.service") and name != OF_A_CHILD]
     while left:
         name = left.pop()
-        if name in paths and name not in found:
-            found[name] = ast.parse(paths[name].read_text())
-            left += imports(found[name])
-    assert {
-        "fastpipe.service._server",
-        "fastpipe.service._connection",
-        "fastpipe._reader.state",
-        "fastpipe.specs",
-    } <= set(found)
-    return found
-
-
-def test_what_the_service_imports_has_nothing_that_unpickles(modules: dict[str, ast.AST]) -> None:
+        if name in paths and name not in modules:
+            modules[name] = ast.parse(paths[name].read_text())
+            left += imports(modules[name])
+    assert {"fastpipe.service._server", "fastpipe.service._connection", "fastpipe._reader.state"} <= set(modules)
     assert OF_A_CHILD not in modules
     having = {name for name, tree in modules.items() if {of.split(".")[0] for of in imports(tree)} & UNPICKLES}
-    # It hands the reader over to the child.
+    # It pickles the reader for the child process.
     assert having == {"fastpipe.service._local"}
     uses = {
         node.attr
@@ -396,9 +377,6 @@ def test_what_the_service_imports_has_nothing_that_unpickles(modules: dict[str, 
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "pickle"
     }
     assert uses == {"dumps", "HIGHEST_PROTOCOL"}
-
-
-def test_nothing_of_the_service_runs_text_or_loads_objects(modules: dict[str, ast.AST]) -> None:
     for name, tree in modules.items():
         for node in ast.walk(tree) if name.startswith("fastpipe.service") else ():
             if isinstance(node, ast.Call):

@@ -1,120 +1,44 @@
-"""Who gets into a server: where it listens, and who is refused, by a typed error."""
+"""Encryption, certificates and tokens: a server refuses other clients with a typed error."""
 
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 import fastpipe
 import fastpipe.service
 from fastpipe import cli
+from samples import ids_by_batch as ids
+from service_faults import config_of, rows_of, serving
 
 pa = pytest.importorskip("pyarrow")
 flight = pytest.importorskip("pyarrow.flight")
 
-CONFIG = """
-import numpy as np
-import fastpipe
-
-reader = fastpipe.from_arrays({"id": np.arange(500)}, batch_size=64, shuffle=True, seed=7)
-"""
-
 
 def read() -> fastpipe.Reader:
-    return fastpipe.from_arrays({"id": np.arange(500)}, batch_size=64, shuffle=True, seed=7)
-
-
-def ids(batches: Any) -> list[list[int]]:
-    return [batch["id"].tolist() for batch in batches]
-
-
-@contextmanager
-def started(folder: Path, *options: object) -> Iterator[tuple[str, psutil.Process]]:
-    """`fastpipe serve`: its URL, and its process."""
-    config = folder / "readers.py"
-    config.write_text(CONFIG)
-    command = [sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0", *map(str, options)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            said, url = process.stdout.readline().rsplit(maxsplit=1)
-            assert said == "serving default at"
-            yield url, psutil.Process(process.pid)
-        finally:
-            process.kill()
-
-
-# Where servers listen.
-
-
-def listening(process: psutil.Process, port: int) -> set[str]:
-    """The addresses at which a process listens, at a port."""
-    found = process.net_connections(kind="tcp")
-    return {
-        one.laddr.ip.removeprefix("::ffff:")
-        for one in found
-        if one.status == psutil.CONN_LISTEN and one.laddr.port == port
-    }
-
-
-def port_of(url: str) -> int:
-    return int(url.rsplit(":", 1)[1])
-
-
-def test_servers_listen_at_loopback_unless_told_otherwise(tmp_path: Path) -> None:
-    here = psutil.Process()
-    with read().serve() as server:
-        assert listening(here, server.port) == {"127.0.0.1"}
-    with fastpipe.service.Server(read()) as server:
-        assert listening(here, server.port) == {"127.0.0.1"}
-    with started(tmp_path) as (url, process):
-        assert listening(process, port_of(url)) == {"127.0.0.1"}
-        assert ids(fastpipe.connect(url)) == ids(read())
-    with started(tmp_path, "--host", "0.0.0.0") as (url, process):
-        assert listening(process, port_of(url)) in ({"0.0.0.0"}, {"::"})
-
-
-def test_other_addresses_of_this_machine_reach_only_a_server_that_listens_there() -> None:
-    """All of 127.0.0.0/8 is this machine, on Linux; a server at all addresses is at each of those."""
-    if sys.platform != "linux":
-        pytest.skip("only 127.0.0.1 is there")
-
-    def reached(port: int) -> bool:
-        with socket.socket() as client:
-            client.settimeout(5)
-            return client.connect_ex(("127.0.0.77", port)) == 0
-
-    with read().serve() as narrow, fastpipe.service.Server(read(), host="0.0.0.0") as wide:
-        assert not reached(narrow.port)
-        assert reached(wide.port)
-
-
-# Encryption, certificates and tokens, by the command line.
+    return rows_of(500)
 
 
 @pytest.fixture(scope="module")
 def guarded(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of a server that wants a certificate and a token, which is "open sesame"."""
+    """The URL of a process that requires a certificate and the token "open sesame"."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "token").write_text("open sesame\n")
-    options = ["--tls", certificates / "server.pem", certificates / "server.key"]
+    options: list[object] = ["--tls", certificates / "server.pem", certificates / "server.key"]
     options += ["--client-ca", certificates / "ca.pem", "--token-file", folder / "token"]
-    with started(folder, *options) as (url, _):
+    with serving(read(), folder, *options) as server:
+        said, url = server.printed.rsplit(maxsplit=1)
+        assert said == "serving default at"
         yield url
 
 
 def shown(certificates: Path, **changed: Any) -> dict[str, Any]:
-    """What a client shows to be let in, but for what is changed."""
+    """Returns the arguments of a client that is admitted, with changes."""
     return {
         "ca": certificates / "ca.pem",
         "certificate": (certificates / "client.pem", certificates / "client.key"),
@@ -122,7 +46,7 @@ def shown(certificates: Path, **changed: Any) -> dict[str, Any]:
     } | changed
 
 
-def test_a_client_with_certificate_and_token_is_let_in(guarded: str, certificates: Path, tmp_path: Path) -> None:
+def test_a_client_with_certificate_and_token_is_admitted(guarded: str, certificates: Path, tmp_path: Path) -> None:
     assert guarded.startswith("grpc+tls://127.0.0.1:")
     assert ids(fastpipe.connect(guarded, **shown(certificates))) == ids(read())
     (tmp_path / "token").write_text("open sesame")
@@ -132,7 +56,7 @@ def test_a_client_with_certificate_and_token_is_let_in(guarded: str, certificate
     assert cli.main(["health", guarded, "--timeout", "1", *map(str, arguments[:4])]) == 1
 
 
-def test_a_certificate_that_another_authority_has_signed_is_refused(guarded: str, certificates: Path) -> None:
+def test_a_certificate_of_another_authority_is_refused(guarded: str, certificates: Path) -> None:
     stranger = (certificates / "stranger.pem", certificates / "stranger.key")
     for changed in ({"certificate": stranger}, {"certificate": None}, {"ca": stranger[0]}, {"ca": None}):
         with pytest.raises(fastpipe.ServiceError, match=re.escape(guarded)):
@@ -149,7 +73,7 @@ def test_a_wrong_token_is_refused(guarded: str, certificates: Path, token: str |
     ("token", "error"),
     [("sésame", ValueError), ("open\nsesame", ValueError), ("\0", ValueError), (b"open", TypeError), (7, TypeError)],
 )
-def test_tokens_that_no_header_can_hold_are_refused_at_once(token: Any, error: type[Exception]) -> None:
+def test_tokens_that_headers_cannot_hold_are_refused_at_once(token: Any, error: type[Exception]) -> None:
     reader = fastpipe.from_arrays({"x": np.arange(3)}, batch_size=1)
     for start in (lambda: fastpipe.connect("grpc://127.0.0.1:1", token=token), lambda: reader.serve(token=token)):
         with pytest.raises(error, match="token") as raised:
@@ -157,7 +81,7 @@ def test_tokens_that_no_header_can_hold_are_refused_at_once(token: Any, error: t
         assert "sesame" not in str(raised.value)
 
 
-def test_batches_need_the_token_too_not_only_the_first_request(guarded: str, certificates: Path) -> None:
+def test_each_request_needs_the_token(guarded: str, certificates: Path) -> None:
     secure: dict[str, Any] = {
         "tls_root_certs": (certificates / "ca.pem").read_bytes(),
         "cert_chain": (certificates / "client.pem").read_bytes(),
@@ -184,12 +108,25 @@ def test_an_unencrypted_client_is_refused(guarded: str, certificates: Path) -> N
     assert ids([fastpipe.connect(guarded, **shown(certificates)).batch_at(0)]) == ids([read().batch_at(0)])
 
 
-def test_commands_that_would_let_others_in_are_refused(
+def test_encryption_without_certificates_of_clients(certificates: Path) -> None:
+    tls = (certificates / "server.pem", certificates / "server.key")
+    with read().serve("grpc+tls://127.0.0.1:0", tls=tls) as server:
+        assert server.url.startswith("grpc+tls://")
+        assert ids(fastpipe.connect(server.url, ca=certificates / "ca.pem")) == ids(read())
+        plain = server.url.replace("grpc+tls", "grpc")
+        for url, ca in ((server.url, certificates / "stranger.pem"), (server.url, None), (plain, None)):
+            with pytest.raises(fastpipe.ServiceError, match="127"):
+                fastpipe.connect(url, ca=ca, timeout=1)
+    for url, options in (("grpc://127.0.0.1:0", {"tls": tls}), ("grpc+tls://127.0.0.1:0", {}), ("127.0.0.1", {})):
+        with pytest.raises(ValueError, match="grpc"):
+            read().serve(url, **options)
+
+
+def test_incomplete_protection_is_refused(
     tmp_path: Path, certificates: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fastpipe.service.Server, "wait", lambda server: pytest.fail("it serves"))
-    config = tmp_path / "readers.py"
-    config.write_text(CONFIG)
+    config = config_of(read(), tmp_path)
     serve = ["serve", str(config), "--port", "0"]
     pem, key = str(certificates / "server.pem"), str(certificates / "server.key")
     missing = str(tmp_path / "missing")

@@ -1,4 +1,4 @@
-"""Servers of one data set that read it in another way: no client gets batches of two of them."""
+"""Servers that read one dataset with different specs: no client gets batches of both."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,50 +87,36 @@ def csv(features: dict[str, Any] | None = None, **options: Any) -> Callable[[Pat
 
 
 WORDS = ["w0", "w1", "w2"]
-X = DENSE((), "float64", nulls="fill")
+INT, PAIR = partial(DENSE, (), "int32"), partial(DENSE, (2,), "int64")
+BUCKET = partial(VOCABULARY, unknown="bucket")
 FIRST, SECOND = (
     {"type": "record", "name": "R", "fields": [{"name": "c", "type": "int", "default": default}]} for default in (1, 2)
 )
+A, B = ({name: INT(fill=0)} for name in "ab")
+ITEMS, X = {"items": PAIR(pad=0)}, {"x": DENSE((), "float64", nulls="fill")}
+NAN = float("nan")
 
-# Pairs whose batches have the same size, and mostly the same columns, but other values.
+# Pairs whose batches have the same size and mostly the same columns, but different values.
 DIFFERING = {
-    "fill": (avro({"a": DENSE((), "int32", fill=-1)}), avro({"a": DENSE((), "int32", fill=-2)})),
-    "nulls": (avro({"a": DENSE((), "int32", fill=0)}), avro({"a": DENSE((), "int32", nulls="mask")})),
-    "dtype": (avro({"a": DENSE((), "int32", fill=0)}), avro({"a": DENSE((), "float32", fill=0)})),
-    "shape": (avro({"items": DENSE((2,), "int64", pad=0)}), avro({"items": DENSE((3,), "int64", pad=0)})),
-    "pad": (avro({"items": DENSE((2,), "int64", pad=0)}), avro({"items": DENSE((2,), "int64", pad=9)})),
-    "form": (avro({"items": DENSE((2,), "int64", pad=0)}), avro({"items": RAGGED((None,), "int64")})),
-    "field": (
-        avro({"a": DENSE((), "int32", fill=0)}),
-        avro({"a": DENSE((), "int32", fill=0, field="b")}),
-    ),
-    "names": (avro({"a": DENSE((), "int32", fill=0)}), avro({"c": DENSE((), "int32", fill=0, field="a")})),
-    "sequence": (
-        avro({"a": DENSE((), "int32", fill=0), "b": DENSE((), "int32", fill=0)}),
-        avro({"b": DENSE((), "int32", fill=0), "a": DENSE((), "int32", fill=0)}),
-    ),
+    "fill": (avro({"a": INT(fill=-1)}), avro({"a": INT(fill=-2)})),
+    "nulls": (avro(A), avro({"a": INT(nulls="mask")})),
+    "dtype": (avro(A), avro({"a": DENSE((), "float32", fill=0)})),
+    "shape": (avro(ITEMS), avro({"items": DENSE((3,), "int64", pad=0)})),
+    "pad": (avro(ITEMS), avro({"items": PAIR(pad=9)})),
+    "form": (avro(ITEMS), avro({"items": RAGGED((None,), "int64")})),
+    "field": (avro(A), avro({"a": INT(fill=0, field="b")})),
+    "names": (avro(A), avro({"c": INT(fill=0, field="a")})),
+    "sequence": (avro(A | B), avro(B | A)),
     "columns": (avro(columns=["a", "word"]), avro(columns=["a"])),
-    "vocabulary": (
-        avro({"word": VOCABULARY(WORDS, unknown="bucket")}),
-        avro({"word": VOCABULARY(WORDS[::-1], unknown="bucket")}),
-    ),
-    "vocabulary of CSV": (
-        csv({"word": VOCABULARY(WORDS, unknown="bucket")}),
-        csv({"word": VOCABULARY(["w3", "w1", "w2"], unknown="bucket")}),
-    ),
-    "buckets": (
-        avro({"word": VOCABULARY(WORDS, unknown="bucket", buckets=2)}),
-        avro({"word": VOCABULARY(WORDS, unknown="bucket", buckets=3)}),
-    ),
+    "vocabulary": (avro({"word": BUCKET(WORDS)}), avro({"word": BUCKET(WORDS[::-1])})),
+    "vocabulary of CSV": (csv({"word": BUCKET(WORDS)}), csv({"word": BUCKET(["w3", "w1", "w2"])})),
+    "buckets": (avro({"word": BUCKET(WORDS, buckets=2)}), avro({"word": BUCKET(WORDS, buckets=3)})),
     "hash buckets": (avro({"word": HASH(10)}), avro({"word": HASH(11)})),
     "hash seed": (avro({"word": HASH(10)}), avro({"word": HASH(10, seed=1)})),
     "hash separator": (avro({"bag": HASH(10)}), avro({"bag": HASH(10, separator=",")})),
     "layout": (avro({"bag": HASH(10)}), avro({"bag": HASH(10, layout="csr")})),
-    "reader's schema": (
-        avro({"c": DENSE((), "int32")}, reader_schema=FIRST),
-        avro({"c": DENSE((), "int32")}, reader_schema=SECOND),
-    ),
-    "null values": (csv({"x": X}, null_values=["-"]), csv({"x": X}, null_values=["-", "0.125"])),
+    "reader's schema": (avro({"c": INT()}, reader_schema=FIRST), avro({"c": INT()}, reader_schema=SECOND)),
+    "null values": (csv(X, null_values=["-"]), csv(X, null_values=["-", "0.125"])),
 }
 
 # Pairs that read the same values.
@@ -139,19 +126,12 @@ EQUAL = {
         avro({"word": DENSE((), "string"), "items": RAGGED((None,), "int64")}),
     ),
     "separator": (avro({"bag": HASH(10)}), avro({"bag": HASH(10, separator=b"\x01")})),
-    "vocabulary": (
-        avro({"word": VOCABULARY(WORDS, unknown="bucket")}),
-        avro({"word": VOCABULARY({"w2": 2, "w0": 0, "w1": 1}, unknown="bucket")}),
-    ),
-    "reader's schema": (
-        avro({"c": DENSE((), "int32")}, reader_schema=FIRST),
-        avro({"c": DENSE((), "int32")}, reader_schema=json.dumps(FIRST, indent=4)),
+    "vocabulary": (avro({"word": BUCKET(WORDS)}), avro({"word": BUCKET({"w2": 2, "w0": 0, "w1": 1})})),
+    "reader's schema": tuple(
+        avro({"c": INT()}, reader_schema=schema) for schema in (FIRST, json.dumps(FIRST, indent=4))
     ),
     "order": (avro(columns=["word"]), avro(columns=["word"], batch_size=4, seed=3, num_threads=1, epochs=2)),
-    "null fill": (
-        csv({"x": DENSE((), "float64", fill=float("nan"))}, null_values=["-"]),
-        csv({"x": DENSE((), "float64", fill=-float("nan"))}, null_values=["-"]),
-    ),
+    "null fill": tuple(csv({"x": DENSE((), "float64", fill=fill)}, null_values=["-"]) for fill in (NAN, -NAN)),
 }
 
 
@@ -174,7 +154,7 @@ def test_a_server_with_other_specs_is_an_error(pair: str, folder: Path) -> None:
         batches = iter(remote)
         next(batches)
     with Server(second, port=one.port), pytest.raises(fastpipe.StateError, match=r"other specs.*connect again"):
-        # What was asked for before may still be there.
+        # Batches that were requested earlier may still arrive.
         for _ in itertools.islice(batches, 200):
             pass
     with Server(second, port=one.port) as other:
@@ -225,11 +205,11 @@ def test_digests_are_the_same_in_each_process(make: Make) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 9, None])
-def test_another_version_of_the_service_is_told(version: int | None) -> None:
+def test_another_version_of_the_service_is_an_error(version: int | None) -> None:
     reader = fastpipe.from_arrays({"x": np.arange(ROWS)}, **OPTIONS)
 
     class Old(flight.FlightServerBase):  # type: ignore[misc]
-        """Answers as the server of another version does."""
+        """Answers like a server of another version."""
 
         def do_action(self, context: Any, action: Any) -> Any:
             served = Served("default", reader)
