@@ -66,7 +66,7 @@ def test_later_columns_of_schemas_that_can_not_be_merged() -> None:
     with files(*blobs) as paths:
         with pytest.raises(fastpipe.SchemaError):
             read(paths, reader_schema="union")
-        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=r"can't be merged: give reader_schema= a schema"):
+        with pytest.warns(fastpipe.ColumnsLeftOutWarning, match=r"can't be merged: pass reader_schema= a schema"):
             fastpipe.infer_features(paths)
         assert list(fastpipe.infer_features(paths, ["a", "f"])) == ["a", "f"]
         assert read(paths, reader_schema=schema) == {"a": [1, 2], "b": [None, 3]}

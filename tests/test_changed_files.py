@@ -59,7 +59,7 @@ def test_a_state_is_refused_for_a_file_of_other_blocks(tmp_path: Path, shuffle: 
     # As large, with as many rows, the same name and sync marker.
     write(path, content([30, 20, 50]))
     assert path.stat().st_size == size
-    with pytest.raises(fastpipe.StateError, match=r"other contents \(files: sync markers or blocks\)"):
+    with pytest.raises(fastpipe.StateError, match=r"other contents \(sync markers or blocks of files\)"):
         fastpipe.read_avro(path, **order_of(shuffle)).load_state_dict(state)
 
 

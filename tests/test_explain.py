@@ -57,8 +57,8 @@ def stats_of(work: str, *, reopened: int = 0, fetching: float = 0.0) -> dict[str
     [
         ("avro", "reading", "read-bound", "a codec such as zstandard"),
         ("avro", "decompressing", "decompression-bound", "snappy or zstandard"),
-        ("avro", "indexing", "index-bound", "Records are looked for"),
-        ("avro", "skipping", "skip-bound", "Several threads share blocks that are large"),
+        ("avro", "indexing", "index-bound", "Records must be located"),
+        ("avro", "skipping", "skip-bound", "Threads share blocks that are large"),
         ("interactions", "sampling", "sampling-bound", "Fewer negatives"),
         ("interactions", "gathering", "gather-bound", None),
         ("table", "opening", "open-bound", None),

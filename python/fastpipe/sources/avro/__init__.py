@@ -1,4 +1,4 @@
-"""Avro container files: reading, writing, looking at, inferring features."""
+"""Avro container files: reading, writing, inspection and feature inference."""
 
 from __future__ import annotations
 

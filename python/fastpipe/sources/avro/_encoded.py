@@ -1,4 +1,4 @@
-"""Records as they are encoded, with some of their fields, and Arrow data of them that keep their types."""
+"""Encoded Avro records with a selection of fields, and their conversion to Arrow data that keeps their types."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NAMED = ("record", "error", "enum", "fixed")
 
 
 class _RefersToRootError(Exception):
-    """A field contains the record itself, which is another type when it has fewer fields."""
+    """A field contains the record itself, whose type changes when fields are removed."""
 
 
 def projection(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
-    """The schema of a record with only these of its fields, in this order.
+    """Returns the schema of a record with only the named fields, in the given order.
 
     Args:
-        schema: of a file.
-        names: the fields.
+        schema: The schema of a file, as parsed JSON.
+        names: The names of the fields.
 
     Returns:
-        The schema, in which types that are defined in other fields are defined where they are used first; None if it
-        isn't of a record, one of the names isn't its field's, or a field contains the record itself.
+        The schema, in which each named type is defined at its first use. None if the schema isn't a record, a name
+        isn't the name of a field or appears twice, or a field contains the record itself.
     """
     if not isinstance(schema, dict) or schema.get("type") not in ("record", "error"):
         return None
@@ -54,7 +54,7 @@ def projection(schema: Any, names: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _full_name(node: dict[str, Any], space: str) -> tuple[str, str]:
-    """The full name of a type, and the namespace in it."""
+    """Returns the full name of a type, and the namespace inside it."""
     name = str(node["name"])
     if "." not in name:
         space = str(node.get("namespace", space) or "")
@@ -63,7 +63,7 @@ def _full_name(node: dict[str, Any], space: str) -> tuple[str, str]:
 
 
 def _resolved(node: Any, space: str, known: dict[str, Any], *, is_field: bool = False) -> Any:
-    """A type in which names are full ones. Definitions are put into `known`."""
+    """Returns a type in which all names are full names. Adds definitions to `known`."""
     if isinstance(node, str):
         return f"{space}.{node}" if space and f"{space}.{node}" in known else node
     if isinstance(node, list):
@@ -85,7 +85,7 @@ def _resolved(node: Any, space: str, known: dict[str, Any], *, is_field: bool = 
 
 
 def _defined(node: Any, known: dict[str, Any], written: set[str], *, is_field: bool = False) -> Any:
-    """A type in which each named type is defined where it is first, and goes by its name after that."""
+    """Returns a type in which each named type is defined at its first use and referenced by name afterwards."""
     if isinstance(node, str):
         if node not in known or node in written:
             return node
@@ -108,25 +108,26 @@ def _defined(node: Any, known: dict[str, Any], written: set[str], *, is_field: b
     return made
 
 
-# Rows of a batch: enough that its cost doesn't matter, and few, since a record may be large.
+# Rows of a batch: large enough to amortize its cost, and small because a record may be large.
 _BATCH_SIZE = 256
 
 
 @dataclass(frozen=True, repr=False)
 class _EncodedSpec(DenseSpec):
-    """The bytes that a field is encoded as, or the whole record for the feature with an empty name."""
+    """The encoded bytes of a field, or of the whole record if the feature's name is empty."""
 
     def _lower(self) -> Any:
         return ("encoded", *super()._lower()[1:])
 
 
 def encoded_records(files: Sequence[str], names: Sequence[str], **options: Unpack[Options]) -> Reader:
-    """A reader of the bytes of records, in a feature with an empty name, or of some of their fields.
+    """Returns a reader of the encoded bytes of records, or of some of their fields.
 
     Args:
-        files: their paths. Their schemas are the same.
-        names: of the fields, in whose order they are encoded one after another; `("",)` for the whole record.
-        **options: see `fastpipe.Options`.
+        files: The paths of files that all have the same schema.
+        names: The fields, which are encoded one after another in this order. `("",)` reads whole records as a feature
+            with an empty name.
+        **options: See `fastpipe.Options`.
     """
     features = Features({name: _EncodedSpec((), "bytes") for name in names})
     return Settings(read_avro, _BATCH_SIZE, options).reader(AvroData(files, features))
@@ -135,20 +136,20 @@ def encoded_records(files: Sequence[str], names: Sequence[str], **options: Unpac
 def avro_tables(
     files: Sequence[str], columns: Sequence[str] | None, *, batch_size: int, **options: Unpack[Options]
 ) -> tuple[pa.Schema, Reader, Iterator[pa.RecordBatch]]:
-    """The rows of files as Arrow data that keep their types.
+    """Returns the rows of files as Arrow data that keeps their types.
 
     Args:
-        files: their paths.
-        columns: fields of the record, or of records within it as `a.b`, or columns of folders; None for all.
-        batch_size: rows of a record batch.
-        **options: see `fastpipe.Options`.
+        files: The paths of the files.
+        columns: Fields of the record, fields of nested records as `a.b`, or partition columns; None for all.
+        batch_size: Number of rows per record batch.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        The schema, a reader, and its record batches.
+        The schema, a reader, and the reader's record batches.
 
     Raises:
-        UnsupportedError: if the type of a column has no counterpart; for records without fields.
-        SchemaError: if a column isn't there, or is of another type in another file.
+        UnsupportedError: If Arrow has no counterpart of a column's type, or the records have no fields.
+        SchemaError: If a column does not exist, or has another type in another file.
     """
     import pyarrow as pa
 
@@ -163,13 +164,13 @@ def avro_tables(
         if text == first.schema_json:
             continue
         if not AvroColumns(path, text, chosen.names()).decode_as(chosen):
-            reason = f"its columns are of other types than those of {files[0]}: convert each file, or give --columns"
+            reason = f"its columns have other types than those of {files[0]}: convert each file, or pass --columns"
             raise in_file(SchemaError, path, reason)
     features: dict[str, Spec] = {name: _EncodedSpec((), "bytes", nulls="mask") for name in chosen.names()}
     for name, whole in folders.items():
         features[name] = DenseSpec((), "int64" if whole else "string", nulls="mask")
     if not features:
-        reason = "its records have no fields, which make no columns: convert it to Avro"
+        reason = "its records have no fields, so there are no columns to convert: convert it to Avro"
         raise in_file(UnsupportedError, files[0], reason)
     data = AvroData(files, Features(features), hive=bool(folders))
     reader = Settings(read_avro, batch_size, options).reader(data)

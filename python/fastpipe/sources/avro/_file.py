@@ -1,4 +1,4 @@
-"""Avro container files, to look at."""
+"""Inspection of Avro container files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _BLOCK = np.dtype([("offset", np.int64), ("size", np.int64), ("rows", np.int64)]
 
 
 class AvroFile:
-    """One container file, to look at; nothing of its data is read.
+    """Describes one container file without reading its data.
 
     Args:
-        path: of the file; or its bytes, or a binary file object, which is read to its end.
+        path: The path of the file, its bytes, or a binary file object, which is read to its end.
 
     Raises:
-        TypeError: if the path is none of these.
-        MissingFileError: if it isn't there.
-        MalformedFileError: if it isn't an Avro container file, or its header is damaged.
-        SchemaError: if its schema doesn't parse.
-        UnsupportedError: if its codec isn't read.
-        LimitError: if its header or its schema exceeds a limit.
+        TypeError: If `path` has another type.
+        MissingFileError: If the file does not exist.
+        MalformedFileError: If the file isn't an Avro container file, or its header is damaged.
+        SchemaError: If the schema can't be parsed.
+        UnsupportedError: If the codec is not supported.
+        LimitError: If the header or the schema exceeds a limit.
 
     Example:
         >>> import fastpipe
@@ -48,7 +48,7 @@ class AvroFile:
 
     @property
     def path(self) -> str:
-        """The file's path, or a name for what lies in memory."""
+        """The file's path, or a name for a file in memory."""
         return self._file.path
 
     @property
@@ -56,56 +56,56 @@ class AvroFile:
         """The writer's schema, as parsed JSON.
 
         Raises:
-            LimitError: if its defaults or other attributes are nested deeper than Python's parser goes; `schema_json`
-                has the text.
+            LimitError: If its defaults or other attributes are nested more deeply than Python's parser supports.
+                `schema_json` returns the text.
         """
         text = self._file.schema_json
         with contextlib.suppress(RecursionError):
             return json.loads(text)
         import concurrent.futures  # Imports logging, and is rarely needed.
 
-        # The parser counts the frames of its callers as well, of which a thread has next to none.
+        # The parser's limit includes the frames of its callers. A new thread has almost no frames.
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
             try:
                 return thread.submit(json.loads, text).result()
             except RecursionError:
                 pass
-        reason = "the schema's JSON is nested deeper than Python's parser goes; schema_json has its text"
+        reason = "the schema's JSON is nested more deeply than Python's parser supports; schema_json has its text"
         raise in_file(LimitError, self.path, reason)
 
     @property
     def schema_json(self) -> str:
-        """The writer's schema as it stands in the file."""
+        """The writer's schema, exactly as the file contains it."""
         return self._file.schema_json
 
     @property
     def codec(self) -> str:
-        """`null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`."""
+        """The codec: `null`, `deflate`, `snappy`, `zstandard`, `bzip2` or `xz`."""
         return self._file.codec
 
     @property
     def metadata(self) -> dict[str, bytes]:
-        """All metadata, the schema and the codec included."""
+        """All metadata of the header, including the schema and the codec."""
         return self._file.metadata
 
     @property
     def sync_marker(self) -> bytes:
-        """The 16 bytes behind each block."""
+        """The 16 bytes after each block."""
         return self._file.sync_marker
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """The size of the file in bytes."""
         return self._file.size
 
     @property
     def blocks(self) -> npt.NDArray[Any]:
         """The blocks: a structured array of `offset` (of the block's header), `size` (bytes as stored) and `rows`.
 
-        Found by hopping from header to header the first time.
+        The first access finds the blocks by reading their headers one after another.
 
         Raises:
-            MalformedFileError: if the file is cut short, or a block's header or sync marker is damaged.
+            MalformedFileError: If the file is truncated, or a block's header or sync marker is damaged.
         """
         if self._blocks is None:
             columns = self._file.blocks()
@@ -118,15 +118,15 @@ class AvroFile:
 
     @property
     def num_records(self) -> int:
-        """Records in all blocks."""
+        """The number of records in all blocks."""
         return int(self.blocks["rows"].sum())
 
     def sample_uncompressed(self, max_blocks: int = 8) -> tuple[int, int]:
-        """Bytes of some blocks, spread evenly over the file, as stored and decompressed."""
+        """Returns the stored and the decompressed size, in bytes, of up to `max_blocks` blocks spread over the file."""
         return self._file.sample_uncompressed(max_blocks)
 
     def __len__(self) -> int:
-        """Records in all blocks, as `num_records`."""
+        """Returns the number of records in all blocks, like `num_records`."""
         return self.num_records
 
     def __repr__(self) -> str:

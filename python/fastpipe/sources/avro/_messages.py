@@ -1,4 +1,4 @@
-"""Avro messages: records without a file around them, as queues carry them."""
+"""Avro messages: records without a container file, as message queues carry them."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ _LARGEST_ID = 2**32 - 1
 
 
 class MessageDecoder:
-    r"""Decodes messages of Avro to batches, with schemas that are compiled once.
+    r"""Decodes Avro messages to batches, with schemas that are compiled once.
 
-    The first schema decides about the columns; messages of others are read to the same columns, as files with other
-    schemas are by `read_avro`. Calls from several threads are fine.
+    The first schema determines the columns. Messages with other schemas are decoded to the same columns, just as
+    `read_avro` reads files with different schemas. A decoder may be called from several threads.
 
     Args:
-        schema: the writer's schema, as JSON text, the name of a primitive type, or parsed JSON. With
-            `framing="single-object"` also a list of schemas, or a mapping to schemas whatever its keys are; a union is
-            given as JSON text there. With `framing="registry"` a mapping from number to schema, or a function that
-            returns the schema of a number; it is called once a number.
-        features: as in `read_avro`.
-        columns: as in `read_avro`. With neither, all of the first schema is read. Lengths of arrays aren't in a schema,
-            so arrays are inferred as ragged: `features` can say that they are of one shape.
-        framing: what stands in front of each datum. None for nothing; `"single-object"` for C3 01 and the fingerprint
-            of the schema (Avro 1.12, "Single-object encoding"); `"registry"` for a byte 0 and the number of the schema
-            in a registry, four bytes, big-endian.
-        num_threads: threads for many messages; as many as the process may use processors by default.
+        schema: The writer's schema: JSON text, the name of a primitive type, or parsed JSON. With
+            `framing="single-object"`, it can also be a list of schemas or a mapping whose values are schemas; pass a
+            union as JSON text then. With `framing="registry"`, it is a mapping from ID to schema, or a function that
+            returns the schema of an ID and is called once per ID.
+        features: The spec of each feature to decode, by name (see `read_avro`).
+        columns: The names of inferred features to decode, instead of `features`. By default, the whole first schema is
+            decoded. A schema doesn't contain the lengths of arrays, so arrays are inferred as ragged; use `features` to
+            give them a fixed shape.
+        framing: The header of each message. None (the default) for no header; `"single-object"` for the bytes C3 01 and
+            the fingerprint of the schema (Avro 1.12, "Single-object encoding"); `"registry"` for a zero byte and the
+            four-byte, big-endian ID of the schema in a registry.
+        num_threads: The number of threads for large numbers of messages, at least 1. Defaults to the number of
+            processors that the process may use.
 
     Raises:
-        SchemaError: if a schema doesn't parse or lacks a feature.
-        UnsupportedError: for what isn't read, as in `read_avro`.
-        LimitError: if a schema exceeds a limit.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if arguments exclude each other or are out of range.
+        SchemaError: If a schema can't be parsed or lacks a feature.
+        UnsupportedError: If the type of a requested column is not supported.
+        LimitError: If a schema exceeds a limit.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe
@@ -65,7 +67,7 @@ class MessageDecoder:
         num_threads: SupportsIndex | None = None,
     ) -> None:
         if framing not in _FRAMINGS:
-            raise ValueError(f'framing is None, "single-object" or "registry", not {shown(framing)}')
+            raise ValueError(f'framing must be None, "single-object" or "registry"; got {shown(framing)}')
         wanted, chosen = asked_for(features, columns)
         self._arguments = {"features": wanted, "columns": chosen, "framing": framing, "num_threads": num_threads}
         self._given = schema
@@ -77,7 +79,7 @@ class MessageDecoder:
             tell_left_out(dict(self._handle.add(text, key)), "warn")
 
     def _texts(self, schema: Any, framing: Framing) -> list[tuple[int | None, str]]:
-        """Schemas as JSON, with the numbers by which messages name them."""
+        """Returns schemas as JSON, with the IDs that messages use for them."""
         if framing == "registry":
             if isinstance(schema, Mapping):
                 return _nonempty([(_number(key), json_of(value)) for key, value in schema.items()])
@@ -85,8 +87,8 @@ class MessageDecoder:
                 self._find = schema
                 return []
             raise TypeError(
-                'with framing="registry", schema is a mapping from numbers to schemas, or a function from a number to '
-                f"a schema, not {shown(schema)}"
+                'with framing="registry", schema must be a mapping from IDs to schemas, or a function from an ID to '
+                f"a schema; got {shown(schema)}"
             )
         if framing == "single-object":
             if isinstance(schema, Mapping) and "type" not in schema:
@@ -100,37 +102,38 @@ class MessageDecoder:
         """The spec of each feature.
 
         Raises:
-            ValueError: if the schemas are found by a function, and no message has named one yet.
+                ValueError: If a function supplies the schemas and no message has named one yet.
         """
         self._check_ready()
         return inferred(self._handle.features())
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum that is read as codes its symbols."""
+        """The symbols of each enum that is read as codes."""
         return dict(self._handle.symbols())
 
     def __call__(self, messages: Iterable[Any] | Strings) -> dict[str, Any]:
         """Decodes messages to one batch.
 
+        Errors that concern one message have its index as `record` and the position in the message as `offset`.
+        An exception
+        from a function that supplies schemas propagates to the caller.
+
         Args:
-            messages: `bytes` or other contiguous buffers of bytes, one for each message: a list, an array of objects,
-                or another iterable; or `Strings` of a batch, of bytes.
+            messages: One contiguous buffer of bytes, such as `bytes`, for each message: a list, an array of objects, or
+                another iterable. `Strings` of bytes from a batch are also accepted.
 
         Returns:
-            What a reader of these features yields: a dict from feature name to array or batch form. Rows have the order
-            of the messages; without messages there are no rows.
+            A dict from feature name to array or batch form, as a reader of these features yields it. Rows have the
+            order of the messages. Without messages, the batch has no rows.
 
         Raises:
-            MalformedFileError: if a message is cut short or damaged, has bytes behind its datum, or begins with another
-                header than `framing` says.
-            SchemaError: if a message names a schema that wasn't given, or one that lacks a feature.
-            LimitError: if messages hold more items of no bytes than are read.
-            ShapeError, ValueRangeError, NullValueError: if a value doesn't fit its spec.
-            TypeError: if a message is no buffer of bytes.
-
-        Errors of a message have its number as `record` and the byte in it as `offset`. What a function that finds
-        schemas raises is passed on.
+            MalformedFileError: If a message is truncated or damaged, has bytes after its datum, or has another header
+                than `framing` requires.
+            SchemaError: If a message names an unknown schema, or one that lacks a feature.
+            LimitError: If messages hold too many items that have no bytes.
+            ShapeError, ValueRangeError, NullValueError: If a value doesn't fit its spec.
+            TypeError: If a message is not a buffer of bytes.
         """
         packed = _packed(messages)
         if self._find is not None:
@@ -141,7 +144,7 @@ class MessageDecoder:
         find = self._find
         if find is None or not self._handle.unknown(packed):
             return self._check_ready()
-        # A number is asked for once, whatever threads call.
+        # Several threads may call this, but each ID is looked up once.
         with self._lock:
             for key, _ in self._handle.unknown(packed):
                 tell_left_out(dict(self._handle.add(json_of(find(key)), key)), "warn")
@@ -150,8 +153,8 @@ class MessageDecoder:
     def _check_ready(self) -> None:
         if not self._handle.is_ready:
             raise ValueError(
-                "the columns aren't known yet, since the first schema decides about them: decode a message first, or "
-                "give a mapping from numbers to schemas"
+                "the columns aren't known yet because the first schema determines them: decode a message first, or "
+                "pass a mapping from IDs to schemas"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,22 +172,22 @@ def decode_messages(
     columns: Sequence[str] | None = None,
     framing: Framing = None,
 ) -> dict[str, Any]:
-    r"""Decodes messages of Avro to one batch: one call of a `MessageDecoder`, which is faster for several.
+    r"""Decodes Avro messages to one batch. A `MessageDecoder` is faster for several calls.
 
     Args:
-        messages: as a `MessageDecoder` is called with.
-        schema: as in `MessageDecoder`.
-        features: as in `read_avro`.
-        columns: as in `read_avro`.
-        framing: as in `MessageDecoder`.
+        messages: One contiguous buffer of bytes for each message, or `Strings` of bytes from a batch.
+        schema: The writer's schema, or with `framing` the schemas of messages (see `MessageDecoder`).
+        features: The spec of each feature to decode, by name (see `read_avro`).
+        columns: The names of inferred features to decode, instead of `features`. Defaults to the whole first schema.
+        framing: The header of each message: None (the default), `"single-object"` or `"registry"`.
 
     Returns:
         A dict from feature name to array or batch form, with a row for each message.
 
     Raises:
-        FastpipeError: as `MessageDecoder` and a call of it.
-        TypeError: as these.
-        ValueError: as these.
+        FastpipeError: If a schema or a message can't be decoded; `MessageDecoder` lists the errors.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe
@@ -202,55 +205,55 @@ def _positive(number: SupportsIndex) -> int:
     try:
         threads = number.__index__()
     except AttributeError:
-        raise TypeError(f"num_threads is a whole number, not {shown(number)}") from None
+        raise TypeError(f"num_threads must be an integer; got {shown(number)}") from None
     if threads < 1:
-        raise ValueError(f"num_threads must be at least 1, not {threads}")
+        raise ValueError(f"num_threads must be at least 1; got {threads}")
     return threads
 
 
 def _number(key: Any) -> int:
     if isinstance(key, bool) or not isinstance(key, int | np.integer):
-        raise TypeError(f"a schema's number in a registry is an int, not {shown(key)}")
+        raise TypeError(f"the ID of a schema in a registry must be an int; got {shown(key)}")
     if not 0 <= key <= _LARGEST_ID:
-        raise ValueError(f"a schema's number in a registry is from 0 to {_LARGEST_ID}, not {key}")
+        raise ValueError(f"the ID of a schema in a registry must be from 0 to {_LARGEST_ID}; got {key}")
     return int(key)
 
 
 def _nonempty(found: list[tuple[int | None, str]]) -> list[tuple[int | None, str]]:
     if not found:
-        raise ValueError("schema is empty: give at least one schema")
+        raise ValueError("schema is empty: pass at least one schema")
     return found
 
 
 def json_of(schema: Any) -> str:
-    """A schema as JSON."""
+    """Returns a schema as JSON."""
     if isinstance(schema, str):
-        # What isn't JSON is the name of a primitive type.
+        # Text that isn't JSON is the name of a primitive type.
         return schema if schema.lstrip()[:1] in ("{", "[", '"') else json.dumps(schema)
     if isinstance(schema, Mapping | list | tuple):
         try:
             return json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:
             raise TypeError(f"schema can't be written as JSON: {error}") from error
-    raise TypeError(f"a schema is JSON as text or parsed, not {shown(schema)}")
+    raise TypeError(f"a schema must be JSON text or parsed JSON; got {shown(schema)}")
 
 
 def _packed(messages: Iterable[Any] | Strings) -> Messages:
     if isinstance(messages, Strings):
         if not messages.binary or len(messages.shape) != 1:
-            raise TypeError('messages as Strings are one a row, of dtype "bytes"')
+            raise TypeError('messages as Strings must have one message per row and dtype "bytes"')
         offsets = messages.offsets
         return Messages.joined(messages.values.tobytes(), offsets.tolist())
     if isinstance(messages, str | bytes | bytearray | memoryview):
-        raise TypeError(f"messages is a sequence of bytes, not {type(messages).__name__}: a single one is [message]")
+        raise TypeError(f"messages must be a sequence of bytes, not {type(messages).__name__}: pass [message] for one")
     if isinstance(messages, np.ndarray) and messages.ndim != 1:
-        raise TypeError(f"messages as an array have one dimension, not {messages.ndim}")
+        raise TypeError(f"messages as an array must have one dimension, not {messages.ndim}")
     if isinstance(messages, np.ndarray) and messages.dtype.kind == "S":
-        raise TypeError("NumPy cuts zero bytes off the end of what its dtype S has: give a list or an array of objects")
+        raise TypeError("NumPy strips trailing zero bytes from arrays of dtype S: pass a list or an array of objects")
     try:
         listed = list(messages)
     except TypeError:
-        raise TypeError(f"messages is a sequence of bytes, not {type(messages).__name__}") from None
+        raise TypeError(f"messages must be a sequence of bytes, not {type(messages).__name__}") from None
     if set(map(type, listed)) - {bytes}:
         listed = [item if type(item) is bytes else _bytes(item, number) for number, item in enumerate(listed)]
     return Messages(listed)

@@ -1,4 +1,4 @@
-"""Avro container files: as a data set, their reader, and inferring what is in them."""
+"""Avro container files as a dataset: the reader, and the inference of features."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fastpipe.specs import _vocabularies as vocabularies
 _WORDS = SourceWording(
     units="blocks",
     advice={
-        "reading": "Storage is the limit: faster disks, or a codec such as zstandard, make it faster; more threads "
-        "don't, unless it is far away.",
-        "decompressing": "Files written with snappy or zstandard take less than with deflate; so do more threads.",
-        "indexing": "Records are looked for before they can be picked. Later epochs remember where they start, up to "
-        "16 million records.",
+        "reading": "Storage is the limit. Use faster disks or a codec such as zstandard. More threads help only if "
+        "the storage is remote.",
+        "decompressing": "Files written with snappy or zstandard decompress faster than deflate. More threads help.",
+        "indexing": "Records must be located before they can be picked. Later epochs remember where up to 16 million "
+        "records start.",
     },
     bound={"decompressing": "decompression-bound"},
-    other_digest="the data set has other contents (files: sync markers or blocks), or its files other names or another "
-    "order",
+    other_digest="the dataset has other contents (sync markers or blocks of files), or its files have different "
+    "names or a different order",
 )
 
 
@@ -40,12 +40,12 @@ _Folders: TypeAlias = "list[tuple[str, list[int | str | None]]]"
 
 
 class Location(NamedTuple):
-    """Where a row stands.
+    """Location of a row.
 
     Attributes:
-        file: the path of its file.
-        block: the number of its block within the file.
-        record: its number within the block.
+        file: The path of its file.
+        block: The index of its block in the file.
+        record: Its index in the block.
     """
 
     file: str
@@ -54,18 +54,18 @@ class Location(NamedTuple):
 
 
 class AvroData:
-    """Avro files, opened for a set of features: the `Data` of `read_avro`.
+    """Avro files that are open for a set of features: the `Data` of `read_avro`.
 
     Args:
-        files: their paths, or what lies in memory.
-        features: as in `read_avro`.
-        index_cache: as in `read_avro`.
-        check: is called with the path and the schema, as JSON, of the first file, and of each whose schema is another
-            one, before features are held to it. What it raises is raised.
-        damaged: is filled with the exceptions of damaged files, of which then the blocks in front of the damage are
-            read. They are raised by default.
-        resolution: how files' schemas are understood.
-        hive: whether folders such as `year=2026` are columns.
+        files: The paths of the files, or their contents in memory.
+        features: The specs of the features to read, by name.
+        index_cache: The directory of block indexes, True for the user's cache directory, or None for no cache.
+        check: A function that is called before features are matched with a schema. It receives the path and the JSON
+            schema of the first file and of every file with a different schema. Its exceptions are passed on.
+        damaged: A list that receives the exceptions of damaged files. The blocks before the damage are then read. By
+            default, these exceptions are raised.
+        resolution: How the schemas of files are interpreted.
+        hive: Whether folders such as `year=2026` are read as columns.
     """
 
     words = _WORDS
@@ -104,14 +104,14 @@ class AvroData:
         *,
         hive: bool = False,
     ) -> Self:
-        """Opens files for what is found in them, or for those columns of it.
+        """Opens files to read the columns that inference finds, or a selection of them.
 
         Args:
-            files: their paths, or what lies in memory.
-            columns: as in `read_avro`.
-            index_cache: as in `read_avro`.
-            resolution: how files' schemas are understood.
-            hive: whether folders such as `year=2026` are columns.
+            files: The paths of the files, or their contents in memory.
+            columns: The names of the inferred columns to read; None for all.
+            index_cache: The directory of block indexes, True for the user's cache directory, or None for no cache.
+            resolution: How the schemas of files are interpreted.
+            hive: Whether folders such as `year=2026` are read as columns.
         """
         wanted = None if columns is None else names("columns", columns)
         data = cls.__new__(cls)
@@ -134,39 +134,40 @@ class AvroData:
         self.handle = handle
         self._index_cache = index_cache
         self._resolution = resolution
-        # Columns that are read of folders.
+        # Only the partition columns that the features read.
         read = set(handle.folders())
         self._partitions = [(name, values) for name, values in folders if name in read]
         self._fingerprints: dict[int, dict[str, Any]] = {}
 
     @property
     def symbols(self) -> dict[str, list[str]]:
-        """For each enum that is read as codes its symbols, for each union the names of its types."""
+        """The symbols of each enum that is read as codes, and the type names of each union."""
         return dict(self.handle.symbols())
 
     @property
     def interpretation(self) -> dict[str, Any]:
-        """Lookups, and how schemas are understood."""
+        """The lookups of features, and how schemas are interpreted."""
         return {"lookups": vocabularies.described(self._asked), "resolution": self._resolution.described()}
 
     @property
     def left_out(self) -> dict[str, str]:
-        """For each column that is of a type which isn't read: why."""
+        """The columns that are left out because their type is not supported, each with the reason."""
         return dict(self.handle.left_out())
 
     @property
     def later_columns(self) -> tuple[list[tuple[str, str, int]], bool]:
-        """Columns that the first file with rows lacks, each with the first file that has it and how many have it.
+        """Returns the columns that the first file with rows lacks, and whether the files' schemas can be merged.
 
-        And whether the files' schemas can be merged.
+        Each column comes with the first file that contains it and the number of files that contain it.
         """
         return self.handle.later_columns()
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """How many files, rows and bytes; and a digest of the files.
+        """Returns the counts of files, rows and bytes, and a digest of the files.
 
-        Of each it has the name without folders, the size, the sync marker, and, but for version 1, where its blocks lie
-        and how many rows these have. For each column of folders that is read, `partitions` has a digest of its values.
+        The digest covers each file's name without folders, its size and its sync marker. After version 1 it also covers
+        the offsets and row counts of the file's blocks. `partitions` holds a digest of the values of each partition
+        column that is read.
         """
         if version not in self._fingerprints:
             self._fingerprints[version] = self._fingerprint(version)
@@ -189,20 +190,20 @@ class AvroData:
         return told | ({"partitions": digests(self._partitions)} if self._partitions else {})
 
     def subset(self, numbers: Iterable[int]) -> AvroData:
-        """The same features of some of the files."""
+        """Returns a dataset with the same features and only some of the files."""
         files = [self._given[number] for number in numbers]
         return _reopened(files, self._asked, self._index_cache, self._resolution, bool(self._partitions))
 
     def file_sizes(self) -> list[int]:
-        """Bytes of each file."""
+        """Returns the size of each file in bytes."""
         return [size for _, size, _ in self.handle.files()]
 
     def place(self, unit: int, record: int) -> Location:
-        """The file, the block and the record."""
+        """Returns the file, the block and the index of a record."""
         return Location(*self.handle.place_of(unit), record)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nanoseconds that a record takes to decode, with all columns and without each."""
+        """Returns the nanoseconds to decode a record with all columns, and without each column."""
         return self.handle.column_times()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -219,7 +220,7 @@ class AvroData:
 
 
 def _folders(files: Sequence[str | Contents], hive: bool, wanted: list[str] | None) -> _Folders:
-    """What the folders of files say in the columns that are wanted."""
+    """Returns the values of the wanted partition columns, which come from the files' folders."""
     paths = list(map(str, files))
     return Partitions(paths, wanted=wanted).columns(paths) if hive else []
 
@@ -246,66 +247,70 @@ def read_avro(
 ) -> Reader:
     """Reads Avro files as batches of NumPy arrays.
 
-    Headers of files and of blocks are read at once, data as it is asked for: a missing or truncated file, a feature
-    that a schema lacks and a spec that doesn't fit are errors here, damage inside of a block is one when it is read.
+    The headers of files and blocks are read immediately, data on demand. A missing or truncated file, a feature that a
+    schema lacks, or a spec that doesn't fit raises an error here. Damage inside a block raises an error when that block
+    is read.
 
-    When rows are shuffled, `shuffle_buffer` is as many as 16 batches or 64 average blocks have, whichever is more,
-    unless it is given.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 average blocks,
+    the larger of the two.
 
     Args:
-        source: a path, a glob (`"data/*.avro"`), a directory (all `*.avro` below it), or a list of these. Directories
-            and globs leave out files and folders that begin with `_` or `.` (what isn't committed), follow links, and
-            visit each folder once. `{a,b}` stands for both, and `~` for the home directory. Files may have different
-            schemas, as long as each that has records has the features; the first of these decides which symbols enum
-            codes stand for. In directories and globs, files of zero bytes are passed over, with a warning to the logger
-            `fastpipe`. Or a contiguous buffer of the bytes of a file, or a binary file object, which is read from its
-            position to its end now; a list may mix all of these. `bytes` are read where they are, other buffers are
-            copied.
-        features: spec of each wanted feature, by name. Fields of nested records are named with dots (`user.age`), below
-            a map come `keys` and `values` (`scores.keys`, `scores.values`), items of arrays add nothing to the name. If
-            the files' records aren't of a record type, their only feature is `value`. A spec's `field` names the path
-            instead, so that several features can read one field. Unions of several types are named as
-            `infer_features` has them.
-        columns: names out of what `infer_features` finds, instead of `features`; a name stands for all that is nested
-            in it. With neither, all of it is read. Unrequested fields are skipped, not decoded.
-        batch_size: rows a batch.
-        index_cache: a directory in which the places of all blocks are kept, so that the next opening needn't look for
-            them again; True for one in the user's cache directory. A file's entry is keyed by its path, size and time
-            of modification, and rebuilt when these or the file's sync marker are others, or when it is damaged
-            (which is logged as a warning to the logger `fastpipe`). None is kept of files that were modified less than
-            two seconds ago, whose next change could go unnoticed, nor of files up to 64 KiB, which are read whole with
-            their header anyway. None for no cache.
-        reader_schema: a schema to which those of all files are resolved, as the Avro 1.12 specification has it: JSON
-            text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Names are then the reader's; fields
-            that a file lacks take their default. "union" for the schema that has all that the files' have: fields that
-            some of them lack may be null, numbers are promoted. None takes files as they are: each must have the
-            features, but for those with a `fill` value, which stands for a field that a later file lacks. Columns that
-            the first file with rows lacks are left out then: one `ColumnsLeftOutWarning` names them and their files.
-        logical_types: whether dates, times, decimals, UUIDs and durations are read as such, or as what is stored.
-        unsupported: "warn" leaves out columns of types that aren't read, with one `ColumnsLeftOutWarning` that names
-            them and says what would read them; "error" raises `UnsupportedError` instead, "ignore" does neither. What
-            `columns` or `features` name is never left out.
-        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
-            else text; null for `__HIVE_DEFAULT_PARTITION__`. A field of that name in a file counts more. None doesn't.
-        **options: see `fastpipe.Options`.
+        source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), or a list of these. Globs
+            support `{a,b}`, and `~` is the home directory. Directories and globs follow links, visit each folder once,
+            and skip files and folders whose names begin with `_` or `.`, since these are not committed. They also skip
+            empty files, with a warning to the logger `fastpipe`. `source` can also be a contiguous buffer with the
+            bytes of a file, or a binary file object, which is read immediately from its position to its end. A list may
+            mix all of these. `bytes` are read in place; other buffers are copied. Files may have different schemas if
+            each file with records has the features. The first file with records decides which symbols enum codes stand
+            for.
+        features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
+            the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
+            is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several
+            features can read one field. `infer_features` describes the names of unions of several types.
+        columns: The names of inferred features to read (see `infer_features`), instead of `features`. A name includes
+            everything nested in it. By default, all inferred features are read. Other fields are skipped without being
+            decoded.
+        batch_size: Number of rows per batch.
+        index_cache: A directory that keeps the offsets of all blocks, so that files open faster the next time. True for
+            a directory in the user's cache directory. An entry is keyed by the file's path, size and modification time.
+            It is rebuilt if one of these or the sync marker has changed. A damaged entry is rebuilt with a warning to
+            the logger `fastpipe`. Files modified within the last two seconds are not indexed, because another change
+            might not alter the timestamp. Files up to 64 KiB are not indexed either, because they are read completely
+            with their header. Defaults to None: no cache.
+        reader_schema: A schema to which the schemas of all files are resolved, following the Avro 1.12 specification:
+            JSON text, parsed JSON, or the path of a file (`pathlib.Path("user.avsc")`). Features then have the names of
+            the reader's schema, and fields that a file lacks get their default. `"union"` merges the schemas of all
+            files: fields that some files lack are nullable, and numbers are promoted. By default, each file is read
+            with its own schema and must have the features, except those with a `fill` value, which replaces fields that
+            later files lack. Columns that the first file with rows lacks are then left out, and one
+            `ColumnsLeftOutWarning` names them and their files.
+        logical_types: Whether to read dates, times, decimals, UUIDs and durations as such. If False, they are read as
+            the values that are stored. Defaults to True.
+        unsupported: What to do with columns of unsupported types. "warn" (the default) leaves them out, and one
+            `ColumnsLeftOutWarning` names them and explains how to read them. "error" raises `UnsupportedError`.
+            "ignore" leaves them out silently. Columns that are named in `columns` or `features` are never left out.
+        partitioning: "hive" (the default) reads folders named like `year=2026` as columns: int64 if all values are
+            integers, otherwise text. `__HIVE_DEFAULT_PARTITION__` is null. If a file has a field of the same name, the
+            field wins. None ignores the names of folders.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+        A `Reader`. Iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
 
     Raises:
-        MissingFileError: if a file isn't there, or a link leads nowhere.
-        MalformedFileError: if a header is damaged or a file cut short.
-        SchemaError: if a feature isn't in a schema or its spec doesn't fit, or only some files lie in folders of a
-            column.
-        UnsupportedError: for what isn't read: other codecs, URLs; a column that is named and can't be read.
-        StorageError: if storage fails, a folder can't be read, a file changed, or an index has to be kept and the
-            cache's directory can't be written.
-        LimitError: if a schema or a header exceeds a limit, such as that of columns which are inferred. From
-            `iter(reader)`, if `memory_limit` is below the least with which this can be read: it names that, and the
-            largest `shuffle_buffer` that would fit. Without `memory_limit`, if the order of a window, pool or buffer
-            takes more than half of the memory of this machine or container.
-        TypeError: if an argument is of the wrong type; the message names it.
-        ValueError: if arguments exclude each other or are out of range.
+        MissingFileError: If a file does not exist, or a link is dangling.
+        MalformedFileError: If a header is damaged or a file is truncated.
+        SchemaError: If a schema lacks a feature or its spec doesn't fit, or only some files are in the folders of a
+            partition column.
+        UnsupportedError: If a codec, a URL, or the type of a requested column is not supported.
+        StorageError: If storage fails, a folder can't be read, a file changed, or the directory of the index cache
+            can't be written.
+        LimitError: If a schema or a header exceeds a limit, such as the number of inferred columns. `iter(reader)`
+            raises it if `memory_limit` is below the minimum; the message gives that minimum and the largest
+            `shuffle_buffer` that would fit. Without `memory_limit`, `iter(reader)` raises it if the order of a window,
+            pool or buffer needs more than half of the memory of the machine or container.
+        TypeError: If an argument has the wrong type; the message names the argument.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe
@@ -341,44 +346,50 @@ def infer_features(
     unsupported: Unsupported = "warn",
     partitioning: Partitioning = "hive",
 ) -> Features:
-    """Finds the features of Avro files; printed, they are Python code to paste.
+    """Infers the features of Avro files. Printing the result gives Python code that you can paste.
 
-    Types and nulls follow from the first file's schema, or the reader's: nullable fields are masked, records of exactly
-    `indices0`, `indices1`, ... and `values` are sparse. A recursive record has the columns of its outermost level.
+    Types and nulls come from the first file's schema or the reader's schema. Nullable fields are masked. Records with
+    exactly the fields `indices0`, `indices1`, ... and `values` are sparse. For recursive records, only the outermost
+    level is inferred.
 
-    Dates, times and timestamps are `datetime64` and `timedelta64` of their unit; decimals of up to 18 digits are int64
-    with their `scale`, those of more float64; durations are months, days and milliseconds, uint32 of shape (3,); UUIDs
-    are strings, or 16 bytes where the file has these. A union of numbers is int64, or float64 if one of them is a
-    float; integers beyond 2**53 are rounded then. Any other union `f` has the column `f`, the number of the value's
-    type in the union (`Reader.symbols` names them), and for each type a column `f:type`, null where the value is of
-    another one; records, enums and fixed go by their names.
+    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are
+    int64 with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of
+    shape (3,). UUIDs are strings, or 16 bytes if the file stores bytes.
 
-    Lengths of
-    arrays are not in a schema, so data are looked at (all of it up to 16 MiB, else 64 blocks spread over it): a
-    dimension whose arrays all have the same length, 16 arrays at least, is taken to be fixed, of the 31 innermost ones.
-    Where that turns out wrong later, `ShapeError` says so and a `RaggedSpec` reads it. Damaged blocks are passed over,
-    with a warning to the logger `fastpipe`; where storage fails, so does this.
+    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other
+    union `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each
+    type also has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear
+    under their names.
+
+    A schema doesn't contain the lengths of arrays, so fastpipe samples the data: all of it up to 16 MiB, otherwise 64
+    blocks spread over it. A dimension is fixed if at least 16 arrays all have the same length; only the 31 innermost
+    dimensions can be fixed. If later data has another length, `ShapeError` is raised; use `RaggedSpec` then. Damaged
+    blocks are skipped, with a warning to the logger `fastpipe`.
 
     Args:
-        source: as in `read_avro`.
-        columns: only these, and what is nested in them; at least one.
-        index_cache: as in `read_avro`.
-        reader_schema: as in `read_avro`.
-        logical_types: as in `read_avro`.
-        unsupported: as in `read_avro`.
-        partitioning: as in `read_avro`.
+        source: The files: a path, a glob, a directory, bytes, a binary file object, or a list of these (see
+            `read_avro`).
+        columns: The columns to infer, at least one; a name includes everything nested in it. Defaults to all columns.
+        index_cache: A directory that keeps the offsets of blocks, or True for the user's cache directory. Defaults to
+            None: no cache.
+        reader_schema: A schema to which the schemas of all files are resolved, or "union" to merge them (see
+            `read_avro`).
+        logical_types: Whether to infer dates, times, decimals, UUIDs and durations as such. Defaults to True.
+        unsupported: "warn" (the default), "error" or "ignore": what to do with columns of unsupported types.
+        partitioning: "hive" (the default) infers columns from folders named like `year=2026`; None ignores the names of
+            folders.
 
     Returns:
-        Specs by feature name, in the order of the schema; columns of folders behind them.
+        Specs by feature name, in schema order, followed by the partition columns.
 
     Raises:
-        UnsupportedError: if a column that is named, or any with `unsupported="error"`, is of a type that isn't read: a
-            record within another of its own (recursive) type, or types nested too deep; the message says how single
-            fields can be asked for in `features`.
-        LimitError: if the schema has more columns than are inferred, or nests deeper.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if `columns` is empty.
-        FastpipeError: as in `read_avro`.
+        UnsupportedError: If a named column, or with `unsupported="error"` any column, has an unsupported type: a
+            recursive record or types nested too deeply. The message explains how to request single fields in
+            `features`.
+        LimitError: If the schema has too many columns to infer, or is nested too deeply.
+        TypeError: If an argument has the wrong type.
+        ValueError: If `columns` is empty.
+        FastpipeError: If the files can't be read; `read_avro` lists the errors.
 
     Example:
         >>> import fastpipe
@@ -390,7 +401,7 @@ def infer_features(
     """
     chosen = None if columns is None else names("columns", columns)
     if chosen is not None and not chosen:
-        raise ValueError("columns is empty: name at least one")
+        raise ValueError("columns is empty: name at least one column")
     resolution = Resolution.of(reader_schema, logical_types)
     hive = checked_partitioning(partitioning)
     tell_left_out({}, unsupported)

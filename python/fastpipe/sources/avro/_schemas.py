@@ -1,4 +1,4 @@
-"""The schemas of Avro files: how they are understood, and the fields that they have."""
+"""The schemas of Avro files: how they are interpreted, and their fields."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from fastpipe.errors import ColumnsLeftOutWarning, StorageError, UnsupportedErro
 ReaderSchema: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] | None
 Unsupported: TypeAlias = Literal["warn", "error", "ignore"]
 
-# Of columns that are left out, as many are named.
+# The maximum number of columns that a warning names.
 _SHOWN = 20
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """How files' schemas are understood.
+    """How the schemas of files are interpreted.
 
     Attributes:
-        schema: the JSON of the reader's schema; None to take files' schemas as they are.
-        merged: whether the reader's schema is made of the schemas of all files.
-        logical_types: whether values are what logical types say that they stand for.
+        schema: The JSON of the reader's schema; None to read each file with its own schema.
+        merged: Whether the reader's schema is the merged schema of all files.
+        logical_types: Whether values are read as their logical types.
     """
 
     schema: str | None = None
@@ -38,11 +38,11 @@ class Resolution:
 
     @classmethod
     def of(cls, reader_schema: ReaderSchema, logical_types: bool) -> Resolution:
-        """From the arguments of `read_avro`.
+        """Returns the resolution for the arguments of `read_avro`.
 
         Raises:
-            TypeError: if one is of the wrong type.
-            StorageError: if a schema's file can't be read.
+            TypeError: If an argument has the wrong type.
+            StorageError: If the file of a schema can't be read.
         """
         logical_types = flag("logical_types", logical_types)
         if reader_schema is None:
@@ -52,21 +52,21 @@ class Resolution:
         return cls(_json(reader_schema), False, logical_types)
 
     def described(self) -> list[Any]:
-        """The same for two resolutions that read the same values, fit for JSON."""
+        """Returns a JSON value that is equal for two resolutions that read the same values."""
         schema: Any = self.schema
         if schema is not None:
-            # How the JSON is laid out decides nothing. What isn't JSON is the name of a type.
+            # The layout of the JSON doesn't matter. Text that isn't JSON is the name of a type.
             with suppress(ValueError, RecursionError):
                 schema = json.loads(schema)
         return [schema, self.merged, self.logical_types]
 
     def lowered(self) -> tuple[str | None, bool, bool]:
-        """As the extension module takes it."""
+        """Returns the arguments of the extension module."""
         return self.schema, self.merged, self.logical_types
 
 
 AS_WRITTEN = Resolution()
-"""Files' schemas as they are."""
+"""The resolution that reads each file with its own schema."""
 
 
 def _json(schema: Any) -> str:
@@ -83,22 +83,22 @@ def _json(schema: Any) -> str:
         try:
             return json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:
-            raise TypeError(f"reader_schema is a schema as JSON, and this can't be written as JSON: {error}") from None
+            raise TypeError(f"reader_schema can't be written as JSON: {error}") from None
     raise TypeError(
-        f'reader_schema is a schema (JSON text, a dict or a list), the path of a file that has one, or "union", not '
+        f'reader_schema must be a schema (JSON text, a dict or a list), the path of a schema file, or "union"; got '
         f"{shown(schema)}"
     )
 
 
 def tell_left_out(left_out: Mapping[str, str], unsupported: str) -> None:
-    """Warns of columns that are left out, or raises an error.
+    """Warns about columns that are left out, or raises an error.
 
     Raises:
-        UnsupportedError: if `unsupported` is "error" and there are such.
-        ValueError: if it is something else.
+        UnsupportedError: If `unsupported` is "error" and columns are left out.
+        ValueError: If `unsupported` has another value than "warn", "error" and "ignore".
     """
     if unsupported not in ("warn", "error", "ignore"):
-        raise ValueError(f'unsupported is "warn", "error" or "ignore", not {shown(unsupported)}')
+        raise ValueError(f'unsupported must be "warn", "error" or "ignore"; got {shown(unsupported)}')
     if not left_out or unsupported == "ignore":
         return
     named = [f"{name!r} ({reason})" for name, reason in list(left_out.items())[:_SHOWN]]
@@ -106,17 +106,17 @@ def tell_left_out(left_out: Mapping[str, str], unsupported: str) -> None:
     what = "1 column is" if len(left_out) == 1 else f"{len(left_out)} columns are"
     text = f"{what} left out, of types that are not read: {'; '.join(named)}{more}"
     if unsupported == "error":
-        hint = 'unsupported="warn" reads the others'
+        hint = 'unsupported="warn" reads the other columns'
         raise UnsupportedError(f"{text}. {hint}", reason=text)
     warnings.warn(text, ColumnsLeftOutWarning, stacklevel())
 
 
 def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
-    """Warns of columns that the first file lacks.
+    """Warns about columns that the first file lacks.
 
     Args:
-        later: for each its name, the first file that has it, and how many files have it.
-        mergeable: whether `reader_schema="union"` reads the files.
+        later: For each column, its name, the first file that has it, and the number of files that have it.
+        mergeable: Whether `reader_schema="union"` can read the files.
     """
     if not later:
         return
@@ -127,10 +127,10 @@ def tell_later(later: Sequence[tuple[str, str, int]], mergeable: bool) -> None:
     what = "1 column is" if len(later) == 1 else f"{len(later)} columns are"
     hint = 'reader_schema="union" reads them, with null in files that lack them'
     if not mergeable:
-        hint = "the files' schemas can't be merged: give reader_schema= a schema that has them"
+        hint = "the files' schemas can't be merged: pass reader_schema= a schema that contains these columns"
     text = (
         f"{what} left out because the first file with rows lacks them: {'; '.join(named)}{more}; {hint}; "
-        "columns= with the names of the others leaves them out without a warning"
+        "columns= with the names of the other columns avoids this warning"
     )
     warnings.warn(text, ColumnsLeftOutWarning, stacklevel())
 
@@ -149,7 +149,7 @@ COMPLEX = ("record", "error", "enum", "fixed", "array", "map")
 
 
 class Names:
-    """The named types of a schema, and how to get through names, nested `type`s and unions to what stands there."""
+    """The named types of a schema, with methods that resolve names, nested `type`s and unions."""
 
     def __init__(self, schema: Any) -> None:
         self._types: dict[str, Any] = {}
@@ -163,8 +163,8 @@ class Names:
             name = schema.get("name")
             if name and schema.get("type") in COMPLEX[:4]:
                 namespace = name.rpartition(".")[0] if "." in name else schema.get("namespace") or namespace
-                # Both names are kept: a reference may be short within the namespace. A clash across namespaces only
-                # blurs a table.
+                # A reference may use the short name within the namespace, so both names are kept. If names clash across
+                # namespaces, only the printed table is less exact.
                 short = name.rpartition(".")[2]
                 self._types.setdefault(short, schema)
                 self._types[f"{namespace}.{short}" if namespace else short] = schema
@@ -175,7 +175,8 @@ class Names:
                 self._collect(inner["type"], namespace)
 
     def resolve(self, schema: Any) -> Any:
-        """The schema with names looked up: a dict with a `type` that is a word, or a list for a union."""
+        """Returns a resolved schema: a dict whose `type` is a primitive or complex type's name, or a list for a
+        union."""
         while True:
             if isinstance(schema, str):
                 if schema in PRIMITIVES:
@@ -189,7 +190,7 @@ class Names:
                 return schema
 
     def value(self, schema: Any) -> tuple[Any, bool]:
-        """What stands there apart from null, and whether null may; a union of several types stays a list."""
+        """Returns the type without null and whether null is allowed; a union of several types stays a list."""
         schema = self.resolve(schema)
         if not isinstance(schema, list):
             return schema, schema["type"] == "null"
@@ -200,7 +201,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Field:
-    """A line of the table of a schema."""
+    """A row in the table of a schema's fields."""
 
     path: str
     parent: str
@@ -210,12 +211,12 @@ class Field:
 
     @property
     def full_type(self) -> str:
-        """The type, marked if null is allowed."""
+        """The type, with a `?` if null is allowed."""
         return self.type + "?" * self.nullable
 
 
 def schema_fields(schema: Any) -> list[Field]:
-    """The fields of a schema from the outside inwards, named as features are."""
+    """Returns the fields of a schema from the outside in, named like features."""
     names = Names(schema)
     fields: list[Field] = []
 
@@ -243,7 +244,7 @@ def schema_fields(schema: Any) -> list[Field]:
 
 
 def type_text(names: Names, schema: Any, around: tuple[int, ...]) -> str:
-    """An Avro type in a few words: `array<record Item>`, `long (timestamp-millis)`; `?` stands for nullable."""
+    """Describes an Avro type briefly: `array<record Item>`, `long (timestamp-millis)`; `?` means nullable."""
     schema = names.resolve(schema)
     if isinstance(schema, list):
         inner, nullable = names.value(schema)
@@ -266,7 +267,7 @@ def type_text(names: Names, schema: Any, around: tuple[int, ...]) -> str:
 
 
 def _logical_text(schema: Any) -> str:
-    """The logical type of a resolved schema, empty if it has none."""
+    """Returns the logical type of a resolved schema, or an empty string."""
     logical = schema.get("logicalType")
     if not logical:
         return ""

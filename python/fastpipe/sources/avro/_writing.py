@@ -1,4 +1,4 @@
-"""Writing container files."""
+"""Writes Avro container files."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from fastpipe.specs import SparseSpec, Spec
 
 Codec: TypeAlias = Literal["null", "deflate", "snappy", "zstandard", "bzip2", "xz"]
 
-# What Java's writer takes, about.
+# About the size that Java's writer uses.
 _BLOCK_BYTES = 64 << 10
-# Readers take no larger ones.
+# Readers reject larger blocks.
 _MOST_BLOCK_BYTES = 1 << 30
 _SYNC_BYTES = 16
 
 
 class WrittenFile(NamedTuple):
-    """What `write_avro` has written, or appended.
+    """Result of `write_avro`.
 
     Attributes:
-        rows: records.
-        blocks: blocks, which are what readers read and shuffle by.
-        size: bytes.
+        rows: Number of records that were written or appended.
+        blocks: Number of blocks, the units of reading and shuffling.
+        size: Number of bytes.
     """
 
     rows: int
@@ -61,48 +61,53 @@ def write_avro(
     metadata: Mapping[str, str | bytes] | None = None,
     num_threads: SupportsIndex | Literal["auto"] = "auto",
 ) -> WrittenFile:
-    """Writes an Avro container file of batches, Arrow data, or what a reader yields.
+    """Writes batches, Arrow data, or the batches of a reader to an Avro container file.
 
-    Data are taken as they come: a batch and some blocks are held. The file appears when it is whole and on its disk;
-    until then, and after an error or Ctrl-C, `path` is what it was. The same rows make the same blocks, however they
-    are cut in batches and however many threads compress them.
+    Data is written as it arrives; only one batch and a few blocks are held in memory. The file appears once it is
+    complete and synced to disk. Until then, and after an error or Ctrl-C, `path` keeps its old content. The same rows
+    produce the same blocks, no matter how they are split into batches or how many threads compress them.
 
     Args:
-        path: the file. One that is there is replaced.
-        data: a batch (dict from name to array or form, extra `arrow`), a `Reader`, whatever has `__arrow_c_stream__`
-            or `__arrow_c_array__` (tables and record batches of pyarrow, frames of polars), or an iterable of these.
-            Columns `a.b` and `a.c` are fields of a record `a`.
-        schema: a schema of Avro's, as JSON or parsed: a record whose fields are the columns, in any order. Values
-            become its types where nothing is lost but digits of floating-point numbers; unions are of null and one
-            type. By default it follows from the types: see the manual's page on writing.
-        codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz"; None for zstandard, or when appending for the
-            file's.
-        level: of deflate (1 to 12), zstandard (-7 to 22), bzip2 (1 to 9) or xz (0 to 9); None for 6, 3, 9 and 6.
-        block_bytes: a block is closed with the row by which it has as many bytes before compression. Readers read,
-            decompress and shuffle by blocks.
-        append: whether to write after the last whole block of a file, with its schema, codec and sync marker. An error
-            cuts the file back to that block. A kill leaves an incomplete block at its end, which the next call with
-            `append=True` cuts off, with a `RuntimeWarning` that names the file and how many bytes are lost.
-        progress: whether to show a progress bar (extra `progress`).
-        metadata: more entries of the header, from key to str or bytes; keys that begin with "avro." are Avro's.
-        num_threads: threads that compress. `"auto"`: the processors that the process may use.
+        path: The path of the file. An existing file is replaced.
+        data: A batch (a dict from name to array or form, which requires the extra `arrow`), a `Reader`, an object with
+            `__arrow_c_stream__` or `__arrow_c_array__` (such as tables and record batches of pyarrow or data frames of
+            polars), or an iterable of these. Columns `a.b` and `a.c` are written as fields of a record `a`.
+        schema: An Avro schema, as JSON text or parsed: a record whose fields are the columns, in any order. Values are
+            converted to its types if the conversion loses at most digits of floating-point numbers. Unions must consist
+            of null and one type. By default, the schema is derived from the data's types; the manual's page on writing
+            has the rules.
+        codec: "null", "deflate", "snappy", "zstandard", "bzip2" or "xz". Defaults to zstandard, or to the file's codec
+            when appending.
+        level: The compression level of deflate (1 to 12, default 6), zstandard (-7 to 22, default 3), bzip2 (1 to 9,
+            default 9) or xz (0 to 9, default 6).
+        block_bytes: The size in bytes, before compression, at which a block is closed. Readers read, decompress and
+            shuffle by blocks. 1 to 2^30; defaults to 65,536.
+        append: Whether to write after the last complete block of an existing file, with its schema, codec and sync
+            marker. An error truncates the file to that block. A killed process leaves an incomplete block at the end.
+            The next call with `append=True` cuts it off, with a `RuntimeWarning` that names the file and the number of
+            lost bytes.
+        progress: Whether to show a progress bar, which requires the extra `progress`. Defaults to False.
+        metadata: Additional entries of the header, from key to str or bytes. Keys that begin with "avro." are reserved.
+        num_threads: The number of threads that compress, 1 to 1024. Defaults to "auto": the number of processors that
+            the process may use.
 
     Returns:
-        The numbers of rows, blocks and bytes that were written.
+        The counts of rows, blocks and bytes that were written.
 
     Raises:
-        SchemaError: if the schema doesn't parse, columns aren't its fields or of other types, or names aren't Avro's.
-        UnsupportedError: for types without a counterpart, such as unions.
-        ValueRangeError: if a value doesn't fit the schema's type.
-        NullValueError: if there is a null that the schema doesn't allow.
-        MalformedFileError: if a file that is appended to is damaged anywhere but in an incomplete last block, or Arrow
-            data contradict themselves.
-        MissingFileError: if there is no such directory, or no file to append to.
-        StorageError: if the disk is full, there is no permission, or a stream fails.
-        LimitError: if a row is larger than a block may be.
-        ImportError: if pyarrow or tqdm is needed and missing.
-        TypeError: if an argument is of the wrong type.
-        ValueError: for values out of range, and arguments that exclude each other.
+        SchemaError: If the schema can't be parsed, the columns differ from its fields in name or type, or a name is not
+            valid in Avro.
+        UnsupportedError: If Avro has no counterpart of a type, for example of unions.
+        ValueRangeError: If a value doesn't fit the schema's type.
+        NullValueError: If the data contains a null that the schema doesn't allow.
+        MalformedFileError: If the file to append to is damaged other than by an incomplete last block, or Arrow data is
+            inconsistent.
+        MissingFileError: If the directory, or the file to append to, does not exist.
+        StorageError: If the disk is full, permission is missing, or a stream fails.
+        LimitError: If a row exceeds the maximum size of a block.
+        ImportError: If pyarrow or tqdm is required and not installed.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe
@@ -123,12 +128,12 @@ def write_avro(
         metadata=_entries(metadata),
     )
     if codec is not None and not isinstance(codec, str):
-        raise TypeError(f"codec is the name of one, not {shown(codec)}")
+        raise TypeError(f"codec must be the name of a codec; got {shown(codec)}")
     given = _given(data)
     appending, showing = flag("append", append), flag("progress", progress)
     if appending:
         if metadata is not None:
-            raise ValueError("metadata is in the header, which append=True leaves as it is: leave metadata out")
+            raise ValueError("metadata is part of the header, which append=True doesn't change: leave metadata out")
         known, length = _appendable(target, codec)
         writing, schema_there = writing._replace(codec=known.codec, sync=known.sync_marker), known.schema_json
         place: Any = truncated_on_failure(target, length)
@@ -156,19 +161,19 @@ def copy_records(
     block_bytes: int,
     progress: bool,
 ) -> int:
-    """Writes records as they are encoded, whatever their schema is.
+    """Writes encoded records with any schema, without decoding them.
 
     Args:
-        path: the file. One that is there is replaced.
-        records: yields encoded records, as `encoded_records` makes it.
-        schema: their schema, which is written as it is.
-        metadata: more entries of the header.
-        codec: as in `write_avro`.
-        block_bytes: as in `write_avro`.
-        progress: as in `write_avro`.
+        path: The path of the file. An existing file is replaced.
+        records: A reader of encoded records, as `encoded_records` returns it.
+        schema: The schema of the records, which is written unchanged.
+        metadata: Additional entries of the header.
+        codec: The name of the codec, which compresses at its default level.
+        block_bytes: The size in bytes, before compression, at which a block is closed.
+        progress: Whether to show a progress bar.
 
     Returns:
-        The number of records.
+        The number of records that were written.
     """
     with _bar(records, progress) as bar, replacing(path) as temporary:
         sync = os.urandom(_SYNC_BYTES)
@@ -179,7 +184,7 @@ def copy_records(
                 copied = writer.copy(batch)
                 if bar is not None:
                     bar.update(copied)
-                del batch  # The next is drawn before this name is bound to it.
+                del batch  # Releases it before the next batch is drawn.
             rows, _, _ = writer.finish()
         finally:
             writer.close()
@@ -196,17 +201,17 @@ def _write(writer: AvroWriter, given: Iterator[_Part], inferring: bool, told: An
         else:
             writer.write(data, required, told)
         known = True
-        del data  # The next is drawn before this name is bound to it.
+        del data  # Releases it before the next item is drawn.
     if not known:
-        raise ValueError("there are no data, not even empty ones, of which a schema follows: give schema=")
+        raise ValueError("the data is empty, without even an empty batch to derive a schema from: pass schema=")
 
 
-# Arrow data, the columns (and fields of them) without nulls, and in place of data something with their schema.
+# Arrow data; the columns (and fields of columns) without nulls; and, instead of data, an object with its schema.
 _Part: TypeAlias = tuple[Any, list[str], Any]
 
 
 def _given(data: Any) -> Iterator[_Part]:
-    """The data, part by part. Of the wrong type they are refused at once."""
+    """Returns an iterator over the data. Raises an error immediately if the data has the wrong type."""
     if isinstance(data, Reader):
         return _of_reader(data)
     if isinstance(data, Mapping) or _is_arrow(data):
@@ -217,7 +222,7 @@ def _given(data: Any) -> Iterator[_Part]:
         return _of_items(data)
     kinds = "a batch, a Reader, Arrow data, or an iterable of these"
     hint = ": collect() it first" if hasattr(data, "collect") else ""
-    raise TypeError(f"data is {kinds}, not {shown(data)}{hint}")
+    raise TypeError(f"data must be {kinds}; got {shown(data)}{hint}")
 
 
 def _is_arrow(data: Any) -> bool:
@@ -238,32 +243,32 @@ def _of_items(items: Iterable[Any]) -> Iterator[_Part]:
 
 def _of_item(item: Any, what: str) -> Iterator[_Part]:
     if isinstance(item, Mapping):
-        # An empty record batch has no columns of which its rows could be counted.
+        # Rows can't be counted in an empty record batch, which has no columns.
         if not item:
             raise ValueError(f"{what} is a batch without columns")
         yield to_arrow(item), [name for name, form in item.items() if not _may_be_null(form)], None
     elif isinstance(item, Reader):
         yield from _of_reader(item)
     elif (pa := imported("pyarrow")) is not None and isinstance(item, pa.RecordBatchReader):
-        # Python may make its batches: in C what it raises becomes a text.
+        # The batches may come from Python code. Through the C interface, its exceptions would turn into plain text.
         yield None, [], item.schema
         for batch in item:
             yield batch, [], None
     elif _is_arrow(item):
         yield item, [], None
     else:
-        raise TypeError(f"{what} is a batch (dict from name to array) or Arrow data, not {shown(item)}")
+        raise TypeError(f"{what} must be a batch (dict from name to array) or Arrow data; got {shown(item)}")
 
 
 def _without_nulls(name: str, spec: Spec) -> list[str]:
-    """The column of a feature if its Arrow data have no nulls, or else the fields of the column that have none."""
-    # Arrow data have nulls for NaT, and for NaN that stands for null.
+    """Returns the column of a feature if its Arrow data has no nulls, otherwise the column's fields without nulls."""
+    # Arrow data has nulls in place of NaT, and in place of NaN if NaN stands for null.
     whole = not spec._nan_is_null and not spec.dtype.startswith(("datetime64", "timedelta64"))
     if whole and spec.nulls != "mask":
         return [name]
     if not isinstance(spec, SparseSpec):
         return []
-    # Of sparse rows a mask says which are null, and none of their values is.
+    # A mask marks the null rows of sparse features. Their values are never null.
     return [f"{name}.indices{i}" for i in range(len(spec.shape))] + [f"{name}.values"] * whole
 
 
@@ -282,19 +287,19 @@ def _schema_text(schema: Any) -> str | None:
         try:
             return json.dumps(schema)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"schema isn't what JSON holds: {error}") from error
-    raise TypeError(f"schema is one of Avro's, as JSON or as a dict, not {shown(schema)}")
+            raise TypeError(f"schema can't be written as JSON: {error}") from error
+    raise TypeError(f"schema must be an Avro schema, as JSON or as a dict; got {shown(schema)}")
 
 
 def _number(name: str, value: Any, least: int, most: int) -> int:
     try:
         number = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} is a number, not {shown(value)}") from None
+        raise TypeError(f"{name} must be an integer; got {shown(value)}") from None
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} is a number, not {shown(value)}")
+        raise TypeError(f"{name} must be an integer; got {shown(value)}")
     if not least <= number <= most:
-        raise ValueError(f"{name} is a number from {least} to {most}, not {number}")
+        raise ValueError(f"{name} must be from {least} to {most}; got {number}")
     return number
 
 
@@ -304,7 +309,7 @@ def _threads(num_threads: Any) -> int:
             return len(os.sched_getaffinity(0))
         return os.cpu_count() or 1
     if isinstance(num_threads, str):
-        raise ValueError(f'num_threads is a number or "auto", not {num_threads!r}')
+        raise ValueError(f'num_threads must be an integer or "auto"; got {num_threads!r}')
     return _number("num_threads", num_threads, 1, 1024)
 
 
@@ -312,24 +317,24 @@ def _entries(metadata: Any) -> list[tuple[str, bytes]]:
     if metadata is None:
         return []
     if not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata is a dict from key to str or bytes, not {shown(metadata)}")
+        raise TypeError(f"metadata must be a dict from key to str or bytes; got {shown(metadata)}")
     entries = []
     for key, value in metadata.items():
         if not isinstance(key, str):
-            raise TypeError(f"a key of metadata is a string, not {shown(key)}")
+            raise TypeError(f"a key of metadata must be a string; got {shown(key)}")
         if key.startswith("avro."):
-            raise ValueError(f'metadata has the key {key!r}, and those that begin with "avro." are Avro\'s')
+            raise ValueError(f'metadata has the key {key!r}, but keys that begin with "avro." are reserved')
         if not isinstance(value, (str, bytes)):
-            raise TypeError(f"metadata[{key!r}] is str or bytes, not {shown(value)}")
+            raise TypeError(f"metadata[{key!r}] must be str or bytes; got {shown(value)}")
         entries.append((key, value.encode() if isinstance(value, str) else value))
     return entries
 
 
 def _appendable(path: str, codec: str | None) -> tuple[ContainerFile, int]:
-    """A file that has this codec, and where its whole blocks end."""
+    """Returns a file that has this codec, and the offset at which its complete blocks end."""
     file = ContainerFile(path)
     if codec is not None and codec != file.codec:
-        raise ValueError(f"the file's codec is {file.codec}, and codec is {codec!r}: leave codec out (file {path})")
+        raise ValueError(f"the file's codec is {file.codec}, but codec is {codec!r}: leave codec out (file {path})")
     length = file.whole_blocks_end()
     if torn := file.size - length:
         text = (
@@ -345,7 +350,7 @@ def _bar(data: Any, showing: bool) -> Any:
         return nullcontext()
     total: int | None = None
     if isinstance(data, Reader):
-        with suppress(TypeError):  # It may have no end.
+        with suppress(TypeError):  # The reader may be endless.
             total = len(data) * data.batch_size
     elif not isinstance(data, Mapping):
         rows = getattr(data, "num_rows", getattr(data, "height", None))
