@@ -77,7 +77,7 @@ def test_files_are_found(form: Format, folder: Path, system: str) -> None:
         with pytest.raises(fastpipe.MissingFileError):
             numbers(form, source, **options)
     (folder / "empty").mkdir()
-    with pytest.raises(fastpipe.MissingFileError, match=r"the directory holds no file that ends in \.") as error:
+    with pytest.raises(fastpipe.MissingFileError, match=r"the directory contains no file that ends in \.") as error:
         numbers(form, f"{root}empty", **options)
     assert error.value.path == f"{root}empty"
     for wrong in (3, None, b"a", [3], [b"a"], {"a": 1}.values()):

@@ -170,7 +170,7 @@ def test_values_are_located_where_they_are(tmp_path: Path) -> None:
         estimate(path, 900, seed=1, columns=["b"], dtype="int64", replace=True)
     with pytest.raises(fastpipe.SchemaError, match='no column "c"'):
         estimate(path, 1, columns=["c"])
-    with pytest.raises(fastpipe.SchemaError, match="no room for the columns 'b'"):
+    with pytest.raises(fastpipe.SchemaError, match="can't hold the columns 'b'"):
         estimate(path, 900)
 
 

@@ -93,7 +93,7 @@ def test_folders_above_count_too(folder: Path) -> None:
 
 def test_folders_of_different_depth_are_refused(folder: Path) -> None:
     lay_out({"y=1": 10, "y=1/m=2": 20})
-    with pytest.raises(fastpipe.SchemaError, match=r"other files lie in folders m=.*partitioning=None") as error:
+    with pytest.raises(fastpipe.SchemaError, match=r"other files are in folders m=.*partitioning=None") as error:
         rows("data")
     assert (error.value.path, error.value.feature) == ("data/y=1/part.parquet", "m")
     assert rows("data", partitioning=None) == [{"x": 20}, {"x": 10}]
@@ -106,7 +106,7 @@ def test_columns_of_folders_are_chosen(folder: Path) -> None:
     assert rows("data", features={"year": DenseSpec((), "float32", field="y")}) == [
         {"year": y} for y in (1.0, 1.0, 2.0)
     ]
-    with pytest.raises(ValueError, match="partitioning is 'hive' or None"):
+    with pytest.raises(ValueError, match="partitioning must be 'hive' or None"):
         rows("data", partitioning="dir")  # type: ignore[arg-type]
 
 

@@ -188,15 +188,15 @@ def test_samples_of_csv(tmp_path: Path) -> None:
     assert whole.rows.tolist() == list(range(5000))
     same = fastpipe.sample_csv(path, 5000, seed=whole.seed, null_values=["", "x"], memory_limit="64MB")
     assert np.array_equal(same.values, table, equal_nan=True)
-    with pytest.raises(fastpipe.SchemaError, match=r"no room for the columns 'c'.*columns=\['a', 'b'\]"):
+    with pytest.raises(fastpipe.SchemaError, match=r"can't hold the columns 'c'.*columns=\['a', 'b'\]"):
         fastpipe.sample_csv(path, 3)
     with pytest.raises(fastpipe.ValueRangeError, match=r"feature 'b': cannot parse .* as int64"):
         fastpipe.sample_csv(path, 5000, columns=["b"], dtype="int64")
     with pytest.raises(ValueError, match="exceeds the 5000 rows"):
         fastpipe.sample_csv(path, 5001, columns=["a"])
-    with pytest.raises(ValueError, match='order is "C" or "F"'):
+    with pytest.raises(ValueError, match='order must be "C" or "F"'):
         fastpipe.sample_csv(path, 1, columns=["a"], order="K")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="dtype is that of numbers"):
+    with pytest.raises(ValueError, match="dtype must be numeric"):
         fastpipe.sample_csv(path, 1, columns=["a"], dtype="string")
     with pytest.raises(ValueError, match="columns is empty"):
         fastpipe.sample_csv(path, 1, columns=[])
@@ -497,5 +497,5 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
         fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
     with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
-    with pytest.raises(ValueError, match='method is "exact", "block", "estimate" or "stream", not'):
+    with pytest.raises(ValueError, match='method must be "exact", "block", "estimate" or "stream"; got'):
         fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]

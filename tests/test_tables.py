@@ -238,9 +238,9 @@ def test_arguments() -> None:
         fastpipe.from_arrow(table, features={"s.deap": DenseSpec((), "int64")}, batch_size=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'suffle'"):
         fastpipe.from_arrow(table, batch_size=1, suffle=True)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="from_arrays takes a dict"):
+    with pytest.raises(TypeError, match="from_arrays accepts a dict"):
         fastpipe.from_arrow({"x": [1]}, batch_size=1)
-    with pytest.raises(TypeError, match="from_arrow takes Arrow data"):
+    with pytest.raises(TypeError, match="from_arrow accepts Arrow data"):
         fastpipe.from_arrays(table, batch_size=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="columns is empty"):
         fastpipe.from_arrow(table, columns=[], batch_size=1)

@@ -1,4 +1,4 @@
-"""Tables in memory: whatever is Arrow, and NumPy arrays."""
+"""Tables in memory: Arrow data and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class RowLocation(NamedTuple):
-    """Where a row of a table is.
+    """Location of a row in a table.
 
     Attributes:
-        row: its number, from 0.
+        row: Its index, from 0.
     """
 
     row: int
@@ -38,16 +38,16 @@ class TableData:
     """A table in memory: the `Data` of `from_arrow` and `from_arrays`.
 
     Args:
-        table: what has `__arrow_c_stream__` or `__arrow_c_array__`; or a dict of arrays.
-        features: as in `from_arrow`.
-        columns: as in `from_arrow`.
+        table: An object with `__arrow_c_stream__` or `__arrow_c_array__`, or a dict of arrays.
+        features: The specs of the features to read, by name; None to infer them.
+        columns: The names of the inferred columns to read; None for all.
     """
 
     words = SourceWording()
     column_times = None
 
     def __init__(self, table: Any, features: Features | None, columns: list[str] | None) -> None:
-        # A stream can be read once, but a reader may be pickled.
+        # A stream can only be read once, but a reader may be pickled.
         self._table = table = _read(table)
         arrow = to_arrow(table) if isinstance(table, Mapping) else table
         self.handle = TableDataset(arrow, columns if features is None else features._lower())
@@ -62,11 +62,11 @@ class TableData:
         self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """The number of rows, and a digest of the columns and of some rows; the same in states of all versions."""
+        """Returns the number of rows, and a digest of the columns and some rows, for states of all versions."""
         return {"rows": self.handle.num_rows, "digest": self.handle.digest().hex()}
 
     def place(self, unit: int, record: int) -> RowLocation:
-        """The row."""
+        """Returns the index of a row in the table."""
         return RowLocation(self.handle.row_of(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,40 +87,42 @@ def from_arrow(
 ) -> Reader:
     """Reads a table in memory as batches of NumPy arrays.
 
-    The table's columns are finished: rows are gathered from where they are, through dictionaries, run ends and views,
-    and nothing is copied before. Only values of another type than the wanted one are rewritten when the reader is made,
-    those of a dictionary once each. Streams are read to their end, and held whole: `memory_limit` doesn't count the
-    table. (`rebatch` batches streams as they come, `read_units` what can be read by parts.)
+    Rows are gathered directly from the table's columns, including dictionaries, run ends and views, without copying the
+    table first. Only values of a type other than the requested type are converted when the reader is created, and each
+    value of a dictionary is converted once. Streams are read to their end and kept in memory: `memory_limit` doesn't
+    count the table. Use `rebatch` to batch a stream as it arrives, and `read_units` to read data in units.
 
-    When rows are shuffled, `shuffle_buffer` is the whole table, unless it is given: with `shuffle=True` every order of
-    the rows is as likely as any other. The order doesn't depend on how the table is cut in record batches.
+    When rows are shuffled, `shuffle_buffer` defaults to the size of the table, so that with `shuffle=True` every
+    permutation of the rows is equally likely. The order doesn't depend on how the table is split into record batches.
 
     Args:
-        table: what has `__arrow_c_stream__` or `__arrow_c_array__`: a table, record batch or reader of pyarrow, a data
-            frame of polars or pandas, a DuckDB relation, a Hugging Face data set's table, a `Reader`.
-        features: dict from name to spec; the name is the path of a column, with dots between the names of nested
-            fields. By default, the specs in the schema's metadata if fastpipe wrote the table, else what follows from
-            its types: lists are ragged, fixed-size lists dense, structs of `indices0`, ... and `values` sparse, other
-            structs a feature for each field, maps `name.keys` and `name.values`, times datetime64 or timedelta64,
-            decimals float64, dictionaries what they stand for. Columns in which there are nulls have `nulls="mask"`.
-            An integer dtype reads the codes of a dictionary of text, which `reader.symbols` lists; `scale=` reads
-            decimals as integers; `VocabularySpec` and `HashSpec` read text, or lists of it, as indices.
-        columns: only these, and what is nested in them; at least one.
-        batch_size: rows a batch.
-        **options: see `fastpipe.Options`.
+        table: An object with `__arrow_c_stream__` or `__arrow_c_array__`: a pyarrow table, record batch or record batch
+            reader, a polars or pandas data frame, a DuckDB relation, the table of a Hugging Face dataset, or a
+            `Reader`.
+        features: The spec of each feature, by name. A name is the path of a column, with dots between the names of
+            nested fields. By default, features come from the specs in the schema's metadata if fastpipe wrote the
+            table, or else from the column types: lists are ragged, fixed-size lists are dense, and structs of
+            `indices0`, ... and `values` are sparse. Other structs have a feature for each field, and maps have
+            `name.keys` and `name.values`. Times are datetime64 or timedelta64, decimals float64, and dictionaries the
+            type of their values. Columns with nulls have `nulls="mask"`. An integer dtype reads the codes of a text
+            dictionary, which `reader.symbols` lists. `scale=` reads decimals as integers. `VocabularySpec` and
+            `HashSpec` read text, or lists of text, as indices.
+        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        The reader. It keeps the table's memory alive.
+        The reader, which keeps the table's memory alive.
 
     Raises:
-        SchemaError: if there are no columns, one isn't there, a spec doesn't fit its type, or a record batch of a
-            stream doesn't have the stream's schema.
-        UnsupportedError: if a wanted column is of a type that isn't read, such as intervals and unions.
-        MalformedFileError: if the table contradicts itself: offsets out of range, text that isn't UTF-8.
-        StorageError: if its stream fails.
-        OutOfMemoryError: if there isn't enough memory for what a stream holds.
-        TypeError: if it isn't Arrow data, or an argument is of the wrong type.
-        ValueError: for values out of range, and for arguments that exclude each other.
+        SchemaError: If the table has no columns, a column does not exist, a spec doesn't fit its type, or a record
+            batch of a stream doesn't have the stream's schema.
+        UnsupportedError: If the type of a requested column is not supported, such as intervals and unions.
+        MalformedFileError: If the table is inconsistent: offsets are out of range, or text isn't UTF-8.
+        StorageError: If the stream fails.
+        OutOfMemoryError: If the data of a stream doesn't fit into memory.
+        TypeError: If `table` isn't Arrow data, or an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe
@@ -133,8 +135,8 @@ def from_arrow(
     """
     settings = Settings(from_arrow, batch_size, options)
     if not (hasattr(table, "__arrow_c_stream__") or hasattr(table, "__arrow_c_array__")):
-        hint = "; from_arrays takes a dict of arrays" if isinstance(table, Mapping) else ""
-        raise TypeError(f"a table has __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
+        hint = "; from_arrays accepts a dict of arrays" if isinstance(table, Mapping) else ""
+        raise TypeError(f"a table must have __arrow_c_stream__ or __arrow_c_array__, which {shown(table)} lacks{hint}")
     return _reader(settings, table, features, columns)
 
 
@@ -147,24 +149,24 @@ def from_arrays(
     batch_size: SupportsIndex,
     **options: Unpack[Options],
 ) -> Reader:
-    """Reads arrays as batches of some of their rows (extra `arrow`).
+    """Reads arrays in memory as batches of their rows (extra `arrow`).
 
     Args:
-        arrays: dict from name to NumPy array `[rows, *shape]` or batch form (`Ragged`, `Strings`, `Masked`, `Sparse`,
-            `SparseCSR`), all with the same number of rows. They aren't copied where Arrow lays them out alike (see
-            `to_arrow`), so they mustn't be changed while they are read.
-        features: as in `from_arrow`.
-        columns: as in `from_arrow`.
-        batch_size: rows a batch.
-        **options: see `fastpipe.Options`.
+        arrays: A dict from name to NumPy array `[rows, *shape]` or batch form (`Ragged`, `Strings`, `Masked`, `Sparse`,
+            `SparseCSR`), all with the same number of rows. Arrays are not copied if Arrow uses the same memory layout
+            (see `to_arrow`), so don't modify them while they are read.
+        features: The spec of each feature, by name (see `from_arrow`). Inferred by default.
+        columns: The columns to read, at least one. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        The reader. It keeps the arrays alive.
+        The reader, which keeps the arrays alive.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: if a column is no array, or of a dtype that isn't read.
-        ValueError: if columns have different numbers of rows, or as in `from_arrow`.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If a column is not an array, or has an unsupported dtype.
+        ValueError: If columns have different numbers of rows, or arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe
@@ -175,12 +177,12 @@ def from_arrays(
         [(2, 2), (1, 2)]
     """
     settings = Settings(from_arrays, batch_size, options)
-    given: Any = arrays  # Users may give anything.
+    given: Any = arrays  # Callers may pass any type.
     if not isinstance(given, Mapping):
-        hint = "; from_arrow takes Arrow data" if hasattr(given, "__arrow_c_stream__") else ""
-        raise TypeError(f"arrays is a dict from name to array, not {shown(given)}{hint}")
+        hint = "; from_arrow accepts Arrow data" if hasattr(given, "__arrow_c_stream__") else ""
+        raise TypeError(f"arrays must be a dict from name to array; got {shown(given)}{hint}")
     if not given:
-        raise ValueError("arrays is empty: name at least one")
+        raise ValueError("arrays is empty: name at least one array")
     return _reader(settings, dict(arrays), features, columns)
 
 
@@ -201,10 +203,10 @@ def _reader(
 
 
 def _read(table: Any) -> Any:
-    """What a stream of pyarrow's holds, as a table; anything else as it is.
+    """Returns the data of a pyarrow stream as a table, and other data unchanged.
 
-    Python may make the batches of such a stream. In C what it raises becomes a text, even a KeyboardInterrupt, and
-    nobody looks whether batches have the stream's schema.
+    Python code may produce the batches of such a stream. Through the C interface, its exceptions, even a
+    KeyboardInterrupt, would turn into text, and batches wouldn't be checked against the stream's schema.
     """
     pa = imported("pyarrow")
     if pa is None or not isinstance(table, pa.RecordBatchReader):
@@ -223,14 +225,14 @@ def _read(table: Any) -> Any:
 
 
 def _of_schema(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
-    """A record batch that may say something else of nulls than its stream does."""
+    """Returns a record batch cast to the stream's schema. Only the nullability of its fields may differ."""
     import pyarrow as pa
 
     if batch.schema.equals(schema):
         return batch
     found, expected = ([(field.name, without_nulls(field).type) for field in given] for given in (batch.schema, schema))
     reason = (
-        f"record batch {number} of the stream has columns {_told(found)}, and the stream's schema {_told(expected)}"
+        f"record batch {number} of the stream has columns {_told(found)}, but the stream's schema has {_told(expected)}"
     )
     if found != expected:
         raise SchemaError(reason)
@@ -245,7 +247,7 @@ def _told(columns: list[tuple[str, Any]]) -> str:
 
 
 def _known(table: Any, columns: list[str] | None) -> Features | None:
-    """The specs of a table that fastpipe wrote, or is about to; None for any other."""
+    """Returns the specs of a table that fastpipe wrote or is about to write; None for other tables."""
     if isinstance(table, Reader):
         return rewritten(table.features, columns)
     pa = imported("pyarrow")
@@ -255,7 +257,7 @@ def _known(table: Any, columns: list[str] | None) -> Features | None:
 
 
 def _formed(form: Any, spec: Spec) -> Spec:
-    """An inferred spec with what an array's form says besides: whether there is a mask, and shapes of sparse rows."""
+    """Returns an inferred spec that also has the mask and the sparse shape of an array's batch form."""
     inner, masked = form, False
     while isinstance(inner, (Masked, Ragged)):
         masked |= isinstance(inner, Masked)

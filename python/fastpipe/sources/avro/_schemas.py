@@ -175,8 +175,7 @@ class Names:
                 self._collect(inner["type"], namespace)
 
     def resolve(self, schema: Any) -> Any:
-        """Returns a resolved schema: a dict whose `type` is a primitive or complex type's name, or a list for a
-        union."""
+        """Returns a resolved schema: a dict whose `type` names a primitive or complex type, or a list for a union."""
         while True:
             if isinstance(schema, str):
                 if schema in PRIMITIVES:

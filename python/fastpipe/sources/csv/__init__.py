@@ -1,4 +1,4 @@
-"""CSV files: reading them, and drawing samples of them."""
+"""CSV files: the reader and random samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CSV files: how they are written, as a data set, and their reader."""
+"""CSV files as a dataset: their dialect, the data and the reader."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ DEFAULT_NULLS = ("", "NA", "N/A", "NULL", "null", "None", "NaN", "nan")
 
 @dataclass(frozen=True)
 class Dialect:
-    """How files are written, checked.
+    """The checked dialect of CSV files.
 
     Attributes:
-        delimiter: as in `read_csv`, like the others.
+        delimiter: The ASCII character between fields.
+        quote: The ASCII character that quotes fields; None disables quoting.
+        header: Whether the first row names the columns, or the names of the columns if the files have no header.
+        comment: The ASCII character that begins comment lines; None if there are no comments.
+        decimal: The ASCII character before the decimals of a number.
+        null_values: The fields that are read as null.
+        on_ragged: "error" or "skip": what to do with rows that have too many or too few fields.
     """
 
     delimiter: str
@@ -46,7 +52,7 @@ class Dialect:
     on_ragged: OnRagged
 
     lossless: ClassVar[bool] = False
-    """Whether floats refuse integers that they would round, and finite numbers that would be infinite."""
+    """Whether floats reject integers that would be rounded, and finite numbers that would become infinite."""
 
     @classmethod
     def of(
@@ -59,16 +65,16 @@ class Dialect:
         null_values: Any,
         on_ragged: Any,
     ) -> Dialect:
-        """Checks what users give.
+        """Checks the arguments of the user.
 
         Raises:
-            TypeError: if an argument is of the wrong type.
-            ValueError: if one is out of range.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range.
         """
         if on_ragged not in ("error", "skip"):
-            raise ValueError(f'on_ragged is "error" or "skip", not {shown(on_ragged)}')
+            raise ValueError(f'on_ragged must be "error" or "skip"; got {shown(on_ragged)}')
         if isinstance(null_values, str) or not isinstance(null_values, Iterable):
-            raise TypeError(f"null_values is a list of words, not {shown(null_values)}")
+            raise TypeError(f"null_values must be a list of strings; got {shown(null_values)}")
         return cls(
             delimiter=_character("delimiter", delimiter),
             quote=None if quote is None else _character("quote", quote),
@@ -80,7 +86,7 @@ class Dialect:
         )
 
     def lowered(self) -> LoweredDialect:
-        """Plain values for the extension module."""
+        """Returns the dialect as plain values for the extension module."""
         quote = None if self.quote is None else ord(self.quote)
         comment = None if self.comment is None else ord(self.comment)
         header = self.header if isinstance(self.header, bool) else list(self.header)
@@ -90,7 +96,7 @@ class Dialect:
 
 
 class LosslessDialect(Dialect):
-    """The same, read into floats only if they keep integers and finite numbers. Decimal fractions are rounded."""
+    """A dialect whose floats must keep integers and finite numbers. Decimal fractions are rounded."""
 
     lossless = True
 
@@ -101,45 +107,45 @@ def _header(header: Any) -> tuple[str, ...]:
         raise ValueError("header is empty: name each column")
     twice = next((name for name, count in Counter(given).items() if count > 1), None)
     if twice is not None:
-        raise ValueError(f"header names {twice!r} twice: columns need names of their own")
+        raise ValueError(f"header names {twice!r} twice: each column needs its own name")
     return given
 
 
 def _character(name: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{name} is one character, not {shown(value)}")
+        raise TypeError(f"{name} must be one character; got {shown(value)}")
     if len(value) != 1 or not value.isascii():
-        raise ValueError(f"{name} is one ASCII character, not {shown(value)}")
+        raise ValueError(f"{name} must be one ASCII character; got {shown(value)}")
     return str(value)
 
 
 DEFAULT_DIALECT = Dialect.of(",", '"', True, None, ".", DEFAULT_NULLS, "error")
 
 
-# Of the files that are taken from a directory: compressed ones beside others.
+# The suffixes of files that are read from a directory. Compressed and plain files are read together.
 SUFFIXES = ((".csv", ".csv.gz", ".csv.zst"), (".tsv", ".tsv.gz", ".tsv.zst"))
 
 _WORDS = SourceWording(
     units="stretches",
     advice={
-        "reading": "Storage is the limit: faster disks make it faster; more threads don't, unless it is far away.",
-        "parsing": "Fewer columns take less, and so do numbers with fewer digits; more threads help; Parquet, Arrow "
-        "and Avro files need no parsing.",
-        "fetching": "Decompressing is the limit: files in one piece are decompressed on one thread, one after the "
-        "other; zstandard is faster than gzip.",
-        "indexing": "Rows are looked for before they can be picked. Later epochs remember where they start, up to 16 "
-        "million rows.",
+        "reading": "Storage is the limit. Use faster disks. More threads help only if the storage is remote.",
+        "parsing": "Read fewer columns, or numbers with fewer digits. More threads help. Parquet, Arrow and Avro "
+        "files need no parsing.",
+        "fetching": "Decompression is the limit. A file that is compressed as one stream is decompressed by one "
+        "thread. zstandard is faster than gzip.",
+        "indexing": "Rows must be located before they can be picked. Later epochs remember where up to 16 million "
+        "rows start.",
     },
-    other_digest="the data set has other contents, or its files other names or another order",
+    other_digest="the dataset has other contents, or its files have different names or a different order",
 )
 
 
 class CsvLocation(NamedTuple):
-    """Where a row stands.
+    """Location of a row.
 
     Attributes:
-        file: the path of its file.
-        row: its number in the file, from 0; headers, comments and empty lines aren't counted.
+        file: The path of its file.
+        row: Its index in the file, from 0. Headers, comments and empty lines are not counted.
     """
 
     file: str
@@ -147,14 +153,14 @@ class CsvLocation(NamedTuple):
 
 
 class CsvData:
-    """CSV files, opened for a set of features: the `Data` of `read_csv`.
+    """CSV files that are open for a set of features: the `Data` of `read_csv`.
 
     Args:
-        files: their paths, or what lies in memory.
-        dialect: how they are written.
-        features: as in `read_csv`.
-        columns: as in `read_csv`.
-        index_cache: as in `read_csv`.
+        files: The paths of the files, or their contents in memory.
+        dialect: The dialect of the files.
+        features: The specs of the features to read, by name; None to infer them.
+        columns: The names of the inferred columns to read; None for all.
+        index_cache: The directory of row indexes, True for the user's cache directory, or None for no cache.
     """
 
     words = _WORDS
@@ -180,12 +186,12 @@ class CsvData:
 
     @classmethod
     def of_rows(cls, handle: CsvDataset, dialect: Dialect, features: Features | None) -> CsvData:
-        """Rows that were picked out of files, which a sample is read of: no state is made of it, and no process has it.
+        """Returns a dataset of rows that were picked out of files for a sample. It has no state and can't be pickled.
 
         Args:
-            handle: the rows.
-            dialect: how they are written.
-            features: as in `read_csv`; None if they are inferred.
+            handle: The rows.
+            dialect: The dialect of the rows.
+            features: The specs of the features to read, by name; None to infer them.
         """
         data = cls.__new__(cls)
         data.handle = handle if features is not None else handle.inferred()
@@ -198,9 +204,9 @@ class CsvData:
         return data
 
     def with_features(self, features: Features) -> Self:
-        """The same files, read for other features: nothing is opened."""
+        """Returns a dataset that reads other features of the same files, without opening them again."""
         data = type(self).__new__(type(self))
-        # Copies are made as pickles are read, by opening files again.
+        # copy.copy would use __reduce__ and open the files again.
         data.__dict__.update(self.__dict__)
         data.handle = self.handle.with_features(features._lower())
         data._asked = features
@@ -209,19 +215,20 @@ class CsvData:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all rows, decompressed."""
+        """The number of bytes of all rows after decompression."""
         return self.handle.text_bytes()
 
     @property
     def interpretation(self) -> dict[str, Any]:
-        """Lookups, and the dialect."""
+        """The lookups of features, and the dialect."""
         return {"lookups": vocabularies.described(self._asked), "dialect": asdict(self._dialect)}
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """How many files, rows and bytes; and a digest of the files.
+        """Returns the counts of files, rows and bytes, and a digest of the files.
 
-        Of each it has the name without folders, the size, 64 KiB at either end, as they are stored, and where its rows
-        lie.
+        The digest covers each file's name without folders, its size, the first and last 64 KiB as stored, and the
+        offsets
+        of its rows.
         """
         if self._fingerprint is None:
             parts = []
@@ -241,7 +248,7 @@ class CsvData:
         return self._fingerprint
 
     def place(self, unit: int, record: int) -> CsvLocation:
-        """The file, and the number of the row."""
+        """Returns the file and the index of a row."""
         return CsvLocation(*self.handle.place_of(unit, record))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -252,9 +259,9 @@ class CsvData:
 
 
 def _inferred(handle: CsvDataset) -> Features:
-    """Specs of what was found: floats have NaN where a field stands for no value."""
+    """Returns the inferred specs. Nullable floats have NaN as fill value."""
     found = inferred(handle.features())
-    # Columns of a type share one spec.
+    # Columns of the same type share one spec.
     distinct = {id(spec): spec for spec in found.values()}
     made = {key: _with_nan(spec) for key, spec in distinct.items()}
     return Features({name: made[id(spec)] for name, spec in found.items()})
@@ -283,66 +290,68 @@ def read_csv(
 ) -> Reader:
     """Reads CSV files as batches of NumPy arrays.
 
-    Files are scanned for their rows at once, at the speed of memory, and parsed as rows are asked for. A row ends with
-    a newline, or a carriage return and a newline, that isn't within quotes. A field is quoted if it begins with a
-    quote; a doubled quote in it is one; a quote anywhere else stands for itself. Empty lines are no rows. That is what
-    Python's `csv` reads, but for a carriage return without a newline, which is an error.
+    Files are scanned for rows immediately, at the speed of memory, and parsed on demand. A row ends with a newline, or
+    a carriage return and a newline, outside of quotes. A field is quoted if it begins with a quote. Inside a quoted
+    field, a doubled quote is a literal quote; a quote anywhere else is also literal. Empty lines are skipped. These
+    are the rules of Python's `csv` module, except that a carriage return without a newline is an error.
 
-    Files that are compressed with gzip or zstandard are known by their first bytes, and decompressed as they are read.
-    One of several members or frames (`bgzip`, `pzstd`), or of at most 16 MiB of text, can be read in every order; one
-    in one piece only in sequence, with `shuffle=False` or `shuffle="buffer"`.
+    Files compressed with gzip or zstandard are recognized by their first bytes and decompressed while they are read. A
+    file of several members or frames (`bgzip`, `pzstd`), or of at most 16 MiB of text, can be read in any order. Other
+    compressed files can only be read in sequence, with `shuffle=False` or `shuffle="buffer"`.
 
-    When rows are shuffled, `shuffle_buffer` is as many as 16 batches or 64 stretches of 64 KiB have, whichever is more,
-    unless it is given.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 chunks of 64 KiB, the larger of
+    the two.
 
     Args:
-        source: a path, a glob, a directory (all `*.csv`, `*.csv.gz` and `*.csv.zst` below it; if there are none, those
-            of `*.tsv`), or a list of these, as in `read_avro`. Or a contiguous buffer of the bytes of a file, or a
-            binary file object. Files may have their columns in different orders, and others beside those that are read.
-        features: spec of each wanted feature, by name: `DenseSpec((), dtype)` of any number, bool, datetime64, "string"
-            or "bytes"; `VocabularySpec` or `HashSpec` for text as indices. A spec's `field` names the column, if it
-            isn't the feature's name.
-        columns: names out of what is inferred, instead of `features`. With neither, all columns are read.
+        source: A path, a glob, a directory, or a list of these. A directory stands for all `*.csv`, `*.csv.gz` and
+            `*.csv.zst` files below it, or, if there are none, for the corresponding `*.tsv` files. `source` can also be
+            a contiguous buffer with the bytes of a file, or a binary file object. `read_avro` describes the rules for
+            paths. Files may have different column orders and additional columns.
+        features: The spec of each feature to read, by name: `DenseSpec((), dtype)` of any number, bool, datetime64,
+            "string" or "bytes"; `VocabularySpec` or `HashSpec` to read text as indices. A spec's `field` names the
+            column, if it differs from the feature's name.
+        columns: The names of inferred columns to read, instead of `features`. By default, all columns are read.
 
-            Inferred are, by a look at all rows up to 16 MiB, else at those of 64 stretches spread over the files: bool
-            (true, false), int64, uint64, float64 (NaN for no value), datetime64[D] (2024-02-29), datetime64[us] or [ns]
-            (2024-02-29T12:30:00.5Z, with a blank in the place of T, or an offset in that of Z), else strings. Numbers
-            with leading zeros and integers that would be rounded are strings unless `features` says otherwise. Times
-            are NaT where a field stands for no value. Integers and truth values are masked if any row of the files has
-            such a field in their column; the scan for rows looks for them. Columns without any value are float64. A
-            field that turns out to be of another type is a `ValueRangeError` that says where and what to pass.
-        batch_size: rows a batch.
-        delimiter: one ASCII character.
-        quote: one ASCII character; None if quotes stand for themselves.
-        header: True if the first row names the columns; False if there are no names, and columns are called "f0", "f1",
-            ...; or the names, of files without any.
-        comment: a character; lines that begin with it are no rows. None if there are no comments.
-        decimal: the mark in front of a number's decimals.
-        null_values: fields that stand for no value, where numbers, truth values and times are read. Strings and bytes
-            are what they are, unless their spec has `nulls="mask"` or `"fill"`.
-        on_ragged: "error" raises `MalformedFileError` at a row with more or fewer fields than there are columns; "skip"
-            passes over such rows, as if they weren't there.
-        index_cache: a directory in which the places of all rows are kept, so that the next opening needn't scan for
-            them; True for one in the user's cache directory; None for none. As in `read_avro`.
-        **options: see `fastpipe.Options`.
+            Types are inferred from all rows up to 16 MiB, or else from 64 chunks spread over the files. The types are
+            bool (true, false), int64, uint64, float64 (NaN for null), datetime64[D] (2024-02-29), and datetime64[us] or
+            [ns] (2024-02-29T12:30:00.5Z; a blank may replace T, and an offset may replace Z). All other columns are
+            strings, including numbers with leading zeros and integers that would be rounded, unless `features` sets
+            another type. Null times are NaT. Integers and bools are masked if any row of the files has a null in that
+            column; the scan for rows finds these nulls. Columns without any value are float64. If a later field has
+            another type, `ValueRangeError` gives its location and the argument to pass.
+        batch_size: Number of rows per batch.
+        delimiter: The ASCII character between fields. Defaults to ",".
+        quote: The ASCII character that quotes fields. None disables quoting. Defaults to '"'.
+        header: True (the default) if the first row names the columns. For files without a header, pass the names of the
+            columns, or False to call them "f0", "f1", ....
+        comment: The ASCII character that begins comment lines, which are skipped. Defaults to None: there are no
+            comments.
+        decimal: The ASCII character before the decimals of a number. Defaults to ".".
+        null_values: The fields that are null in columns of numbers, bools and times. Strings and bytes are read
+            literally, unless their spec has `nulls="mask"` or `"fill"`.
+        on_ragged: What to do with a row that has more or fewer fields than columns. "error" (the default) raises
+            `MalformedFileError`; "skip" ignores the row.
+        index_cache: A directory that keeps the offsets of all rows, so that files open faster the next time. True for a
+            directory in the user's cache directory. `read_avro` describes when an index is rebuilt. Defaults to None:
+            no cache.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        A `Reader`; iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
+        A `Reader`. Iterating over it yields dicts from feature name to array or batch form (`fastpipe.batch`).
 
     Raises:
-        MissingFileError: if a file isn't there, or a link leads nowhere.
-        MalformedFileError: if a file has no header, a row ends within quotes, a compressed file is damaged or cut
-            short, or, while reading, a row is ragged, has a carriage return without a newline, or text that isn't
-            UTF-8.
-        SchemaError: if a column isn't there, or is there twice, or a spec is none that a field can have.
-        ValueRangeError: while reading, if a field isn't a value of its dtype.
-        NullValueError: while reading, if a field stands for no value, and the spec has `nulls="error"`.
-        UnsupportedError: for files that are compressed otherwise, in UTF-16, or of another format; for random orders of
-            compressed files in one piece; and URLs.
-        StorageError: if storage fails, or a file changed.
-        LimitError: if a row has more than 256 MiB, or a zstandard frame needs a window of more than 128 MiB.
-        TypeError: if an argument is of the wrong type.
-        ValueError: if arguments exclude each other or are out of range.
+        MissingFileError: If a file does not exist, or a link is dangling.
+        MalformedFileError: If a file has no header, ends inside quotes, or is compressed and damaged or truncated.
+            While reading, if a row is ragged, has a carriage return without a newline, or has text that isn't UTF-8.
+        SchemaError: If a column does not exist or exists twice, or a spec doesn't fit a CSV field.
+        ValueRangeError: While reading, if a field can't be parsed as its dtype.
+        NullValueError: While reading, if a field is null and its spec has `nulls="error"`.
+        UnsupportedError: If a file has another compression, is UTF-16, or has another format; if a compressed file that
+            can only be read in sequence is read in random order; or if the source is a URL.
+        StorageError: If storage fails, or a file changed.
+        LimitError: If a row exceeds 256 MiB, or a zstandard frame needs a window of more than 128 MiB.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe

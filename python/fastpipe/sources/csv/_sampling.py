@@ -1,4 +1,4 @@
-"""Random samples of CSV files as one array, by each of the methods."""
+"""Draws random samples of CSV files into one array, by several methods."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from fastpipe.sources.files._in_memory_files import Contents, ReadableFile, Sour
 from fastpipe.sources.files._index_cache import IndexCache
 from fastpipe.specs import DenseSpec, Features
 
-# Text that the batches which are made at the same time lie in, about, and what a batch has of rows.
+# Approximate bytes of text in the batches that are read at the same time, and limits of a batch's rows.
 _TEXT = 8 << 20
 _LEAST_BATCH, _MOST_BATCH = 64, 1 << 16
 
 
 class RowEstimate(NamedTuple):
-    """How many rows files have, as random bytes tell it.
+    """Estimate of the number of rows, derived from random bytes.
 
     Attributes:
-        rows: the estimate, which is unbiased.
-        low: of the interval in which the number lies with a probability of about `confidence`.
-        high: of that interval.
-        confidence: 0.95.
+        rows: The estimate, which is unbiased.
+        low: Lower end of the confidence interval.
+        high: Upper end of the confidence interval.
+        confidence: Approximate probability that the interval contains the number of rows: 0.95.
     """
 
     rows: int
@@ -56,22 +56,23 @@ class RowEstimate(NamedTuple):
 
 
 class CsvSample(NamedTuple):
-    """Some rows of CSV files.
+    """Sampled rows of CSV files.
 
     Attributes:
-        values: one row for each, one column for each of `columns`: `[rows, columns]`; NaN where a field stands for no
-            value.
-        rows: int64 `[rows]`, ascending: their numbers, counted over all files in their order, from 0. None with
-            `method="estimate"`, for nobody counted them.
-        columns: the names of the columns.
-        seed: with which they were drawn.
-        design_effect: with `method="block"`, float64 `[columns]`: by how much the variance of a column's mean is larger
-            than that of as many rows drawn one by one, as this sample tells it; divide the number of rows by it to have
-            that of rows which say as much. NaN where it can't be told. None with other methods, for which it is 1.
-        offsets: with `method="estimate"`, int64 `[rows]`: the byte of its file at which each row starts; else None.
-        files: with `method="estimate"`, int64 `[rows]`, ascending: the number of the file that each row is in, from 0;
-            else None.
-        estimate: with `method="estimate"`, how many rows all files have, about; else None.
+        values: Array `[rows, columns]` of the sampled values. NaN for null.
+        rows: int64 `[rows]`, ascending: the indices of the rows, counted over all files in order, from 0. None with
+            `method="estimate"`, which doesn't count rows.
+        columns: The names of the columns.
+        seed: The seed of the sample.
+        design_effect: With `method="block"`, float64 `[columns]`: the factor by which the sample inflates the variance
+            of each column's mean, compared with the same number of independently drawn rows. Divide the number of rows
+            by it to get the effective sample size. NaN if it can't be estimated. With other methods, the factor is 1
+            and this is None.
+        offsets: With `method="estimate"`, int64 `[rows]`: the byte offset in its file at which each row starts;
+            otherwise None.
+        files: With `method="estimate"`, int64 `[rows]`, ascending: the index of each row's file, from 0; otherwise
+            None.
+        estimate: With `method="estimate"`, the estimated number of rows in all files; otherwise None.
     """
 
     values: npt.NDArray[Any]
@@ -86,18 +87,18 @@ class CsvSample(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked of a sample, whatever the method, checked.
+    """Checked arguments that all methods of sampling share.
 
     Attributes:
-        rows: how many.
-        seed: of the drawing.
-        dialect: how files are written.
-        columns: those that are named; None for all.
-        spec: of each column.
-        order: of the array in memory.
-        options: of the reader.
-        num_threads: None for as many as pay.
-        memory_limit: bytes; None for no limit.
+        rows: The number of rows to draw.
+        seed: The seed of the sample.
+        dialect: The dialect of the files.
+        columns: The names of the columns; None for all.
+        spec: The spec of each column.
+        order: The memory order of the array.
+        options: The options of the reader.
+        num_threads: The number of threads; None to choose it automatically.
+        memory_limit: The limit in bytes; None for no limit.
     """
 
     rows: int
@@ -121,37 +122,38 @@ class Asked:
         order: Any,
         options: Options,
     ) -> Asked:
-        """Checks the rest of what users give.
+        """Checks the other arguments of the user.
 
         Raises:
-            TypeError: if an argument is of the wrong type.
-            ValueError: if one is out of range.
+            TypeError: If an argument has the wrong type.
+            ValueError: If an argument is out of range.
         """
         if order not in ("C", "F"):
-            raise ValueError(f'order is "C" or "F", not {order!r}')
+            raise ValueError(f'order must be "C" or "F"; got {order!r}')
         element = DenseSpec((), dtype)
         if element.dtype in ("string", "bytes"):
-            raise ValueError(f"dtype is that of numbers, not {element.dtype}: sample() draws columns of any type")
+            raise ValueError(f"dtype must be numeric, not {element.dtype}: sample() draws columns of any type")
         spec = DenseSpec((), dtype, fill=math.nan) if element.dtype.startswith("float") else element
         wanted = None if columns is None else names("columns", columns)
         if wanted is not None and not wanted:
-            raise ValueError("columns is empty: name at least one")
+            raise ValueError("columns is empty: name at least one column")
         running = Settings(read_csv, 1, options).running
         return cls(rows, seed, dialect, wanted, spec, order, options, running.num_threads, running.memory_limit)
 
     @property
     def features(self) -> Features | None:
-        """Those of the columns that are named; None if none are."""
+        """The features of the named columns; None if no columns are named."""
         return None if self.columns is None else self._features(self.columns)
 
     def _features(self, columns: list[str]) -> Features:
         return Features(dict.fromkeys(columns, self.spec))
 
     def typed(self, data: CsvData) -> tuple[CsvData, list[str]]:
-        """The data set with the columns of the sample, and their names. If none are named, it was opened with all.
+        """Returns the dataset with the sample's columns, and their names. Without named columns, it opens with all
+        columns.
 
         Raises:
-            SchemaError: if one of all isn't of numbers.
+            SchemaError: If no columns are named and a column isn't numeric.
         """
         if self.columns is not None:
             return data, self.columns
@@ -159,12 +161,12 @@ class Asked:
         return data.with_features(self._features(wanted)), wanted
 
     def reader(self, data: CsvData) -> Reader:
-        """A reader with batches of about as much text as is read at a time."""
+        """Returns a reader whose batches contain about as much text as is read at a time."""
         batch = min(max(self.rows * _TEXT // max(data.text_bytes, 1), _LEAST_BATCH), _MOST_BATCH)
         return Settings(read_csv, batch, self.options).reader(data)
 
     def array(self, drawn: Reader, wanted: list[str], rows: SupportsIndex) -> npt.NDArray[Any]:
-        """All that a reader yields."""
+        """Returns one array with all rows that a reader yields."""
         values = np.empty((rows, len(wanted)), self.spec.dtype, order=self.order)
         at = 0
         with drawn:
@@ -177,40 +179,40 @@ class Asked:
 
 
 def _numbers(features: Features) -> list[str]:
-    """The names of columns that are numbers, all of them."""
+    """Returns the names of all columns, and raises `SchemaError` if a column isn't numeric."""
     others = [name for name, spec in features.items() if spec.dtype == "string" or spec.dtype.startswith("datetime")]
     if others:
         named = ", ".join(map(repr, others[:5])) + (", ..." if len(others) > 5 else "")
         numbers = [name for name in features if name not in others]
         raise SchemaError(
-            f"an array of numbers has no room for the columns {named}: name those that are numbers, columns={numbers}",
+            f"an array of numbers can't hold the columns {named}: name the numeric columns, columns={numbers}",
             feature=others[0],
         )
     return list(features)
 
 
 class BlockVariance:
-    """Sums over units, for the variance of the ratio of units' sums to their rows.
+    """Accumulates sums over units for the variance of a ratio estimator: the sum of values over the number of rows.
 
-    The source is W. G. Cochran, Sampling Techniques, 1977, 9A.5. NaN isn't counted.
+    Source: W. G. Cochran, Sampling Techniques, 1977, 9A.5. NaN isn't counted.
 
     Args:
-        columns: how many.
+        columns: The number of columns.
     """
 
     def __init__(self, columns: int) -> None:
-        # Columns are counted from about their mean on, or squares would swallow what differs.
+        # Values are shifted by approximately their column's mean. Otherwise squares would cancel out the differences.
         self._zero: npt.NDArray[np.float64] | None = None
         self._open = -1
-        # Of the unit that isn't over: rows and sums.
+        # Rows and sums of the current unit, which may continue in the next call.
         self._rows, self._sum = np.zeros(columns), np.zeros(columns)
-        # Over units: how many, rows, rows squared, sums, sums squared, rows times sums; over rows: squares.
+        # Sums over units: units, rows, rows squared, sums, sums squared, rows times sums. Sum over rows: squares.
         self._units, self._n, self._nn = np.zeros(columns), np.zeros(columns), np.zeros(columns)
         self._s, self._ss, self._ns = np.zeros(columns), np.zeros(columns), np.zeros(columns)
         self._squares = np.zeros(columns)
 
     def add(self, columns: Sequence[npt.NDArray[Any]], units: npt.NDArray[np.int64]) -> None:
-        """Adds rows, whose units ascend over all calls."""
+        """Adds rows. Unit indices must ascend over all calls."""
         if not len(units):
             return
         table = np.array(columns, np.float64)
@@ -233,7 +235,7 @@ class BlockVariance:
         self._rows, self._sum, self._open = rows[:, -1], sums[:, -1], int(units[-1])
 
     def design_effect(self) -> npt.NDArray[np.float64]:
-        """By how much each mean varies more than that of as many rows drawn one by one; NaN if it isn't told."""
+        """Returns the variance of each mean relative to independently drawn rows; NaN if it can't be estimated."""
         self._close(self._rows[:, None], self._sum[:, None])
         self._rows, self._sum, self._open = np.zeros_like(self._n), np.zeros_like(self._n), -1
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -245,7 +247,7 @@ class BlockVariance:
         return told
 
     def _close(self, rows: npt.NDArray[np.float64], sums: npt.NDArray[np.float64]) -> None:
-        """Adds units that are over."""
+        """Adds complete units."""
         self._units += (rows > 0).sum(1)
         self._n += rows.sum(1)
         self._nn += (rows**2).sum(1)
@@ -264,7 +266,7 @@ def draw_rows(
     stratify: str | npt.ArrayLike | None,
     weights: str | npt.ArrayLike | None,
 ) -> CsvSample:
-    """Draws row by row."""
+    """Draws rows one by one."""
     data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
     drawn = sample(
         asked.reader(data),
@@ -282,13 +284,13 @@ def draw_rows(
 def draw_blocks(
     files: Sequence[str | Contents], asked: Asked, index_cache: IndexCache, *, part: SupportsIndex
 ) -> CsvSample:
-    """Draws whole stretches."""
+    """Draws whole chunks."""
     data, wanted = asked.typed(CsvData(files, asked.dialect, asked.features, None, index_cache))
     numbers, units = blocks(data.handle.unit_rows(), asked.rows, asked.seed, within("part", part, 0, 2**20))
     drawn = take(asked.reader(data), numbers)
     values = asked.array(drawn, wanted, drawn.num_rows)
     variance = BlockVariance(len(wanted))
-    # Piece by piece: it makes float64 of them.
+    # Slice by slice, because `add` converts the values to float64.
     for start in range(0, len(values), _MOST_BATCH):
         piece = slice(start, start + _MOST_BATCH)
         variance.add(list(values[piece].T), units[piece])
@@ -298,11 +300,11 @@ def draw_blocks(
 def of_numbers(
     source: Source, columns: Sequence[str] | None, dtype: npt.DTypeLike, index_cache: IndexCache, options: Options
 ) -> tuple[Reader, list[str]]:
-    """A reader of files as columns of numbers, and their names.
+    """Returns a reader of files as numeric columns, and the names of the columns.
 
     Raises:
-        SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
-        ValueError: if no column is named.
+        SchemaError: If a column does not exist, or `columns` is None and a column isn't numeric.
+        ValueError: If `columns` is empty.
     """
     asked = Asked.of(1, 0, DEFAULT_DIALECT, columns, dtype, "C", options)
     files = opened(source, SUFFIXES)
@@ -311,7 +313,7 @@ def of_numbers(
 
 
 def _column(data: CsvData, given: str | npt.ArrayLike | None, asked: Asked, dtype: str = "string") -> Any:
-    """What a column has in all rows, if it is one that is named."""
+    """Returns the values of a named column in all rows. Other arguments are returned unchanged."""
     if not isinstance(given, str):
         return given
     only = data.with_features(Features({given: DenseSpec((), dtype)}))
@@ -320,11 +322,11 @@ def _column(data: CsvData, given: str | npt.ArrayLike | None, asked: Asked, dtyp
 
 
 def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: bool) -> CsvSample:
-    """Draws the rows in which random bytes lie, each row with the same probability.
+    """Draws the rows that contain random bytes, such that each row has the same probability.
 
     Raises:
-        ValueError: if there are fewer rows, or hardly more.
-        FastpipeError: as `read_csv`; a LimitError if quotes around a byte can be read in two ways.
+        ValueError: If the files have fewer rows than requested, or only slightly more.
+        FastpipeError: As `read_csv`. `LimitError` if the quotes around a byte are ambiguous.
     """
     handle, numbers, offsets, (rows, low, high) = estimate_csv(
         lowered(files),
@@ -336,7 +338,7 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
     )
     data, wanted = asked.typed(CsvData.of_rows(handle, asked.dialect, asked.features))
     values = asked.array(asked.reader(data), wanted, asked.rows)
-    # As many there are for certain.
+    # The number of distinct rows is a certain lower bound.
     least = len(np.unique(np.stack([numbers, offsets]), axis=1).T)
     found = RowEstimate(
         max(round(rows), least), max(math.floor(round(low, 3)), least), max(math.ceil(round(high, 3)), least)
@@ -344,16 +346,16 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
     return CsvSample(values, None, wanted, asked.seed, offsets=offsets, files=numbers, estimate=found)
 
 
-# Bytes that are asked of a file or pipe at once: signals are looked at in between.
+# Bytes per read of a file or pipe. Signals are handled between reads.
 _PIECE = 1 << 20
 
 
 def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
-    """Draws rows by a reservoir, while the stream passes.
+    """Draws rows from a stream with a reservoir.
 
     Raises:
-        ValueError: if there are fewer rows.
-        FastpipeError: as `read_csv`; a LimitError if rows take more than `memory_limit`.
+        ValueError: If the stream has fewer rows than requested.
+        FastpipeError: As `read_csv`. `LimitError` if the rows need more than `memory_limit`.
     """
     name, stream = _opened(source)
     features = Features({}) if asked.features is None else asked.features
@@ -370,14 +372,14 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
             reservoir.push(piece)
     there = reservoir.end()
     if there < asked.rows:
-        raise ValueError(f"rows={asked.rows} are more than the {there} rows of the stream")
+        raise ValueError(f"rows={asked.rows} exceeds the {there} rows of the stream")
     handle, rows = reservoir.take()
     data, wanted = asked.typed(CsvData.of_rows(handle, asked.dialect, asked.features))
     return CsvSample(asked.array(asked.reader(data), wanted, asked.rows), rows, wanted, asked.seed)
 
 
 def _opened(source: Any) -> tuple[str, Generator[bytes]]:
-    """What a stream is called in errors, and its bytes."""
+    """Returns the name of a stream in error messages, and its bytes."""
     if isinstance(source, str | os.PathLike):
         path = os.path.expanduser(os.fspath(source))
         return path, _of_path(path)
@@ -386,12 +388,12 @@ def _opened(source: Any) -> tuple[str, Generator[bytes]]:
         return name, _of_iterable([source])
     if callable(getattr(source, "read", None)):
         own = getattr(source, "name", None)
-        # Pipes have their descriptor for a name.
+        # The name of a pipe is its file descriptor.
         name = own if isinstance(own, str) and own else name
         return name, pieces(cast("ReadableFile", source), name)
     if not isinstance(source, Iterable):
         raise TypeError(
-            'with method="stream", source is a path, a binary file object, bytes or an iterable of bytes, not '
+            'with method="stream", source must be a path, a binary file object, bytes or an iterable of bytes, not '
             f"{type(source).__name__}"
         )
     return name, _of_iterable(source)
@@ -399,12 +401,12 @@ def _opened(source: Any) -> tuple[str, Generator[bytes]]:
 
 def _of_path(path: str) -> Generator[bytes]:
     try:
-        # Without a buffer a pipe gives what it has.
+        # Without a buffer, a read from a pipe returns the available bytes.
         with open(path, "rb", buffering=0) as file:
             while piece := file.read(_PIECE):
                 yield piece
     except FileNotFoundError as error:
-        reason = f'{error.strerror}: with method="stream", source is the path of one file or pipe'
+        reason = f'{error.strerror}: with method="stream", source must be the path of one file or pipe'
         raise in_file(MissingFileError, path, reason) from error
     except OSError as error:
         raise in_file(StorageError, path, str(error.strerror)) from error
@@ -413,7 +415,7 @@ def _of_path(path: str) -> Generator[bytes]:
 def _of_iterable(source: Iterable[Any]) -> Generator[bytes]:
     for piece in source:
         if not isinstance(piece, bytes | bytearray | memoryview):
-            raise TypeError(f'with method="stream", an iterable yields pieces of bytes, not {shown(piece)}')
+            raise TypeError(f'with method="stream", an iterable must yield bytes; got {shown(piece)}')
         yield bytes(piece)
 
 
@@ -444,64 +446,74 @@ def sample_csv(
 ) -> CsvSample:
     """Draws a uniform random sample of the rows of CSV files into one array.
 
-    Every row is equally likely, however long it is and whatever stands in front of it, by each method. Which rows are
-    drawn is a pure function of the seed and the files.
+    With each method, all rows are equally likely, regardless of their length and the rows before them. The drawn rows
+    are a pure function of the seed and the files.
 
     Args:
-        source: as in `read_csv`. With `method="stream"` one path, of a pipe too (`/dev/stdin`), a binary file object,
-            bytes, or an iterable of bytes.
-        rows: how many to draw, up to 2^31; without `replace`, at most as many as there are.
-        seed: 0 to 2^64 - 1; one is drawn by default, and shown by `CsvSample.seed`.
-        method: "exact" draws row by row: files are scanned for their rows first, at the speed of memory, or their index
-            is at hand (`index_cache`), and then only stretches of 64 KiB of which rows were drawn are read.
+        source: The files: paths, globs, directories, bytes or binary file objects (see `read_csv`). With
+            `method="stream"`, one path, which may be a pipe (`/dev/stdin`), a binary file object, bytes, or an iterable
+            of bytes.
+        rows: The number of rows to draw, up to 2^31. Without `replace`, at most the number of rows in the files.
+        seed: Seed of the sample, 0 to 2^64 - 1. By default, a random seed is used, which `CsvSample.seed` returns.
+        method: "exact" (the default) draws rows one by one. It first scans the files for rows, at the speed of memory,
+            unless an index exists (`index_cache`). Then it reads only the 64 KiB chunks that contain drawn rows.
 
-            "block" arranges stretches of 64 KiB on a circle at random and takes the rows that follow a random row, so
-            it reads no more than it returns: for slow disks. Neighbors are often similar, so such a sample may say much
-            less than one of as many single rows: `CsvSample.design_effect` says how much.
+            "block" arranges the 64 KiB chunks on a circle in random order and takes the rows that follow a random row.
+            It reads no more than it returns, which suits slow disks. Neighboring rows are often similar, so such a
+            sample may carry much less information: `CsvSample.design_effect` says how much.
 
-            "estimate" scans nothing: a first look at local files of any size. It draws random bytes, and takes the row
-            that a byte lies in if the byte is among the row's first `c`, where each row has at least `c`: long rows
-            aren't drawn more often. `CsvSample.estimate` says how many rows there are, about. It is for few rows of
-            many. Rows can't be told where quotes can be read in two ways for 16 MiB, which is a `LimitError`; the text
-            of a field that looks like rows of this file for longer than 16 KiB is taken for such.
+            "estimate" doesn't scan: it gives a first look at local files of any size, and suits few rows of many. It
+            draws random byte offsets and accepts an offset only if it falls within the first `c` bytes of a row, where
+            no row is shorter than `c`. Long rows are therefore not drawn more often. `CsvSample.estimate` is an
+            estimate of the number of rows. If quotes are ambiguous for 16 MiB, row boundaries can't be found and
+            `LimitError` is raised. A field whose text looks like rows of this file for more than 16 KiB is mistaken for
+            rows.
 
-            "stream" passes once over what can't be read again, and keeps a reservoir of rows (Algorithm L; K.-H. Li,
-            Reservoir-Sampling Algorithms of Time Complexity O(n(1+log(N/n))), 1994), of which the rows depend on the
-            seed and on how many rows there are. It holds the texts of the rows that it keeps.
-        replace: whether a row may be drawn several times (a bootstrap); not with "block" and "stream".
-        part: with "exact" and "block", samples of the same seed and number of rows with different parts have no row in
-            common, as in `sample`.
-        stratify: with "exact", draws from each group of rows with equal values in proportion to its rows, rounded up or
-            down at random by the seed, as `sample`: the name of a column, whose text is read of all rows first, or an
-            array with a value for each row.
-        weights: with "exact", draws rows in proportion to these: the name of a column, or an array.
-        columns: those to take, in this order; None for all, which must be numbers or truth values then.
-        dtype: of the array: float32, or any other number. A `ValueRangeError` names the column if it has an integer
-            that the dtype doesn't have, such as 16,777,217 for float32, or a finite number that is beyond it. Decimal
-            fractions are rounded.
-        order: "C" for row after row in memory, "F" for column after column, which XGBoost and cuML like.
-        delimiter: as in `read_csv`, like the arguments that follow.
-        quote: as in `read_csv`.
-        header: as in `read_csv`.
-        comment: as in `read_csv`.
-        decimal: as in `read_csv`.
-        null_values: as in `read_csv`. They become NaN; for an integer dtype they are a `NullValueError`.
-        on_ragged: as in `read_csv`; "error" with `method="estimate"`.
-        index_cache: as in `read_csv`; None with "estimate" and "stream".
-        num_threads: as in `read_csv`.
-        memory_limit: as in `read_csv`; the array itself comes on top. With "stream" it bounds the rows that are kept as
-            well, at twice their texts: more are a `LimitError`.
-        progress: as in `read_csv`.
+            "stream" reads data that can't be read twice, in one pass. It keeps a reservoir of rows (Algorithm L; K.-H.
+            Li, Reservoir-Sampling Algorithms of Time Complexity O(n(1+log(N/n))), 1994) and holds their text in memory.
+            The chosen rows depend on the seed and the number of rows.
+        replace: Whether a row may be drawn several times (a bootstrap). Defaults to False. Not supported by "block" and
+            "stream".
+        part: With "exact" and "block", the index of one of several disjoint samples, 0 to 2^20 - 1. Samples with the
+            same seed and number of rows but different parts share no rows. Defaults to 0.
+        stratify: With "exact", the groups to draw from: the name of a column, or an array with a value for each row.
+            Rows with equal values form a group. Each group contributes in proportion to its size, rounded up or down at
+            random. The text of a named column is read for all rows first. Defaults to None.
+        weights: With "exact", the relative probability of each row: the name of a column, or an array. Defaults to
+            None: all rows are equally likely.
+        columns: The columns to read, in this order. Defaults to None: all columns, which must then be numbers or bools.
+        dtype: The numeric dtype of the array. Defaults to float32. An integer that the dtype can't represent, such as
+            16,777,217 in float32, or a finite number beyond its range raises `ValueRangeError`, which names the column.
+            Decimal fractions are rounded.
+        order: "C" (the default) stores rows contiguously in memory; "F" stores columns contiguously, as XGBoost and
+            cuML prefer.
+        delimiter: The ASCII character between fields. Defaults to ",".
+        quote: The ASCII character that quotes fields. None disables quoting. Defaults to '"'.
+        header: True (the default) if the first row names the columns; False, or the names of the columns, for files
+            without a header.
+        comment: The ASCII character that begins comment lines. Defaults to None: there are no comments.
+        decimal: The ASCII character before the decimals of a number. Defaults to ".".
+        null_values: The fields that are read as NaN. With an integer dtype, they raise `NullValueError`.
+        on_ragged: "error" (the default) raises an error for a row with too many or too few fields; "skip" ignores the
+            row. Must be "error" with `method="estimate"`.
+        index_cache: A directory that keeps the offsets of all rows; True for the user's cache directory. Defaults to
+            None: no cache. Must be None with "estimate" and "stream".
+        num_threads: The number of threads. Defaults to "auto".
+        memory_limit: The maximum memory for reading, in bytes or as text ("512MB"). The array itself is not included.
+            With "stream", the limit also applies to the rows in the reservoir, at twice the size of their text. More
+            rows raise `LimitError`. Defaults to None: no limit.
+        progress: Whether to show a progress bar. Defaults to False.
 
     Returns:
-        The sample.
+        The sampled values, with the indices of their rows and how they were drawn.
 
     Raises:
-        SchemaError: if a column isn't there, or `columns` is None and one isn't of numbers.
-        ValueRangeError: if a field isn't a number, or one that the dtype would round to another integer or to infinity.
-        UnsupportedError: for a compressed file that can only be read in sequence, and as `read_csv`.
-        ValueError: if there are too few rows, or an argument is out of range.
-        FastpipeError: as `read_csv`.
+        SchemaError: If a column does not exist, or `columns` is None and a column isn't numeric.
+        ValueRangeError: If a field isn't a number, or the dtype would round it to another integer or to infinity.
+        UnsupportedError: If a compressed file can only be read in sequence, or the source is not supported by
+            `read_csv`.
+        ValueError: If the files have too few rows, or an argument is out of range.
+        FastpipeError: If the files can't be read; `read_csv` lists the errors.
 
     Example:
         >>> import fastpipe
@@ -534,20 +546,20 @@ def sample_csv(
             weights=weights,
         )
     if method == "block":
-        _refuse("block", "draws stretches alike", given, "replace", "stratify", "weights")
+        _refuse("block", "draws chunks with equal probability", given, "replace", "stratify", "weights")
         return draw_blocks(opened(source, SUFFIXES), asked, index_cache, part=parts)
     if method == "estimate":
         unknown = ("part", "stratify", "weights", "index_cache", "on_ragged")
-        _refuse("estimate", "doesn't look for all rows", given, *unknown)
+        _refuse("estimate", "doesn't scan all rows", given, *unknown)
         return draw_at_bytes(opened(source, SUFFIXES), asked, replace=replaced)
     if method == "stream":
-        _refuse("stream", "passes each row once", given, "replace", "part", "stratify", "weights", "index_cache")
+        _refuse("stream", "reads each row once", given, "replace", "part", "stratify", "weights", "index_cache")
         return draw_from_stream(source, asked)
-    raise ValueError(f'method is "exact", "block", "estimate" or "stream", not {shown(method)}')
+    raise ValueError(f'method must be "exact", "block", "estimate" or "stream"; got {shown(method)}')
 
 
 def _refuse(method: str, why: str, given: dict[str, bool], *unknown: str) -> None:
-    """Refuses arguments that a method doesn't know."""
+    """Raises `ValueError` if the user passed arguments that a method doesn't support."""
     wrong = [name for name in unknown if given[name]]
     if wrong:
         raise ValueError(f'method="{method}" {why}: leave out {" and ".join(wrong)}, or draw with method="exact"')

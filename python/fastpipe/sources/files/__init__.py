@@ -1,1 +1,1 @@
-"""Files that sources read: paths, folders, contents in memory, indexes that are kept."""
+"""Files that sources read: paths, folders, contents in memory and cached indexes."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writes: a file appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastpipe.errors import FastpipeError, MissingFileError, StorageError, in_fi
 
 
 def storage_error(error: OSError, path: str) -> FastpipeError:
-    """What the operating system said about a file, as one of fastpipe's errors."""
+    """Converts an error of the operating system to one of fastpipe's errors."""
     reason = error.strerror or str(error)
     kind = MissingFileError if isinstance(error, FileNotFoundError) else StorageError
     made = in_file(kind, path, reason)
@@ -21,14 +21,16 @@ def storage_error(error: OSError, path: str) -> FastpipeError:
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """The name of an empty file beside `path`, which becomes `path` at the end of the block, and is on its disk then.
+    """Yields the path of an empty file next to `path`. At the end of the block, it is synced to disk and renamed to
+    `path`.
 
-    If the block raises, `path` is what it was, and the other file is gone. A link is followed. The name begins with a
-    dot, so that readers of a directory leave it out when a kill has left it behind.
+    If the block raises an exception, `path` keeps its old content and the other file is deleted. Links are followed.
+    The temporary name begins with a dot, so that readers of the directory ignore it if a killed process leaves it
+    there.
 
     Raises:
-        MissingFileError: if there is no such directory.
-        StorageError: if the file can't be made or renamed, or `path` is no file.
+        MissingFileError: If the directory does not exist.
+        StorageError: If the file can't be created or renamed, or `path` isn't a regular file.
     """
     target = os.path.realpath(path)
     try:
@@ -38,7 +40,7 @@ def replacing(path: str) -> Iterator[str]:
     except OSError as error:
         raise storage_error(error, path) from error
     if mode is not None and not stat.S_ISREG(mode):
-        raise in_file(StorageError, path, "it isn't a regular file, and only such are replaced: give another path")
+        raise in_file(StorageError, path, "it isn't a regular file, so it can't be replaced: pass another path")
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".fastpipe-{os.urandom(8).hex()}.tmp")
     process = os.getpid()
@@ -59,7 +61,7 @@ def replacing(path: str) -> Iterator[str]:
         except OSError as error:
             raise storage_error(error, path) from error
     finally:
-        # A process that was forked meanwhile leaves the file to the one that writes it.
+        # A forked child must not delete the file that its parent is writing.
         if not done and os.getpid() == process:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -67,10 +69,10 @@ def replacing(path: str) -> Iterator[str]:
 
 @contextmanager
 def truncated_on_failure(path: str, length: int) -> Iterator[None]:
-    """Cuts a file to a length, now if it is longer and again if the block raises.
+    """Truncates a file to a length: immediately if it is longer, and again if the block raises an exception.
 
     Raises:
-        StorageError: if the file can't be cut.
+        StorageError: If the file can't be truncated.
     """
     process = os.getpid()
     done = False
@@ -93,9 +95,9 @@ def _cut(path: str, length: int) -> None:
 
 
 def _sync(path: str) -> None:
-    """Sees to it that a file or folder is on its disk."""
+    """Syncs a file or folder to disk."""
     if os.name == "nt" and os.path.isdir(path):
-        return  # Windows has no such call for folders.
+            return  # Windows can't sync folders.
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)

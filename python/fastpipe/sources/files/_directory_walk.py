@@ -1,4 +1,4 @@
-"""What folders hold: each real folder once, links followed, what isn't committed left out."""
+"""Lists the files in folders. Each real folder is visited once, links are followed, uncommitted files are skipped."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TypeAlias
 
 from fastpipe.errors import MissingFileError, StorageError, in_file
 
-# Hadoop's readers pass these over too: attempts that aren't committed (`_temporary`, `.hive-staging_x`), marks
-# (`_SUCCESS`), checksums (`.part-0.avro.crc`).
+# Hadoop's readers also skip these names: uncommitted attempts (`_temporary`, `.hive-staging_x`), markers (`_SUCCESS`)
+# and checksums (`.part-0.avro.crc`).
 _HIDDEN = ("_", ".")
 
-# What else is written and not yet committed, or no data: Flink's parts, copies of `hdfs dfs -put`, checksums.
+# Other files that are not committed or not data: Flink's parts, copies of `hdfs dfs -put`, checksums.
 _UNFINISHED = re.compile(r"(?P<mark>\.inprogress)(\..*)?$|(?P<end>\.tmp|_COPYING_|\.crc)$", re.IGNORECASE)
 
 _SEPARATORS = re.compile(r"[\\/]" if os.sep == "\\" else "/")
 
-# What a real folder is known by: the numbers of its device and of itself, or its real name.
+# The identity of a real folder: its device and inode numbers, or its real path.
 _Seen: TypeAlias = "set[tuple[int, int] | str]"
 
 
 @dataclass(slots=True)
 class Folder:
-    """What a folder holds: full names, sorted, hidden ones too. Where links lead isn't looked at."""
+    """The content of a folder: full paths, sorted, including hidden names. Targets of links are not inspected."""
 
     path: str
     files: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Folder:
         """Lists a folder.
 
         Raises:
-            StorageError: if it can't be read.
+                StorageError: If the folder can't be read.
         """
         listed = cls(path)
         try:
@@ -54,34 +54,34 @@ class Folder:
 
 
 def files_below(folder: str) -> list[str]:
-    """The visible files in a folder and all visible ones below it, sorted.
+    """Returns all visible files in a folder and its visible subfolders, sorted.
 
     Raises:
-        MissingFileError: for a link that leads nowhere.
-        StorageError: if a folder can't be read.
+        MissingFileError: If a link is dangling.
+        StorageError: If a folder can't be read.
     """
     files = (path for found in _below([folder]) for path in _visible(found.files))
     return sorted(path for path in files if not is_unfinished(os.path.basename(path)))
 
 
 def is_unfinished(name: str, pattern: str = "") -> bool:
-    """Whether a file's name ends as those do that are still written (`.inprogress`, `.tmp`, `_COPYING_`, `.crc`).
+    """Returns whether the suffix of a name marks an unfinished file (`.inprogress`, `.tmp`, `_COPYING_`, `.crc`).
 
-    What a pattern names itself isn't: `*.tmp` matches such files.
+    A suffix that the glob `pattern` contains doesn't count: `*.tmp` matches such files.
     """
     found = _UNFINISHED.search(name)
     return found is not None and (found["mark"] or found["end"]).lower() not in pattern.lower()
 
 
 def matching(pattern: str) -> list[str]:
-    """The files that a glob matches, sorted. `**` as a component stands for any number of folders.
+    """Returns the files that a glob matches, sorted. The component `**` matches any number of folders.
 
-    Hidden names match only components that begin like them, and names of files that are still written only components
-    that end like them. A component that is itself the name of a file or folder stands for that.
+    Hidden names only match components that begin with the same character. Unfinished files only match components with
+    the same suffix. A component that is the name of an existing file or folder is used literally.
 
     Raises:
-        MissingFileError: for a link that leads nowhere and would match.
-        StorageError: if a folder can't be read.
+        MissingFileError: If a matching link is dangling.
+        StorageError: If a folder can't be read.
     """
     drive, rest = os.path.splitdrive(pattern)
     *above, last = [part for part in _SEPARATORS.split(rest) if part]
@@ -94,22 +94,22 @@ def matching(pattern: str) -> list[str]:
 
 
 def broken_link(path: str) -> MissingFileError:
-    """The error for a link that leads nowhere."""
-    reason = f"the link leads to {_target(path)!r}, which isn't there; remove the link, or put the data there"
+    """Returns the error for a dangling link."""
+    reason = f"the link leads to {_target(path)!r}, which does not exist; remove the link or restore its target"
     return in_file(MissingFileError, path, reason)
 
 
 def _target(link: str) -> str:
     try:
         return os.readlink(link)
-    except OSError:  # It was removed since.
+    except OSError:  # The link was removed in the meantime.
         return "?"
 
 
 def _below(starts: Iterable[str]) -> list[Folder]:
-    """These folders and all visible ones below them, each real one once.
+    """Returns the given folders and all visible folders below them, each real folder once.
 
-    Links to folders come last, so that a folder that has a real name here has that one.
+    Links to folders are followed last, so that a folder is listed under its real name if it has one here.
     """
     found: list[Folder] = []
     seen: _Seen = set()
@@ -132,7 +132,7 @@ def _below(starts: Iterable[str]) -> list[Folder]:
 
 
 def _descend(folders: list[str], component: str) -> list[str]:
-    """The folders that a component of a glob stands for in these folders, each real one once."""
+    """Returns the folders that a component of a glob matches in the given folders, each real folder once."""
     if component == "**":
         return [found.path for found in _below(folders)]
     below: list[str] = []
@@ -149,7 +149,7 @@ def _descend(folders: list[str], component: str) -> list[str]:
 
 
 def _files(folder: str, component: str) -> list[str]:
-    """The files that the last component of a glob stands for in a folder."""
+    """Returns the files that the last component of a glob matches in a folder."""
     if _is_literal(folder, component):
         path = os.path.join(folder, component)
         if os.path.islink(path) and not os.path.exists(path):
@@ -164,7 +164,7 @@ def _files(folder: str, component: str) -> list[str]:
 
 
 def _is_literal(folder: str, component: str) -> bool:
-    """Whether a component of a glob stands for itself: no character of it is special, or there is such a name."""
+    """Returns whether a component has no special characters, or is the name of an existing file or folder."""
     return not glob.has_magic(component) or os.path.lexists(os.path.join(folder, component))
 
 
@@ -180,11 +180,11 @@ def _visible(paths: Iterable[str]) -> list[str]:
 
 
 def _leads_to_folder(link: str) -> bool:
-    """Whether a link leads to a folder, and not to a file.
+    """Returns whether a link leads to a folder rather than a file.
 
     Raises:
-        MissingFileError: if it leads nowhere, or in a circle.
-        StorageError: if the system won't say.
+        MissingFileError: If the link is dangling or part of a cycle.
+        StorageError: If the system denies access to the target.
     """
     if os.path.isdir(link):
         return True
@@ -198,12 +198,12 @@ def _leads_to_folder(link: str) -> bool:
 
 
 def _is_new(folder: str, seen: _Seen) -> bool:
-    """Whether the folder wasn't seen under any name."""
+    """Returns whether the folder wasn't visited yet, under any name."""
     try:
         found = os.stat(folder or os.curdir)
     except OSError as error:
         raise _failed(folder, error) from None
-    # File systems that don't number their files have names for them, at least.
+    # Some file systems have no inode numbers, so the real path identifies the folder.
     key = (found.st_dev, found.st_ino) if found.st_ino else os.path.realpath(folder)
     new = key not in seen
     seen.add(key)

@@ -1,4 +1,4 @@
-"""Files that lie in memory: bytes, other buffers, and what an open file is read for."""
+"""Files in memory: bytes, other buffers, and the contents of open files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastpipe.errors import MissingFileError, StorageError, in_file
 from fastpipe.sources.files._index_cache import IndexCache, cache_directory
 from fastpipe.sources.files._paths import Paths, Suffixes, expand
 
-# Bytes that are asked of an open file at once: signals are looked at in between.
+# Bytes per read of an open file. Signals are handled between reads.
 _CHUNK = 1 << 20
 
 
@@ -26,7 +26,7 @@ class ReadableFile(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-# Buffers have no type of their own before Python 3.12.
+# Python before 3.12 has no type for buffers.
 Source: TypeAlias = Paths | bytes | bytearray | memoryview | ReadableFile | Iterable[Any]
 
 
@@ -34,10 +34,10 @@ class Contents(NamedTuple):
     """A file in memory.
 
     Attributes:
-        name: what it is called in errors.
-        whole: what its bytes are among. They are immutable, and read where they are.
-        start: its first byte.
-        stop: the byte behind its last.
+        name: Its name in error messages.
+        whole: An immutable buffer that contains the file's bytes. It isn't copied.
+        start: The offset of the file's first byte in `whole`.
+        stop: The offset after the file's last byte in `whole`.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Contents(NamedTuple):
 
     @property
     def place(self) -> tuple[bytes, int, int]:
-        """As the extension takes it."""
+        """The buffer and its range, for the extension module."""
         return self.whole, self.start, self.stop
 
     def __str__(self) -> str:
@@ -57,23 +57,23 @@ class Contents(NamedTuple):
         return f"Contents({self.name!r}, {self.stop - self.start} bytes)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # No more than its own bytes.
+        # Pickles only the bytes of this file.
         return Contents, (self.name, self.whole[self.start : self.stop], 0, self.stop - self.start)
 
 
 def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Contents]:
-    """Lists the files that a source names, or is.
+    """Lists the files that a source names or contains.
 
-    Bytes and read-only views of them are taken where they are. Other buffers are copied once, so that a change to them
-    afterwards changes nothing. Of a file object everything from its position on is read now.
+    Bytes and read-only views of bytes are not copied. Other buffers are copied once, so that later changes to them have
+    no effect. File objects are read immediately, from their position to their end.
 
     Args:
-        source: as in `expand`; or a contiguous buffer of bytes, or a binary file object; or a list of any of these.
-        suffixes: as in `expand`.
+        source: Paths as in `expand`, a contiguous buffer of bytes, a binary file object, or a list of any of these.
+        suffixes: The suffixes of files to read from a directory, as in `expand`.
 
     Raises:
-        FastpipeError: as `expand`; a StorageError if a file object fails.
-        TypeError: for anything else, such as a file that was opened as text.
+        FastpipeError: If paths can't be expanded (see `expand`), or a file object can't be read.
+        TypeError: If the source has another type, such as a file that was opened as text.
     """
     if isinstance(source, str | os.PathLike):
         return [*expand(source, suffixes)]
@@ -84,7 +84,7 @@ def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Conten
         items = iter(cast("Iterable[Any]", source))
     except TypeError:
         raise TypeError(
-            "source is a path, a glob, a directory, bytes, a binary file object or a list of these, not "
+            "source must be a path, a glob, a directory, bytes, a binary file object or a list of these, not "
             f"{type(source).__name__}"
         ) from None
     files: list[str | Contents] = []
@@ -97,18 +97,18 @@ def opened(source: Source, suffixes: Suffixes = (".avro",)) -> list[str | Conten
 
 
 def lowered(files: Iterable[str | Contents], index_cache: IndexCache = None) -> LoweredFiles:
-    """Files as the extension module takes them.
+    """Returns files as arguments of the extension module.
 
     Args:
-        files: their paths, or what is in memory.
-        index_cache: as in `cache_directory`.
+        files: The paths of the files, or their contents in memory.
+        index_cache: A directory of block indexes, True for the user's cache directory, or None for no cache.
     """
     places = [(str(file), file.place if isinstance(file, Contents) else None) for file in files]
     return places, cache_directory(index_cache)
 
 
 def one(source: Source) -> str | Contents:
-    """The same for what is one file."""
+    """Returns the path or the contents of a source that is a single file."""
     contents = None if isinstance(source, str | os.PathLike) else _contents(source, 0)
     what = "path is the path of a file, bytes or a binary file object"
     return local(cast("str", source), what) if contents is None else contents
@@ -118,12 +118,12 @@ def _path(item: object) -> str | os.PathLike[str]:
     if isinstance(item, os.PathLike):
         return item
     raise TypeError(
-        f"source is a path, a glob, a directory, bytes, a binary file object or a list of these, not {shown(item)}"
+        f"source must be a path, a glob, a directory, bytes, a binary file object or a list of these, not {shown(item)}"
     )
 
 
 def _contents(item: Any, number: int) -> Contents | None:
-    """What lies in memory; None if it is something else."""
+    """Returns the contents of a buffer or file object; None for other types."""
     if isinstance(item, str | os.PathLike):
         return None
     name = f"<{type(item).__name__} #{number}>"
@@ -135,15 +135,15 @@ def _contents(item: Any, number: int) -> Contents | None:
         if not callable(getattr(item, "read", None)):
             return None
         own = getattr(item, "name", None)
-        # Pipes have their descriptor for a name.
+        # The name of a pipe is its file descriptor.
         name = own if isinstance(own, str) and own else name
         whole = _read(item, name)
         return Contents(name, whole, 0, len(whole))
     if view.format not in ("B", "b", "c"):
-        # An array of paths is a list of them.
+        # An array of paths is a list, not a buffer of bytes.
         return None
     if not view.contiguous:
-        raise TypeError(f"source has to be a contiguous buffer: {name} isn't one; copy it with bytes()")
+        raise TypeError(f"source must be a contiguous buffer: {name} isn't contiguous; copy it with bytes()")
     if type(view.obj) is bytes and view.nbytes:
         start = _address(view) - _address(view.obj)
         return Contents(name, view.obj, start, start + view.nbytes)
@@ -156,8 +156,8 @@ def _address(buffer: bytes | memoryview) -> int:
 
 
 def _read(file: ReadableFile, name: str) -> bytes:
-    """Everything from a file object's position on."""
-    # What it has is handed out without a copy.
+    """Returns all bytes from a file object's position to its end."""
+    # BytesIO.getvalue doesn't copy its contents.
     found = io.BytesIO()
     for piece in pieces(file, name):
         found.write(piece)
@@ -165,11 +165,11 @@ def _read(file: ReadableFile, name: str) -> bytes:
 
 
 def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
-    """What a file object has from its position on.
+    """Yields the bytes from a file object's position to its end.
 
     Raises:
-        StorageError: if it fails.
-        TypeError: if it isn't one of bytes.
+        StorageError: If the file object can't be read.
+        TypeError: If the file object isn't binary.
     """
     while True:
         try:
@@ -179,7 +179,7 @@ def pieces(file: ReadableFile, name: str) -> Generator[bytes]:
         if isinstance(chunk, str):
             raise TypeError(f'the file {name} was opened as text: open it with "rb"')
         if chunk is None:
-            reason = "the file object doesn't wait for data, and has none yet: set its descriptor to blocking"
+            reason = "the file object is non-blocking and has no data yet: set its descriptor to blocking"
             raise in_file(StorageError, name, reason)
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise TypeError(f"the read method of {name} returns {type(chunk).__name__}, not bytes")

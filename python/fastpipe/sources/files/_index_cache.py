@@ -1,4 +1,4 @@
-"""Where block indexes are kept."""
+"""The directory of block indexes."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ IndexCache: TypeAlias = bool | str | os.PathLike[str] | None
 
 
 def cache_directory(index_cache: IndexCache) -> str | None:
-    """The directory in which block indexes are kept.
+    """Returns the directory that keeps block indexes, or None for no cache.
 
     Args:
-        index_cache: a directory; True for that of the user; None or False for none.
+        index_cache: A directory; True for a directory in the user's cache directory; None or False for no cache.
 
     Raises:
-        StorageError: if the user has none.
-        TypeError: for anything else.
-        ValueError: if the name is empty.
+        StorageError: If the user has no home directory.
+        TypeError: If the argument has another type.
+        ValueError: If the name is empty.
     """
     if index_cache is None or index_cache is False:
         return None
     if index_cache is True:
         return user_cache_directory()
     if not isinstance(index_cache, str | os.PathLike):
-        raise TypeError(f"index_cache is True, a directory or None, not {type(index_cache).__name__}")
+        raise TypeError(f"index_cache must be True, a directory or None, not {type(index_cache).__name__}")
     directory = os.fsdecode(index_cache)
     if not directory:
-        raise ValueError("index_cache is empty: name a directory, or True for one in the user's cache directory")
+        raise ValueError("index_cache is empty: name a directory, or pass True for one in the user's cache directory")
     return directory
 
 
 def user_cache_directory() -> str:
-    """`fastpipe` in the user's cache directory.
+    """Returns the path of `fastpipe` in the user's cache directory.
 
-    That is `$XDG_CACHE_HOME` or else `~/.cache`; on macOS `~/Library/Caches`, on Windows `%LOCALAPPDATA%`.
+    The user's cache directory is `$XDG_CACHE_HOME` or else `~/.cache`; on macOS `~/Library/Caches`, on Windows
+    `%LOCALAPPDATA%`.
 
     Raises:
-        StorageError: if the user has no home directory.
+        StorageError: If the user has no home directory.
     """
     if sys.platform == "win32":
         base = os.environ.get("LOCALAPPDATA") or os.path.join("~", "AppData", "Local")
     elif sys.platform == "darwin":
         base = os.path.join("~", "Library", "Caches")
     else:
-        # A relative path has to be ignored, says the XDG Base Directory Specification.
+        # The XDG Base Directory Specification requires that relative paths are ignored.
         base = os.environ.get("XDG_CACHE_HOME", "")
         base = base if os.path.isabs(base) else os.path.join("~", ".cache")
     base = os.path.expanduser(base)

@@ -1,4 +1,4 @@
-"""Columns that folders stand for, as Hive, Spark and Flink write them: `year=2026/month=11/part-0.avro`."""
+"""Partition columns: values in the names of folders, as Hive, Spark and Flink write them."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fastpipe.errors import SchemaError, in_file
 
 Partitioning: TypeAlias = Literal["hive"] | None
 
-# What Hive writes for a null.
+# The name that Hive uses for null.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def checked_partitioning(partitioning: Any) -> bool:
-    """Whether the argument `partitioning` asks for columns of folders.
+    """Returns whether the argument `partitioning` requests partition columns.
 
     Raises:
-        ValueError: if it is neither `"hive"` nor None.
+        ValueError: If the argument is neither `"hive"` nor None.
     """
     if partitioning is not None and partitioning != "hive":
-        raise ValueError(f"partitioning is 'hive' or None, not {partitioning!r}")
+        raise ValueError(f"partitioning must be 'hive' or None; got {partitioning!r}")
     return partitioning is not None
 
 
 def partition_of(path: str) -> dict[str, str | None]:
-    """Columns that the folders of a path stand for, as Hive writes them: `year=2026/month=11`."""
+    """Returns the partition columns and values in a path, in Hive's format: `year=2026/month=11`."""
     found: dict[str, str | None] = {}
     for part in path.replace("\\", "/").split("/")[:-1]:
         key, equals, value = part.partition("=")
@@ -37,19 +37,19 @@ def partition_of(path: str) -> dict[str, str | None]:
 
 
 class Partitions:
-    """What the folders of files say.
+    """Partition columns and their values, from the folders of files.
 
     Args:
-        paths: of the files.
-        stored: names that files have columns of themselves: what a file says counts more, and these are left out.
-        wanted: the only names that count; None for all.
+        paths: The paths of the files.
+        stored: The names of columns that the files contain. These take precedence over folders and are left out.
+        wanted: The names to consider; None for all.
 
     Attributes:
-        found: for each file its values as text, by name.
-        integers: for each name, whether all values are numbers of 64 bits.
+        found: For each file, its values as text, by name.
+        integers: For each name, whether all values are 64-bit integers.
 
     Raises:
-        SchemaError: if only some of the files lie in folders of a name.
+        SchemaError: If only some of the files are in folders of a name.
     """
 
     def __init__(self, paths: Sequence[str], stored: Iterable[str] = (), wanted: Iterable[str] | None = None) -> None:
@@ -62,7 +62,7 @@ class Partitions:
             if any(name not in of for of in found):
                 path = next(path for path, of in zip(paths, found, strict=True) if name not in of)
                 reason = (
-                    f"other files lie in folders {name}=..., and this one doesn't: partitioning=None leaves them out"
+                    f"other files are in folders {name}=..., but this file isn't: partitioning=None ignores them"
                 )
                 raise in_file(SchemaError, path, reason, feature=name)
             values = [of[name] for of in found if of[name] is not None]
@@ -70,10 +70,10 @@ class Partitions:
         self.found = [{name: of[name] for name in names} for of in found]
 
     def columns(self, paths: Sequence[str]) -> list[tuple[str, list[int | str | None]]]:
-        """The values of all files by name, as they are typed.
+        """Returns the typed values of all files, by name.
 
         Raises:
-            SchemaError: for text that isn't Unicode.
+            SchemaError: If text isn't Unicode.
         """
         return [(name, self._values(name, paths)) for name in self.integers]
 
@@ -83,7 +83,7 @@ class Partitions:
             text = of[name]
             if text is not None and any("\ud800" <= letter <= "\udfff" for letter in name + text):
                 reason = (
-                    "the name of a folder isn't UTF-8, and its value would be text: partitioning=None leaves it out"
+                    "the name of a folder isn't UTF-8, so its value can't be read as text: partitioning=None ignores it"
                 )
                 raise in_file(SchemaError, path, reason)
             values.append(int(text) if text is not None and self.integers[name] else text)
@@ -91,7 +91,7 @@ class Partitions:
 
 
 def digests(columns: Iterable[tuple[str, list[int | str | None]]]) -> dict[str, str]:
-    """For each column a digest of its values, in the order of files."""
+    """Returns a digest of the values of each column, in the order of files."""
     return {
         name: digest(repr([None if value is None else str(value) for value in values]).encode())[:16]
         for name, values in columns

@@ -1,4 +1,4 @@
-"""From what users name (paths, lists, globs, directories) to files."""
+"""Expands paths, lists, globs and directories to files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MOST_BRACES = 64
 
 
 def alternatives(text: str) -> list[str]:
-    """What a text with `{a,b}` stands for, in the order in which a shell lists it; of any other text the text itself.
+    """Expands `{a,b}` in a text, in the order of a shell. Other text is returned as the only element.
 
-    Alternatives may hold alternatives. Braces without a comma between them, and those that nothing closes, are
-    characters like others: `{1..3}` isn't expanded.
+    Alternatives may be nested. Braces without a comma, and braces that are not closed, are literal: `{1..3}` isn't
+    expanded.
 
     Raises:
-        LimitError: if there are more than 64 opening braces, or 10,000 alternatives.
+        LimitError: If the text has more than 64 opening braces, or more than 10,000 alternatives.
     """
     if text.count("{") > _MOST_BRACES:
         raise _too_many(f"more than {_MOST_BRACES} opening braces", text)
@@ -42,9 +42,9 @@ def alternatives(text: str) -> list[str]:
 
 
 def _group(text: str, start: int) -> tuple[list[str], int] | None:
-    """The parts between the brace at `start` and the one that closes it, and where what is behind begins.
+    """Returns the alternatives between the brace at `start` and its closing brace, and the index after that brace.
 
-    None if nothing closes it, or no comma separates parts.
+    Returns None if the brace isn't closed, or contains no comma.
     """
     parts: list[str] = []
     depth, begin = 0, start + 1
@@ -62,46 +62,48 @@ def _group(text: str, start: int) -> tuple[list[str], int] | None:
 
 
 def _too_many(what: str, text: str) -> LimitError:
-    reason = f"{what} in a path: list the paths instead"
+    reason = f"{what} in a path: pass a list of paths instead"
     return LimitError(f"{reason} (file {text[:200]})", path=text, reason=reason)
 
 
 Paths: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
-# The first that a directory has files of is taken; several that are taken together are a tuple.
+# In order of preference: only files with the first suffix that a directory contains are read. A tuple groups suffixes.
 Suffixes: TypeAlias = "tuple[str | tuple[str, ...], ...]"
 
 
 def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
     """Lists the files that a source names.
 
-    Directories and globs leave out files and folders that begin with `_` or `.`, as Hadoop's readers do: they hold what
-    isn't committed. A glob's component that begins so itself matches them, and what is named outright is read whatever
-    its name. Links are followed; each real folder is visited once, under its own name if it has one there, so loops
-    end. A file that is linked twice is read twice. Files whose names end in `.inprogress` (and what follows it),
-    `.tmp`, `_COPYING_` or `.crc` are left out likewise.
+    Directories and globs skip files and folders whose names begin with `_` or `.`, as Hadoop's readers do, because
+    these are not committed. A glob matches such names only with a component that also begins so. They also skip files
+    that end in `.tmp`, `_COPYING_` or `.crc`, or contain `.inprogress` as a suffix. An explicit path is always read,
+    regardless of its name.
 
-    Of directories and globs, files of zero bytes are passed over, with one warning to the logger `fastpipe`: Hive
-    leaves them for empty buckets. One that is named outright is listed.
+    Links are followed. Each real folder is visited once, under its real name if possible, so link cycles end. A file
+    with two links is read twice.
+
+    Directories and globs skip empty files, with one warning to the logger `fastpipe`, because Hive writes them for
+    empty buckets. An empty file that is named explicitly is listed.
 
     Args:
-        source: a path, a glob (`**` for any depth), a directory (all files below it with one of the suffixes), or a
-            list of these. What a list names keeps its order; what a glob or directory holds is sorted. `{a,b}` stands
-            for both, in this order, and each must name something; what both name is read once. `~` is the home
-            directory, `~user` another one; environment variables aren't looked at. A path that exists is taken as it
-            is, whatever it looks like; so is the part of a path that exists.
-        suffixes: what the files end in that are taken from a directory: the first of them that it has files of. Several
-            that are taken together are a tuple.
+        source: A path, a glob (`**` for any depth), a directory (all files below it with one of the suffixes), or a
+            list of these. A list keeps its order; the files of a glob or directory are sorted. `{a,b}` expands to both
+            alternatives in this order; each must match something, and a file that both match is read once. `~` is the
+            home directory, `~user` the home directory of another user. Environment variables are not expanded. An
+            existing path, or the existing part of a path, is used literally.
+        suffixes: The suffixes of files to read from a directory, in order of preference: only files with the first
+            suffix that the directory contains are read. Suffixes in a tuple are read together.
 
     Returns:
-        Paths as they will be named in errors.
+        Paths as they appear in error messages.
 
     Raises:
-        LimitError: for braces with more than 10,000 alternatives.
-        MissingFileError: if a glob matches nothing, a directory holds no such file, all files have zero bytes, the list
-            is empty, or a link leads nowhere.
-        StorageError: if a folder can't be read.
-        TypeError: for anything else than paths.
-        UnsupportedError: for a URL of anything but a local file.
+        LimitError: If braces have more than 10,000 alternatives.
+        MissingFileError: If a glob matches nothing, a directory contains no such file, all files are empty, the list is
+            empty, or a link is dangling.
+        StorageError: If a folder can't be read.
+        TypeError: If the source is not made of paths.
+        UnsupportedError: If a URL is not of a local file.
     """
     empty: list[str] = []
     if isinstance(source, str | os.PathLike):
@@ -111,7 +113,7 @@ def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
         items = iter(source)
     except TypeError:
         kind = type(source).__name__
-        raise TypeError(f"source is a path, a glob, a directory or a list of these, not {kind}") from None
+        raise TypeError(f"source must be a path, a glob, a directory or a list of these, not {kind}") from None
     return _some([path for item in items for path in _expand_one(item, suffixes, empty)], empty)
 
 
@@ -123,43 +125,43 @@ def _some(files: list[str], empty: list[str]) -> list[str]:
 
 
 def tell_empty(files: list[str], empty: list[str]) -> None:
-    """Warns of files of zero bytes that were passed over.
+    """Warns about empty files that were skipped.
 
     Raises:
-        MissingFileError: if there are no others.
+        MissingFileError: If all files are empty.
     """
     if not empty:
         return
     if not files:
-        reason = f"all files that were found are empty ({len(empty)} of zero bytes): there is no schema to read rows by"
+        reason = f"all {len(empty)} files that were found are empty (zero bytes): there is no schema to read rows by"
         raise in_file(MissingFileError, empty[0], reason)
     import logging  # Takes milliseconds to import, and is rarely needed.
 
     logging.getLogger("fastpipe").warning(
-        "passed over %d files of zero bytes, the first of which is %s", len(empty), empty[0]
+        "skipped %d files of zero bytes, the first of which is %s", len(empty), empty[0]
     )
 
 
 def with_suffix(paths: list[str], suffixes: Suffixes) -> list[str]:
-    """The files of a directory with the first of the suffixes that any has; none if none has one."""
+    """Returns the files with the first suffix that any file has; an empty list if no file has a suffix."""
     found = ([path for path in paths if path.endswith(suffix)] for suffix in suffixes)
     return next(filter(None, found), [])
 
 
 def none_in_directory(suffixes: Suffixes, folder: str, found: Iterable[str]) -> str:
-    """Why nothing is read of a directory in which none of the files that were found has one of these suffixes."""
+    """Explains why no file of a directory is read: none of its files has one of the suffixes."""
     every = [end for ends in suffixes for end in ([ends] if isinstance(ends, str) else ends)]
-    reason = f"the directory holds no file that ends in {' or '.join(every)}"
+    reason = f"the directory contains no file that ends in {' or '.join(every)}"
     bare = [path for path in found if not os.path.splitext(path)[1]]
     if not bare:
         return reason
-    # Hive and old Spark give no suffix: 000000_0, part-00000.
+    # Hive and old versions of Spark write files without a suffix: 000000_0, part-00000.
     pattern = "*" if os.path.dirname(bare[0]) == folder.rstrip("/" + os.sep) else "**/*"
     return f"{reason}, but files without a suffix, such as {bare[0]!r}: {os.path.join(folder, pattern)!r} reads them"
 
 
 def _expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[str]) -> list[str]:
-    """The files that a path names; those of zero bytes that are passed over are put into `empty`."""
+    """Returns the files that a path names. Adds empty files that are skipped to `empty`."""
     path = local(item)
     if os.path.isdir(path):
         found = files_below(path)
@@ -180,7 +182,7 @@ def _expand_one(item: str | os.PathLike[str], suffixes: Suffixes, empty: list[st
 
 
 def _existing(path: str) -> int:
-    """How many characters of a path name folders that exist."""
+    """Returns the length of the prefix of a path that consists of existing folders."""
     end = 0
     for separator in re.finditer(r"[\\/]" if os.sep == "\\" else "/", path):
         if not os.path.lexists(path[: separator.start()] or os.sep):
@@ -190,12 +192,12 @@ def _existing(path: str) -> int:
 
 
 def _without_empty(files: list[str], empty: list[str]) -> list[str]:
-    """Those of the files that have bytes, or can't be looked at; the others are put into `empty`."""
+    """Returns files that are not empty, or whose size can't be read. Adds empty files to `empty`."""
     kept: list[str] = []
     for path in files:
         try:
             found = os.stat(path)
-        except OSError:  # Opening it says why.
+        except OSError:  # Opening the file will report the error.
             kept.append(path)
             continue
         (empty if stat.S_ISREG(found.st_mode) and found.st_size == 0 else kept).append(path)
@@ -203,10 +205,10 @@ def _without_empty(files: list[str], empty: list[str]) -> list[str]:
 
 
 def nonempty(found: list[str], path: str, reason: str) -> list[str]:
-    """What was found.
+    """Returns the files that were found.
 
     Raises:
-        MissingFileError: for that reason, if it is nothing.
+        MissingFileError: If no files were found; `reason` is the message.
     """
     if not found:
         raise in_file(MissingFileError, path, reason)
