@@ -102,7 +102,7 @@ def test_files_in_memory(form: Format) -> None:
 
 @pytest.mark.parametrize("filesystem", ["s3", 3, object(), os])
 def test_what_is_no_file_system(form: Format, filesystem: Any) -> None:
-    with pytest.raises(TypeError, match="filesystem is one of"):
+    with pytest.raises(TypeError, match="filesystem must be of"):
         form.read("x", batch_size=1, filesystem=filesystem)
 
 
@@ -118,7 +118,7 @@ def test_what_is_no_file(form: Format, folder: Path) -> None:
         form.read(f"missing{form.suffix}", batch_size=1)
     assert error.value.path == f"missing{form.suffix}"
     os.mkfifo("pipe")
-    with pytest.raises(fastpipe.StorageError, match="it is no file"):
+    with pytest.raises(fastpipe.StorageError, match="it is not a file"):
         form.read("pipe", batch_size=1)
 
 
@@ -295,7 +295,7 @@ def test_files_that_change(form: Format, folder: Path, change: str) -> None:
         list(readers[0])
     assert isinstance(error.value, (fastpipe.StorageError, fastpipe.MalformedFileError))
     assert error.value.path == "file"
-    with pytest.raises(fastpipe.StorageError, match="the file changed since the reader was made"):
+    with pytest.raises(fastpipe.StorageError, match="the file changed after the reader was created"):
         pickle.loads(pickled)
     if change == "another":
         with pytest.raises(fastpipe.StateError):

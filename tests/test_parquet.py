@@ -180,10 +180,10 @@ def test_dictionaries_in_structs(folder: Path, nullable: bool, texts: list[Any],
 @pytest.mark.parametrize(
     ("old", "new", "is_so", "match"),
     [
-        (14, 13, lambda m: m.row_group(1).num_rows == -7, r"row group 1 has -7 rows, as the file's footer says"),
-        (14, 10, lambda m: m.row_group(1).num_rows == 5, r"the row groups have 8 rows together, and the file 10"),
-        (14, 0, lambda m: m.row_group(1).num_rows == 0, r"the row groups have 3 rows together, and the file 10"),
-        (20, 22, lambda m: m.num_rows == 11, r"the row groups have 10 rows together, and the file 11"),
+        (14, 13, lambda m: m.row_group(1).num_rows == -7, r"row group 1 has -7 rows according to the file's footer"),
+        (14, 10, lambda m: m.row_group(1).num_rows == 5, r"the row groups have 8 rows in total, .* the file has 10"),
+        (14, 0, lambda m: m.row_group(1).num_rows == 0, r"the row groups have 3 rows in total, .* the file has 10"),
+        (20, 22, lambda m: m.num_rows == 11, r"the row groups have 10 rows in total, .* the file has 11"),
     ],
 )
 def test_numbers_of_rows_that_are_not_true(

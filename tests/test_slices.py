@@ -213,13 +213,13 @@ def test_a_unit_that_ends_early_or_goes_on() -> None:
         def _slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
             return itertools.islice(super()._slices(unit, start, rows), 2)
 
-    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) ended before row 20, and the unit has 25 rows"):
+    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) ended before row 20, but .* the unit has 25 rows"):
         list(fastpipe.read_units(Ends(), batch_size=4))
 
     def more(unit: int, first: int, table: Any) -> Any:
         return pa.table({"x": [1]}) if table is None else table
 
-    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) went on behind row 25"):
+    with pytest.raises(fastpipe.ShapeError, match=r"read_slices\(1\) continued after row 25"):
         list(fastpipe.read_units(Sliced(slices=more), batch_size=4))
 
 

@@ -189,7 +189,7 @@ def test_a_fingerprint_that_is_no_json_is_refused(fingerprint: Any) -> None:
     units = Numbers([3])
     units.fingerprint = lambda: fingerprint  # type: ignore[method-assign]
     reader = fastpipe.read_units(units, batch_size=2)
-    with pytest.raises(TypeError, match=r"fingerprint\(\) must return what JSON can hold"):
+    with pytest.raises(TypeError, match=r"fingerprint\(\) must return a JSON value"):
         reader.state_dict()
 
 

@@ -149,8 +149,7 @@ class Asked:
         return Features(dict.fromkeys(columns, self.spec))
 
     def typed(self, data: CsvData) -> tuple[CsvData, list[str]]:
-        """Returns the dataset with the sample's columns, and their names. Without named columns, it opens with all
-        columns.
+        """Returns the dataset with the sample's columns, and the names of these columns.
 
         Raises:
             SchemaError: If no columns are named and a column isn't numeric.

@@ -21,12 +21,11 @@ def storage_error(error: OSError, path: str) -> FastpipeError:
 
 @contextmanager
 def replacing(path: str) -> Iterator[str]:
-    """Yields the path of an empty file next to `path`. At the end of the block, it is synced to disk and renamed to
-    `path`.
+    """Yields the path of an empty temporary file next to `path`, which replaces `path` at the end of the block.
 
-    If the block raises an exception, `path` keeps its old content and the other file is deleted. Links are followed.
-    The temporary name begins with a dot, so that readers of the directory ignore it if a killed process leaves it
-    there.
+    The file is synced to disk first. If the block raises an exception, `path` keeps its old content and the temporary
+    file is deleted. Links are followed. The temporary name begins with a dot, so that readers of the directory ignore
+    the file if a killed process leaves it there.
 
     Raises:
         MissingFileError: If the directory does not exist.

@@ -1,7 +1,7 @@
-"""Custom sources, and files of finished columns: what is read unit by unit, as Arrow.
+"""Custom sources and columnar files, which are read in units, as Arrow data.
 
-`read_units` reads whatever says how many units it has and returns each as Arrow; `read_parquet` and `read_arrow` are
-such sources.
+`read_units` reads any source that lists its units and returns each unit as Arrow data. `read_parquet` and `read_arrow`
+build on it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Arrow IPC files (Feather): their record batches are units.
+"""Arrow IPC files (Feather), whose record batches are units.
 
 Record batches and their row counts are found without reading columns. pyarrow reports neither before it reads a record
-batch. Both are numbers at places that the format fixes (Arrow columnar format, "IPC File Format"; the flatbuffers of
+batch. The format stores both at fixed positions (Arrow columnar format, "IPC File Format"; the flatbuffers of
 `File.fbs` and `Message.fbs`).
 """
 
@@ -24,24 +24,24 @@ from fastpipe.specs import Spec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The footer's size, and the magic bytes.
+# The footer's size and the magic bytes.
 _END = struct.Struct("<i6s")
 _MAGIC = b"ARROW1"
 
 _BLOCK = struct.Struct("<qi4xq")
 _CONTINUATION = 0xFFFFFFFF
 
-# Fields by their places in their tables.
+# Indices of fields in their flatbuffer tables.
 _RECORD_BATCHES, _HEADER, _LENGTH = 3, 2, 0
 
 
 class Block(NamedTuple):
-    """A record batch in a file.
+    """Byte range of a record batch in a file.
 
     Attributes:
-        start: the first byte.
-        metadata: bytes of its metadata, which come first.
-        end: the byte after the last one.
+        start: The offset of the first byte.
+        metadata: The size of the metadata, which comes first.
+        end: The offset after the last byte.
     """
 
     start: int
@@ -50,22 +50,22 @@ class Block(NamedTuple):
 
 
 def footer_size(tail: bytes) -> int:
-    """Bytes of a footer and what comes after it, of a file that ends in these bytes.
+    """Returns the size of a footer and the bytes after it, for a file that ends in `tail`.
 
     Raises:
-        pyarrow.ArrowInvalid: if this isn't an Arrow file, or it is damaged.
+        pyarrow.ArrowInvalid: If this isn't an Arrow file, or it is damaged.
     """
     size, magic = _END.unpack(tail[-_END.size :].rjust(_END.size))
     if magic != _MAGIC or size <= 0:
-        raise _damaged("the file doesn't end as an Arrow file does")
+        raise _damaged("the file doesn't end like an Arrow file")
     return int(size) + _END.size
 
 
 def blocks(footer: bytes, size: int) -> list[Block]:
-    """The record batches of a file of some size, of its footer and what comes after it.
+    """Returns the record batches of a file of `size` bytes from its footer and the bytes after it.
 
     Raises:
-        pyarrow.ArrowInvalid: if the footer is damaged.
+        pyarrow.ArrowInvalid: If the footer is damaged.
     """
     table = _Table(footer, _u32(footer, 0))
     at = table.target(_RECORD_BATCHES)
@@ -79,10 +79,10 @@ def blocks(footer: bytes, size: int) -> list[Block]:
 
 
 def row_count(metadata: bytes) -> int:
-    """The rows of a record batch with this metadata.
+    """Returns the number of rows of a record batch from its metadata.
 
     Raises:
-        pyarrow.ArrowInvalid: if it is damaged.
+        pyarrow.ArrowInvalid: If the metadata is damaged.
     """
     message = metadata[8 if _u32(metadata, 0) == _CONTINUATION else 4 :]
     header = _Table(message, _u32(message, 0)).target(_HEADER)
@@ -96,7 +96,7 @@ def row_count(metadata: bytes) -> int:
 
 
 def _damaged(reason: str) -> Exception:
-    """The error that pyarrow raises for a damaged file."""
+    """Returns the error that pyarrow raises for a damaged file."""
     import pyarrow as pa
 
     error: Exception = pa.ArrowInvalid(reason)
@@ -112,20 +112,20 @@ class _Table:
         self._size = _u16(data, self._fields)
 
     def field(self, number: int) -> int | None:
-        """Where a field is; None if it has its default."""
+        """Returns the position of a field; None if it has its default."""
         place = 4 + 2 * number
         offset = _u16(self._data, self._fields + place) if place < self._size else 0
         return self._at + offset if offset else None
 
     def target(self, number: int) -> int | None:
-        """Where the table or the vector is that a field refers to."""
+        """Returns the position of the table or vector that a field refers to; None if the field has its default."""
         field = self.field(number)
         return None if field is None else field + _u32(self._data, field)
 
 
 def _unpacked(form: struct.Struct, data: bytes, at: int) -> tuple[int, ...]:
     if not 0 <= at <= len(data) - form.size:
-        raise _damaged("the metadata refers to bytes that it doesn't have")
+        raise _damaged("the metadata refers to bytes outside of it")
     return form.unpack_from(data, at)
 
 
@@ -137,16 +137,16 @@ def _u32(data: bytes, at: int) -> int:
     return _unpacked(struct.Struct("<I"), data, at)[0]
 
 
-# Local files of no more bytes are looked at as a whole to see which columns have nulls.
+# Local files are scanned for columns with nulls if their total size is at most this many bytes.
 _LOOKED_AT = 256 << 20
 
-# Files that are opened at once.
+# The number of files that are opened concurrently.
 _OPENED_AT_ONCE = 8
 
-# Bytes at the end of a file that are read for its footer. Few footers have more.
+# Bytes at the end of a file that are read for its footer. Few footers are larger.
 _TAIL = 64 << 10
 
-# Record batches whose rows are counted at once. If they are small, some of their columns are read with their metadata.
+# Record batches whose rows are counted together. If they are small, some columns are read along with their metadata.
 _COUNTED_AT_ONCE = 256
 
 _OLD_FEATHER = b"FEA1"
@@ -157,9 +157,9 @@ class ArrowFileUnits(FileUnits):
     """The record batches of Arrow IPC files, as a source (see `Units`).
 
     Args:
-        files: the file system.
-        found: the files on it.
-        columns: the columns that are read; None for all.
+        files: The file system.
+        found: The files on it.
+        columns: The names of the columns to read; None for all.
     """
 
     suffixes = (".arrow", ".feather", ".ipc")
@@ -178,7 +178,7 @@ class ArrowFileUnits(FileUnits):
         self._choose(common, certain)
 
     def _open(self, file: File, *, look: bool) -> _Opened:
-        """The schema of a file, and its record batches: looked through for nulls, or only counted."""
+        """Opens a file and its record batches: with `look`, they are scanned for nulls, otherwise only counted."""
         import pyarrow.ipc
 
         with storage_errors(file.path), self._storage.open(file.path) as source:
@@ -193,14 +193,14 @@ class ArrowFileUnits(FileUnits):
             rows, nulls = [], set()
             for i in range(reader.num_record_batches):
                 batch = reader.get_batch(i)
-                # Whether buffers are as long as they should be, which nobody else can find out.
+                # Checks that buffers have the right lengths, which only pyarrow can do.
                 batch.validate()
                 rows.append(batch.num_rows)
                 nulls |= {schema.names[i] for i in readable if _nulls(batch.column(i))}
             return _Opened(schema, rows, set(schema.names) - nulls, [], b"")
 
     def _counted(self, file: File, source: pa.NativeFile) -> _Opened:
-        """The schema of a file, and the row counts of its record batches. Their columns aren't read."""
+        """Returns the schema of a file and the row counts of its record batches, without reading columns."""
         import pyarrow.ipc
 
         tail = source.read_at(min(file.size, _TAIL), max(file.size - _TAIL, 0))
@@ -221,16 +221,16 @@ class ArrowFileUnits(FileUnits):
         return _Opened(schema, rows, set(), found, tail)
 
     def name(self, unit: int) -> str:
-        """The record batch and its file."""
+        """Returns the name of a unit: its record batch and file."""
         number, batch = self._batches[unit]
         return f"record batch {batch} of {self._found[number].path}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names without folders, and sizes, of all files."""
+        """Returns the names without folders and the sizes of all files."""
         return {"arrow": [[os.path.basename(file.path), file.size] for file in self._found]}
 
     def read(self, unit: int) -> pa.RecordBatch:
-        """A record batch."""
+        """Reads a record batch."""
         import pyarrow.ipc
 
         number, batch = self._batches[unit]
@@ -243,13 +243,13 @@ class ArrowFileUnits(FileUnits):
                     source, file.size, self._ranges(opened, batch, fields), opened.known(file)
                 )
                 table = pyarrow.ipc.open_file(ranged, options=options).get_batch(batch)
-            # Whether buffers are as long as they should be, which nobody else can find out.
+            # Checks that buffers have the right lengths, which only pyarrow can do.
             table.validate()
             self._storage.check(file)
         return table
 
     def _ranges(self, opened: _Opened, batch: int, fields: list[int]) -> list[tuple[int, int]]:
-        """Bytes that are read before pyarrow asks for them: all, if all columns are wanted, else the metadata."""
+        """Returns the byte ranges to read in advance: the record batch if all columns are requested, else metadata."""
         if not opened.blocks:
             return []
         block = opened.blocks[batch]
@@ -258,14 +258,14 @@ class ArrowFileUnits(FileUnits):
 
 
 class _Opened(NamedTuple):
-    """A file that was opened.
+    """An open file.
 
     Attributes:
-        schema: its own.
-        rows: of each record batch.
-        certain: columns that were found to have no nulls.
-        blocks: where the record batches are, if that was looked up.
-        tail: the last bytes of the file, in which its footer is; empty if they aren't kept.
+        schema: The file's own schema.
+        rows: The number of rows of each record batch.
+        certain: The columns that contain no nulls, according to a scan.
+        blocks: The byte ranges of the record batches, if they were read from the footer.
+        tail: The last bytes of the file, including its footer; empty if they aren't kept.
     """
 
     schema: pa.Schema
@@ -275,12 +275,12 @@ class _Opened(NamedTuple):
     tail: bytes
 
     def known(self, file: File) -> list[tuple[int, bytes]]:
-        """The bytes that are kept, with the place of the first one."""
+        """Returns the kept bytes with the offset of the first byte."""
         return [(file.size - len(self.tail), self.tail)] if self.tail else []
 
 
 def _has_arrays(kind: pa.DataType) -> bool:
-    """Whether pyarrow can make arrays of a type: it has none for intervals of months, or of days and milliseconds."""
+    """Returns whether pyarrow has arrays of a type. It lacks intervals of months, and of days and milliseconds."""
     import pyarrow as pa
 
     if kind.id in (pa.lib.Type_INTERVAL_MONTHS, pa.lib.Type_INTERVAL_DAY_TIME):
@@ -289,7 +289,7 @@ def _has_arrays(kind: pa.DataType) -> bool:
 
 
 def _nulls(column: pa.Array) -> bool:
-    """Whether there are nulls at any level."""
+    """Returns whether a column contains nulls at any level."""
     import pyarrow as pa
 
     if column.null_count > 0:
@@ -303,7 +303,7 @@ def _nulls(column: pa.Array) -> bool:
         return any(_nulls(column.field(i)) for i in range(kind.num_fields))
     if types.is_map(kind):
         return _nulls(column.keys) or _nulls(column.items)
-    # Lists and their views, and run ends.
+    # Lists, list views and run ends.
     if hasattr(column, "values"):
         return _nulls(column.values)
     return bool(kind.num_fields > 0)
@@ -316,17 +316,17 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
         return
     if head.startswith(_OLD_FEATHER):
         reason = (
-            "this is a Feather file of version 1: pyarrow.feather.read_table reads it, and from_arrow takes the table"
+            "this is a Feather file of version 1: read it with pyarrow.feather.read_table, and use from_arrow"
         )
         raise in_file(UnsupportedError, path, reason)
     if head.startswith(_STREAM):
         reason = (
-            "this is a stream of Arrow, which can only be read from its beginning: "
-            "from_arrow(pyarrow.ipc.open_stream(path)) takes it into memory, and pyarrow.ipc.new_file writes it as a "
+            "this is an Arrow stream, which can only be read from its beginning: "
+            "from_arrow(pyarrow.ipc.open_stream(path)) reads it into memory, and pyarrow.ipc.new_file writes it as a "
             "file"
         )
         raise in_file(UnsupportedError, path, reason)
-    raise in_file(MalformedFileError, path, f"an Arrow file begins with {_MAGIC!r}, and this one with {head[:6]!r}")
+    raise in_file(MalformedFileError, path, f"an Arrow file begins with {_MAGIC!r}, but this one with {head[:6]!r}")
 
 
 @takes_options()
@@ -342,36 +342,39 @@ def read_arrow(
 ) -> Reader:
     """Reads Arrow IPC files (Feather) as batches of NumPy arrays (extra `arrow`).
 
-    Record batches are read by pyarrow, requested columns only, on threads of their own; rows are gathered from them.
-    Files aren't mapped: one that is cut short while it is read raises an error, and doesn't end the process.
+    pyarrow reads the record batches, only with the requested columns, on separate threads. Rows are then gathered from
+    the record batches. Files aren't mapped into memory, so truncating a file while it is read raises an error and
+    doesn't terminate the process.
 
-    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of record batches allow, unless it is given.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 256 MiB of record batches.
 
     Args:
-        source: a path, a glob, a directory (all files below it that end in `.arrow`, else in `.feather`, else in
-            `.ipc`), or a list of these, as in `read_avro`.
-        features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
-            wrote all of them alike, else what follows from the types, which must be the same in all files: of local
-            files up to 256 MiB, columns have `nulls="mask"` if there are nulls in them; of others, if the schema lets
-            them be null.
-        columns: only these, and what is nested in them; at least one.
-        batch_size: rows a batch.
-        filesystem: where the files are: a file system of `pyarrow.fs` or fsspec; None for local disks.
-        num_fetches: record batches that are read at once; by default as many as `num_threads` on local disks, else 8.
-        **options: see `fastpipe.Options`.
+        source: A path, a glob, a directory (all files below it that end in `.arrow`, or else in `.feather`, or else in
+            `.ipc`), or a list of these. `read_avro` describes the rules for paths.
+        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
+            files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
+            be the same in all files. In local files of up to 256 MiB in total, columns that contain nulls have
+            `nulls="mask"`. In other files, all nullable columns do.
+        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        filesystem: The file system of the files, from `pyarrow.fs` or fsspec. Defaults to None: local disks.
+        num_fetches: The number of record batches that are read concurrently, 1 to 1024. Defaults to `num_threads` for
+            local disks, and to 8 for other file systems.
+        **options: See `fastpipe.Options`.
 
     Returns:
         The reader.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
-        MalformedFileError: if a file is damaged or no Arrow file.
-        StorageError: if a file can't be read, or was changed since the reader was made.
-        SchemaError: if files have different columns, a column isn't there, or a spec doesn't fit its type.
-        UnsupportedError: for streams and old Feather files, for a type that isn't read, for URLs without a file system.
-        TypeError: if an argument is of the wrong type.
-        ValueError: for values out of range, and for arguments that exclude each other.
+        ImportError: If pyarrow isn't installed.
+        MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
+        MalformedFileError: If a file is damaged or isn't an Arrow file.
+        StorageError: If a file can't be read, or changed after the reader was created.
+        SchemaError: If files have different columns, a column does not exist, or a spec doesn't fit its type.
+        UnsupportedError: If a file is a stream or an old Feather file, the type of a requested column is not supported,
+            or a URL has no `filesystem`.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe

@@ -1,4 +1,4 @@
-"""Sources in Python: what they are, the threads that call them, their units as a data set, and its reader."""
+"""Sources in Python: their interface, the threads that call them, their units as a dataset, and the reader."""
 
 from __future__ import annotations
 
@@ -31,81 +31,82 @@ from fastpipe.specs import _vocabularies as vocabularies
 
 @runtime_checkable
 class Units(Protocol):
-    """A custom source: rows by units, such as files, row groups, partitions of a query, pages of a service.
+    """A custom source: rows in units such as files, row groups, partitions of a query, or pages of a service.
 
-    Besides what is listed here, it may have
+    A source can also have:
 
-    - `name(unit) -> str`: what a unit is called in errors and by `locate`; else it is called by its number;
-    - `select(columns) -> Units`: the same units, of which only these columns are read. It is called once, before
-      anything is read;
-    - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start` on, `rows` at a time (fewer
-      at the unit's end), each slice as what `read` returns. Where rows are read in their order, units of more than 16
-      MiB are then read in slices of some 8 MiB, and needn't be in memory as a whole. Slices of a unit are asked for one
-      after the other, by different threads;
-    - `dictionaries`, a mapping from columns to lists of text: what the codes of their dictionaries stand for. Units may
-      differ in their dictionaries, so a feature that is codes (an integer dtype for a dictionary of text) needs it; the
-      dictionary of each unit is mapped to it by value. Columns within others go by their paths, as in `features`;
-    - `nbytes`, a sequence of each unit's bytes in memory: memory limits and windows are planned with it. Where there is
-      `select`, it is asked of what that returns, and counts its columns only. Without it they are planned with what the
-      types of the schema suggest, until units are read.
+    - `name(unit) -> str`: the name of a unit in errors and in `locate`. By default, a unit's name is its index.
+    - `select(columns) -> Units`: returns the same units with only these columns. It is called once, before anything is
+    read.
+    - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start`, in slices of `rows` rows
+    (the last slice may be shorter). A slice is like the result of `read`. When rows are read in sequence, units of more
+    than 16 MiB are read in slices of about 8 MiB, so that the whole unit need not fit in memory. The slices of a unit
+    are requested one after another, by different threads.
+    - `dictionaries`: a mapping from columns to lists of text, the values of their dictionary codes. It is required for
+    a feature that is codes (an integer dtype for a dictionary of text), because units may have different dictionaries.
+    The dictionary of each unit is mapped to it by value. Nested columns are named by their paths, as in `features`.
+    - `nbytes`: a sequence of the bytes that each unit occupies in memory, for planning memory limits and windows. If
+    `select` exists, `nbytes` is read from its result and counts only the selected columns. Without it, sizes are
+    estimated from the schema's types until units are read.
 
-    For workers that are spawned, and for other machines, it must be possible to pickle it.
+    The source must be picklable if workers are spawned or run on other machines.
 
     Attributes:
-        schema: of every unit: a `pyarrow.Schema`, or anything else with `__arrow_c_schema__`. What it says of nulls
-            counts: a column that may have some becomes `Masked`.
-        rows: number of rows of each unit, below 2^32.
+        schema: The schema of every unit: a `pyarrow.Schema`, or another object with `__arrow_c_schema__`. A column that
+            is nullable in the schema is read as `Masked`.
+        rows: The number of rows of each unit, below 2^32.
     """
 
     schema: Any
     rows: Sequence[int]
 
     def read(self, unit: int) -> Any:
-        """Returns a unit's rows.
+        """Returns the rows of a unit.
 
-        It is called on threads of its own, up to `num_fetches` at once; and once for each time that a unit is needed,
-        so it must return the same rows each time. It may wait. What it raises is raised by the `next` whose batch has
-        rows of the unit, with its traceback.
+        Separate threads call this method, up to `num_fetches` at once. It is called each time that a unit is needed,
+        and must return the same rows each time. It may block. Its exceptions are raised, with their traceback, by the
+        `next` whose batch needs rows of the unit.
 
         Args:
-            unit: its number, from 0.
+            unit: The index of the unit, from 0.
 
         Returns:
-            Whatever has `__arrow_c_stream__` or `__arrow_c_array__`: a table or record batch of pyarrow, a data frame
-            of polars, ... with as many rows as `rows` says, and at least the schema's columns.
+            An object with `__arrow_c_stream__` or `__arrow_c_array__`, such as a pyarrow table or record batch or a
+            polars data frame. It must have the number of rows in `rows`, and at least the columns of the schema.
         """
 
     def fingerprint(self) -> Any:
-        """Returns what tells this data set from others, fit for JSON: a version, paths with sizes and dates, a digest.
+        """Returns a JSON value that identifies this dataset: a version, a digest, or paths with sizes and dates.
 
-        A state is only loaded by a reader whose source has the same fingerprint and the same numbers of rows.
+        A state can only be loaded by a reader whose source has the same fingerprint and the same numbers of rows.
         """
 
 
-# Iterators that wait for their next slice, at most. A pass needs one; those of passes that were left wait in vain.
+# The maximum number of iterators that wait for their next slice. A pass needs one, and abandoned passes leave theirs.
 _WAITING = 8
 
 _END = object()
 
 
 class Slices:
-    """Reads slices of units: each by the iterator that has read the one in front of it, if there is one.
+    """Reads slices of units. A slice reuses the iterator that read the previous slice, if it still exists.
 
     Args:
-        units: have `read_slices`.
-        rows: number of rows of each unit.
+        units: A source with `read_slices`.
+        rows: The number of rows of each unit.
     """
 
     def __init__(self, units: Any, rows: Sequence[int]) -> None:
         self._units, self._rows = units, rows
-        # By process, unit and next row. Without a lock, which could be held by another thread when the process forks.
+        # The key is the process, the unit and the next row. A lock could be held by another thread when the process
+        # forks.
         self._waiting: OrderedDict[tuple[int, int, int], Iterator[Any]] = OrderedDict()
 
     def read(self, unit: int, first: int, end: int) -> Any:
-        """The rows of a unit from `first` up to `end`, as Arrow.
+        """Returns the rows of a unit from `first` up to `end`, as Arrow data.
 
         Raises:
-            ShapeError: if the unit ends before, or doesn't end where it should.
+            ShapeError: If the unit ends before `end`, or continues after its last row.
         """
         process, all_rows = os.getpid(), self._rows[unit]
         slices = self._waiting.pop((process, unit, first), None)
@@ -113,40 +114,39 @@ class Slices:
             slices = iter(self._units.read_slices(unit, first, end - first))
         found = next(slices, _END)
         if found is _END:
-            reason = f"read_slices({unit}) ended before row {first}, and the unit has {all_rows} rows as `rows` says"
+            reason = f"read_slices({unit}) ended before row {first}, but `rows` says that the unit has {all_rows} rows"
             raise ShapeError(reason, reason=reason)
         if end < all_rows:
             self._waiting[process, unit, end] = slices
             while len(self._waiting) > _WAITING:
                 self._waiting.popitem(last=False)
         elif next(slices, _END) is not _END:
-            reason = f"read_slices({unit}) went on behind row {end}, where the unit ends as `rows` says"
+            reason = f"read_slices({unit}) continued after row {end}, where the unit ends according to `rows`"
             raise ShapeError(reason, reason=reason)
         return found
 
     def clear(self) -> None:
-        """Forgets what no pass waits for."""
+        """Discards the iterators of abandoned passes."""
         self._waiting.clear()
 
 
-# How long a program that ends waits for reads, in seconds. CPython before 3.14 ends a daemon wherever it next wants the
-# GIL, by unwinding its stack: within pyarrow's C++ that aborts the program.
+# Seconds that an exiting program waits for reads. CPython before 3.14 unwinds the stack of a daemon thread as soon as
+# it requests the GIL. Inside pyarrow's C++ code, this aborts the program.
 PATIENCE = 1.0
 
 _serving: weakref.WeakKeyDictionary[threading.Thread, UnitCalls] = weakref.WeakKeyDictionary()
 
 
 def start(read: Callable[[int], Any], slices: Slices, calls: UnitCalls, threads: int) -> int:
-    """Starts threads that answer calls, and returns how many could be started.
+    """Starts threads that answer calls, and returns the number of threads that could be started.
 
-    They are daemons: a program that ends waits a second for them, and no longer. They end by themselves when no pass is
-    left.
+    The threads are daemons: an exiting program waits at most one second for them. They exit when no pass is left.
     """
     for started in range(threads):
         thread = threading.Thread(target=_serve, args=(calls, read, slices), name="fastpipe-read", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # There is no memory for it, or the interpreter is ending.
+        except RuntimeError:  # Memory is exhausted, or the interpreter is shutting down.
             return started
         _serving[thread] = calls
     return threads
@@ -168,10 +168,10 @@ def _serve(calls: UnitCalls, read: Callable[[int], Any], slices: Slices) -> None
         try:
             unit, rows = call.unit, call.rows
             call.answer(_checked(read(unit) if rows is None else slices.read(unit, *rows), unit, rows))
-        # Whatever it is belongs to the batch.
+        # Every exception is delivered to the batch, including KeyboardInterrupt.
         except BaseException as error:
             call.fail(error)
-        # While the thread waits it keeps nothing.
+        # Release the call, so that a waiting thread keeps no data alive.
         del call
     slices.clear()
 
@@ -181,27 +181,27 @@ def _checked(table: Any, unit: int, rows: tuple[int, int] | None) -> Any:
         return table
     called, returned = ("read", "return") if rows is None else ("read_slices", "yield")
     raise TypeError(
-        f"{called}({unit}) must {returned} Arrow data (something with __arrow_c_stream__ or __arrow_c_array__), and "
+        f"{called}({unit}) must {returned} Arrow data (an object with __arrow_c_stream__ or __arrow_c_array__); "
         f"{returned}ed {shown(table)}"
     )
 
 
-# Bytes of the units that a window takes rows of, unless the user says how many rows it has.
+# Maximum bytes of the units of a window, unless the user sets its number of rows.
 _WINDOW_BYTES = 256 << 20
 
-# Bytes of a slice of a unit: some fit in a processor's cache.
+# Bytes of a slice of a unit. Several slices fit in a processor's cache.
 _SLICE_BYTES = 8 << 20
 
 _MOST_ROWS = 2**32 - 1
 
 
 class UnitLocation(NamedTuple):
-    """Where a row of a source's units is.
+    """Location of a row in the units of a source.
 
     Attributes:
-        unit: the number of its unit, from 0.
-        name: what the source calls the unit.
-        row: the row's number within it.
+        unit: The index of its unit, from 0.
+        name: The unit's name in the source.
+        row: The row's index in the unit.
     """
 
     unit: int
@@ -210,20 +210,19 @@ class UnitLocation(NamedTuple):
 
 
 class UnitsData:
-    """Units, ready to be read: the `Data` of `read_units`.
+    """Units that are ready to read: the `Data` of `read_units`.
 
     Args:
-        units: the source.
-        features: as in `read_units`.
-        columns: as in `read_units`.
-        num_fetches: as in `read_units`.
-        in_sequence: whether rows are read in their order, and so a slice of a large unit at a time where the source can
-            do that.
+        units: The source.
+        features: The specs of the features to read, by name; None to infer them.
+        columns: The names of the columns to read; None for all.
+        num_fetches: The maximum number of concurrent calls of the source.
+        in_sequence: Whether rows are read in sequence. Large units are then read in slices if the source supports it.
     """
 
     words = SourceWording(
         advice={
-            "fetching": "The source is the limit: more calls at once (`num_fetches`) make it faster if it can answer "
+            "fetching": "The source is the limit: more concurrent calls (`num_fetches`) help if the source can answer "
             "them; more threads don't."
         }
     )
@@ -246,12 +245,12 @@ class UnitsData:
                 )
         if not hasattr(units.schema, "__arrow_c_schema__"):
             raise TypeError(
-                f"units.schema must be an Arrow schema (it has __arrow_c_schema__), not {shown(units.schema)}"
+                f"units.schema must be an Arrow schema (with __arrow_c_schema__); got {shown(units.schema)}"
             )
         self._rows = _counts(units.rows, "rows", _MOST_ROWS)
         dictionaries = _dictionaries(getattr(units, "dictionaries", None))
         if features is None:
-            # Files may have no nulls where their schema allows them.
+            # Files may contain no nulls although their schema allows nulls.
             schema = getattr(units, "inferred_schema", units.schema)
             features = _written(schema, columns)
             if features is None and schema is not units.schema:
@@ -275,7 +274,7 @@ class UnitsData:
 
         chosen, first = units, None
         if (select := getattr(units, "select", None)) is not None:
-            # A handle tells which columns are read. Only these count for memory, so nbytes is asked of what has them.
+            # Only the columns that are read count for memory. A first handle determines them, before `nbytes` is read.
             first = handle(None)
             chosen = select(first.used())
         slices = Slices(chosen, self._rows)
@@ -292,12 +291,12 @@ class UnitsData:
         self.symbols = dict(self.handle.symbols())
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """The numbers of units and rows, and a digest of all numbers of rows and the source's own fingerprint."""
+        """Returns the counts of units and rows, and a digest of the row counts and the source's fingerprint."""
         own = self._units.fingerprint()
         try:
             told = json.dumps(own, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"fingerprint() must return what JSON can hold: {error}") from error
+            raise TypeError(f"fingerprint() must return a JSON value: {error}") from error
         layout = json.dumps(self._rows).encode()
         return {
             "units": len(self._rows),
@@ -306,19 +305,19 @@ class UnitsData:
         }
 
     def default_window(self, batch_size: int) -> int:
-        """Rows of a window whose units take no more than 256 MiB when they are open, as far as that is known.
+        """Returns the number of rows of a window whose units occupy at most about 256 MiB in memory.
 
-        At least a unit, at least a batch, and no more than all.
+        A window has at least the rows of a unit and of a batch, and at most all rows.
         """
         units, rows = max(len(self._rows), 1), self.handle.num_rows
         average = -(-rows // units)
         held = _WINDOW_BYTES // max(self.handle.row_bytes(), 1)
-        # It has parts of two units at its edges.
+        # A window contains parts of two more units at its edges.
         within = max(held - 2 * average, average, batch_size)
         return max(min(within, rows, LARGEST_WINDOW), batch_size)
 
     def place(self, unit: int, record: int) -> UnitLocation:
-        """The unit, what it is called, and the row within it."""
+        """Returns the unit, its name, and the index of the row in it."""
         unit, row = self.handle.row_of(unit, record)
         return UnitLocation(unit, _name(self._units, unit), row)
 
@@ -332,7 +331,7 @@ class UnitsData:
 
 
 def _written(schema: Any, columns: list[str] | None) -> Features | None:
-    """The specs that fastpipe wrote beside columns, with inferred ones for what was added; None if it wrote none."""
+    """Returns the specs in the metadata that fastpipe wrote, with inferred specs for added columns; otherwise None."""
     pa = imported("pyarrow")
     if pa is None or not isinstance(schema, pa.Schema):
         return None
@@ -346,7 +345,7 @@ def _written(schema: Any, columns: list[str] | None) -> Features | None:
 
 
 def _inferred(schema: Any, columns: list[str] | None) -> Features:
-    """The specs that follow from the types of a schema: of these columns, or of all."""
+    """Returns the specs that are inferred from the types of a schema, for the given columns or all columns."""
     return inferred(UnitsDataset(schema, columns, ([], None), (str, _unread, 1), None, {}).features())
 
 
@@ -360,7 +359,7 @@ def _nbytes(units: Units, number: int) -> list[int] | None:
         return None
     counts = _counts(nbytes, "nbytes", 2**63 - 1)
     if len(counts) != number:
-        raise ValueError(f"units.nbytes has {len(counts)} entries, and units.rows {number}")
+        raise ValueError(f"units.nbytes has {len(counts)} entries, but units.rows has {number}")
     return counts
 
 
@@ -370,14 +369,14 @@ def _name(units: Units, unit: int) -> str:
 
 
 def _dictionaries(given: Any) -> dict[str, list[str]]:
-    """What codes of dictionaries stand for.
+    """Returns the values of dictionary codes by column.
 
     Raises:
-        TypeError: if it is no mapping from columns to lists of text.
+        TypeError: If the argument is not a mapping from columns to lists of text.
     """
     if given is None:
         return {}
-    expected = 'units.dictionaries must map columns to lists of their values, {"country": ["AT", "DE"]}, not'
+    expected = 'units.dictionaries must map columns to lists of their values, {"country": ["AT", "DE"]}; got'
     if not isinstance(given, Mapping):
         raise TypeError(f"{expected} {shown(given)}")
     found = {}
@@ -396,11 +395,11 @@ def _counts(values: Any, name: str, most: int) -> list[int]:
     except (TypeError, ValueError, OverflowError):
         array = np.empty((), object)
     if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
-        raise TypeError(f"units.{name} must be a sequence of numbers, one for each unit, not {shown(values)}")
+        raise TypeError(f"units.{name} must be a sequence of integers, one for each unit; got {shown(values)}")
     counts: list[int] = array.tolist()
     for unit, count in enumerate(counts):
         if not 0 <= count <= most:
-            raise ValueError(f"units.{name}[{unit}] is {count}, and must be from 0 to {most}")
+            raise ValueError(f"units.{name}[{unit}] is {count}, but must be from 0 to {most}")
     return counts
 
 
@@ -418,35 +417,35 @@ def read_units(
     num_fetches: SupportsIndex | None = None,
     **options: Unpack[Options],
 ) -> Reader:
-    """Reads a custom source, which returns its units as Arrow, as batches of NumPy arrays.
+    """Reads a custom source, which returns its units as Arrow data, as batches of NumPy arrays.
 
-    `units.read` is called on threads of its own, before its rows are needed: several calls wait at once, and none of
-    them keeps the threads of the pass from working. A pass that is left doesn't wait for calls that are under way.
+    Separate threads call `units.read` before its rows are needed. Several calls can block at the same time without
+    stopping the threads of the pass. An abandoned pass doesn't wait for pending calls.
 
-    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of units allow, unless it is given.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 256 MiB of units.
+
+    While reading, the reader also raises the exceptions of `units.read` unchanged.
 
     Args:
-        units: has `schema`, `rows`, `read(unit)` and `fingerprint()`: see `Units`.
-        features: dict from name to spec, as in `from_arrow`. By default, the specs in the metadata of a
-            `pyarrow.Schema` that fastpipe made, else what follows from the types of the schema: columns that may have
-            nulls, as it says, have `nulls="mask"`.
-        columns: only these, and what is nested in them; at least one.
-        batch_size: rows a batch.
-        num_fetches: calls of `units.read` at once; 8 by default.
-        **options: see `fastpipe.Options`.
+        units: The source, with `schema`, `rows`, `read(unit)` and `fingerprint()` (see `Units`).
+        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
+            metadata of a `pyarrow.Schema` that fastpipe created, or else from the types of the schema. Columns that are
+            nullable in the schema have `nulls="mask"`.
+        columns: The columns to read, at least one; a name includes everything nested in it. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        num_fetches: The maximum number of concurrent calls of `units.read`, 1 to 1024. Defaults to 8.
+        **options: See `fastpipe.Options`.
 
     Returns:
         The reader.
 
     Raises:
-        SchemaError: if a column isn't there, or a spec doesn't fit its type; while reading, if a unit hasn't the
-            schema's columns.
-        ShapeError: while reading, if a unit hasn't as many rows as `units.rows` says.
-        UnsupportedError: if a wanted column is of a type that isn't read, such as intervals and unions.
-        TypeError: if units lacks something, or an argument is of the wrong type.
-        ValueError: for values out of range, and for arguments that exclude each other.
-
-        While reading, also whatever `units.read` raises, as it was raised.
+        SchemaError: If a column does not exist, or a spec doesn't fit its type. While reading, if a unit lacks columns
+            of the schema.
+        ShapeError: While reading, if a unit's number of rows differs from `units.rows`.
+        UnsupportedError: If the type of a requested column is not supported, such as intervals and unions.
+        TypeError: If `units` lacks an attribute, or an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe
@@ -468,20 +467,20 @@ def read_units(
 
 
 def fetches(given: SupportsIndex | None, default: int) -> int:
-    """The number of calls at once.
+    """Returns the number of concurrent calls.
 
     Raises:
-        TypeError: if it is no number.
-        ValueError: if it is out of range.
+        TypeError: If the argument is not an integer.
+        ValueError: If the argument is out of range.
     """
     if given is None:
         return default
     try:
         number = operator.index(given)
     except TypeError:
-        raise TypeError(f"num_fetches is a number or None, not {shown(given)}") from None
+        raise TypeError(f"num_fetches must be an integer or None; got {shown(given)}") from None
     if isinstance(given, bool) or not 1 <= number <= _MOST_FETCHES:
-        raise ValueError(f"num_fetches is from 1 to {_MOST_FETCHES}, not {shown(given)}")
+        raise ValueError(f"num_fetches must be from 1 to {_MOST_FETCHES}; got {shown(given)}")
     return number
 
 
@@ -492,7 +491,7 @@ def reader_of(
     columns: Sequence[str] | None,
     num_fetches: int,
 ) -> Reader:
-    """The reader of units."""
+    """Returns the reader of units."""
     wanted, chosen = asked_for(features, columns)
     in_sequence = settings.ordering.shuffle == "sequential"
     data = UnitsData(units, wanted, chosen, num_fetches, in_sequence=in_sequence)
@@ -500,7 +499,7 @@ def reader_of(
 
 
 def threads_of(settings: Settings) -> int:
-    """Threads that a reader may use at most."""
+    """Returns the maximum number of threads that a reader may use."""
     wanted = settings.running.num_threads
     if isinstance(wanted, int):
         return wanted

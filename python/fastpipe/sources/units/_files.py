@@ -1,6 +1,6 @@
-"""Files of finished columns, on local disks or as byte ranges on a file system of pyarrow or fsspec.
+"""Columnar files, on local disks or as byte ranges on a file system of pyarrow or fsspec.
 
-Whatever their format, they are chosen, pickled and read alike.
+Files of all formats are found, pickled and read in the same way.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from fastpipe.specs import Spec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Bytes between two ranges that one request reads, too.
+# Maximum gap in bytes between two ranges that one request reads.
 _HOLE = 256 << 10
 
-# Bytes of a request, at most.
+# Maximum bytes of a request.
 _LARGEST = 32 << 20
 
 
 class Range(NamedTuple):
-    """Bytes of a file.
+    """Byte range in a file.
 
     Attributes:
-        start: the first.
-        end: the one after the last.
+        start: The offset of the first byte.
+        end: The offset after the last byte.
     """
 
     start: int
@@ -58,7 +58,7 @@ class Range(NamedTuple):
 
 
 def coalesced(ranges: Iterable[tuple[int, int]], size: int) -> list[Range]:
-    """The requests by which ranges are read: ascending, without those that aren't within a file of this size."""
+    """Merges ranges into requests, in ascending order. Ranges outside of a file of this size are left out."""
     found: list[Range] = []
     for start, end in sorted(ranges):
         if not 0 <= start < end <= size:
@@ -71,10 +71,10 @@ def coalesced(ranges: Iterable[tuple[int, int]], size: int) -> list[Range]:
 
 
 class Requests:
-    """Reads byte ranges, a limited number at once.
+    """Reads byte ranges with a limited number of concurrent requests.
 
     Args:
-        at_once: requests at once, in a process.
+        at_once: The maximum number of concurrent requests in a process.
     """
 
     def __init__(self, at_once: int) -> None:
@@ -82,10 +82,10 @@ class Requests:
         self._process, self._free = os.getpid(), threading.Semaphore(at_once)
 
     def read(self, source: pa.NativeFile, ranges: Sequence[Range]) -> list[tuple[int, bytes]]:
-        """Returns the ranges' first places and bytes. Other threads help the calling thread while requests are free."""
+        """Returns the start and the bytes of each range. Helper threads read too, as long as requests are available."""
         process = os.getpid()
         if self._process != process:
-            # The threads of the parent, which have taken some, aren't there.
+            # The threads of the parent process, which may have acquired requests, don't exist in this process.
             self._process, self._free = process, threading.Semaphore(self.at_once)
         reading = _Reading(source, ranges, self._free)
         helpers = []
@@ -95,7 +95,7 @@ class Requests:
             thread = threading.Thread(target=reading.run, name="fastpipe-range", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # There is no memory for it, or the interpreter is ending.
+            except RuntimeError:  # Memory is exhausted, or the interpreter is shutting down.
                 self._free.release()
                 break
             helpers.append(thread)
@@ -109,7 +109,7 @@ class Requests:
 
 
 class _Reading:
-    """Ranges that some threads read."""
+    """Ranges that several threads read together."""
 
     def __init__(self, source: pa.NativeFile, ranges: Iterable[Range], free: threading.Semaphore) -> None:
         self._source, self._free = source, free
@@ -118,7 +118,7 @@ class _Reading:
         self.errors: list[BaseException] = []
 
     def run(self) -> None:
-        """Reads as long as any are left, and gives the request back that was taken for it."""
+        """Reads until no ranges are left, and then releases the caller's request."""
         try:
             while not self.errors and (wanted := self._next()) is not None:
                 start, end = wanted
@@ -131,19 +131,19 @@ class _Reading:
     def _next(self) -> Range | None:
         try:
             return self._left.popleft()
-        except IndexError:  # Another thread has taken the last one.
+        except IndexError:  # Another thread has taken the last range.
             return None
 
 
 def ranged(source: pa.NativeFile, size: int, known: Iterable[tuple[int, bytes]]) -> pa.PythonFile:
-    """A file with some ranges in memory. Others are read on demand, at least `_HOLE` bytes at once."""
+    """Returns a file with some ranges in memory. Other ranges are read on demand, at least `_HOLE` bytes at once."""
     import pyarrow as pa
 
     return pa.PythonFile(_Ranged(source, size, known), "r")
 
 
 class Positioned(io.RawIOBase):
-    """A file of some size that has a position."""
+    """A file of a given size with a position."""
 
     def __init__(self, size: int) -> None:
         self._size, self._at = size, 0
@@ -179,21 +179,21 @@ class _Ranged(Positioned):
         return memoryview(data)[start - first : end - first]
 
 
-# Calls at once where files are far away. On a local disk they decode, and do no waiting.
+# The default number of concurrent calls for remote files. Calls for local files mostly decode, and hardly wait.
 REMOTE_FETCHES = 8
 
 _MAGIC = set("*?[")
-# How pyarrow names object stores in their errors.
+# The names of object stores in pyarrow's error messages.
 _STORES = ("AWS Error", "google::cloud::", "Azure")
 
 
 class File(NamedTuple):
-    """A file as it was found.
+    """A file at the time when it was found.
 
     Attributes:
-        path: on its file system.
-        size: in bytes.
-        modified: when, in nanoseconds since 1970; None where the file system doesn't say.
+        path: The path on its file system.
+        size: The size in bytes.
+        modified: The modification time in nanoseconds since 1970; None if the file system doesn't report it.
     """
 
     path: str
@@ -202,15 +202,15 @@ class File(NamedTuple):
 
 
 class Files:
-    """A file system, and how files on it are found.
+    """A file system, and how files are found on it.
 
     Args:
-        filesystem: of `pyarrow.fs` or fsspec; None for local disks.
-        at_once: requests at once of `ranged`.
+        filesystem: A file system of `pyarrow.fs` or fsspec; None for local disks.
+        at_once: The maximum number of concurrent requests of `ranged`.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        TypeError: if it is no file system.
+        ImportError: If pyarrow isn't installed.
+        TypeError: If the argument is not a file system.
     """
 
     def __init__(self, filesystem: Any, at_once: int = REMOTE_FETCHES) -> None:
@@ -227,22 +227,22 @@ class Files:
         elif hasattr(filesystem, "open") and hasattr(filesystem, "protocol"):
             self.system = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(filesystem))
         else:
-            raise TypeError(f"filesystem is one of pyarrow.fs or fsspec, or None, not {shown(filesystem)}")
+            raise TypeError(f"filesystem must be of pyarrow.fs or fsspec, or None; got {shown(filesystem)}")
 
     def find(self, source: Paths, suffixes: tuple[str, ...]) -> list[File]:
-        """The files that a source names, as `fastpipe.read_avro` takes sources.
+        """Returns the files that a source names, with the rules of `fastpipe.read_avro`.
 
         Raises:
-            MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
-            StorageError: if the file system fails.
-            TypeError: for anything else than paths.
-            UnsupportedError: for a URL: its file system must be given.
+            MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
+            StorageError: If the file system fails.
+            TypeError: If the source is not made of paths.
+            UnsupportedError: If the source is a URL and no file system is given.
         """
         if self.given is None:
             try:
                 paths = expand(source, suffixes)
             except UnsupportedError as error:
-                reason = "a URL needs its file system: give filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
+                reason = "a URL needs its file system: pass filesystem=pyarrow.fs.S3FileSystem(...) or one of fsspec"
                 raise in_file(UnsupportedError, error.path or "", reason) from None
         else:
             empty: list[str] = []
@@ -253,7 +253,7 @@ class Files:
         return [self.look(path) for path in paths]
 
     def _normal(self, path: str) -> str:
-        """A path as the file system itself writes it when it lists files."""
+        """Returns a path in the notation that the file system uses when it lists files."""
         import pyarrow.fs
 
         with storage_errors(path):
@@ -262,7 +262,7 @@ class Files:
             return str(self.given._strip_protocol(path))
 
     def _named(self, path: str, suffixes: tuple[str, ...], empty: list[str]) -> list[str]:
-        """The files that a path stands for, with braces expanded; those of zero bytes are put into `empty`."""
+        """Returns the files that a path matches, with braces expanded. Adds empty files to `empty`."""
         import pyarrow.fs
 
         braces = alternatives(path)
@@ -301,11 +301,11 @@ class Files:
         return [name for name in found if sizes[name] != 0]
 
     def look(self, path: str) -> File:
-        """What a file looks like now.
+        """Returns the current size and modification time of a file.
 
         Raises:
-            MissingFileError: if there is none.
-            StorageError: if the file system fails, or it is no file.
+            MissingFileError: If the file does not exist.
+            StorageError: If the file system fails, or the path isn't a file.
         """
         import pyarrow.fs
 
@@ -314,12 +314,12 @@ class Files:
         if info.is_file:
             return File(path, info.size, info.mtime_ns)
         missing = info.type == pyarrow.fs.FileType.NotFound
-        reason = "there is no such file" if missing else "it is no file"
+        reason = "there is no such file" if missing else "it is not a file"
         kind = MissingFileError if missing else StorageError
         raise in_file(kind, path, reason)
 
     def open(self, path: str) -> pa.NativeFile:
-        """Opens a file for reading at random. It isn't mapped: a mapped file that is cut short ends the process."""
+        """Opens a file for random access. It isn't mapped, because truncating a mapped file terminates the process."""
         return self.system.open_input_file(path)
 
     def ranged(
@@ -329,27 +329,29 @@ class Files:
         ranges: Iterable[tuple[int, int]],
         known: Iterable[tuple[int, bytes]] = (),
     ) -> pa.NativeFile:
-        """Reads some ranges of an open file by few requests, and returns the file with them. Local files are unchanged.
+        """Reads ranges of an open file with few requests, and returns a file that holds them.
+
+        A local file is returned unchanged.
 
         Args:
-            source: the file.
-            size: in bytes.
-            ranges: of each the first byte, and the one after the last.
-            known: where ranges begin that were read before, and their bytes.
+            source: The file.
+            size: Its size in bytes.
+            ranges: The byte ranges, each as the first offset and the offset after the last byte.
+            known: Ranges that were read before, each as its first offset and its bytes.
         """
         if self.is_local:
             return source
         return ranged(source, size, [*known, *self.requests.read(source, coalesced(ranges, size))])
 
     def check(self, before: File) -> None:
-        """Refuses a file that was changed since it was found.
+        """Raises an error if a file changed after it was found.
 
         Raises:
-            StorageError: if it was.
+            StorageError: If the file changed.
         """
         now = self.look(before.path)
         if now != before:
-            reason = "the file changed since the reader was made: start again with a new reader"
+            reason = "the file changed after the reader was created: create a new reader"
             raise in_file(StorageError, before.path, reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -357,10 +359,10 @@ class Files:
 
 
 def _items(source: Any) -> list[str]:
-    """The paths of a source, as text.
+    """Returns the paths of a source as text.
 
     Raises:
-        TypeError: if it is anything else.
+        TypeError: If the source is not made of paths.
     """
     one = isinstance(source, (str, os.PathLike))
     try:
@@ -369,7 +371,7 @@ def _items(source: Any) -> list[str]:
         items = [source]
     for item in items:
         if not isinstance(item, (str, os.PathLike)):
-            raise TypeError(f"source is a path, a glob, a directory or a list of these, not {shown(item)}")
+            raise TypeError(f"source must be a path, a glob, a directory or a list of these; got {shown(item)}")
     return [os.fsdecode(item) for item in items]
 
 
@@ -392,7 +394,7 @@ def _matches(path: list[str], pattern: list[str]) -> bool:
 
 @contextlib.contextmanager
 def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
-    """Turns what pyarrow raises into fastpipe's errors, which name the file, and the unit if there is one."""
+    """Converts pyarrow's errors to fastpipe's errors, which name the file and the unit, if there is one."""
     import pyarrow
 
     at = f" (file {path})" if unit is None else f" ({unit})"
@@ -404,29 +406,29 @@ def storage_errors(path: str, unit: str | None = None) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingFileError(f"{error}{at}", reason=str(error), **known) from error
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        # pyarrow raises an OSError without a number both for damage and where an object store fails.
+        # pyarrow raises an OSError without an errno for damage, and also for failures of an object store.
         failed = isinstance(error, OSError) and (error.errno is not None or any(name in str(error) for name in _STORES))
         kind = StorageError if failed else MalformedFileError
         raise kind(f"{error}{at}", reason=str(error), **known) from error
 
 
 class FileUnits:
-    """Units that lie in files of finished columns, as a source (see `Units`).
+    """The base of sources whose units are parts of columnar files (see `Units`).
 
-    A format's class adds `rows`, `name`, `fingerprint` and `read`, and calls `_choose` when it knows the schema.
+    The class of a format adds `rows`, `name`, `fingerprint` and `read`, and calls `_choose` when it knows the schema.
 
     Args:
-        files: the file system.
-        found: the files on it.
-        columns: the columns that are read; None for all.
+        files: The file system.
+        found: The files on it.
+        columns: The names of the columns to read; None for all.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
-    """Endings of the format's files: a directory's files are those with the first ending that any of them has."""
+    """Suffixes of the format's files, in order of preference: only files with the first one in a directory are read."""
 
     schema: pa.Schema
     inferred_schema: pa.Schema
-    """The schema with no nulls where data have none: features follow from it by default."""
+    """The schema without nullability for columns that contain no nulls. Features are inferred from it."""
 
     rows: list[int]
 
@@ -435,22 +437,22 @@ class FileUnits:
         self.files = [file.path for file in found]
 
     def _choose(self, whole: pa.Schema, certain: Container[str]) -> None:
-        """Makes the schemas of the columns that are read, out of that of the files.
+        """Derives the schemas of the columns to read from the files' schema.
 
         Args:
-            whole: the schema of the files.
-            certain: columns in which there are no nulls.
+            whole: The schema of the files.
+            certain: The columns that contain no nulls.
         """
         self._certain_columns = certain
         self.schema = whole if self._columns is None else chosen_columns(whole, self._columns)
         self.inferred_schema = with_certain(self.schema, certain)
 
     def _how(self) -> dict[str, Any]:
-        """Arguments of the format's class besides those of every format."""
+        """Returns the arguments that only the format's class has."""
         return {}
 
     def select(self, columns: list[str]) -> Self:
-        """The same units, of which only these columns are read."""
+        """Returns the same units with only the given columns."""
         chosen = object.__new__(type(self))
         chosen.__dict__ |= self.__dict__
         chosen._columns = columns
@@ -480,17 +482,17 @@ def read_files(
     num_fetches: SupportsIndex | None,
     **how: Any,
 ) -> Reader:
-    """The reader of files of one format.
+    """Returns the reader of files of one format.
 
     Args:
-        kind: the format's class.
-        settings: the options.
-        source: names the files.
-        features: dict from name to spec; None for what the files say.
-        columns: only these; None for all.
-        filesystem: where the files are; None for local disks.
-        num_fetches: units that are read at once; None for the default.
-        how: arguments of the format's class besides those of every format.
+        kind: The format's class.
+        settings: The options of the reader.
+        source: The paths of the files.
+        features: The spec of each feature, by name; None to infer them.
+        columns: The names of the columns to read; None for all.
+        filesystem: The file system of the files; None for local disks.
+        num_fetches: The number of units that are read concurrently; None for the default.
+        how: The arguments that only the format's class has.
     """
     require_pyarrow()
     files = Files(filesystem)

@@ -1,4 +1,4 @@
-"""Parquet files: their row groups are units."""
+"""Parquet files, whose row groups are units."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def uncounted(metadata: Any, schema: pa.Schema) -> set[str]:
-    """Columns with null counts that leave nulls out.
+    """Returns the columns whose null counts are incomplete.
 
-    pyarrow doesn't count the nulls of structs around a dictionary. A file without Arrow's schema doesn't say what was a
-    dictionary: any text in a struct may have been one.
+    pyarrow doesn't count the nulls of structs that contain a dictionary. A file without an Arrow schema doesn't mark
+    dictionaries, so any text in a struct may have been a dictionary.
     """
     import pyarrow as pa
 
@@ -46,39 +46,39 @@ def uncounted(metadata: Any, schema: pa.Schema) -> set[str]:
 
 
 def row_counts(metadata: Any) -> list[int]:
-    """The rows of each row group of a file.
+    """Returns the number of rows of each row group of a file.
 
     Raises:
-        pyarrow.ArrowInvalid: if a number is negative, or they don't add up to the file's.
+        pyarrow.ArrowInvalid: If a count is negative, or the counts don't add up to the number of rows of the file.
     """
     import pyarrow as pa
 
     rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     for group, number in enumerate(rows):
         if number < 0:
-            raise pa.ArrowInvalid(f"row group {group} has {number} rows, as the file's footer says")
+            raise pa.ArrowInvalid(f"row group {group} has {number} rows according to the file's footer")
     if sum(rows) != metadata.num_rows:
         raise pa.ArrowInvalid(
-            f"the row groups have {sum(rows)} rows together, and the file {metadata.num_rows}, as its footer says"
+            f"the row groups have {sum(rows)} rows in total, but the file has {metadata.num_rows}, as its footer says"
         )
     return rows
 
 
 class _Unread(Positioned):
-    """A file of some size that isn't read."""
+    """A file of a given size whose bytes are never read."""
 
     def read(self, size: int = -1) -> bytes:
         raise _Reached
 
 
 class _Reached(Exception):
-    """The bytes of a file would be read now."""
+    """pyarrow has checked the metadata and begins to read the bytes of the file."""
 
 
 def check_chunks(metadata: Any, size: int) -> None:
-    """Looks at the metadata of all column chunks as a read does, which raises what is wrong with it.
+    """Checks the metadata of all column chunks like a read does, and raises the same errors.
 
-    Where pyarrow looks at the metadata of a damaged chunk outside of a read, it ends the process.
+    If pyarrow accesses the metadata of a damaged chunk outside of a read, it terminates the process.
     """
     import pyarrow as pa
     import pyarrow.parquet
@@ -90,16 +90,16 @@ def check_chunks(metadata: Any, size: int) -> None:
         file.read_row_groups(range(metadata.num_row_groups), use_threads=False)
 
 
-# Footers that are read at once.
+# The number of footers that are read concurrently.
 _OPENED_AT_ONCE = 8
 
-# Bytes of a column chunk that are read at a time, where row groups are read in slices.
+# Bytes of a column chunk per read when row groups are read in slices.
 _BUFFER = 1 << 20
 
-# Bytes of the length of a string outside of a dictionary.
+# Bytes that store the length of a string outside of a dictionary.
 _LENGTH = 4
 
-# Bytes that a value of no fixed size is taken to have at least.
+# Minimum estimate, in bytes, of a value without a fixed size.
 _VALUE = 16
 
 
@@ -107,12 +107,12 @@ class ParquetUnits(FileUnits):
     """The row groups of Parquet files, as a source (see `Units`).
 
     Args:
-        files: the file system.
-        found: the files on it.
-        columns: the columns that are read; None for all.
-        hive: whether folders such as `year=2026` are columns.
-        parallel: whether columns of a slice are decoded at the same time.
-        checksums: whether pages are held against their checksums, where they have some.
+        files: The file system.
+        found: The files on it.
+        columns: The names of the columns to read; None for all.
+        hive: Whether folders such as `year=2026` are read as columns.
+        parallel: Whether the columns of a slice are decoded in parallel.
+        checksums: Whether pages are verified with their checksums, if they have checksums.
     """
 
     suffixes = (".parquet", ".pq")
@@ -139,7 +139,7 @@ class ParquetUnits(FileUnits):
         schemas = [metadata.schema for metadata in self._metadata]
         self._physical = [[schema.column(i).physical_type for i in range(len(schema))] for schema in schemas]
         paths = [[schema.column(i).path for i in range(len(schema))] for schema in schemas]
-        # Of each file, to which column each leaf belongs; and the numbers of leaves by their paths.
+        # For each file, the column of each leaf, and the index of each leaf by its path.
         self._leaves = [[path.partition(".")[0] for path in each] for each in paths]
         self._numbers = [{path: i for i, path in enumerate(each)} for each in paths]
         stored = {name for schema in self._schemas for name in schema.names}
@@ -156,7 +156,7 @@ class ParquetUnits(FileUnits):
         self._choose(self._whole_schema(kinds), self._certain())
 
     def _open(self, file: File) -> tuple[Any, pa.Schema, list[int]]:
-        """The metadata and the schema of a file, and the rows of its row groups."""
+        """Returns the metadata and the schema of a file, and the number of rows of each row group."""
         import pyarrow.parquet
 
         with storage_errors(file.path), self._storage.open(file.path) as source:
@@ -166,7 +166,7 @@ class ParquetUnits(FileUnits):
             return metadata, metadata.schema.to_arrow_schema(), rows
 
     def _whole_schema(self, values: dict[str, pa.DataType]) -> pa.Schema:
-        """The schema of all files, which must be one, with columns for folders."""
+        """Returns the common schema of all files, followed by the partition columns."""
         import pyarrow as pa
 
         first = common_schema([file.path for file in self._found], self._schemas)
@@ -177,7 +177,7 @@ class ParquetUnits(FileUnits):
         return pa.schema(fields, metadata=first.metadata)
 
     def _certain(self) -> set[str]:
-        """Columns in which there is no null at any level, as the statistics of all row groups say."""
+        """Returns the columns without nulls at any level, according to the statistics of all row groups."""
         certain: dict[str, bool] = {}
         for number, group in self._groups:
             for name, column in self._chunks(number, group):
@@ -189,26 +189,26 @@ class ParquetUnits(FileUnits):
         return {name for name, all_there in certain.items() if all_there}
 
     def _chunks(self, number: int, group: int) -> list[tuple[str, Any]]:
-        """What is known of the column chunks of a row group, and the columns that they belong to."""
+        """Returns the metadata of the column chunks of a row group, each with the name of its column."""
         import pyarrow as pa
 
         row_group, kinds = self._metadata[number].row_group(group), self._physical[number]
         with storage_errors(self._found[number].path):
             columns = [row_group.column(i) for i in range(row_group.num_columns)]
-            # Where they differ, pyarrow ends the process when it is asked for statistics.
+            # If the types differ, pyarrow terminates the process when statistics are read.
             if any(column.physical_type != kind for column, kind in zip(columns, kinds, strict=True)):
-                raise pa.ArrowInvalid(f"a column of row group {group} is of another type than the schema says")
+                raise pa.ArrowInvalid(f"the type of a column of row group {group} differs from the schema")
             return list(zip(self._leaves[number], columns, strict=True))
 
     @functools.cached_property
     def nbytes(self) -> list[int]:
-        """A guess of what units take in memory: values of a fixed size, and what others take in the file, decompressed.
+        """Estimated bytes of each unit in memory: fixed-size values, and the decompressed size of other columns.
 
-        It is made when it is asked for: of the columns that are read alone, where there may be many.
+        It is computed on first access, only for the columns that are read, because a file may have many columns.
         """
         widths = {field.name: _width(field.type) for field in self.schema}
         fixed = sum(width for width in widths.values() if width is not None)
-        # Asking for a column of a row group takes microseconds, and there may be many.
+        # Metadata of a column chunk takes microseconds to read, and there may be many chunks.
         others = {name for name, width in widths.items() if width is None}
         asked = [[i for i, name in enumerate(leaves) if name in others] for leaves in self._leaves]
         sizes: list[int] = []
@@ -225,19 +225,19 @@ class ParquetUnits(FileUnits):
         return {"hive": self._hive, "parallel": self._parallel, "checksums": self._checksums}
 
     def select(self, columns: list[str]) -> Self:
-        """The same row groups, of which only these columns are read."""
+        """Returns the same row groups with only the given columns."""
         chosen = super().select(columns)
         for name in ("nbytes", "_texts"):
             chosen.__dict__.pop(name, None)
         return chosen
 
     def name(self, unit: int) -> str:
-        """The row group and its file."""
+        """Returns the name of a unit: its row group and file."""
         number, group = self._groups[unit]
         return f"row group {group} of {self._found[number].path}"
 
     def fingerprint(self) -> dict[str, Any]:
-        """Names without folders, sizes, and numbers of rows and row groups of all files."""
+        """Returns the names without folders, the sizes, and the counts of rows and row groups of all files."""
         return {
             "parquet": [
                 [os.path.basename(file.path), file.size, metadata.num_rows, metadata.num_row_groups]
@@ -246,7 +246,7 @@ class ParquetUnits(FileUnits):
         }
 
     def read(self, unit: int) -> pa.Table:
-        """A row group."""
+        """Reads a row group."""
         number, group = self._groups[unit]
         with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, group) as parquet:
             table = parquet.read_row_group(group, columns=self._stored(number), use_threads=False)
@@ -254,7 +254,7 @@ class ParquetUnits(FileUnits):
             return self._with_folders(number, table)
 
     def read_slices(self, unit: int, start: int, rows: int) -> Iterator[pa.Table]:
-        """Yields a row group from a row on, `rows` rows at a time, without ever holding all of it."""
+        """Yields a row group from row `start`, `rows` rows at a time, without holding all of it in memory."""
         number, group = self._groups[unit]
         with storage_errors(self._found[number].path, self.name(unit)), self._opened(number, group, _BUFFER) as parquet:
             batches = parquet.iter_batches(
@@ -266,13 +266,13 @@ class ParquetUnits(FileUnits):
 
     @contextlib.contextmanager
     def _opened(self, number: int, group: int, buffer: int = 0) -> Iterator[pyarrow.parquet.ParquetFile]:
-        """A file, of which a row group is read; a local one with a buffer of this size for each column."""
+        """Opens a file to read a row group. `buffer` is the size of each column's buffer for a local file."""
         import pyarrow.parquet
 
         file, is_local = self._found[number], self._storage.is_local
         ranges = () if is_local else self._ranges(number, group)
         with self._storage.open(file.path) as source:
-            # pyarrow's own `pre_buffer` reads on threads that the whole process shares, eight by default.
+            # pyarrow's `pre_buffer` reads with threads that the whole process shares, by default eight.
             yield pyarrow.parquet.ParquetFile(
                 self._storage.ranged(source, file.size, ranges),
                 metadata=self._metadata[number],
@@ -283,10 +283,11 @@ class ParquetUnits(FileUnits):
             )
 
     def _in_dictionaries(self, number: int, group: int) -> list[str]:
-        """Columns of strings that a row group has in dictionaries: left there they take pyarrow a fraction of the time.
+        """Returns the string columns that pyarrow should read as dictionaries, which is several times faster for them.
 
-        A string outside of a dictionary takes four bytes for its length. Where strings are on average shorter than
-        that, most are in the dictionary; others would be looked up in it one by one, which takes a multiple.
+        A string outside of a dictionary takes four bytes for its length. If strings are shorter than that on average,
+        most strings are in the dictionary. Otherwise, pyarrow would look up the other strings one by one, which is
+        several times slower.
         """
         numbers, row_group, found = self._numbers[number], self._metadata[number].row_group(group), []
         for name in self._texts:
@@ -298,14 +299,14 @@ class ParquetUnits(FileUnits):
 
     @functools.cached_property
     def _texts(self) -> list[str]:
-        """Columns of strings. It is made when it is asked for: there may be many columns."""
+        """The string columns, computed on first access because there may be many columns."""
         import pyarrow as pa
 
         kinds = (pa.string(), pa.binary())
         return [field.name for field in self.schema if field.type in kinds]
 
     def _ranges(self, number: int, group: int) -> list[tuple[int, int]]:
-        """Where the bytes of the wanted columns of a row group are."""
+        """Returns the byte ranges of the requested columns of a row group."""
         stored, found = set(self._stored(number)), []
         for name, chunk in self._chunks(number, group):
             if name in stored:
@@ -316,11 +317,11 @@ class ParquetUnits(FileUnits):
         return found
 
     def _folders(self, number: int) -> dict[str, str | None]:
-        """The columns that a file's folders stand for."""
+        """Returns a file's partition columns and their values."""
         return self._partitions[number] if self._partitions else {}
 
     def _stored(self, number: int) -> list[str]:
-        """The columns that are read from a file."""
+        """Returns the columns that are read from the file itself."""
         return [name for name in self.schema.names if name not in self._folders(number)]
 
     def _with_folders(self, number: int, table: pa.Table) -> pa.Table:
@@ -335,7 +336,7 @@ class ParquetUnits(FileUnits):
 
 
 def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterator[pa.Table]:
-    """Cuts record batches, without their first `start` rows, into tables of `rows` rows; the last may have fewer."""
+    """Skips `start` rows of record batches, and yields the others in tables of `rows` rows. The last may have fewer."""
     import pyarrow as pa
 
     kept: list[pa.RecordBatch] = []
@@ -354,7 +355,7 @@ def _slices(batches: Iterator[pa.RecordBatch], start: int, rows: int) -> Iterato
 
 
 def _width(kind: pa.DataType) -> int | None:
-    """Bytes of a value, if all have as many."""
+    """Returns the bytes of a value if all values have the same size, otherwise None."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind):
@@ -384,41 +385,45 @@ def read_parquet(
 ) -> Reader:
     """Reads Parquet files as batches of NumPy arrays (extra `arrow`).
 
-    Row groups are read and decoded by pyarrow, requested columns only, on threads of their own; rows are gathered from
-    them.
+    pyarrow reads and decodes the row groups, only with the requested columns, on separate threads. Rows are then
+    gathered from the row groups.
 
-    When rows are shuffled, `shuffle_buffer` is as large as 256 MiB of row groups allow, unless it is given. Files with
-    smaller row groups (some thousand rows) are mixed better, and faster.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 256 MiB of row groups. Smaller row groups (a few
+    thousand rows) are mixed better and faster.
 
     Args:
-        source: a path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, else in
-            `.pq`), or a list of these, as in `read_avro`.
-        features: dict from name to spec, as in `from_arrow`. By default, the specs in the files' metadata if fastpipe
-            wrote all of them alike, else what follows from the types, which must be the same in all files: columns have
-            `nulls="mask"` unless the files' statistics say that there are no nulls.
-        columns: only these, and what is nested in them; at least one. Other columns aren't read.
-        batch_size: rows a batch.
-        filesystem: where the files are: a file system of `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec;
-            None for local disks.
-        partitioning: "hive" makes columns of folders that are named `year=2026`: int64 if all values are such numbers,
-            else text. None doesn't.
-        page_checksum_verification: whether pages are held against their checksums, in files that have some.
-        num_fetches: row groups that are read at once, and requests at once to a file system that isn't local: by
-            default as many as `num_threads` on local disks, where that is work, and 8 elsewhere, where it is waiting.
-        **options: see `fastpipe.Options`.
+        source: A path, a glob (`**` for any depth), a directory (all files below it that end in `.parquet`, or else in
+            `.pq`), or a list of these. `read_avro` describes the rules for paths.
+        features: The spec of each feature, by name (see `from_arrow`). By default, features come from the specs in the
+            files' metadata if fastpipe wrote all files with the same specs, or else from the column types, which must
+            be the same in all files. Columns have `nulls="mask"` unless the files' statistics show that there are no
+            nulls.
+        columns: The columns to read, at least one; a name includes everything nested in it. Other columns aren't read
+            from storage. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        filesystem: The file system of the files, from `pyarrow.fs` (S3, Google Cloud Storage, HDFS, ...) or fsspec.
+            Defaults to None: local disks.
+        partitioning: "hive" (the default) reads folders named like `year=2026` as columns: int64 if all values are
+            integers, otherwise text. None ignores the names of folders.
+        page_checksum_verification: Whether to verify pages with their checksums, in files with checksums. Defaults to
+            False.
+        num_fetches: The number of row groups that are read concurrently, and of concurrent requests to a remote file
+            system, 1 to 1024. Defaults to `num_threads` for local disks, where reading is mostly decoding, and to 8 for
+            other file systems, where it is mostly waiting.
+        **options: See `fastpipe.Options`.
 
     Returns:
         The reader.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        MissingFileError: if a file isn't there, a glob matches nothing, or a directory holds none.
-        MalformedFileError: if a file is damaged or no Parquet file.
-        StorageError: if a file can't be read, or was changed since the reader was made.
-        SchemaError: if files have different columns, a column isn't there, or a spec doesn't fit its type.
-        UnsupportedError: if a wanted column is of a type that isn't read; for URLs without a file system.
-        TypeError: if an argument is of the wrong type.
-        ValueError: for values out of range, and for arguments that exclude each other.
+        ImportError: If pyarrow isn't installed.
+        MissingFileError: If a file does not exist, a glob matches nothing, or a directory contains no such file.
+        MalformedFileError: If a file is damaged or isn't a Parquet file.
+        StorageError: If a file can't be read, or changed after the reader was created.
+        SchemaError: If files have different columns, a column does not exist, or a spec doesn't fit its type.
+        UnsupportedError: If the type of a requested column is not supported, or a URL has no `filesystem`.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments are out of range or exclude each other.
 
     Example:
         >>> import fastpipe

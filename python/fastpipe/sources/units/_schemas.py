@@ -1,4 +1,4 @@
-"""Schemas of several files, which must be one."""
+"""Merges the schemas of several files, which must have the same columns."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def chosen_columns(schema: pa.Schema, columns: list[str]) -> pa.Schema:
-    """The schema of these columns only."""
+    """Returns the schema with only the given columns."""
     import pyarrow as pa
 
     return pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
 
 
 def with_certain(schema: pa.Schema, certain: Container[str]) -> pa.Schema:
-    """The schema without nulls in these columns."""
+    """Returns the schema with the given columns marked as non-nullable."""
     import pyarrow as pa
 
     fields = [without_nulls(field) if field.name in certain else field for field in schema]
@@ -27,40 +27,40 @@ def with_certain(schema: pa.Schema, certain: Container[str]) -> pa.Schema:
 
 
 def without_nulls(field: pa.Field) -> pa.Field:
-    """A field without nulls at any level."""
+    """Returns a field that is non-nullable at every level."""
     return _nullable(field, False)
 
 
 def with_nulls(field: pa.Field) -> pa.Field:
-    """A field that may be null at any level."""
+    """Returns a field that is nullable at every level."""
     return _nullable(field, True)
 
 
 def _nullable(field: pa.Field, nullable: bool) -> pa.Field:
     import pyarrow as pa
 
-    # Of a type that has nothing but nulls all are null.
+    # A column of the null type is always nullable.
     nullable = nullable or pa.types.is_null(field.type)
     return pa.field(field.name, _kind(field.type, nullable), nullable=nullable, metadata=field.metadata)
 
 
 def _kind(kind: pa.DataType, nullable: bool) -> pa.DataType:
-    """A type, in which fields at all levels may be null, or may not."""
+    """Returns a type whose fields, at every level, are nullable or non-nullable."""
     import pyarrow as pa
 
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
-        # It is read as what it is stored as, and can't be made of another storage.
+        # An extension type is read as its storage type, and its storage can't be replaced.
         return _kind(kind.storage_type, nullable)
     if types.is_struct(kind):
         return pa.struct([_nullable(kind.field(i), nullable) for i in range(kind.num_fields)])
     if types.is_map(kind):
-        # A key is never null, though what is in it may be.
+        # A map's keys are never null, but the fields inside a key may be.
         key = _nullable(kind.key_field, nullable).with_nullable(False)
         return pa.map_(key, _nullable(kind.item_field, nullable), keys_sorted=kind.keys_sorted)
     if types.is_fixed_size_list(kind):
         return pa.list_(_nullable(kind.value_field, nullable), kind.list_size)
-    # These have no field of their own for their values.
+    # The values of these types are not fields.
     if types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _kind(kind.value_type, nullable), kind.ordered)
     if types.is_run_end_encoded(kind):
@@ -76,14 +76,14 @@ def _kind(kind: pa.DataType, nullable: bool) -> pa.DataType:
 
 
 def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
-    """The one schema of files: what may be null in one of them may be null.
+    """Returns the common schema of files. A column that is nullable in one file is nullable in the result.
 
-    Metadata is kept if all files have the same.
+    Metadata is kept if all files have the same metadata.
 
     Raises:
-        SchemaError: if files have different columns, naming one and two files.
-        MalformedFileError: if a name is no UTF-8.
-        UnsupportedError: if a file has no columns, or one whose name can't be passed on.
+        SchemaError: If files have different columns. The message names a column and two files.
+        MalformedFileError: If a name isn't valid UTF-8.
+        UnsupportedError: If a file has no columns, or a column whose name Arrow can't pass on.
     """
     import pyarrow as pa
 
@@ -105,17 +105,17 @@ def common_schema(paths: list[str], schemas: list[pa.Schema]) -> pa.Schema:
 
 
 def _check_names(path: str, fields: Iterable[pa.Field]) -> None:
-    """Refuses names, at any level, that Arrow can't pass on whole."""
+    """Rejects names, at any level, that Arrow can't pass on completely."""
     import pyarrow as pa
 
     for field in fields:
         try:
             texts = [field.name, field.type.tz or "" if pa.types.is_timestamp(field.type) else ""]
         except UnicodeDecodeError as error:
-            reason = f"the name of a column or of a time zone is no UTF-8: {error}"
+            reason = f"the name of a column or of a time zone isn't valid UTF-8: {error}"
             raise in_file(MalformedFileError, path, reason) from error
         if any("\0" in text for text in texts):
-            reason = f"the name of a column or of a time zone has a NUL character in it: {texts}"
+            reason = f"the name of a column or of a time zone contains a NUL character: {texts}"
             raise in_file(UnsupportedError, path, reason)
         kind = field.type
         _check_names(path, [kind.field(i) for i in range(kind.num_fields)])
@@ -127,8 +127,8 @@ def _check_same(first_path: str, first: pa.Schema, path: str, schema: pa.Schema)
         one, another = mine.get(name), other.get(name)
         if one != another:
             reason = (
-                f"files must have the same columns: {first_path} has {_told(name, one)}, and {path} has "
-                f"{_told(name, another)}: read them one by one, or write them alike"
+                f"files must have the same columns: {first_path} has {_told(name, one)}, but {path} has "
+                f"{_told(name, another)}: read the files separately, or write them with the same columns"
             )
             raise in_file(SchemaError, path, reason, feature=name)
 
