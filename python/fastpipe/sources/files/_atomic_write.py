@@ -96,7 +96,7 @@ def _cut(path: str, length: int) -> None:
 def _sync(path: str) -> None:
     """Syncs a file or folder to disk."""
     if os.name == "nt" and os.path.isdir(path):
-            return  # Windows can't sync folders.
+        return  # Windows can't sync folders.
     descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(descriptor)

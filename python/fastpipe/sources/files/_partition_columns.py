@@ -61,9 +61,7 @@ class Partitions:
         for name in names:
             if any(name not in of for of in found):
                 path = next(path for path, of in zip(paths, found, strict=True) if name not in of)
-                reason = (
-                    f"other files are in folders {name}=..., but this file isn't: partitioning=None ignores them"
-                )
+                reason = f"other files are in folders {name}=..., but this file isn't: partitioning=None ignores them"
                 raise in_file(SchemaError, path, reason, feature=name)
             values = [of[name] for of in found if of[name] is not None]
             self.integers[name] = bool(values) and all(map(_is_int64, values))

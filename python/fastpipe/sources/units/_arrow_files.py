@@ -315,9 +315,7 @@ def _check_magic(path: str, source: pa.NativeFile) -> None:
     if head.startswith(_MAGIC):
         return
     if head.startswith(_OLD_FEATHER):
-        reason = (
-            "this is a Feather file of version 1: read it with pyarrow.feather.read_table, and use from_arrow"
-        )
+        reason = "this is a Feather file of version 1: read it with pyarrow.feather.read_table, and use from_arrow"
         raise in_file(UnsupportedError, path, reason)
     if head.startswith(_STREAM):
         reason = (
