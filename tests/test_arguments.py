@@ -61,7 +61,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         ({"num_threads": 2.0}, TypeError, "num_threads is an integer"),
         ({"memory_limit": 1.5e9}, TypeError, 'memory_limit must be a whole number of bytes or a size such as "512MB"'),
         ({"memory_limit": "much"}, ValueError, "memory_limit must be"),
-        ({"index_cache": 3}, TypeError, "index_cache is"),
+        ({"index_cache": 3}, TypeError, "index_cache must be"),
         ({"columns": ["clicsk"]}, fastpipe.SchemaError, 'did you mean "clicks"'),
         ({"columns": ["Label"]}, fastpipe.SchemaError, 'did you mean "label"'),
         ({"features": {"usr": DenseSpec((), "int64")}}, fastpipe.SchemaError, "did you mean 'user'"),

@@ -527,7 +527,7 @@ def test_forms_of_a_schema(tmp_path: Path) -> None:
             read(paths, reader_schema="")
         with pytest.raises(fastpipe.StorageError, match="can't be read"):
             read(paths, reader_schema=tmp_path / "none.avsc")
-        with pytest.raises(TypeError, match='or "union", not 5'):
+        with pytest.raises(TypeError, match='or "union"; got 5'):
             read(paths, reader_schema=5)
         with pytest.raises(TypeError, match="logical_types"):
             read(paths, logical_types="yes")

@@ -457,14 +457,14 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
         (b"a\n1\n", {"features": {"a": DenseSpec((2,), "int64")}}, fastpipe.SchemaError, "one value"),
         (b"a\n1\n", {"features": {"a": DenseSpec((), "int64", scale=2)}}, fastpipe.SchemaError, "decimals"),
         (b"a\n1\n", {"features": {"a": DenseSpec((), "timedelta64[s]")}}, fastpipe.SchemaError, "durations"),
-        (b"a\n1\n", {"delimiter": ",,"}, ValueError, "delimiter is one ASCII character"),
+        (b"a\n1\n", {"delimiter": ",,"}, ValueError, "delimiter must be one ASCII character"),
         (b"a\n1\n", {"delimiter": '"'}, ValueError, "delimiter and quote are both"),
         (b"a\n1\n", {"quote": 3}, TypeError, "quote must be one character; got 3"),
         (b"a\n1\n", {"header": []}, ValueError, "header is empty"),
         (b"a\n1\n", {"header": ["a", "a"]}, ValueError, "header names 'a' twice"),
         (b"a\n1\n", {"null_values": "NA"}, TypeError, "null_values must be a list"),
-        (b"a\n1\n", {"on_ragged": "drop"}, ValueError, "on_ragged is"),
-        (b"a\n1\n", {"index_cache": 3}, TypeError, "index_cache is"),
+        (b"a\n1\n", {"on_ragged": "drop"}, ValueError, "on_ragged must be"),
+        (b"a\n1\n", {"index_cache": 3}, TypeError, "index_cache must be"),
     ],
 )
 def test_errors_say_where_and_what(data: bytes, options: dict[str, Any], error: type, match: str) -> None:

@@ -192,7 +192,7 @@ def test_huge_rows() -> None:
     [
         (b"", {}, fastpipe.MalformedFileError, "there is no row"),
         (b"i\n1\n2\n", {"rows": 3}, ValueError, "rows=3 exceeds the 2 rows of the stream"),
-        (b"i\n", {}, ValueError, "more than the 0 rows"),
+        (b"i\n", {}, ValueError, "exceeds the 0 rows"),
         (b'i,j\n1,"2\n3,4\n', {}, fastpipe.MalformedFileError, r"ends within quotes.*<bytes>, byte offset 4"),
         (b'"i\n', {}, fastpipe.MalformedFileError, "ends within quotes"),
         (b"i,j\n1,2\n3\n", {"rows": 2}, fastpipe.MalformedFileError, r"1 fields.*byte offset 8, record 1"),

@@ -85,11 +85,11 @@ def test_scores_of_other_kinds() -> None:
 @pytest.mark.parametrize(
     ("scores", "k", "message"),
     [
-        ([[1.0]], 10, r"one score for each candidate: \(2, 2\), not \(1, 1\)"),
+        ([[1.0]], 10, r"the shape of the candidates, \(2, 2\); got \(1, 1\)"),
         ([[1.0, 2.0], [NAN, 1.0]], 10, "candidate 0 of row 1 is NaN"),
         ([[1.0, NAN], [1.0, 1.0]], 10, "candidate 1 of row 0 is NaN"),
-        ([["a", "b"], ["a", "b"]], 10, "scores are real numbers"),
-        ([[1j, 2], [1, 2]], 10, "scores are real numbers"),
+        ([["a", "b"], ["a", "b"]], 10, "scores must be real numbers"),
+        ([[1j, 2], [1, 2]], 10, "scores must be real numbers"),
         ([[1, 2], [1, 2]], 0, "k is between 1"),
     ],
 )
@@ -185,8 +185,8 @@ def test_a_model_that_knows_nothing_finds_what_chance_does() -> None:
         ([0], [0], {"negatives": 0}, ValueError, "negatives is between 1"),
         ([0], [0], {"negatives": 40, "repeats": False}, UnseenItemsError, "the user 0 has fewer than 40 unseen items"),
         ([0], [0], {"seed": -1}, ValueError, "seed is between"),
-        ([0], [0], {"sampling": "best"}, ValueError, 'sampling is "uniform" or "popularity"'),
-        ([0], [0], {"sampling": "popularity", "power": NAN}, ValueError, "power is a number of 0 or more"),
+        ([0], [0], {"sampling": "best"}, ValueError, 'sampling must be "uniform" or "popularity"'),
+        ([0], [0], {"sampling": "popularity", "power": NAN}, ValueError, "power must be 0 or more"),
     ],
 )
 def test_bad_input_is_refused(users: Any, items: Any, options: Any, error: Any, message: str) -> None:

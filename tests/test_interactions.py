@@ -204,7 +204,7 @@ def test_types_change_nothing_else(large: Interactions) -> None:
 
 def test_types_that_items_cannot_have(data: Interactions) -> None:
     many = Interactions.from_arrays([0, 1], [0, 1], items=np.arange(65_537))
-    with pytest.raises(ValueError, match="item_dtype uint16 takes up to 65,536 items; got 65537"):
+    with pytest.raises(ValueError, match="item_dtype uint16 supports up to 65,536 items; got 65537"):
         read(many, item_dtype="uint16")
     for dtype in ("int64", "uint8", "float32", None, "no type"):
         with pytest.raises(ValueError, match=f"item_dtype must be 'uint16' or 'int32'; got {dtype!r}"):
@@ -544,7 +544,7 @@ def test_a_user_who_has_everything_is_named_or_skipped() -> None:
 
 def test_more_negatives_than_unseen_items() -> None:
     data = full()
-    with pytest.raises(UnseenItemsError, match="fewer than 3 unseen items, and as many different") as caught:
+    with pytest.raises(UnseenItemsError, match="fewer than 3 unseen items, too few for that many different") as caught:
         read(data, repeats=False, negatives=3, on_full="error")
     assert caught.value.user == "c"
     found = points(read(data, repeats=False, negatives=3, on_full="skip"))
@@ -573,11 +573,11 @@ def test_nothing_that_can_be_drawn_by_popularity() -> None:
         ({"negatives": True}, TypeError, "not a bool"),
         ({"batch_size": 0}, ValueError, "batch_size is between 1"),
         ({"seed": 2**64}, ValueError, "seed is between 0"),
-        ({"sampling": "hard"}, ValueError, 'sampling is "uniform" or "popularity"'),
-        ({"power": -1}, ValueError, "power is a number of 0 or more"),
-        ({"power": float("nan")}, ValueError, "power is a number of 0 or more"),
-        ({"power": float("inf")}, ValueError, "power is a number of 0 or more"),
-        ({"on_full": "drop"}, ValueError, 'on_full is "error" or "skip"'),
+        ({"sampling": "hard"}, ValueError, 'sampling must be "uniform" or "popularity"'),
+        ({"power": -1}, ValueError, "power must be 0 or more"),
+        ({"power": float("nan")}, ValueError, "power must be 0 or more"),
+        ({"power": float("inf")}, ValueError, "power must be 0 or more"),
+        ({"on_full": "drop"}, ValueError, 'on_full must be "error" or "skip"'),
         ({"shuffle": "all"}, ValueError, "shuffle must be True"),
         ({"shuffle": False, "shuffle_buffer": 10}, ValueError, "set shuffle=True or remove it"),
         ({"shuffle_buffer": 0}, ValueError, "shuffle_buffer is between 1"),
@@ -594,7 +594,7 @@ def test_arguments_that_cannot_be(data: Interactions, options: Any, error: Any, 
 
 
 def test_other_things_than_interactions() -> None:
-    with pytest.raises(TypeError, match="data is Interactions"):
+    with pytest.raises(TypeError, match="data must be Interactions"):
         read_interactions([[1, 2]], batch_size=3)  # type: ignore[arg-type]
 
 

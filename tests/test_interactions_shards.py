@@ -84,9 +84,9 @@ def test_some_shards_that_follow_each_other(tmp_path: Path) -> None:
     first, second = Interactions.from_shards(paths[1]), Interactions.from_shards(paths[2])
     assert some.users.tolist() == first.users.tolist() + second.users.tolist()
     assert len({part.fingerprint()["digest"] for part in (data, some, first, second)}) == 4
-    with pytest.raises(InteractionsError, match="shards of more: leave one out before"):
+    with pytest.raises(InteractionsError, match="only some of the shards are read: call leave_one_out before"):
         some.leave_one_out()
-    with pytest.raises(InteractionsError, match="shards of more: write all"):
+    with pytest.raises(InteractionsError, match="only some of the shards are read: read and write all"):
         some.write_shards(tmp_path / "again")
     assert "of them here" in repr(some)
 
@@ -105,11 +105,11 @@ def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None
         Interactions.from_shards(tmp_path / "a")
     assert len(Interactions.from_shards(paths[:-1])) > 0
     (tmp_path / "a" / f"items.{format}").unlink()
-    with pytest.raises(fastpipe.MissingFileError, match="the items of the shards aren't beside them"):
+    with pytest.raises(fastpipe.MissingFileError, match="the items of the shards aren't next to them"):
         Interactions.from_shards(paths[0])
-    with pytest.raises(FileExistsError, match="name an empty one"):
+    with pytest.raises(FileExistsError, match="name an empty folder"):
         make().write_shards(tmp_path / "b", format=format)
-    with pytest.raises(fastpipe.MissingFileError, match="the folder holds no shards"):
+    with pytest.raises(fastpipe.MissingFileError, match="the folder contains no shards"):
         Interactions.from_shards(tmp_path)
     with pytest.raises(fastpipe.MissingFileError):
         Interactions.from_shards(others[-1].replace("shard-", "shard-9"))
@@ -117,16 +117,16 @@ def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None
 
 def test_other_files_are_no_shards(tmp_path: Path) -> None:
     make().write_shards(tmp_path)
-    with pytest.raises(InteractionsError, match="it is no shard of interactions"):
+    with pytest.raises(InteractionsError, match="it isn't a shard of interactions"):
         Interactions.from_shards(_foreign(tmp_path))
     (tmp_path / "bad.avro").write_bytes(b"nothing")
     with pytest.raises(fastpipe.MalformedFileError):
         Interactions.from_shards(tmp_path / "bad.avro")
     make().write_shards(tmp_path / "arrow", format="arrow")
     (tmp_path / "arrow" / "bad.arrow").write_bytes(b"nothing")
-    with pytest.raises(fastpipe.MalformedFileError, match="no Arrow file"):
+    with pytest.raises(fastpipe.MalformedFileError, match="isn't an Arrow file"):
         Interactions.from_shards(tmp_path / "arrow" / "bad.arrow")
-    with pytest.raises(ValueError, match='format is "avro" or "arrow"'):
+    with pytest.raises(ValueError, match='format must be "avro" or "arrow"'):
         make().write_shards(tmp_path / "c", format="csv")  # type: ignore[arg-type]
 
 
@@ -161,19 +161,19 @@ def rewritten(path: str, change: Any) -> None:
         (lambda columns, said: columns["items"][1].__setitem__(0, columns["items"][1][1]), "don't ascend"),
         (lambda columns, said: columns["items"][1].__setitem__(-1, 55), "don't exist"),
         (lambda columns, said: columns["sequence"][1].__setitem__(0, columns["sequence"][1][1]), "aren't 0, 1, 2"),
-        (lambda columns, said: columns["sequence"][1].pop(), "more or fewer places"),
+        (lambda columns, said: columns["sequence"][1].pop(), "more or fewer positions"),
         (lambda columns, said: columns["user"].__setitem__(1, columns["user"][0]), "more than once"),
         (lambda columns, said: columns["user"].__setitem__(1, None), "some of their values are null"),
-        (lambda columns, said: columns.pop("items"), "it hasn't the columns"),
-        (lambda columns, said: [column.pop() for column in columns.values()], "it isn't whole"),
-        (lambda columns, said: said.update(num_items=54), "it has 55 items, and the shards are of 54"),
-        (lambda columns, said: said.update(num_users=-1), "what it says of itself is damaged"),
-        (lambda columns, said: said.update(shards="1"), "what it says of itself is damaged"),
-        (lambda columns, said: said.pop("num_users"), "what it says of itself is damaged"),
-        (lambda columns, said: said.pop("version"), "what it says of itself is damaged"),
+        (lambda columns, said: columns.pop("items"), "it doesn't have the columns"),
+        (lambda columns, said: [column.pop() for column in columns.values()], "it is incomplete"),
+        (lambda columns, said: said.update(num_items=54), "it has 55 items, but the shards refer to 54"),
+        (lambda columns, said: said.update(num_users=-1), "the shard's metadata is corrupt"),
+        (lambda columns, said: said.update(shards="1"), "the shard's metadata is corrupt"),
+        (lambda columns, said: said.pop("num_users"), "the shard's metadata is corrupt"),
+        (lambda columns, said: said.pop("version"), "the shard's metadata is corrupt"),
         (lambda columns, said: said.update(version=2), "its checksum"),
-        (lambda columns, said: said.update(first_user=1), "doesn't begin behind"),
-        (lambda columns, said: said.update(first_positive=1), "doesn't begin behind"),
+        (lambda columns, said: said.update(first_user=1), "doesn't begin after"),
+        (lambda columns, said: said.update(first_positive=1), "doesn't begin after"),
         (lambda columns, said: said.update(version=3), "of a later fastpipe"),
     ],
 )
@@ -286,13 +286,13 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
         Path(path).unlink()
         with open(path, "xb") as file, pa.ipc.new_file(file, other.schema) as writer:
             writer.write_table(other)
-        with pytest.raises(InteractionsError, match=f"its column {name} is of type"):
+        with pytest.raises(InteractionsError, match=f"the type of its column {name} is"):
             Interactions.from_shards(path)
 
 
 def test_large_integers_are_for_arrow(tmp_path: Path) -> None:
     data = Interactions.from_arrays(np.array([1, 2**64 - 1], np.uint64), [1, 2])
-    with pytest.raises(fastpipe.UnsupportedError, match="2\\^63 or more"):
+    with pytest.raises(fastpipe.UnsupportedError, match="below 2\\^63"):
         data.write_shards(tmp_path / "a")
     data.write_shards(tmp_path / "b", format="arrow")
     assert Interactions.from_shards(tmp_path / "b").users.tolist() == [1, 2**64 - 1]

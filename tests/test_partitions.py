@@ -201,7 +201,7 @@ def test_files_of_zero_bytes_are_passed_over(tmp_path: Path, caplog: pytest.LogC
         with caplog.at_level(logging.WARNING, "fastpipe"):
             assert fastpipe.read_avro(source, batch_size=2).num_rows == 5
         assert [record.message for record in caplog.records] == [
-            f"passed over 2 files of zero bytes, the first of which is {tmp_path / 'd/a.avro'}"
+            f"skipped 2 files of zero bytes, the first of which is {tmp_path / 'd/a.avro'}"
         ]
     with pytest.raises(fastpipe.MalformedFileError, match=r"a\.avro"):
         fastpipe.read_avro(tmp_path / "d/a.avro", batch_size=2)

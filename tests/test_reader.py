@@ -148,7 +148,7 @@ def test_sources(files: list[str], tmp_path: Path) -> None:
         assert caught.value.path == str(missing)
     with pytest.raises(fastpipe.MissingFileError):
         fastpipe.read_avro([], batch_size=1)
-    with pytest.raises(TypeError, match="source is a path"):
+    with pytest.raises(TypeError, match="source must be a path"):
         fastpipe.read_avro(3, batch_size=1)  # type: ignore[call-overload]
 
 

@@ -128,7 +128,9 @@ def test_rows_behind_links_are_read_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("source", ["d", "d/**/*.avro", "d/*.avro", "d/x.avro", ["d/x.avro"], "*/x.avro"])
 def test_a_link_that_leads_nowhere_is_named_with_its_target(tree: Tree, source: Any, target: str) -> None:
     tree(f"d/x.avro -> {target}", "d/y.avro")
-    with pytest.raises(fastpipe.MissingFileError, match=f"leads to '{target}', which isn't there.*d/x.avro") as error:
+    with pytest.raises(
+        fastpipe.MissingFileError, match=f"leads to '{target}', which does not exist.*d/x.avro"
+    ) as error:
         expand(source)
     assert error.value.path == "d/x.avro"
 
@@ -308,7 +310,7 @@ def test_alternatives() -> None:
     }
     assert {text: alternatives(text) for text in expected} == expected
     for text in ("{a,b}" * 14, "{" * 65):
-        with pytest.raises(fastpipe.LimitError, match="list the paths"):
+        with pytest.raises(fastpipe.LimitError, match="pass a list of paths"):
             alternatives(text)
 
 

@@ -277,7 +277,7 @@ def test_counts_of_any_kind(rows: Any) -> None:
 def test_as_many_bytes_as_units(nbytes: list[int]) -> None:
     units = Numbers([1, 1])
     units.nbytes = nbytes  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=rf"units\.nbytes has {len(nbytes)} entries, and units\.rows 2"):
+    with pytest.raises(ValueError, match=rf"units\.nbytes has {len(nbytes)} entries, but units\.rows has 2"):
         fastpipe.read_units(units, batch_size=2)
 
 

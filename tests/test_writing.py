@@ -194,7 +194,7 @@ def test_few_rows(tmp_path: Path, rows: int) -> None:
 
 
 def test_no_batches(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="give schema="):
+    with pytest.raises(ValueError, match="pass schema="):
         fastpipe.write_avro(tmp_path / "out.avro", [])
     schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}
     assert fastpipe.write_avro(tmp_path / "out.avro", [], schema).rows == 0

@@ -1,4 +1,4 @@
-"""Ranking held-out positives among negatives: candidates, hit rate and normalized discounted cumulative gain."""
+"""Ranks held-out positives among negatives: candidates, hit rate and normalized discounted cumulative gain."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _CELLS = 1 << 22
 
 
 class Candidates(NamedTuple):
-    """For each held-out positive the items among which it is ranked.
+    """Candidate items of each held-out positive, among which it is ranked.
 
     Attributes:
-        users: int32 `[m]`.
-        items: int32 `[m, 1 + negatives]`, the positive in front.
-        valid: bool `[m, 1 + negatives]`, False for a negative that stands in the row before: it counts once.
+        users: int32 `[m]`, the user of each positive.
+        items: int32 `[m, 1 + negatives]`, the positive followed by its negatives.
+        valid: bool `[m, 1 + negatives]`. False for an item that appeared earlier in the row, so that each item counts
+            once.
     """
 
     users: npt.NDArray[np.int32]
@@ -37,24 +38,25 @@ class Candidates(NamedTuple):
         return described(self)
 
     def ranks(self, scores: Any) -> npt.NDArray[np.int64]:
-        """How many of its negatives rank before each positive, int64 `[m]`: 0 if it is the first.
+        """Returns the number of negatives that rank before each positive, int64 `[m]`. It is 0 for the best rank.
 
-        Those that score as high as the positive do, too: a model that gives all items the same score finds nothing.
+        Negatives with the same score as the positive rank before it, so a model that gives all items the same score has
+        the worst result.
 
         Args:
-            scores: `[m, 1 + negatives]`, of the candidates, the higher the better; an array or what becomes one, such
-                as a tensor in the CPU's memory.
+            scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better. An array, or an object that
+                NumPy can convert, such as a tensor in CPU memory.
 
         Raises:
-            ValueError: if they are of another shape, no real numbers, or one of a candidate that counts is NaN.
+            ValueError: If the scores have another shape, are not real numbers, or a valid candidate's score is NaN.
         """
         values = np.asarray(scores)
         if values.shape != self.items.shape:
-            raise ValueError(f"there is one score for each candidate: {self.items.shape}, not {values.shape}")
+            raise ValueError(f"scores must have the shape of the candidates, {self.items.shape}; got {values.shape}")
         if values.dtype.kind not in "iuf":
-            raise ValueError(f"scores are real numbers, not {values.dtype}")
+            raise ValueError(f"scores must be real numbers; got {values.dtype}")
         ranks = np.empty(len(values), np.int64)
-        # By rows: what lies between is in the cache, and not as large as the scores.
+        # Temporary arrays cover some rows at a time: they fit in the cache and stay smaller than the scores.
         step = max(1, _CELLS // max(1, values.shape[1]))
         for start in range(0, len(values), step):
             some, valid = values[start : start + step], self.valid[start : start + step]
@@ -76,28 +78,31 @@ def evaluation_candidates(
     sampling: Sampling = "uniform",
     power: float = 0.75,
 ) -> Candidates:
-    """Draws negatives for held-out positives: items that the user has no positive with, in the data or held out.
+    """Draws negatives for held-out positives: items with which the user has no positive, in the data or held out.
 
-    Which are drawn depends on the seed and the place in `held_out`; not on threads. The same candidates serve each
-    epoch and each model, so that they can be compared.
+    The draws depend only on the seed and the position in `held_out`, not on threads. Use the same candidates for all
+    epochs and models, so that their results can be compared.
 
     Args:
-        data: the training set.
-        held_out: what to rank, as `Interactions.leave_one_out` returns it, or any users and items by their numbers.
-        negatives: negatives for each, at least 1.
-        seed: 0 to 2^64 - 1.
-        repeats: whether negatives are drawn independently; repeated ones are not valid. False for different ones.
-        sampling: as in `read_interactions`.
-        power: as in `read_interactions`.
+        data: The training set.
+        held_out: The positives to rank: the result of `Interactions.leave_one_out`, or arrays of user indices and item
+            indices.
+        negatives: The number of negatives for each positive, at least 1. Defaults to 999.
+        seed: Seed of the draws, 0 to 2^64 - 1. Defaults to 0.
+        repeats: Whether negatives are drawn independently; repeated items are then marked as invalid. False draws
+            different items. Defaults to True.
+        sampling: `"uniform"` (the default) or `"popularity"`: how unseen items are weighted (see `read_interactions`).
+        power: The exponent of the popularity, 0 or more. Defaults to 0.75.
 
     Returns:
-        `Candidates`, which give scores to `hit_rate` and `ndcg` their meaning.
+        The `Candidates`, for `hit_rate` and `ndcg`.
 
     Raises:
-        InteractionsError: if there is no such user or item, or nothing is held out.
-        UnseenItemsError: if a user has no unseen items or, without repeats, fewer than `negatives`; it names the user.
-        TypeError: if an option is of the wrong type.
-        ValueError: if an option is out of range.
+        InteractionsError: If a user or an item does not exist, or nothing is held out.
+        UnseenItemsError: If a user has no unseen items or, with `repeats=False`, fewer than `negatives`. It names the
+            user.
+        TypeError: If an option has the wrong type.
+        ValueError: If an option is out of range.
 
     Example:
         >>> import fastpipe
@@ -112,7 +117,7 @@ def evaluation_candidates(
     users = _numbers(held_out[0], "user", data.first_user, len(data.users))
     items = _numbers(held_out[1], "item", 0, data.num_items)
     if len(users) != len(items):
-        raise InteractionsError(f"there must be as many of each: these are {len(users)} users and {len(items)} items")
+        raise InteractionsError(f"the counts must be equal: there are {len(users)} users and {len(items)} items")
     distinct, places = np.unique(users, return_inverse=True)
     places = places.reshape(-1)
     seen = _seen(data._csr.take(distinct), places, items, data.num_items)
@@ -127,15 +132,15 @@ def evaluation_candidates(
 
 
 def hit_rate(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> float:
-    """The share of positives that are among the first `k` of their candidates (HR@k).
+    """Returns the fraction of positives that are among the first `k` of their candidates (HR@k).
 
     Args:
-        candidates: as `evaluation_candidates` drew them.
-        scores: as in `Candidates.ranks`.
-        k: at least 1.
+        candidates: The candidates, as `evaluation_candidates` draws them.
+        scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better.
+        k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
-        ValueError: as in `Candidates.ranks`, and if `k` is out of range.
+        ValueError: If the scores are invalid (see `Candidates.ranks`), or `k` is out of range.
 
     Example:
         >>> import fastpipe
@@ -149,17 +154,17 @@ def hit_rate(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> floa
 
 
 def ndcg(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> float:
-    """The mean of `1 / log2(2 + rank)` of the positives, of those that aren't among the first `k` 0 (NDCG@k).
+    """Returns the mean gain of the positives (NDCG@k): `1 / log2(2 + rank)` if `rank < k`, otherwise 0.
 
-    With one positive among its candidates, the ideal gain by which it is divided is 1.
+    A row of candidates has one positive, so the ideal gain, by which the gain is divided, is 1.
 
     Args:
-        candidates: as `evaluation_candidates` drew them.
-        scores: as in `Candidates.ranks`.
-        k: at least 1.
+        candidates: The candidates, as `evaluation_candidates` draws them.
+        scores: The scores of the candidates, `[m, 1 + negatives]`; higher is better.
+        k: The number of top candidates, at least 1. Defaults to 10.
 
     Raises:
-        ValueError: as in `Candidates.ranks`, and if `k` is out of range.
+        ValueError: If the scores are invalid (see `Candidates.ranks`), or `k` is out of range.
 
     Example:
         >>> import fastpipe
@@ -174,13 +179,13 @@ def ndcg(candidates: Candidates, scores: Any, k: SupportsIndex = 10) -> float:
 
 
 def _numbers(values: Any, what: str, first: int, count: int) -> npt.NDArray[np.int64]:
-    """Numbers of users or items, counted from the first that is there."""
+    """Returns indices of users or items relative to the first one."""
     numbers = np.asarray(values)
     if numbers.size == 0:
         raise InteractionsError("nothing is held out")
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise InteractionsError(
-            f"held-out {what}s are numbers of {what}s, one list of integers: data.{what}_indices(ids)"
+            f"held-out {what}s must be a list of {what} indices, as data.{what}_indices(ids) returns"
         )
     wrong = (numbers < first) | (numbers >= first + count)
     if wrong.any():
@@ -190,7 +195,7 @@ def _numbers(values: Any, what: str, first: int, count: int) -> npt.NDArray[np.i
 
 
 def _seen(positives: CSR, users: npt.NDArray[np.int64], items: npt.NDArray[np.int64], num_items: int) -> CSR:
-    """The positives, and what is held out, together."""
+    """Returns the positives of the data together with the held-out positives."""
     held = users * num_items + items
     of_user, of_item = np.divmod(
         np.unique(np.concatenate([positives.users() * num_items + positives.items, held])), num_items
@@ -200,7 +205,7 @@ def _seen(positives: CSR, users: npt.NDArray[np.int64], items: npt.NDArray[np.in
 
 
 def _first_of_each(candidates: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Marks in each row each item where it stands first."""
+    """Marks the first occurrence of each item in each row."""
     valid = np.empty(candidates.shape, bool)
     step = max(1, _CELLS // candidates.shape[1])
     for start in range(0, len(candidates), step):

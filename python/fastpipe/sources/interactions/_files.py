@@ -1,11 +1,11 @@
-"""Columns of shards of interactions in Avro files and in Arrow's IPC files.
+"""Columns of shards of interactions in Avro files and Arrow IPC files.
 
-A column is an array of ids or numbers, or a pair of uint32 values and the offsets (writing) or lengths (reading) of the
-rows that they make.
+A column is an array of IDs or numbers, or a pair of uint32 values and the offsets (for writing) or lengths (for
+reading) of its lists.
 
-Arrow's files have no checksums, and pyarrow believes the offsets in them unless it is told to validate. So a file is
-read into memory, since a mapped one that someone cuts short would end the process by SIGBUS, and validated in full
-before anything looks at its values.
+Arrow files have no checksums, and pyarrow trusts their offsets unless the caller validates them. A file is therefore
+fully validated before its values are used. It is read into memory, because truncating a mapped file would terminate the
+process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROWS = 1 << 14
 
 
 def wrong(path: str, reason: str) -> InteractionsError:
-    """The error for a file whose content can't be."""
+    """Returns the error for a file with invalid content."""
     return in_file(InteractionsError, path, reason)
 
 
@@ -41,11 +41,11 @@ def wrong(path: str, reason: str) -> InteractionsError:
 
 
 def put_avro(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Writes a file of a record for each entry of the columns: of ids or numbers, or of values and offsets."""
+    """Writes an Avro file with one record per row of the columns: IDs or numbers, or values and offsets."""
     try:
         import fastavro
     except ImportError as error:
-        raise ImportError('Avro is written with fastavro: pip install fastavro, or take format="arrow"') from error
+        raise ImportError('writing Avro needs fastavro: pip install fastavro, or pass format="arrow"') from error
     fields = [{"name": name, "type": _avro_type(column)} for name, column in columns.items()]
     schema = fastavro.parse_schema({"type": "record", "name": "Shard", "namespace": "fastpipe", "fields": fields})
     rows = zip(*map(_entries, columns.values()), strict=True)
@@ -60,7 +60,7 @@ def _avro_type(column: Any) -> Any:
     if column.dtype == object:
         return "bytes" if isinstance(column[0], bytes) else "string"
     if column.dtype == np.uint64:
-        raise UnsupportedError('Avro has no integers of 2^63 or more: take format="arrow", or strings for ids')
+        raise UnsupportedError('Avro integers must be below 2^63: pass format="arrow", or use strings as ids')
     return "long"
 
 
@@ -72,7 +72,7 @@ def _entries(column: Any) -> Iterator[Any]:
 
 
 def put_arrow(path: str, columns: dict[str, Any], metadata: dict[str, str]) -> None:
-    """The same as an Arrow IPC file of one record batch."""
+    """Writes the columns as an Arrow IPC file of one record batch."""
     pa = require_pyarrow()
 
     def array(column: Any) -> Any:
@@ -93,7 +93,7 @@ class AvroFiles:
     """Avro files with the same columns.
 
     Args:
-        paths: of the files.
+        paths: The paths of the files.
     """
 
     def __init__(self, paths: list[str]) -> None:
@@ -101,10 +101,10 @@ class AvroFiles:
         self.metadata: list[dict[str, bytes]] = [dict(AvroFile(path).metadata) for path in paths]
 
     def columns(self, scalars: list[str], lists: list[str]) -> dict[str, Any]:
-        """Columns of all files: of ids or numbers as an array or list, of lists as uint32 values and lengths."""
+        """Returns the columns of all files: IDs or numbers as an array or list, lists as uint32 values and lengths."""
         inferred = read_avro(self._paths[:1], columns=scalars, batch_size=1).features
         if any(not isinstance(inferred[name], DenseSpec) or inferred[name].shape for name in scalars):
-            raise wrong(self._paths[0], f"{' or '.join(scalars)} isn't one value a record")
+            raise wrong(self._paths[0], f"{' or '.join(scalars)} must have one value per record")
         features = Features({name: DenseSpec((), inferred[name].dtype) for name in scalars})
         features.update({name: RaggedSpec((None,), "uint32") for name in lists})
         batches = list(read_avro(self._paths, features=features, batch_size=_ROWS))
@@ -125,12 +125,12 @@ class AvroFiles:
 
 
 class ArrowFiles:
-    """The same of Arrow IPC files.
+    """Arrow IPC files with the same columns.
 
     Raises:
-        MalformedFileError: if one isn't an Arrow file, or damaged.
-        MissingFileError: if one isn't there.
-        StorageError: if one can't be read.
+        MalformedFileError: If a file isn't an Arrow file, or is damaged.
+        MissingFileError: If a file does not exist.
+        StorageError: If a file can't be read.
     """
 
     def __init__(self, paths: list[str]) -> None:
@@ -142,7 +142,7 @@ class ArrowFiles:
         ]
 
     def columns(self, scalars: list[str], lists: list[str]) -> dict[str, Any]:
-        """As of `AvroFiles`."""
+        """Returns the columns of all files: IDs or numbers as an array or list, lists as uint32 values and lengths."""
         for path, table in zip(self._paths, self._tables, strict=True):
             _check_table(path, table, scalars, lists)
         first = self._tables[0].schema
@@ -150,7 +150,7 @@ class ArrowFiles:
         for name in scalars:
             for path, table in zip(self._paths, self._tables, strict=True):
                 if table.schema.field(name).type != first.field(name).type:
-                    raise wrong(path, f"its column {name} is of another type than in {self._paths[0]}")
+                    raise wrong(path, f"its column {name} has another type than in {self._paths[0]}")
             chunks = [chunk for table in self._tables for chunk in table[name].chunks]
             integers = require_pyarrow().types.is_integer(first.field(name).type)
             columns[name] = (
@@ -167,25 +167,25 @@ class ArrowFiles:
 
 
 def _table(path: str) -> Any:
-    """All of an Arrow file, every value of which can be looked at."""
+    """Reads and validates an Arrow file, so that all of its values can be accessed safely."""
     pa = require_pyarrow()
     data = _read(path)
     try:
         table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
         table.validate(full=True)
-        table.schema.names  # noqa: B018 - Raises, if one isn't UTF-8.
+        table.schema.names  # noqa: B018 - Raises an error if a name isn't UTF-8.
     except MemoryError as error:
-        raise OutOfMemoryError(f"there is no memory for an Arrow file: {error} (file {path})", path=path) from None
-    except Exception as error:  # Besides its own classes pyarrow raises OSError, KeyError, UnicodeDecodeError, ...
-        raise in_file(MalformedFileError, path, f"it is no Arrow file, or damaged: {error}") from None
+        raise OutOfMemoryError(f"not enough memory for an Arrow file: {error} (file {path})", path=path) from None
+    except Exception as error:  # pyarrow also raises OSError, KeyError, UnicodeDecodeError, ...
+        raise in_file(MalformedFileError, path, f"it isn't an Arrow file, or it is damaged: {error}") from None
     return table
 
 
 def _check_table(path: str, table: Any, scalars: list[str], lists: list[str]) -> None:
-    """Refuses a table that lacks columns, or has them of other types or with nulls."""
+    """Rejects a table with missing columns, wrong types, or nulls."""
     types, wanted = require_pyarrow().types, [*scalars, *lists]
     if any(table.schema.names.count(name) != 1 or table[name].null_count for name in wanted):
-        raise wrong(path, f"it hasn't the columns {', '.join(wanted)}, or some of their values are null")
+        raise wrong(path, f"it doesn't have the columns {', '.join(wanted)}, or some of their values are null")
     if not table.num_rows:
         raise wrong(path, "it is empty")
     for name in scalars:
@@ -200,11 +200,11 @@ def _check_table(path: str, table: Any, scalars: list[str], lists: list[str]) ->
                 types.is_large_binary,
             )
         ):
-            raise wrong(path, f"its column {name} is of type {kind}, not of integers, strings or bytes")
+            raise wrong(path, f"the type of its column {name} is {kind}, not integers, strings or bytes")
     for name in lists:
         kind = table.schema.field(name).type
         if not (types.is_list(kind) or types.is_large_list(kind)) or not types.is_uint32(kind.value_type):
-            raise wrong(path, f"its column {name} is of type {kind}, not of lists of uint32")
+            raise wrong(path, f"the type of its column {name} is {kind}, not lists of uint32")
         if any(chunk.flatten().null_count for chunk in table[name].chunks):
             raise wrong(path, f"some values of its column {name} are null")
 
@@ -220,7 +220,7 @@ def _read(path: str) -> bytes:
 
 
 def unreadable(path: str, error: OSError) -> StorageError:
-    """The error for a file that the system doesn't read."""
+    """Returns the error for a file that the operating system can't read."""
     refused = in_file(StorageError, path, f"it can't be read: {error.strerror or error}")
     refused.errno = error.errno
     return refused

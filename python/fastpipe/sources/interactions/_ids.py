@@ -1,4 +1,4 @@
-"""Ids of users and items: from integers or strings of any kind to dense numbers, and back."""
+"""IDs of users and items: conversion of integers or strings to dense indices, and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IDS = (str, bytes, int, np.integer)
 
 
 class Coded(NamedTuple):
-    """Ids as a dictionary-encoded column has them.
+    """IDs of a dictionary-encoded column.
 
     Attributes:
-        codes: integers `[n]`, places in `values`.
-        values: the ids, possibly some that no code names.
+        codes: Integers `[n]`, indices into `values`.
+        values: The IDs, which may include unused ones.
     """
 
     codes: npt.NDArray[np.integer[Any]]
@@ -30,10 +30,10 @@ class Coded(NamedTuple):
 
 
 class Vocabulary:
-    """Ids, each of which stands for its place among them.
+    """A list of IDs. The index of an ID in the list stands for it.
 
     Attributes:
-        ids: `[n]`, int64 (uint64 if one is 2^63 or more), or objects that are all str or all bytes.
+        ids: `[n]`, int64 (uint64 if an ID is 2^63 or more), or objects that are all str or all bytes.
     """
 
     def __init__(self, ids: np.ndarray) -> None:
@@ -44,10 +44,10 @@ class Vocabulary:
 
     @classmethod
     def of(cls, ids: Any, what: str) -> Vocabulary:
-        """From what a user lists, in that order.
+        """Returns the vocabulary of IDs that a user lists, in that order.
 
         Raises:
-            InteractionsError: if an id can't be one or is listed twice.
+            InteractionsError: If an ID is invalid or listed twice.
         """
         encoder = IdEncoder(what)
         encoder.add(ids)
@@ -62,14 +62,14 @@ class Vocabulary:
         return cls(ordered)
 
     def __len__(self) -> int:
-        """Ids."""
+        """Returns the number of IDs."""
         return len(self.ids)
 
     def encode(self, ids: Any, what: str) -> npt.NDArray[np.int64]:
-        """The place of each id, int64 `[n]`.
+        """Returns the index of each ID, int64 `[n]`.
 
         Raises:
-            InteractionsError: if one isn't there; it names the first.
+            InteractionsError: If an ID is unknown. It names the first such ID.
         """
         encoder = IdEncoder(what)
         encoder.add(ids)
@@ -77,16 +77,16 @@ class Vocabulary:
         return self.places_of(found, what)[codes]
 
     def places_of(self, others: Vocabulary, what: str) -> npt.NDArray[np.int64]:
-        """The place of each id of another vocabulary, int64 `[n]`.
+        """Returns the index of each ID of another vocabulary, int64 `[n]`.
 
         Raises:
-            InteractionsError: if one isn't there; it names the first.
+            InteractionsError: If an ID is unknown. It names the first such ID.
         """
         if not len(others):
             return np.empty(0, np.int64)
         if (self.ids.dtype == object) != (others.ids.dtype == object):
             kinds = [_kind(self.ids[0]) if len(self) else "none", _kind(others.ids[0])]
-            raise InteractionsError(f"the {what}s are of type {kinds[1]}, and those that are known of type {kinds[0]}")
+            raise InteractionsError(f"the {what}s are of type {kinds[1]}, but the known ones are of type {kinds[0]}")
         if self.ids.dtype == object:
             if self._numbers is None:
                 self._numbers = {value: number for number, value in enumerate(self.ids.tolist())}
@@ -96,14 +96,14 @@ class Vocabulary:
         else:
             if self._order is None:
                 self._order = np.argsort(self.ids, kind="stable")
-            # Both may be int64 or uint64, and NumPy compares those as floats; none is negative.
+            # The arrays may be int64 and uint64, which NumPy would compare as floats. IDs are never negative.
             mine, theirs = self.ids.astype(np.uint64), others.ids.astype(np.uint64)
             at = np.minimum(np.searchsorted(mine, theirs, sorter=self._order), len(self) - 1)
             places = self._order[at] if len(self) else np.zeros(len(others), np.int64)
             unknown = mine[places] != theirs if len(self) else np.ones(len(others), bool)
         if unknown.any():
             first = others.ids[unknown][0]
-            raise InteractionsError(f"the {what} {_shown(first)} is none of the {len(self)} {what}s that are known")
+            raise InteractionsError(f"the {what} {_shown(first)} is not one of the {len(self)} known {what}s")
         return places
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,10 +111,10 @@ class Vocabulary:
 
 
 class IdEncoder:
-    """Numbers ids that come piece by piece, by their place in sorted order: whichever way they come.
+    """Assigns indices to IDs that arrive in chunks. Indices follow the sorted order of IDs, not the order of arrival.
 
     Args:
-        what: `"user"` or `"item"`, for errors.
+        what: `"user"` or `"item"`, for error messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -125,13 +125,13 @@ class IdEncoder:
         self._type: type | None = None
 
     def add(self, ids: Any) -> int:
-        """Takes the next ids and says how many these are.
+        """Adds IDs and returns their number.
 
         Args:
-            ids: `[n]`: an array or a list of integers or of strings, `Strings` or `Coded`.
+            ids: `[n]`: an array or a list of integers or strings, `Strings`, or `Coded`.
 
         Raises:
-            InteractionsError: for ids that can't be: negative, missing, of another type than those before.
+            InteractionsError: If an ID is negative or missing, or has another type than previous IDs.
         """
         integers: np.ndarray | None = None
         values: list[Any] | None = None
@@ -152,13 +152,13 @@ class IdEncoder:
         return len(self._codes[-1])
 
     def _settle(self, kind: type) -> None:
-        """All ids are of one type."""
+        """Raises an error if IDs have different types."""
         self._type = self._type or kind
         if kind is not self._type:
             raise _mixed(self._what, self._type.__name__, kind.__name__)
 
     def finish(self) -> tuple[Vocabulary, Codes]:
-        """All ids that came, sorted, each once; and for each that came its place among them."""
+        """Returns the distinct IDs in sorted order, and the index of each added ID among them."""
         if self._integers:
             pieces, self._integers = self._integers, []
             return _numbered(_joined(pieces))
@@ -178,15 +178,15 @@ class IdEncoder:
 
 
 def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[Any] | None]:
-    """Integers `[n]`, of any type, or else strings or bytes as a list.
+    """Returns integers `[n]` of any type, or strings or bytes as a list.
 
     Raises:
-        InteractionsError: if they are neither, or negative.
+        InteractionsError: If the IDs have another type, or an ID is negative.
     """
     array = _array(ids, what)
     if array.ndim != 1:
-        raise InteractionsError(f"the {what} ids are one list: one dimension, not shape {array.shape}")
-    if array.dtype == object or array.dtype.kind == "T":  # NumPy's StringDType may have nulls.
+        raise InteractionsError(f"the {what} ids must have one dimension; got shape {array.shape}")
+    if array.dtype == object or array.dtype.kind == "T":  # NumPy's StringDType may contain nulls.
         values = array.tolist()
         kinds = set(map(type, values))
         for text in (str, bytes):
@@ -197,11 +197,11 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
             if least < 0:
                 raise _negative(what, least)
             if most >= 2**64:
-                raise InteractionsError(f"the {what} id {most} doesn't fit 64 bits: give it as a string")
+                raise InteractionsError(f"the {what} id {most} exceeds 64 bits: pass it as a string")
             return np.array(values, np.uint64), None
         for value in values:
             if not isinstance(value, _IDS) or isinstance(value, bool):
-                raise InteractionsError(f"{what} ids are integers or strings, and one is {value!r}{_missing(value)}")
+                raise InteractionsError(f"{what} ids must be integers or strings; one is {value!r}{_missing(value)}")
         raise _mixed(what, *sorted(kind.__name__ for kind in kinds)[:2])
     if array.dtype.kind in "US":
         return None, array.tolist()
@@ -211,16 +211,16 @@ def _integers_or_values(ids: Any, what: str) -> tuple[np.ndarray | None, list[An
         return array, None
     if array.dtype.kind == "f" and np.isnan(array).any():
         at = int(np.isnan(array).argmax())
-        raise InteractionsError(f"{what} ids are integers or strings, and number {at} is NaN: drop what has no {what}")
+        raise InteractionsError(f"{what} ids must be integers or strings; number {at} is NaN: drop what has no {what}")
     hint = ": convert them, with .astype(numpy.int64)" if array.dtype.kind == "f" else ""
-    raise InteractionsError(f"{what} ids are integers or strings, not {array.dtype}{hint}")
+    raise InteractionsError(f"{what} ids must be integers or strings, not {array.dtype}{hint}")
 
 
 def _array(ids: Any, what: str) -> np.ndarray:
     if np.ma.isMaskedArray(ids) and np.ma.getmaskarray(ids).any():
-        raise InteractionsError(f"some {what} ids are masked: drop what has no {what}")
+        raise InteractionsError(f"some {what} ids are masked: drop interactions that have no {what}")
     if isinstance(ids, str | bytes) or (not isinstance(ids, Sequence) and not hasattr(ids, "__array__")):
-        raise InteractionsError(f"{what} ids are an array or a list, not {type(ids).__name__}")
+        raise InteractionsError(f"{what} ids must be an array or a list, not {type(ids).__name__}")
     if not hasattr(ids, "__array__"):
         # NumPy would turn [1, "a"] into strings, and [1, None] into floats or objects.
         values = list(ids)
@@ -231,30 +231,30 @@ def _array(ids: Any, what: str) -> np.ndarray:
 
 
 def _negative(what: str, value: int) -> InteractionsError:
-    return InteractionsError(f"the {what} id {value} is negative: ids are 0 or more, or strings")
+    return InteractionsError(f"the {what} id {value} is negative: ids must be 0 or more, or strings")
 
 
 def _mixed(what: str, one: str, other: str) -> InteractionsError:
-    return InteractionsError(f"some {what} ids are of type {one} and some of type {other}: make them all the same")
+    return InteractionsError(f"some {what} ids are of type {one} and some of type {other}: use one type for all")
 
 
 def _missing(value: Any) -> str:
     is_nan = isinstance(value, float) and value != value
-    return ": drop what has no id" if value is None or is_nan else ""
+    return ": drop interactions without an id" if value is None or is_nan else ""
 
 
 def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """One contiguous array of several of integers, which may be of different types; the array itself, if it is one."""
+    """Concatenates arrays of integers, which may have different types, into a contiguous array. One is not copied."""
     if len(pieces) == 1:
         return np.ascontiguousarray(pieces[0], pieces[0].dtype.newbyteorder("="))
     if any(piece.dtype != pieces[0].dtype for piece in pieces):
-        # Of int64 and uint64 NumPy would make floats; and none is negative.
+        # NumPy would convert int64 and uint64 to floats. IDs are never negative.
         pieces = [piece.astype(np.uint64) for piece in pieces]
     return np.concatenate(pieces, dtype=pieces[0].dtype.newbyteorder("="))
 
 
 def _numbered(ids: np.ndarray) -> tuple[Vocabulary, Codes]:
-    """The distinct ones of integer ids in order, and the place of each id among them."""
+    """Returns the distinct integer IDs in order, and the index of each ID among them."""
     distinct, codes = number_ids(ids)
     fits = not len(distinct) or int(distinct[-1]) < 2**63
     return Vocabulary(distinct.view(np.int64) if fits else distinct), codes

@@ -1,4 +1,4 @@
-"""Interactions of users and items: numbered users and items, and their positives."""
+"""Interactions of users and items: indexed users and items, and their positives."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def prepare(
     users: Any = None,
     items: Any = None,
 ) -> tuple[Vocabulary, Vocabulary, CSR]:
-    """Numbers users and items, and brings their interactions into compact form.
+    """Assigns indices to users and items, and converts their interactions to the compact form.
 
     Args:
-        chunks: the interactions.
-        duplicates: as in `Interactions`, as are those below.
-        min_per_user: positives that a user has at least.
-        min_per_item: positives that an item has at least.
-        users: all user ids.
-        items: all item ids.
+        chunks: The interactions.
+        duplicates: Whether to keep the `"first"` or the `"last"` of several interactions of a user and an item.
+        min_per_user: The minimum number of positives of a user.
+        min_per_item: The minimum number of positives of an item.
+        users: All user IDs; None for the users with positives.
+        items: All item IDs; None for the items with positives.
 
     Returns:
         The users, the items, and the positives.
 
     Raises:
-        InteractionsError: if they can't be used.
-        ValueError: if an option is out of range.
+        InteractionsError: If the interactions are invalid.
+        ValueError: If an option is out of range.
     """
     if duplicates not in ("first", "last"):
-        raise ValueError(f'duplicates is "first" or "last", not {duplicates!r}')
+        raise ValueError(f'duplicates must be "first" or "last"; got {duplicates!r}')
     least_user = within("min_per_user", min_per_user, 0, _LARGEST)
     least_item = within("min_per_item", min_per_item, 0, _LARGEST)
     known_users = None if users is None else Vocabulary.of(users, "user")
@@ -79,14 +79,14 @@ def prepare(
             item_numbers = Vocabulary(item_numbers.ids[left])
         if len(csr.items) == 0:
             raise InteractionsError(
-                f"no interaction is left by min_per_user={least_user} and min_per_item={least_item}: lower them"
+                f"no interactions remain with min_per_user={least_user} and min_per_item={least_item}: lower them"
             )
         _check_counts(len(csr.items), len(user_numbers), len(item_numbers))
     return user_numbers, item_numbers, csr
 
 
 def _encode(chunks: Iterable[Chunk]) -> tuple[Vocabulary, Codes, Vocabulary, Codes, np.ndarray | None]:
-    """Ids and numbers of users and items, and times, of all chunks together."""
+    """Returns the IDs and indices of users and items, and the times, of all chunks together."""
     users, items = IdEncoder("user"), IdEncoder("item")
     times: list[np.ndarray] = []
     for chunk in chunks:
@@ -96,7 +96,7 @@ def _encode(chunks: Iterable[Chunk]) -> tuple[Vocabulary, Codes, Vocabulary, Cod
             times.append(chunk.times)
         if len(set(lengths.values())) > 1:
             counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
-            raise InteractionsError(f"there must be as many of each: these are {counts}")
+            raise InteractionsError(f"the counts must be equal: there are {counts}")
     return *users.finish(), *items.finish(), _joined(times) if times else None
 
 
@@ -113,9 +113,9 @@ def _check_counts(positives: int, users: int, items: int) -> None:
         raise InteractionsError("there are no interactions")
     for count, what in ((users, "user"), (items, "item")):
         if count > _LARGEST:
-            raise InteractionsError(f"there are {count} {what}s, and at most 2^31 - 1 can be numbered")
+            raise InteractionsError(f"there are {count} {what}s, but the maximum is 2^31 - 1")
         if count < 2:
-            raise InteractionsError(f"there is only one {what}: nothing can be told of it by comparing {what}s")
+            raise InteractionsError(f"there is only one {what}: at least two {what}s are required")
 
 
 LARGEST = 2**31 - 1
@@ -125,8 +125,8 @@ class HeldOut(NamedTuple):
     """Positives that are held out of training.
 
     Attributes:
-        users: int64 `[m]`, numbers of users, as in batches.
-        items: int64 `[m]`, the item of each.
+        users: int64 `[m]`, the indices of users, as in batches.
+        items: int64 `[m]`, the index of each positive's item.
     """
 
     users: npt.NDArray[np.int64]
@@ -137,24 +137,26 @@ class HeldOut(NamedTuple):
 
 
 class Interactions:
-    """Which user has interacted with which items: the positives of implicit feedback. `from_arrays` and others make it.
+    """The positives of implicit feedback: which user has interacted with which items.
 
-    Users and items get dense numbers, from 0, by which batches name them: number `u` stands for `users[u]`. They are
-    numbered in sorted order of their ids, so that the order of the input doesn't matter. Memory is 4 bytes a positive
-    and 8 a user, besides the ids; with timestamps 4 more a positive.
+    Class methods such as `from_arrays` create the object. Users and items get dense indices from 0, which batches
+    contain: index `u` stands for `users[u]`. Indices follow the sorted order of the IDs, so the order of the input
+    doesn't matter. The object takes 4 bytes per positive (8 with timestamps) and 8 bytes per user, plus the IDs.
 
-    All that make one take
+    All class methods that prepare interactions accept these options:
 
-    - `duplicates`: which of several interactions of the same user and item stays, the `"first"` or the `"last"` in
-      time; of those at the same time, or where no times are given, the first or last in the input.
-    - `min_per_user`, `min_per_item`: leave out users and items that have fewer positives, again and again until none
-      has: what is left is the largest set in which all have as many (with both equal to k, the k-core).
-    - `users`, `items`: all ids there are, in the order in which to number them. Without it those are numbered that have
-      positives. With it users and items may be without any, every item is drawn as a negative, and an id that isn't
-      listed is an error: so a test set gets the numbers of its training set by `users=train.users, items=train.items`.
+    - `duplicates`: Which of several interactions of the same user and item to keep, the `"first"` or the `"last"` in
+    time. For equal times, or without times, the order of the input decides.
+    - `min_per_user`, `min_per_item`: Leave out users and items with fewer positives, repeatedly, until none is left.
+    The result is the largest set in which all users and items have enough positives (with both options equal to k, the
+    k-core).
+    - `users`, `items`: All IDs, in the order of their indices. By default, only users and items with positives get
+    indices. With these options, users and items may have no positives, every item can be drawn as a negative, and an
+    unlisted ID raises an error. To give a test set the indices of its training set, pass `users=train.users,
+    items=train.items`.
 
-    and raise `InteractionsError` for ids that are negative, missing, of several types or neither integers nor strings,
-    for timestamps that are missing, for lengths that differ, and if there are fewer than two users or two items.
+    They raise `InteractionsError` if IDs are negative, missing, of mixed types, or neither integers nor strings; if
+    timestamps are missing; if lengths differ; or if there are fewer than two users or two items.
 
     Example:
         >>> import fastpipe
@@ -182,24 +184,25 @@ class Interactions:
         users: Any = None,
         items: Any = None,
     ) -> Self:
-        """From arrays, lists or other sequences, one entry an interaction.
+        """Creates interactions from arrays, lists or other sequences, with one element per interaction.
 
-        Of integer ids in arrays that hold each many times, this takes up to one and a half times the arrays' memory
-        besides them, with all processors at work: 12 bytes an interaction, with timestamps 24.
+        If integer IDs repeat many times, preparing them temporarily takes up to 12 bytes per interaction, or 24 bytes
+        with timestamps, in addition to the arrays: up to 1.5 times the memory of the arrays. It uses all processors.
 
         Args:
-            user_ids: `[n]`, integers from 0 to 2^64 - 1, strings or bytes; not both.
-            item_ids: `[n]`, the same.
-            timestamps: `[n]`, numbers or datetime64; or None. Only their order matters.
-            duplicates: as described above, as are those below.
-            min_per_user: positives that a user has at least.
-            min_per_item: positives that an item has at least.
-            users: all user ids.
-            items: all item ids.
+            user_ids: `[n]`, integers from 0 to 2^64 - 1, strings, or bytes, but not a mixture.
+            item_ids: `[n]`, like `user_ids`.
+            timestamps: `[n]`, numbers or datetime64. Only their order matters. Defaults to None: no times.
+            duplicates: Whether to keep the `"first"` (the default) or the `"last"` of several interactions of a user
+                and an item.
+            min_per_user: The minimum number of positives of a user. Defaults to 1.
+            min_per_item: The minimum number of positives of an item. Defaults to 1.
+            users: All user IDs, in the order of their indices. Defaults to the users with positives.
+            items: All item IDs, in the order of their indices. Defaults to the items with positives.
 
         Raises:
-            InteractionsError: as described above.
-            ValueError: if an option is out of range.
+            InteractionsError: If the interactions are invalid; the class documentation lists the reasons.
+            ValueError: If an option is out of range.
         """
         times = None if timestamps is None else _sources.times_of(timestamps)
         prepared = prepare(
@@ -216,21 +219,21 @@ class Interactions:
     def from_avro(
         cls, source: Paths, *, user: str = "user", item: str = "item", timestamp: str | None = None, **options: Any
     ) -> Self:
-        """From Avro files of a record for each interaction, as `read_avro` reads them.
+        """Creates interactions from Avro files with one record per interaction.
 
         Args:
-            source: as in `read_avro`.
-            user: name of the column of user ids: of integers, strings, bytes or an enum. Of a logical type, such as
-                uuid, ids are what underlies it.
-            item: the same of item ids.
-            timestamp: name of the column of times, of numbers; None for none.
-            options: as for `from_arrays`.
+            source: The paths of the files (see `read_avro`).
+            user: The column of user IDs: integers, strings, bytes or an enum. Logical types such as uuid are read as
+                the values that are stored.
+            item: The column of item IDs, with the same types.
+            timestamp: The column of times, which must be numbers. Defaults to None: no times.
+            options: The options `duplicates`, `min_per_user`, `min_per_item`, `users` and `items` of `from_arrays`.
 
         Raises:
-            InteractionsError: as described above, and if a value is null.
-            SchemaError: if there is no such column, or if it isn't one value a record.
-            UnsupportedError: if a column is of another type.
-            FastpipeError: as in `read_avro`.
+            InteractionsError: If the interactions are invalid (see the class documentation) or a value is null.
+            SchemaError: If a column does not exist, or doesn't have one value per record.
+            UnsupportedError: If a column has another type.
+            FastpipeError: If the files can't be read; `read_avro` lists the errors.
         """
         return cls(*prepare(_sources.from_avro(source, Columns(user, item, timestamp)), **options))
 
@@ -238,18 +241,18 @@ class Interactions:
     def from_arrow(
         cls, source: Any, *, user: str = "user", item: str = "item", timestamp: str | None = None, **options: Any
     ) -> Self:
-        """From a `pyarrow.Table`, or from whatever else yields Arrow data: readers, data frames (extra `arrow`).
+        """Creates interactions from a `pyarrow.Table` or another Arrow stream, such as a data frame (extra `arrow`).
 
         Args:
-            source: the table, or an object with `__arrow_c_stream__`, which is read once.
-            user: name of the column of user ids: of integers, strings, binary, or a dictionary of these.
-            item: the same of item ids.
-            timestamp: name of the column of times: numbers, dates or timestamps; None for none.
-            options: as for `from_arrays`.
+            source: A table, or an object with `__arrow_c_stream__`, which is read once.
+            user: The column of user IDs: integers, strings, binary, or a dictionary of these types.
+            item: The column of item IDs, with the same types.
+            timestamp: The column of times: numbers, dates or timestamps. Defaults to None: no times.
+            options: The options `duplicates`, `min_per_user`, `min_per_item`, `users` and `items` of `from_arrays`.
 
         Raises:
-            InteractionsError: as described above, and if a value is null.
-            SchemaError: if there is no such column.
+            InteractionsError: If the interactions are invalid (see the class documentation) or a value is null.
+            SchemaError: If a column does not exist.
         """
         return cls(*prepare(_sources.from_arrow(source, Columns(user, item, timestamp)), **options))
 
@@ -265,127 +268,130 @@ class Interactions:
         column_names: list[str] | None = None,
         **options: Any,
     ) -> Self:
-        """From CSV files, as `pyarrow.csv` reads them (extra `arrow`): columns of digits are integers.
+        """Creates interactions from CSV files, which `pyarrow.csv` reads (extra `arrow`).
 
-        Where `007` is another id than `7`, read the files with pyarrow and types of your own, and use `from_arrow`.
+        Columns of digits are read as integers. If `007` and `7` are different IDs, read the files with pyarrow and
+        explicit types, and use `from_arrow`.
 
         Args:
-            source: a path, a glob, a directory (all `*.csv` below it), or a list of these; compressed files too.
-            user: name of the column of user ids.
-            item: the same of item ids.
-            timestamp: name of the column of times; None for none.
-            delimiter: the character between values.
-            column_names: names of all columns, if the first line has none.
-            options: as for `from_arrays`.
+            source: A path, a glob, a directory (all `*.csv` files below it), or a list of these. Files may be
+                compressed.
+            user: The column of user IDs.
+            item: The column of item IDs.
+            timestamp: The column of times. Defaults to None: no times.
+            delimiter: The character between values. Defaults to ",".
+            column_names: The names of all columns, if the first line doesn't contain them. Defaults to None.
+            options: The options `duplicates`, `min_per_user`, `min_per_item`, `users` and `items` of `from_arrays`.
 
         Raises:
-            InteractionsError: as described above, and if a file can't be parsed or a value is missing.
-            MissingFileError: if a file isn't there.
-            SchemaError: if there is no such column, or more than one.
-            StorageError: if a file can't be read.
+            InteractionsError: If the interactions are invalid (see the class documentation), a file can't be parsed, or
+                a value is missing.
+            MissingFileError: If a file does not exist.
+            SchemaError: If a column does not exist, or exists more than once.
+            StorageError: If a file can't be read.
         """
         columns = Columns(user, item, timestamp)
         return cls(*prepare(_sources.from_csv(source, columns, delimiter, column_names), **options))
 
     @classmethod
     def from_movielens(cls, path: str | os.PathLike[str], **options: Any) -> Self:
-        """From MovieLens' ratings, each of which counts as an interaction, with its time (extra `arrow`).
+        """Creates interactions from MovieLens ratings with their times (extra `arrow`). Each rating is an interaction.
 
         Args:
-            path: of `u.data` (100k), `ratings.dat` (1M, 10M), `ratings.csv` (20M and later), or an `.inter` file of
-                RecBole.
-            options: as for `from_arrays`.
+            path: The path of `u.data` (100k), `ratings.dat` (1M, 10M), `ratings.csv` (20M and later), or an `.inter`
+                file of RecBole.
+            options: The options `duplicates`, `min_per_user`, `min_per_item`, `users` and `items` of `from_arrays`.
 
         Raises:
-            InteractionsError: if the file has another form.
-            MissingFileError: if it isn't there.
-            StorageError: if it can't be read.
+            InteractionsError: If the file has another format.
+            MissingFileError: If the file does not exist.
+            StorageError: If the file can't be read.
         """
         return cls(*prepare(_sources.from_movielens(path), **options))
 
     @property
     def users(self) -> np.ndarray:
-        """The ids of users: int64 (uint64 if one is 2^63 or more), or objects, all of them str or all bytes.
+        """The IDs of users: int64 (uint64 if an ID is 2^63 or more), or objects that are all str or all bytes.
 
-        `[num_users]`, but for shards: those have their own users, of which the first is number `first_user`.
+        The shape is `[num_users]`. Only some shards have fewer users, the first of which has the index `first_user`.
         """
         return self._users.ids
 
     @property
     def items(self) -> np.ndarray:
-        """The ids of items, `[num_items]`, of the same types."""
+        """The IDs of items, `[num_items]`, with the same types as `users`."""
         return self._items.ids
 
     @property
     def num_users(self) -> int:
-        """Users, also those of other shards: numbers of users are below it."""
+        """The number of users, including users of other shards. Indices of users are smaller."""
         return len(self._users) if self._part is None else self._part.num_users
 
     @property
     def num_items(self) -> int:
-        """Items: numbers of items are below it."""
+        """The number of items. Indices of items are smaller."""
         return len(self._items)
 
     @property
     def num_positives(self) -> int:
-        """Positives, of these shards if they are some of many."""
+        """The number of positives. If only some shards are read, only their positives count."""
         return len(self._csr.items)
 
     @property
     def first_user(self) -> int:
-        """The number of the first user: 0, but for shards of which the first isn't there."""
+        """The index of the first user: 0, unless only some shards are read and the first shard is missing."""
         return 0 if self._part is None else self._part.first_user
 
     @property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """Where the positives of each user begin and end, int64 `[len(users) + 1]`; read-only."""
+        """The offsets of each user's positives in `indices`, int64 `[len(users) + 1]`; read-only."""
         return self._csr.indptr
 
     @property
     def indices(self) -> npt.NDArray[np.uint32]:
-        """The items of each user one after the other, ascending within a user: uint32 `[num_positives]`; read-only."""
+        """The items of all users, user by user, ascending within a user: uint32 `[num_positives]`; read-only."""
         return self._csr.items
 
     @cached_property
     def item_counts(self) -> npt.NDArray[np.int64]:
-        """Positives of each item, int64 `[num_items]`, those of other shards among them."""
+        """The number of positives of each item, int64 `[num_items]`, including positives of other shards."""
         if self._part is not None:
             return self._part.item_counts
         return np.bincount(self._csr.items, minlength=self.num_items)
 
     def user_indices(self, ids: Any) -> npt.NDArray[np.int64]:
-        """Numbers of users, int64 `[n]`; the inverse of `users`.
+        """Returns the indices of users, int64 `[n]`, from their IDs. It is the inverse of `users`.
 
         Raises:
-            InteractionsError: if one isn't known.
+            InteractionsError: If an ID is unknown.
         """
         return self.first_user + self._users.encode(ids, "user")
 
     def item_indices(self, ids: Any) -> npt.NDArray[np.int64]:
-        """Numbers of items, int64 `[n]`; the inverse of `items`.
+        """Returns the indices of items, int64 `[n]`, from their IDs. It is the inverse of `items`.
 
         Raises:
-            InteractionsError: if one isn't known.
+            InteractionsError: If an ID is unknown.
         """
         return self._items.encode(ids, "item")
 
     def leave_one_out(self) -> tuple[Self, HeldOut]:
-        """Holds out the latest positive of each user who has at least two.
+        """Holds out the latest positive of each user with at least two positives.
 
-        Of several at the same time, the one that came last in the input is the latest. Users and items keep their
-        numbers. Of the training set, the latest can be left out once more, for validation.
+        For equal times, the last positive in the input is the latest. Users and items keep their indices. Call the
+        method again on the training set to hold out a validation set.
 
         Returns:
-            The training set, and what is held out of it.
+            The training set and the held-out positives.
 
         Raises:
-            InteractionsError: without timestamps, or of some of many shards.
+            InteractionsError: If there are no timestamps, or only some shards are read.
         """
         if self._part is not None:
-            raise InteractionsError("these are shards of more: leave one out before you write them")
+            raise InteractionsError("only some of the shards are read: call leave_one_out before you write shards")
         if self._csr.sequence is None:
             raise InteractionsError(
-                "leaving out the latest needs timestamps; of a log that is in order of time, numpy.arange(n) will do"
+                "leave_one_out needs timestamps: if the input is ordered by time, pass timestamps=numpy.arange(n)"
             )
         counts, users = self._csr.counts, self._csr.users()
         held = (self._csr.sequence == (counts - 1)[users]) & (counts > 1)[users]
@@ -395,50 +401,50 @@ class Interactions:
     def write_shards(
         self, folder: str | os.PathLike[str], *, format: _shards.Format = "avro", shard_positives: int = 32_000
     ) -> list[str]:
-        """Writes shards that `from_shards` reads, together or each by itself.
+        """Writes shards that `from_shards` can read together or separately.
 
         A shard is a file of the users `first_user` to `first_user + n - 1` and all of their positives. The file `items`
-        beside them has the items' ids and counts, which all shards need.
+        next to the shards contains the IDs and counts of items, which all shards need.
 
         Args:
-            folder: where to; made if it isn't there.
-            format: `"avro"` (needs fastavro), or `"arrow"`, Arrow's IPC files (extra `arrow`).
-            shard_positives: a shard ends with the user that brings it to that many.
+            folder: The folder of the files, which is created if necessary.
+            format: `"avro"` (the default), which needs fastavro, or `"arrow"`, Arrow's IPC format (extra `arrow`).
+            shard_positives: The number of positives at which a shard ends, after the current user. Defaults to 32,000.
 
         Returns:
-            Paths of the shards.
+            The paths of the shards.
 
         Raises:
-            FileExistsError: if there are shards in the folder.
-            InteractionsError: if these are some of many shards already.
-            UnsupportedError: for ids of 2^63 or more in Avro files.
+            FileExistsError: If the folder already contains shards.
+            InteractionsError: If only some shards are read.
+            UnsupportedError: If IDs of 2^63 or more are written to Avro files.
         """
         if self._part is not None:
-            raise InteractionsError("these are shards of more: write all of them together")
+            raise InteractionsError("only some of the shards are read: read and write all shards together")
         most = within("shard_positives", shard_positives, 1, LARGEST)
         return _shards.write(os.fspath(folder), format, most, self._users, self._items, self._csr)
 
     @classmethod
     def from_shards(cls, source: Paths) -> Self:
-        """Reads shards that `write_shards` wrote: all, or some that follow each other.
+        """Reads all shards, or consecutive shards, that `write_shards` wrote.
 
-        Users have the same numbers however many of the shards are read, and the same negatives are drawn for them. So
-        each of several workers can read shards of its own.
+        Users have the same indices and get the same negatives, no matter how many shards are read. Each of several
+        workers can therefore read its own shards.
 
         Args:
-            source: the folder, of which all shards must be there; or paths of shards, in order. `items` is looked for
-                beside the first one.
+            source: A folder that contains all shards, or the paths of consecutive shards in order. The file `items`
+                must be next to the first shard.
 
         Raises:
-            MissingFileError: if a file isn't there.
-            InteractionsError: if shards are of different data or don't follow each other, or if their content can't be.
-            MalformedFileError: if a file is damaged, or its content isn't what its checksum is of.
-            UnsupportedError: if a later fastpipe wrote them.
+            MissingFileError: If a file does not exist.
+            InteractionsError: If shards belong to different data, aren't consecutive, or have invalid content.
+            MalformedFileError: If a file is damaged, or its content doesn't match its checksum.
+            UnsupportedError: If a later version of fastpipe wrote the shards.
         """
         return cls(*_shards.read(source))
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells it from others, fit for JSON: how many users, items and positives, and a digest of all of them."""
+        """Returns a JSON value that identifies the data: the counts of users, items and positives, and a digest."""
         return {
             "users": len(self._users),
             "items": self.num_items,
@@ -448,7 +454,7 @@ class Interactions:
 
     @cached_property
     def _positives(self) -> Positives:
-        """The same in the form in which negatives are drawn for them; a copy."""
+        """A copy of the positives in the form that negatives are drawn from."""
         return Positives(self._csr.indptr, self._csr.items, self.num_items)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -462,7 +468,7 @@ class Interactions:
         return digest(*(np.ascontiguousarray(array).data for array in arrays), place.encode())
 
     def __len__(self) -> int:
-        """Positives, as `num_positives`."""
+        """Returns the number of positives, like `num_positives`."""
         return self.num_positives
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Reading interactions, with sampled negatives."""
+"""Reads interactions with sampled negatives."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Sampling: TypeAlias = Literal["uniform", "popularity"]
 
 
 def weights_of(counts: npt.NDArray[np.int64], sampling: str, power: float) -> npt.NDArray[np.float64] | None:
-    """The weight of each item; None if all are alike.
+    """Returns the weight of each item, or None if all items are equally likely.
 
     Args:
-        counts: positives of each item.
+        counts: The number of positives of each item.
         sampling: `"uniform"` or `"popularity"`.
-        power: exponent of the popularity.
+        power: The exponent of the popularity.
 
     Raises:
-        ValueError: if there is no such sampling, or the power isn't a number of 0 or more.
+        ValueError: If the sampling is unknown, or the power is negative or not finite.
     """
     if sampling not in ("uniform", "popularity"):
-        raise ValueError(f'sampling is "uniform" or "popularity", not {sampling!r}')
+        raise ValueError(f'sampling must be "uniform" or "popularity"; got {sampling!r}')
     exponent = float(power)
     if not 0 <= exponent < math.inf:
-        raise ValueError(f"power is a number of 0 or more, not {power!r}")
+        raise ValueError(f"power must be 0 or more; got {power!r}")
     if sampling == "uniform" or exponent == 0:
         return None
-    # Shares of the most popular one's: large powers don't overflow then.
+    # Counts are divided by the maximum, so that large powers don't overflow.
     weights: npt.NDArray[np.float64] = (counts / counts.max(initial=1)) ** exponent
     return weights
 
@@ -54,16 +54,16 @@ def check_unseen(
     sampling: NegativeSampling,
     hint: str = "",
 ) -> None:
-    """Sees that there are enough unseen items for each user who has positives.
+    """Checks that each user with positives has enough unseen items.
 
     Args:
-        ids: of the users.
-        positives: what they have seen.
-        sampling: how negatives are drawn.
-        hint: what to do about it, for the error.
+        ids: The IDs of the users.
+        positives: The items that users have seen.
+        sampling: How negatives are drawn.
+        hint: What the caller can do about the error; added to its message.
 
     Raises:
-        UnseenItemsError: if a user has too few; it names the first.
+        UnseenItemsError: If a user has too few unseen items. It names the first such user.
     """
     full = positives.full_users(sampling)
     if not len(full):
@@ -74,7 +74,7 @@ def check_unseen(
     short = (
         f"has no unseen {what} to draw negatives from"
         if sampling.repeats or sampling.negatives == 1
-        else f"has fewer than {sampling.negatives} unseen {what}, and as many different negatives are asked for"
+        else f"has fewer than {sampling.negatives} unseen {what}, too few for that many different negatives"
     )
     others = f" (as do {len(full) - 1} others)" if len(full) > 1 else ""
     raise UnseenItemsError(f"the user {user!r} {short}{others}{hint}", user=user)
@@ -86,12 +86,12 @@ _MOST_UINT16 = 65_536
 
 
 class PointLocation(NamedTuple):
-    """Where a point comes from.
+    """Origin of a row.
 
     Attributes:
-        user: the user's number.
-        positive: the number of the positive, as the data have them: by user, and by item within a user.
-        draw: 0 for the positive itself, else which of its negatives it is, from 1.
+        user: The index of the user.
+        positive: The index of the positive, ordered by user and then by item.
+        draw: 0 for the positive itself, or the index of the negative, from 1.
     """
 
     user: int
@@ -100,22 +100,22 @@ class PointLocation(NamedTuple):
 
 
 class InteractionsData:
-    """Interactions and how negatives are drawn for them: the `Data` of `read_interactions`.
+    """Interactions, and how negatives are drawn for them: the `Data` of `read_interactions`.
 
     Args:
-        data: the positives.
-        negatives: as in `read_interactions`, as are those below.
-        item_dtype: of the column `item`.
-        label_dtype: of the column `label`.
-        repeats: whether the negatives of one positive may be the same.
-        sampling: in what proportion unseen items are drawn.
-        power: exponent of the popularity.
-        on_full: what becomes of users without enough unseen items.
+        data: The positives.
+        negatives: The number of negatives for each positive.
+        item_dtype: The dtype of the column `item`.
+        label_dtype: The dtype of the column `label`.
+        repeats: Whether the negatives of a positive may contain the same item twice.
+        sampling: `"uniform"` or `"popularity"`: how unseen items are weighted.
+        power: The exponent of the popularity.
+        on_full: `"error"` or `"skip"`: what to do with users without enough unseen items.
     """
 
     interpretation: Mapping[str, Any] = MappingProxyType({})
     column_times = None
-    words = SourceWording(units="shards", advice={"sampling": "Fewer negatives take less; so do more threads."})
+    words = SourceWording(units="shards", advice={"sampling": "Fewer negatives are faster. More threads help."})
 
     def __init__(
         self,
@@ -136,10 +136,10 @@ class InteractionsData:
             "label_dtype": _dtype("label_dtype", label_dtype, ("int8", "float32")),
         }
         if dtypes["item_dtype"] == "uint16" and data.num_items > _MOST_UINT16:
-            raise ValueError(f"item_dtype uint16 takes up to 65,536 items; got {data.num_items}. Take int32")
+            raise ValueError(f"item_dtype uint16 supports up to 65,536 items; got {data.num_items}. Use int32")
         weights = weights_of(data.item_counts, sampling, power)
         if on_full not in ("error", "skip"):
-            raise ValueError(f'on_full is "error" or "skip", not {on_full!r}')
+            raise ValueError(f'on_full must be "error" or "skip"; got {on_full!r}')
         how = NegativeSampling(count, flag("repeats", repeats), weights)
         if on_full == "error":
             hint = ': on_full="skip" leaves such users out'
@@ -172,9 +172,9 @@ class InteractionsData:
         self.symbols: dict[str, list[str]] = {}
 
     def fingerprint(self, version: int = VERSION) -> dict[str, Any]:
-        """How many users, items and positives, and how negatives are drawn; and a digest of the positives.
+        """Returns the counts of users, items and positives, how negatives are drawn, and a digest of the positives.
 
-        It is the same in states of all versions.
+        It is the same for states of all versions.
         """
         options = {name: value for name, value in self._options.items() if name not in ("item_dtype", "label_dtype")}
         if options["sampling"] == "uniform":
@@ -182,7 +182,7 @@ class InteractionsData:
         return options | self._data.fingerprint()
 
     def place(self, unit: int, record: int) -> PointLocation:
-        """The user, the positive and the draw."""
+        """Returns the user, the positive and the draw of a row."""
         _, user, positive, draw = self.handle.place_of(unit, record)
         return PointLocation(user, positive, draw)
 
@@ -198,10 +198,10 @@ def _rebuilt(data: Interactions, options: dict[str, Any]) -> InteractionsData:
 
 
 def _dtype(name: str, wanted: Any, allowed: tuple[str, ...]) -> str:
-    """The name of a column's dtype.
+    """Returns the name of a column's dtype.
 
     Raises:
-        ValueError: if it isn't one of those that are allowed.
+        ValueError: If the dtype is not allowed.
     """
     try:
         dtype = None if wanted is None else str(np.dtype(wanted).name)
@@ -226,50 +226,55 @@ def read_interactions(
     on_full: OnFull = "error",
     **options: Unpack[Options],
 ) -> Reader:
-    """Reads interactions as batches of points, with negatives that are drawn anew in each epoch.
+    """Reads interactions as batches of positives and negatives. Each epoch draws new negatives.
 
-    Each positive is a point of label 1. For each, `negatives` points of the same user and label 0 follow, whose items
-    are drawn from those that the user has no positive with: exactly, each with its probability. Which these are depends
-    on seed, epoch, the positive and the number of the negative alone: not on batches, threads, ranks or shards.
+    Each positive is a row with label 1, followed by `negatives` rows with the same user and label 0. Their items are
+    drawn from the items with which the user has no positive. The draws are exact: each unseen item has precisely its
+    probability. They depend only on the seed, the epoch, the positive and the index of the negative, not on batches,
+    threads, ranks or shards.
 
-    Batches are dicts of `"user"` (int32 `[batch]`, numbers that stand for `data.users`), `"item"` (int32) and `"label"`
-    (float32): as embeddings and losses of Torch, JAX and TensorFlow take them. That is 12 bytes a point, or 7 with
+    Batches are dicts of `"user"` (int32 `[batch]`, indices into `data.users`), `"item"` (int32) and `"label"`
+    (float32), as embeddings and losses of Torch, JAX and TensorFlow expect them. A row has 12 bytes, or 7 bytes with
     `item_dtype="uint16"` and `label_dtype="int8"`. `memory_limit` doesn't count the positives, which stay in memory.
 
     Args:
-        data: the positives.
-        negatives: points with label 0 for each positive, 0 to 65,535.
-        batch_size: points a batch.
-        item_dtype: `"int32"`, or `"uint16"` for up to 65,536 items, which Torch's embeddings don't take.
-        label_dtype: `"float32"`, or `"int8"`, which Torch's `BCEWithLogitsLoss` doesn't take.
-        repeats: whether the negatives of one positive are drawn independently, so that some may be the same; False for
-            different ones.
-        sampling: `"uniform"`, all unseen items alike; or `"popularity"`, in proportion to `data.item_counts ** power`.
-            Items that nobody has a positive with are then never drawn, unless `power` is 0.
-        power: exponent of the popularity, 0 or more.
-        on_full: what becomes of users who have too few unseen items to draw from: none at all or, without repeats,
-            fewer than `negatives`. `"error"` raises; `"skip"` leaves out their positives.
-        seed: of negatives and shuffling, 0 to 2^64 - 1. One is drawn by default, and shown by `reader.seed`.
-        shuffle: True or `"window"`: points are shuffled in windows of `shuffle_buffer` points, each of which is a
-            uniform permutation. False: users as they are numbered, and each positive with its negatives behind it.
-            Others: as in `fastpipe.Options`; units are shards of 32,000 positives, or more where there are many.
-        shuffle_buffer: points of a window, pool or buffer, rounded up to whole batches. By default all points of an
-            epoch, up to 2^31, so that it is one uniform permutation. Where that doesn't fit in `memory_limit`, an error
-            names the largest number that does.
-        epochs: how often each pass goes through the data, each time in another order and with other negatives; None for
-            without end.
-        **options: see `fastpipe.Options`.
+        data: The positives.
+        negatives: The number of rows with label 0 for each positive, 0 to 65,535. Defaults to 4.
+        batch_size: Number of rows per batch.
+        item_dtype: `"int32"` (the default), or `"uint16"` for up to 65,536 items. Torch's embeddings don't accept
+            uint16.
+        label_dtype: `"float32"` (the default), or `"int8"`. Torch's `BCEWithLogitsLoss` doesn't accept int8.
+        repeats: Whether the negatives of a positive are drawn independently, so that an item may appear twice. False
+            draws different items. Defaults to True.
+        sampling: `"uniform"` (the default): all unseen items are equally likely. `"popularity"`: items are drawn in
+            proportion to `data.item_counts ** power`. Items without positives are then never drawn, unless `power` is
+            0.
+        power: The exponent of the popularity, 0 or more. Defaults to 0.75.
+        on_full: What to do with users who have too few unseen items: none at all or, with `repeats=False`, fewer than
+            `negatives`. `"error"` (the default) raises `UnseenItemsError`; `"skip"` leaves out the positives of these
+            users.
+        seed: Seed of the negatives and the shuffle, 0 to 2^64 - 1. By default, a random seed is used, which
+            `reader.seed` returns.
+        shuffle: True (the default) or `"window"` shuffles rows in windows of `shuffle_buffer` rows, each a uniform
+            permutation. False reads users in order of their indices, and each positive before its negatives.
+            `fastpipe.Options` describes the other orders; their units are shards of 32,000 positives, or more in large
+            datasets.
+        shuffle_buffer: The number of rows of a window, pool or buffer, rounded up to whole batches. Defaults to all
+            rows of an epoch, up to 2^31, so that the epoch is one uniform permutation. If that exceeds `memory_limit`,
+            the error message gives the largest value that fits.
+        epochs: The number of epochs in each pass. Every epoch has another order and other negatives. None for an
+            endless pass. Defaults to 1.
+        **options: See `fastpipe.Options`.
 
     Returns:
-        A `Reader`, as `read_avro` returns it: with states, ranks, `batch_at`, `locate` and `stats`; adapters take it,
-        too.
+        A `Reader` like that of `read_avro`, with states, ranks, `batch_at`, `locate` and `stats`. Adapters accept it.
 
     Raises:
-        UnseenItemsError: if a user has too few unseen items; it names the user.
-        LimitError: from `iter(reader)`, if `memory_limit` is below the least with which this can be read. It names the
-            largest `shuffle_buffer` that fits.
-        TypeError: for arguments of the wrong type.
-        ValueError: if arguments exclude each other or are out of range.
+        UnseenItemsError: If a user has too few unseen items. It names the user.
+        LimitError: `iter(reader)` raises it if `memory_limit` is below the minimum. The message gives the largest
+            `shuffle_buffer` that fits.
+        TypeError: If an argument has the wrong type.
+        ValueError: If arguments exclude each other or are out of range.
 
     Example:
         >>> import fastpipe
@@ -279,7 +284,7 @@ def read_interactions(
         ((8,), 4)
     """
     if not isinstance(data, Interactions):
-        raise TypeError(f"data is Interactions, as Interactions.from_arrays makes them, not {type(data).__name__}")
+        raise TypeError(f"data must be Interactions (see Interactions.from_arrays); got {type(data).__name__}")
     settings = Settings(read_interactions, batch_size, options)
     source = InteractionsData(
         data,

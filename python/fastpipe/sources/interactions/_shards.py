@@ -1,4 +1,4 @@
-"""Shards of interactions: files of consecutive users, each of which can be read by itself."""
+"""Shards of interactions: files of consecutive users that can be read separately."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from fastpipe.sources.interactions._ids import Vocabulary
 
 Format: TypeAlias = Literal["avro", "arrow"]
 
-# Of the files' metadata, under which a JSON object says which shard of what it is.
+# The key in a file's metadata of a JSON object that identifies the shard and its dataset.
 _KEY = "fastpipe.interactions"
 _VERSION = 2
 _ITEMS = "items"
 
-# Of the files' metadata as well: CRC-32 of the JSON object and of the columns, whatever the format. Neither Arrow nor
-# Avro without compression has one of its own. Files of version 1 don't have it.
+# The key in a file's metadata of a CRC-32 of the JSON object and the columns, independent of the format. Arrow files
+# and uncompressed Avro files have no checksum of their content. Files of version 1 lack this key.
 _CHECKSUM = "fastpipe.checksum"
 
 
 class Part(NamedTuple):
-    """Where some shards stand among all.
+    """The position of some shards among all shards.
 
     Attributes:
-        first_user: the number of the first user.
-        first_positive: how many positives the users before have.
-        num_users: users of all shards.
-        item_counts: int64 `[items]`, positives of each item in all shards.
+        first_user: The index of the first user.
+        first_positive: The number of positives of all users before it.
+        num_users: The number of users in all shards.
+        item_counts: int64 `[items]`, the number of positives of each item in all shards.
     """
 
     first_user: int
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """What a shard's metadata say."""
+    """The metadata of a shard."""
 
     version: int
     shard: int
@@ -63,26 +63,26 @@ class _Shard(NamedTuple):
 
 
 def write(folder: str, kind: str, most: int, users: Vocabulary, items: Vocabulary, csr: CSR) -> list[str]:
-    """Writes all shards, and the items beside them.
+    """Writes all shards, and a file of the items next to them.
 
     Args:
-        folder: where to.
-        kind: `"avro"` or `"arrow"`.
-        most: positives with which a shard ends.
-        users: of all shards.
-        items: of all shards.
-        csr: the positives.
+        folder: The folder of the files.
+        kind: The format, `"avro"` or `"arrow"`.
+        most: The number of positives at which a shard ends.
+        users: The users of all shards.
+        items: The items of all shards.
+        csr: The positives.
 
     Returns:
-        Paths of the shards.
+        The paths of the shards.
     """
     if kind not in ("avro", "arrow"):
-        raise ValueError(f'format is "avro" or "arrow", not {kind!r}')
+        raise ValueError(f'format must be "avro" or "arrow"; got {kind!r}')
     put = put_avro if kind == "avro" else put_arrow
     os.makedirs(folder, exist_ok=True)
     there = sorted(name for name in os.listdir(folder) if name.endswith((".avro", ".arrow")))
     if there:
-        raise FileExistsError(f"the folder {folder} holds {there[0]} already: name an empty one")
+        raise FileExistsError(f"the folder {folder} already contains {there[0]}: name an empty folder")
     edges = _edges(csr.indptr, most)
     paths = []
     for number, (start, stop) in enumerate(pairwise(edges)):
@@ -106,7 +106,7 @@ def write(folder: str, kind: str, most: int, users: Vocabulary, items: Vocabular
         path = os.path.join(folder, f"shard-{number:05}.{kind}")
         put(path, columns, _signed(shard._asdict(), columns))
         paths.append(path)
-    # Last: without it no shard can be read, so a folder that wasn't finished isn't taken for a whole one.
+    # The file of items is written last. Shards can't be read without it, so an incomplete folder is never used.
     counts = np.bincount(csr.items, minlength=len(items))
     columns = {"item": items.ids, "positives": counts}
     put(os.path.join(folder, f"{_ITEMS}.{kind}"), columns, _signed({"version": _VERSION}, columns))
@@ -114,14 +114,14 @@ def write(folder: str, kind: str, most: int, users: Vocabulary, items: Vocabular
 
 
 def _signed(said: dict[str, Any], columns: dict[str, Any]) -> dict[str, str]:
-    """A file's metadata."""
+    """Returns a file's metadata."""
     text = json.dumps(said)
     parts = [(part[0], np.diff(part[1])) if isinstance(part, tuple) else part for part in columns.values()]
     return {_KEY: text, _CHECKSUM: str(_checksum(text.encode(), parts))}
 
 
 def _checksum(said: bytes, columns: list[Any]) -> int:
-    """CRC-32 of what a file says of itself, and of its columns: of ids or numbers, or of values and lengths."""
+    """Returns the CRC-32 of a file's JSON metadata and its columns: of IDs or numbers, or of values and lengths."""
     checksum = zlib.crc32(said)
     for column in columns:
         if isinstance(column, tuple):
@@ -137,7 +137,7 @@ def _checksum(said: bytes, columns: list[Any]) -> int:
 
 
 def _edges(indptr: npt.NDArray[np.int64], most: int) -> list[int]:
-    """The first user of each shard, and the number of users."""
+    """Returns the first user of each shard, followed by the number of users."""
     edges, users = [0], len(indptr) - 1
     while edges[-1] < users:
         full = np.searchsorted(indptr, indptr[edges[-1]] + most)
@@ -149,17 +149,18 @@ def _edges(indptr: npt.NDArray[np.int64], most: int) -> list[int]:
 
 
 def read(source: Paths) -> tuple[Vocabulary, Vocabulary, CSR, Part | None]:
-    """Reads shards that follow each other, and the items.
+    """Reads consecutive shards, and the items.
 
     Returns:
-        Users, items, the positives; and where they stand among all, if these aren't all.
+        The users, the items, the positives, and the position of the shards among all shards. The position is None if
+        all shards are read.
     """
     whole = isinstance(source, str | os.PathLike) and os.path.isdir(source)
     paths = _paths(source)
     kind = "arrow" if paths[0].endswith(".arrow") else "avro"
     beside = os.path.join(os.path.dirname(paths[0]), f"{_ITEMS}.{kind}")
     if not os.path.exists(beside):
-        reason = "the items of the shards aren't beside them: either they were moved, or writing them was interrupted"
+        reason = "the items of the shards aren't next to them: the shards were moved, or writing them was interrupted"
         raise in_file(MissingFileError, beside, reason)
     files = ArrowFiles if kind == "arrow" else AvroFiles
     opened = files(paths)
@@ -175,7 +176,7 @@ def read(source: Paths) -> tuple[Vocabulary, Vocabulary, CSR, Part | None]:
     vocabulary, counts = items
     if shards[-1].shard == head.shards - 1 and head.shard == 0:
         if not np.array_equal(counts, np.bincount(csr.items, minlength=len(vocabulary))):
-            raise wrong(beside, "it counts other positives than the shards have")
+            raise wrong(beside, "its counts of positives differ from the shards")
         return users, vocabulary, csr, None
     return users, vocabulary, csr, Part(head.first_user, head.first_positive, head.num_users, counts)
 
@@ -186,23 +187,23 @@ def _paths(source: Paths) -> list[str]:
             found = sorted(name for name in os.listdir(source) if name.startswith("shard-") and name.endswith(suffix))
             if found:
                 return [os.path.join(os.fsdecode(source), name) for name in found]
-        raise in_file(MissingFileError, os.fsdecode(source), "the folder holds no shards")
+        raise in_file(MissingFileError, os.fsdecode(source), "the folder contains no shards")
     return expand(source)
 
 
 def _said(path: str, metadata: dict[str, bytes]) -> dict[str, Any]:
-    """What a file says of itself: an object of a version that can be read."""
+    """Returns the JSON metadata of a file, after checking that its version is supported."""
     if _KEY not in metadata:
-        raise wrong(path, "it is no shard of interactions: write_shards writes them")
+        raise wrong(path, "it isn't a shard of interactions, as write_shards writes it")
     try:
         found: dict[str, Any] = dict(json.loads(metadata[_KEY]))
         version = found["version"]
         if type(version) is not int or version < 1:
             raise ValueError
     except (KeyError, RecursionError, TypeError, ValueError):
-        raise wrong(path, "what it says of itself is damaged") from None
+        raise wrong(path, "the shard's metadata is corrupt") from None
     if version > _VERSION:
-        raise UnsupportedError(f"the shard is of version {version}, of a later fastpipe (file {path})")
+        raise UnsupportedError(f"the shard has version {version}, of a later fastpipe: upgrade fastpipe (file {path})")
     return found
 
 
@@ -210,15 +211,15 @@ def _described(path: str, metadata: dict[str, bytes]) -> _Shard:
     found = _said(path, metadata)
     possible = all(type(value) in (int, bool) and value >= 0 for value in found.values())
     if not possible or found.keys() != set(_Shard._fields):
-        raise wrong(path, "what it says of itself is damaged")
+        raise wrong(path, "the shard's metadata is corrupt")
     shard = _Shard(**found)
     if shard.num_users > 2**31 or shard.num_items > 2**31:
-        raise wrong(path, "what it says of itself is damaged")
+        raise wrong(path, "the shard's metadata is corrupt")
     return shard
 
 
 def _check_row(paths: list[str], shards: list[_Shard], whole: bool) -> None:
-    """Shards of the same data that follow each other; all of them, if a folder was named."""
+    """Checks that shards belong to the same data and are consecutive, and that a folder contains all of them."""
     head = shards[0]
     for path, before, shard in zip(paths[1:], shards[:-1], shards[1:], strict=True):
         common = ("shards", "num_users", "num_items", "num_positives", "sequence")
@@ -226,42 +227,42 @@ def _check_row(paths: list[str], shards: list[_Shard], whole: bool) -> None:
             raise wrong(path, f"it is a shard of other data than {paths[0]}")
         if shard.shard != before.shard + 1:
             raise wrong(
-                path, f"shard {shard.shard} doesn't follow shard {before.shard}: name shards in a row, in order"
+                path, f"shard {shard.shard} doesn't follow shard {before.shard}: name consecutive shards in order"
             )
     if whole and (head.shard, len(shards)) != (0, head.shards):
         raise wrong(paths[0], f"its folder has {len(shards)} of {head.shards} shards: name files to read some of them")
 
 
 def _items(path: str, file: ArrowFiles | AvroFiles, head: _Shard) -> tuple[Vocabulary, npt.NDArray[np.int64]]:
-    """The items of all shards, and how many positives each has in them."""
+    """Returns the items of all shards, and the number of positives of each item."""
     _said(path, file.metadata[0])
     columns = file.columns(["item", "positives"], [])
     counts = columns["positives"]
     if not isinstance(counts, np.ndarray) or counts.dtype.kind not in "iu":
-        raise wrong(path, "its column positives isn't of integers")
+        raise wrong(path, "its column positives doesn't contain integers")
     _check_sum(path, file.metadata[0], list(columns.values()))
     vocabulary = Vocabulary.of(columns["item"], "item")
     if len(vocabulary) != head.num_items:
-        raise wrong(path, f"it has {len(vocabulary)} items, and the shards are of {head.num_items}")
+        raise wrong(path, f"it has {len(vocabulary)} items, but the shards refer to {head.num_items}")
     if counts.min() < 0 or counts.max() > 2**62 or sum(counts.tolist()) != head.num_positives:
-        raise wrong(path, f"it counts other positives than the {head.num_positives} that the shards are of")
+        raise wrong(path, f"its counts of positives don't match the {head.num_positives} positives of the shards")
     return vocabulary, counts.astype(np.int64)
 
 
 def _content(path: str, columns: dict[str, Any]) -> tuple[Vocabulary, CSR]:
-    """The users and the positives of shards, as far as each file alone can be right."""
+    """Returns the users and positives of shards. Checks only what is valid or invalid within a single file."""
     items, lengths = columns["items"]
     sequence = None
     if "sequence" in columns:
         sequence, others = columns["sequence"]
         if not np.array_equal(lengths, others):
-            raise wrong(path, "a user has more or fewer places in the history than items")
+            raise wrong(path, "the history of a user has more or fewer positions than the user has items")
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     return Vocabulary.of(columns["user"], "user"), CSR(indptr, items, sequence)
 
 
 def _check_places(paths: list[str], shards: list[_Shard], csr: CSR) -> None:
-    """Shards begin where those before them end, and the last of all ends with the last user and positive."""
+    """Checks that each shard begins where the previous shard ends, and that the last shard ends with the data."""
     head, last = shards[0], shards[-1]
     before = -1
     for path, shard in zip(paths, shards, strict=True):
@@ -269,11 +270,11 @@ def _check_places(paths: list[str], shards: list[_Shard], csr: CSR) -> None:
         inside = before < user < csr.num_users and (not begins or shard.first_user == shard.first_positive == 0)
         before = user
         if not inside or csr.indptr[user] != shard.first_positive - head.first_positive:
-            raise wrong(path, "it doesn't begin behind the last user and positive before it")
+            raise wrong(path, "it doesn't begin after the last user and positive of the previous shard")
     end = (head.first_user + csr.num_users, head.first_positive + len(csr.items))
     all_ = (head.num_users, head.num_positives)
     if (last.shard == head.shards - 1 and end != all_) or end[0] > all_[0] or end[1] > all_[1]:
-        raise wrong(paths[-1], f"it isn't whole: shard {last.shard} doesn't end with its last user or positive")
+        raise wrong(paths[-1], f"it is incomplete: shard {last.shard} doesn't end with its last user or positive")
 
 
 def _check_sums(
@@ -283,7 +284,7 @@ def _check_sums(
     columns: dict[str, Any],
     metadata: list[dict[str, bytes]],
 ) -> None:
-    """Holds each file to its checksum."""
+    """Verifies the checksum of each file."""
     starts = [shard.first_user - shards[0].first_user for shard in shards]
     for path, said, (start, stop) in zip(paths, metadata, pairwise([*starts, len(indptr) - 1]), strict=True):
         first, last = indptr[start], indptr[stop]
@@ -298,19 +299,19 @@ def _check_sum(path: str, metadata: dict[str, bytes], columns: list[Any]) -> Non
     if _CHECKSUM not in metadata and _said(path, metadata)["version"] == 1:
         return
     if metadata.get(_CHECKSUM) != str(_checksum(metadata[_KEY], columns)).encode():
-        raise in_file(MalformedFileError, path, "it is damaged: its content isn't what its checksum is of")
+        raise in_file(MalformedFileError, path, "it is damaged: its content doesn't match its checksum")
 
 
 def _check_content(csr: CSR, num_items: int, path: str) -> None:
     ascends = np.diff(csr.items.astype(np.int64)) > 0
     inner = csr.indptr[1:-1]
-    ascends[inner[(inner > 0) & (inner < len(csr.items))] - 1] = True  # From one user to the next they may fall.
+    ascends[inner[(inner > 0) & (inner < len(csr.items))] - 1] = True  # Items may decrease from one user to the next.
     if not ascends.all() or (len(csr.items) and int(csr.items.max()) >= num_items):
-        raise wrong(path, "items of a user of this shard, or one behind it, don't ascend or don't exist")
+        raise wrong(path, "the items of a user of this shard, or of a later shard, don't ascend or don't exist")
     if csr.sequence is not None:
         places = np.arange(len(csr.items)) - np.repeat(csr.indptr[:-1], csr.counts)
         history = np.lexsort((csr.sequence, csr.users()))
         if not np.array_equal(csr.sequence[history], places):
             raise wrong(
-                path, "places in the history of a user of this shard, or one behind it, aren't 0, 1, 2 and so on"
+                path, "positions in the history of a user of this shard, or of a later shard, aren't 0, 1, 2 and so on"
             )

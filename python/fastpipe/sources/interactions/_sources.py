@@ -1,4 +1,4 @@
-"""Users, items and times, piece by piece, out of Avro files, Arrow tables and CSV files."""
+"""Reads users, items and times in chunks from Avro files, Arrow tables and CSV files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOVIELENS = ["user", "item", "rating", "timestamp"]
 
 
 class Columns(NamedTuple):
-    """Names of columns; `timestamp` is None where there is none."""
+    """Names of columns. `timestamp` is None if there are no times."""
 
     user: str
     item: str
@@ -38,12 +38,12 @@ class Columns(NamedTuple):
 
     @property
     def wanted(self) -> list[str]:
-        """Those that there are."""
+        """The names that are set."""
         return [name for name in self if name is not None]
 
 
 class Chunk(NamedTuple):
-    """Some interactions: ids as `IdEncoder.add` takes them, and times, if they are known."""
+    """Some interactions: IDs in a form that `IdEncoder.add` accepts, and times, if they are known."""
 
     users: Any
     items: Any
@@ -51,28 +51,28 @@ class Chunk(NamedTuple):
 
 
 def times_of(values: Any) -> np.ndarray:
-    """Times as an array `[n]` of numbers or of datetime64.
+    """Returns times as an array `[n]` of numbers or datetime64.
 
     Raises:
-        InteractionsError: if they are something else, or one is missing.
+        InteractionsError: If the times have another type, or a time is missing.
     """
     if np.ma.isMaskedArray(values) and np.ma.getmaskarray(values).any():
-        raise InteractionsError("some timestamps are masked: drop what has none, or give none at all")
+        raise InteractionsError("some timestamps are masked: drop these interactions, or pass no timestamps")
     times = np.asarray(values)
     if times.ndim != 1:
-        raise InteractionsError(f"timestamps are one list: one dimension, not shape {times.shape}")
+        raise InteractionsError(f"timestamps must have one dimension; got shape {times.shape}")
     if times.dtype.kind not in "iufM":
-        raise InteractionsError(f"timestamps are numbers or datetime64, not {times.dtype}")
+        raise InteractionsError(f"timestamps must be numbers or datetime64; got {times.dtype}")
     missing = np.isnat(times) if times.dtype.kind == "M" else np.isnan(times)
     if missing.any():
         raise InteractionsError(
-            f"timestamp number {int(missing.argmax())} is missing: drop what has none, or give none"
+            f"timestamp number {int(missing.argmax())} is missing: drop such interactions, or pass no timestamps"
         )
     return times
 
 
 def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
-    """Reads three columns of Avro files."""
+    """Yields users, items and times from columns of Avro files."""
     files = expand(source)
     readers: Iterable[Reader]
     try:
@@ -80,7 +80,8 @@ def from_avro(source: Paths, names: Columns) -> Iterator[Chunk]:
     except SchemaError:
         if len(files) == 1:
             raise
-        # One schema may let values be null, or have an enum, where another doesn't. What can't be is refused again.
+        # The files' schemas may differ in nullable values or enums, so each file gets its own reader. Invalid columns
+        # raise the error again.
         readers = (_reader([file], names) for file in files)
     for reader in readers:
         for batch in reader:
@@ -93,12 +94,12 @@ def _reader(files: list[str], names: Columns) -> Reader:
     features = Features({name: _scalar_spec(files, name, "id", ids) for name in (names.user, names.item)})
     if names.timestamp is not None:
         features[names.timestamp] = _scalar_spec(files, names.timestamp, "time", "times: numbers")
-    # A date, a time or a UUID is as good an id as the number or text that is stored of it.
+    # IDs of a logical type (a date, a time or a UUID) are read as the number or text that is stored.
     return read_avro(files, features=features, batch_size=_ROWS, logical_types=False)
 
 
 def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSpec:
-    """How to read a column of one value a record."""
+    """Returns the spec of a column with one value per record."""
     try:
         found = infer_features(files, [name], logical_types=False)
     except UnsupportedError as error:
@@ -107,34 +108,34 @@ def _scalar_spec(files: list[str], name: str, word: str, wanted: str) -> DenseSp
         raise _no_column(files[0], name, wanted)
     inferred = found.get(name)
     if not isinstance(inferred, DenseSpec) or inferred.shape != ():
-        raise SchemaError(f"the column {name!r} isn't one {word} a record", feature=name)
+        raise SchemaError(f"column {name!r} must have one {word} per record", feature=name)
     return inferred
 
 
 def _no_column(path: str | None, name: str, what: str) -> UnsupportedError:
-    reason = f"the column {name!r} isn't one of {what}: read it with read_avro, and give arrays to from_arrays"
+    reason = f"column {name!r} must contain {what}: read it with read_avro, and pass arrays to from_arrays"
     where = "" if path is None else f" (file {path})"
     return UnsupportedError(f"{reason}{where}", path=path, feature=name, reason=reason)
 
 
 def _plain(name: str, values: Any, symbols: list[str] | None) -> Any:
-    """Values of a column none of which is null, in memory of their own."""
+    """Returns the values of a column without nulls, in memory that isn't shared with the batch."""
     if isinstance(values, Masked):
         if not values.valid.all():
             raise InteractionsError(f"a value of the column {name!r} is null: drop such records", feature=name)
         values = values.values
     if symbols is not None:
         return Coded(values.astype(np.int64), list(symbols))
-    # Batches would keep the memory of all of their columns.
+    # A view would keep the memory of the whole batch alive.
     return values.copy() if isinstance(values, np.ndarray) else values
 
 
 def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
-    """Takes three columns of an Arrow table, or of whatever else yields record batches."""
+    """Yields users, items and times from columns of an Arrow table or another stream of record batches."""
     pa = require_pyarrow()
     if not hasattr(source, "__arrow_c_stream__"):
         raise TypeError(
-            f"from_arrow takes a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
+            f"from_arrow accepts a pyarrow.Table or another stream of Arrow data, not {type(source).__name__}"
         )
     batches = pa.RecordBatchReader.from_stream(source)
     for name in names.wanted:
@@ -155,13 +156,13 @@ def _arrow_ids(column: Any) -> Any:
     kind = column.type
     if types.is_dictionary(kind):
         return Coded(column.indices.to_numpy(zero_copy_only=False).astype(np.int64), column.dictionary.to_pylist())
-    if types.is_integer(kind) or types.is_floating(kind):  # Floats get an error that says what to do.
+    if types.is_integer(kind) or types.is_floating(kind):  # IdEncoder rejects floats with a helpful error.
         return column.to_numpy(zero_copy_only=False)
     if getattr(types, "is_string_view", types.is_string)(kind) or types.is_large_string(kind) or types.is_string(kind):
         return _arrow_ids(column.cast(require_pyarrow().large_string()).dictionary_encode())
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return _arrow_ids(column.dictionary_encode())
-    raise InteractionsError(f"ids are integers or strings, not Arrow's {kind}")
+    raise InteractionsError(f"ids must be integers or strings, not Arrow's {kind}")
 
 
 def _arrow_numbers(column: Any) -> Any:
@@ -174,7 +175,7 @@ def _arrow_numbers(column: Any) -> Any:
 
 
 def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[str] | None) -> Iterator[Chunk]:
-    """Reads three columns of CSV files."""
+    """Yields users, items and times from columns of CSV files."""
     require_pyarrow()
     from pyarrow import csv
 
@@ -197,26 +198,26 @@ def from_csv(source: Paths, names: Columns, delimiter: str, column_names: list[s
 
 
 def _check_names(path: str, there: list[str], names: Columns) -> None:
-    """Each wanted column is there once."""
+    """Checks that each requested column exists exactly once."""
     for name in names.wanted:
         if (count := there.count(name)) != 1:
             found = "no column" if not count else f"{count} columns"
             reason = (
                 f"there {'is' if count == 0 else 'are'} {found} {name!r}; there are {', '.join(map(repr, there))};"
-                " column_names= gives names to columns of files that begin without any"
+                " pass column_names= for files without a header"
             )
             raise in_file(SchemaError, path, reason, feature=name)
 
 
 def _unreadable(path: str, error: OSError) -> FastpipeError:
-    """For what the system, or decompressing, says of a file."""
+    """Returns the error for a file that can't be read or decompressed."""
     if error.errno is None:
         return in_file(InteractionsError, path, f"it can't be decompressed: {error}")
     return unreadable(path, error)
 
 
 def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
-    """Reads ratings as MovieLens has them (`u.data`, `ratings.dat`, `ratings.csv`), or RecBole (`.inter`)."""
+    """Reads ratings in the formats of MovieLens (`u.data`, `ratings.dat`, `ratings.csv`) and RecBole (`.inter`)."""
     pa = require_pyarrow()
     from pyarrow import csv
 
@@ -232,7 +233,7 @@ def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
         delimiter = ","
     elif first.startswith(b"user_id:token\titem_id:token\t"):
         delimiter = "\t"
-    else:  # No names of columns. Arrow takes no delimiter of two characters.
+    else:  # The file has no header. Arrow doesn't support a delimiter of two characters.
         delimiter, rest = "\t", (first + rest).replace(b"::", b"\t")
     columns = Columns("user", "item", "timestamp")
     try:
@@ -243,7 +244,7 @@ def from_movielens(path: str | os.PathLike[str]) -> Iterable[Chunk]:
             convert_options=csv.ConvertOptions(include_columns=columns.wanted),
         )
     except ValueError as error:  # pyarrow.ArrowInvalid
-        reason = f"these aren't ratings as MovieLens has them (user, item, rating, timestamp): {error}"
+        reason = f"the file doesn't contain MovieLens ratings (user, item, rating, timestamp): {error}"
         raise in_file(InteractionsError, path, reason) from None
     return from_arrow(table, columns)
 
