@@ -147,7 +147,7 @@ COLLECTING = {"sqlite": "group_concat(id)", "duckdb": "list(id)", "postgres": "s
 
 def test_what_keeps_rows_in_any_order_is_refused(database: Database) -> None:
     collect = COLLECTING[database.name]
-    with pytest.raises(fastpipe.UnsupportedError, match="without ORDER BY takes rows in any order"):
+    with pytest.raises(fastpipe.UnsupportedError, match="without ORDER BY reads rows in any order"):
         fastpipe.read_sql(f"SELECT g, {collect} AS c FROM t GROUP BY g", database.connection, batch_size=8)
 
 
@@ -202,9 +202,9 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     ("query", "match"),
     [
         ("", "the query is empty"),
-        ("DELETE FROM t", "DELETE is no query"),
+        ("DELETE FROM t", "DELETE is not a query"),
         ("SELECT 1; DROP TABLE t", "there are 2 statements"),
-        ("SELEKT 1 FROM WHERE", "can't parse|is no query"),
+        ("SELEKT 1 FROM WHERE", "can't parse|is not a query"),
     ],
 )
 def test_what_is_no_query_is_refused(database: Database, query: str, match: str) -> None:
@@ -217,11 +217,11 @@ def test_what_is_no_query_is_refused(database: Database, query: str, match: str)
     ("arguments", "error", "match"),
     [
         ({"by": "nosuch"}, fastpipe.SchemaError, "'nosuch', which isn't a column of the result: id, g"),
-        ({"by": 3}, TypeError, "by is a column's name, a list of names or None, not 3"),
-        ({"by": []}, ValueError, "by names at least one column"),
-        ({"partitions": 0}, ValueError, "partitions is from 1 to 65536, or 'auto', not 0"),
-        ({"partitions": "many"}, TypeError, "partitions is a number or 'auto', not 'many'"),
-        ({"parameters": "abc"}, TypeError, "parameters is a sequence, a mapping or None, not 'abc'"),
+        ({"by": 3}, TypeError, "by must be a column's name, a list of names or None; got 3"),
+        ({"by": []}, ValueError, "by must name at least one column"),
+        ({"partitions": 0}, ValueError, "partitions must be from 1 to 65536, or 'auto'; got 0"),
+        ({"partitions": "many"}, TypeError, "partitions must be an integer or 'auto'; got 'many'"),
+        ({"parameters": "abc"}, TypeError, "parameters must be a sequence, a mapping or None; got 'abc'"),
         ({"columns": ["nosuch"]}, fastpipe.SchemaError, "nosuch"),
     ],
 )
@@ -238,17 +238,17 @@ def test_unknown_columns_are_said_by_the_database(database: Database) -> None:
 @pytest.mark.parametrize(
     ("connection", "error", "match"),
     [
-        (3, TypeError, "connection is a URL"),
+        (3, TypeError, "connection must be a URL"),
         ("t.db", fastpipe.UnsupportedError, "the connection isn't a URL"),
         ("sqlite:///nosuch.db", fastpipe.MissingFileError, r"there is no such file \(file nosuch.db\)"),
         ("duckdb:///nosuch.db", fastpipe.MissingFileError, "there is no such file"),
         ("sqlite://", fastpipe.UnsupportedError, "sqlite:///relative/path.db or sqlite:////absolute"),
         ("sqlite:///:memory:", fastpipe.UnsupportedError, "names a file"),
-        ("duckdb:///:memory:", fastpipe.UnsupportedError, "give a connection of duckdb for one in memory"),
-        ("nosuch://host/db", fastpipe.UnsupportedError, "nosuch isn't read"),
-        ("oracle+cx_oracle://host/db", fastpipe.UnsupportedError, "oracle isn't read: .* read_parquet"),
-        (lambda: 5, TypeError, "a connection factory returns a connection of ADBC"),
-        (lambda: sqlite3.connect(":memory:"), TypeError, "give the database's URL"),
+        ("duckdb:///:memory:", fastpipe.UnsupportedError, "pass a connection of duckdb for a database in memory"),
+        ("nosuch://host/db", fastpipe.UnsupportedError, "nosuch is not supported"),
+        ("oracle+cx_oracle://host/db", fastpipe.UnsupportedError, "oracle is not supported: .* read_parquet"),
+        (lambda: 5, TypeError, "a connection factory must return an ADBC connection"),
+        (lambda: sqlite3.connect(":memory:"), TypeError, "pass the database's URL"),
     ],
 )
 def test_wrong_connections(connection: Any, error: Any, match: str) -> None:
@@ -380,8 +380,8 @@ def test_types_of_postgresql(postgres_url: str) -> None:
 @pytest.mark.parametrize(
     ("column", "match"),
     [
-        ("interval '1 day' AS i", r"column 'i' is an interval: write EXTRACT\(EPOCH FROM \"i\"\)"),
-        ("int4range(1, 2) AS r", r"column 'r' is int4range, which isn't read: write CAST\(\"r\" AS text\)"),
+        ("interval '1 day' AS i", r"column 'i' is an interval: use EXTRACT\(EPOCH FROM \"i\"\)"),
+        ("int4range(1, 2) AS r", r"column 'r' is int4range, which is not supported: use CAST\(\"r\" AS text\)"),
         ("1 AS a, 2 AS a", "two columns named 'a': name one of them with AS"),
     ],
 )
@@ -403,7 +403,7 @@ def test_volatile_functions_of_users_are_refused(postgres_url: str) -> None:
     ("stored", "match"),
     [
         ([1, "x"], "column 'v' has values of several types"),
-        ([*[1] * 2000, "x"], "column 'v' is int64 in the first rows, and string in others: write CAST"),
+        ([*[1] * 2000, "x"], "column 'v' is int64 in the first rows, and string in others: use CAST"),
     ],
 )
 def test_sqlites_mixed_types_are_errors(tmp_path: Path, stored: list[Any], match: str) -> None:
@@ -503,7 +503,7 @@ def test_the_server_is_killed_and_comes_back() -> None:
         with pytest.raises(fastpipe.StorageError, match=r"partition .* of 10 of the query"):
             values(reader)
         server.start()
-        with pytest.raises(fastpipe.StorageError, match="the snapshot that the reader began with is gone"):
+        with pytest.raises(fastpipe.StorageError, match="the reader's snapshot no longer exists"):
             values(reader)
         # The same data in the same order: its state is good for a new reader.
         again = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=10, batch_size=16)
@@ -552,7 +552,7 @@ def test_connection_factories_of_postgresql(postgres_url: str) -> None:
             assert values(readers[0]) == values(readers[1])
         connection.execute("DELETE FROM t")
         assert sorted(values(readers[0])) == list(range(300))
-        with pytest.raises(fastpipe.UnsupportedError, match="give the database's URL"):
+        with pytest.raises(fastpipe.UnsupportedError, match="pass the database's URL"):
             fastpipe.read_sql("SELECT id FROM t WHERE g > %s", connect, parameters=[1], batch_size=99)
 
 

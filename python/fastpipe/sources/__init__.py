@@ -1,1 +1,1 @@
-"""Sources of rows, a package or a file each."""
+"""Sources of rows: one package or file for each."""

@@ -261,8 +261,8 @@ def read_avro(
             empty files, with a warning to the logger `fastpipe`. `source` can also be a contiguous buffer with the
             bytes of a file, or a binary file object, which is read immediately from its position to its end. A list may
             mix all of these. `bytes` are read in place; other buffers are copied. Files may have different schemas if
-            each file with records has the features. The first file with records decides which symbols enum codes stand
-            for.
+            each file with records has the features. The first file with records decides which symbols enum codes
+            represent.
         features: The spec of each feature to read, by name. Dots name the fields of nested records (`user.age`), and
             the `keys` and `values` of maps (`scores.keys`). The items of arrays add nothing to the name. If the schema
             is not a record, its only feature is `value`. A spec's `field` can set the path instead, so that several

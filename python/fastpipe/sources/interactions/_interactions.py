@@ -313,7 +313,7 @@ class Interactions:
     def users(self) -> np.ndarray:
         """The IDs of users: int64 (uint64 if an ID is 2^63 or more), or objects that are all str or all bytes.
 
-        The shape is `[num_users]`. Only some shards have fewer users, the first of which has the index `first_user`.
+        The shape is `[num_users]`. If only some shards are read, it contains their users, from index `first_user`.
         """
         return self._users.ids
 

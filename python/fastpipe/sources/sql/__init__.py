@@ -1,4 +1,4 @@
-"""Results of SQL queries: cut into queries that are disjoint and make up the whole, each a unit of the reader."""
+"""Results of SQL queries, split into disjoint queries. Each of these queries is a unit of the reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ADBC: sessions that share a database, and statements, run so that Ctrl-C takes effect immediately."""
+"""ADBC: sessions that share a database, and statements that Ctrl-C can interrupt immediately."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 def without_transaction(connection: Any) -> Any:
-    """A connection of a user's factory, which may have begun a transaction: sessions begin their own."""
+    """Enables autocommit on a connection of a user's factory. Sessions begin their own transactions."""
     connection.adbc_connection.set_autocommit(True)
     return connection
 
 
 class SharedDatabase:
-    """A database as ADBC has it, opened with the first session, which takes fifteen times as long as the others.
+    """An ADBC database that outlives its sessions. Opening the first session takes 15× longer than later ones.
 
-    Clones of a connection share a database, too, but it is closed with the last of them, and the driver crashes where
-    another is opened meanwhile. This one outlives its sessions.
+    Clones of a connection also share a database. That database is closed with the last clone, and the driver crashes if
+    another clone is opened at the same time.
 
     Args:
-        connect: returns an `AdbcDatabase`.
+        connect: A function that returns an `AdbcDatabase`.
     """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
@@ -45,13 +45,13 @@ class SharedDatabase:
 
     def __del__(self) -> None:
         if self._database is not None:
-            # A process that was forked doesn't close its connections.
+            # A forked process doesn't close the connections of its parent.
             with contextlib.suppress(Exception):
                 self._database.close()
 
 
 class _Session:
-    """A session, with what of a connection of `adbc_driver_manager.dbapi` is used."""
+    """A session, with the attributes of a connection of `adbc_driver_manager.dbapi` that are used."""
 
     def __init__(self, connection: Any, database: SharedDatabase) -> None:
         self.adbc_connection, self._database = connection, database
@@ -62,10 +62,10 @@ class _Session:
 
 
 class Statements:
-    """Statements that are being run, of connections of one database.
+    """Running statements of the connections of one database.
 
-    ADBC's cursors take Ctrl-C for themselves while they wait, and where a driver can't cancel a query (SQLite's) they
-    wait until it ends. So statements are run without cursors.
+    ADBC's cursors handle Ctrl-C themselves while they wait. If a driver can't cancel a query (SQLite's can't), they
+    wait until the query ends. Statements are therefore run without cursors.
     """
 
     def __init__(self) -> None:
@@ -76,13 +76,13 @@ class Statements:
     def run(
         self, session: Any, sql: str, parameters: Parameters = None, **options: str
     ) -> Iterator[pa.RecordBatchReader]:
-        """Runs a query, and reads what it returns.
+        """Runs a query and yields a reader of its result.
 
         Args:
-            session: a connection of ADBC.
-            sql: the query.
-            parameters: bound to it, by position.
-            options: of the statement.
+            session: An ADBC connection.
+            sql: The query.
+            parameters: The values of its placeholders, by position.
+            options: Options of the statement.
         """
         import pyarrow as pa
 
@@ -108,13 +108,13 @@ class Statements:
             statement.close()
 
     def fetch(self, session: Any, sql: str, parameters: Parameters = None) -> list[tuple[Any, ...]]:
-        """The few rows of a query."""
+        """Returns the rows of a small query."""
         with self.run(session, sql, parameters) as reader:
             table = reader.read_all()
         return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
     def parameters(self, session: Any, sql: str) -> list[str]:
-        """The names of a query's placeholders."""
+        """Returns the names of a query's placeholders."""
         import pyarrow as pa
 
         manager = require("adbc_driver_manager", "sql")
@@ -127,7 +127,7 @@ class Statements:
             statement.close()
 
     def cancel(self) -> None:
-        """Cancels what is run, where the driver can."""
+        """Cancels running statements, if the driver supports it."""
         with self._lock:
             for statement in self._running:
                 with contextlib.suppress(Exception):

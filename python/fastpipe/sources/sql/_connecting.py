@@ -1,7 +1,7 @@
-"""The engine of a connection that a user names or passes.
+"""Finds the engine of a connection that a user names or passes.
 
-A user's SQLAlchemy engine may connect elsewhere than its URL says: by `connect_args`, `creator` and listeners of
-events. So one of its connections is asked where it is connected, and which tables it sees.
+A user's SQLAlchemy engine may connect to another database than its URL says, because of `connect_args`, `creator` and
+event listeners. One of its connections is therefore asked where it is connected, and which tables it sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastpipe.sources.sql._query import require
 from fastpipe.sources.sql._sqlalchemy import Alchemy
 from fastpipe.sources.sql._sqlite import Sqlite
 
-# What decides which tables and rows a query reads: names of settings that a connection may be opened with, and others.
+# Settings that decide which tables and rows a query reads. `_SETTINGS` are settings that a new connection can set.
 _SETTINGS = ("search_path", "role")
 _SEEN = (
     "SELECT current_setting('search_path'), current_setting('role'), current_database()::text, session_user::text, "
@@ -30,24 +30,24 @@ _SEEN = (
 
 
 def sqlite_of(engine: Any) -> Sqlite:
-    """The file that an engine's connections open.
+    """Returns the SQLite file that an engine's connections open.
 
     Raises:
-        MissingFileError: if the file isn't there.
-        StorageError: if the engine can't connect.
-        UnsupportedError: if the database is in memory, or has attached others.
+        MissingFileError: If the file does not exist.
+        StorageError: If the engine can't connect.
+        UnsupportedError: If the database is in memory, or other databases are attached to it.
     """
     path = engine.url.database
     if path and path != ":memory:" and not path.startswith("file:") and not os.path.isfile(path):
         raise in_file(MissingFileError, path, "there is no such file")
     files = {name: file for _, name, file in _rows(engine, "PRAGMA database_list") if name != "temp"}
     if not files["main"]:
-        reason = "a database in memory can't be opened again: write it to a file"
+        reason = "a database in memory can't be opened by other connections: write it to a file"
         raise UnsupportedError(reason, reason=reason)
     if len(files) > 1:
         attached = ", ".join(sorted(set(files) - {"main"}))
         reason = (
-            f"the engine's connections attach other databases ({attached}): give a function that returns a connection "
+            f"the engine's connections attach other databases ({attached}): pass a function that returns a connection "
             "of adbc_driver_sqlite that attaches them"
         )
         raise UnsupportedError(reason, reason=reason)
@@ -55,11 +55,11 @@ def sqlite_of(engine: Any) -> Sqlite:
 
 
 def postgres_of(engine: Any) -> Postgres:
-    """The database that an engine's connections use, with their role and search path.
+    """Returns the PostgreSQL database that an engine's connections use, with their role and search path.
 
     Raises:
-        StorageError: if the engine can't connect, or its database can't be connected to.
-        UnsupportedError: if another connection to it sees other tables.
+        StorageError: If the engine, or fastpipe's own connection, can't connect.
+        UnsupportedError: If fastpipe's own connection sees other tables.
     """
     with _connection(engine) as connection:
         parameters = _parameters(engine, connection.driver_connection)
@@ -74,8 +74,8 @@ def postgres_of(engine: Any) -> Postgres:
     if (seen := _seen(database)) == wanted:
         return database
     reason = (
-        f"connections of the SQLAlchemy engine see {_shown(wanted)}, and those that fastpipe opens with the same "
-        f"parameters see {_shown(seen)}: give a URL with the role and options of the engine's connections "
+        f"connections of the SQLAlchemy engine see {_shown(wanted)}, but connections that fastpipe opens with the same "
+        f"parameters see {_shown(seen)}: pass a URL with the role and options of the engine's connections "
         "(postgresql://user@host/database?options=-csearch_path%3Dschema), or a function that returns a connection of "
         "adbc_driver_postgresql"
     )
@@ -89,7 +89,7 @@ def _seen(database: Postgres) -> tuple[Any, ...]:
 
 
 def _parameters(engine: Any, driver: Any) -> str:
-    """The parameters of libpq that a connection was opened with, or else the engine's URL."""
+    """Returns the libpq parameters of an open connection, or else the engine's URL."""
     info: Any = getattr(driver, "info", None)
     for name in ("get_parameters", "dsn_parameters"):
         found = getattr(info, name, None)
@@ -127,7 +127,7 @@ def _fetched(connection: Any, sql: str) -> list[tuple[Any, ...]]:
 
 @contextlib.contextmanager
 def _connection(engine: Any) -> Iterator[Any]:
-    """A connection of the engine's pool, as the driver has it."""
+    """Yields a driver connection from the engine's pool."""
     connection = None
     try:
         connection = engine.raw_connection()
@@ -145,13 +145,13 @@ def _connection(engine: Any) -> Iterator[Any]:
 
 
 def engine_of(connection: Any) -> Engine:
-    """The engine of a URL, a SQLAlchemy engine, a connection of DuckDB, or a function that returns a connection.
+    """Returns the engine of a URL, a SQLAlchemy engine, a DuckDB connection, or a connection factory.
 
     Raises:
-        ImportError: if the database's library isn't installed; it says what to install.
-        MissingFileError: if the database is a file, and isn't there.
-        TypeError: if it is anything else.
-        UnsupportedError: for a URL of no database.
+        ImportError: If the database's library isn't installed. The message names the package to install.
+        MissingFileError: If the database is a file that does not exist.
+        TypeError: If the connection has another type.
+        UnsupportedError: If a URL doesn't name a supported database.
     """
     if isinstance(connection, str):
         return _of_url(connection)
@@ -165,8 +165,8 @@ def engine_of(connection: Any) -> Engine:
     if callable(connection):
         return _of_factory(connection)
     raise TypeError(
-        "connection is a URL (postgresql://, sqlite:///, duckdb:///, or one of SQLAlchemy), an Engine of SQLAlchemy, a "
-        f"connection of duckdb, or a function that returns a connection, not {shown(connection)}"
+        "connection must be a URL (postgresql://, sqlite:///, duckdb:///, or one of SQLAlchemy), a SQLAlchemy Engine, "
+        f"a duckdb connection, or a function that returns a connection; got {shown(connection)}"
     )
 
 
@@ -175,7 +175,7 @@ def _of_url(url: str) -> Engine:
     database = scheme.lower().partition("+")[0]
     if not colon or not database:
         reason = (
-            "the connection isn't a URL: write postgresql://user@host/database, sqlite:///path.db or duckdb:///path.db"
+            "the connection isn't a URL: use postgresql://user@host/database, sqlite:///path.db or duckdb:///path.db"
         )
         raise UnsupportedError(reason, reason=reason)
     if database in ("postgresql", "postgres"):
@@ -186,7 +186,7 @@ def _of_url(url: str) -> Engine:
         if not rest.startswith("/") or not path or path == ":memory:":
             reason = (
                 f"{database}:// names a file: {database}:///relative/path.db or {database}:////absolute/path.db"
-                + ("; give a connection of duckdb for one in memory" if database == "duckdb" else "")
+                + ("; pass a connection of duckdb for a database in memory" if database == "duckdb" else "")
             )
             raise UnsupportedError(reason, reason=reason)
         require("adbc_driver_sqlite" if database == "sqlite" else "duckdb", database)
@@ -196,7 +196,7 @@ def _of_url(url: str) -> Engine:
 
 def _of_alchemy(engine: Any, factory: Any = None) -> Engine:
     if not hasattr(engine, "url") or hasattr(engine, "sync_engine"):
-        raise TypeError(f"connection is an Engine of SQLAlchemy (create_engine), not {shown(engine)}")
+        raise TypeError(f"connection must be a SQLAlchemy Engine (create_engine); got {shown(engine)}")
     name = engine.url.get_backend_name()
     if name == "sqlite":
         require("adbc_driver_sqlite", "sqlite")
@@ -205,7 +205,7 @@ def _of_alchemy(engine: Any, factory: Any = None) -> Engine:
         require("adbc_driver_postgresql", "postgresql")
         return postgres_of(engine)
     if name == "duckdb":
-        reason = "an Engine of DuckDB isn't read: give the URL duckdb:///file.db, or a connection of duckdb"
+        reason = "a DuckDB Engine is not supported: pass the URL duckdb:///file.db, or a connection of duckdb"
         raise UnsupportedError(reason, reason=reason)
     return Alchemy(engine.url.render_as_string(hide_password=False), engine, factory)
 
@@ -225,7 +225,7 @@ def _of_factory(factory: Any) -> Engine:
             return Sqlite("connection factory", factory)
         if vendor == "postgresql":
             return Postgres("connection factory", factory)
-        reason = f"connections of ADBC are of SQLite or PostgreSQL, not of {vendor or 'an unknown database'}"
+        reason = f"ADBC connections must be to SQLite or PostgreSQL, not to {vendor or 'an unknown database'}"
         raise UnsupportedError(reason, reason=reason)
     if module == "sqlalchemy" and hasattr(made, "dialect"):
         return _of_alchemy(made, factory)
@@ -235,6 +235,6 @@ def _of_factory(factory: Any) -> Engine:
     if close is not None:
         close()
     raise TypeError(
-        "a connection factory returns a connection of ADBC (adbc_driver_sqlite, adbc_driver_postgresql) or an Engine "
-        f"of SQLAlchemy, not {shown(made)}: give the database's URL"
+        "a connection factory must return an ADBC connection (adbc_driver_sqlite, adbc_driver_postgresql) or a "
+        f"SQLAlchemy Engine, not {shown(made)}: pass the database's URL"
     )

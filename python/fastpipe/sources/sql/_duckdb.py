@@ -1,4 +1,4 @@
-"""DuckDB, by its own library."""
+"""DuckDB, through its own library."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fastpipe.sources.sql._query import Parameters, Query, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Names of connections to databases in memory, which have no other.
+# Generated names of connections to databases in memory.
 _IN_MEMORY: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
-# Rows that are read at a time where all are streamed.
+# Rows per batch when the whole result is streamed.
 _STREAMED = 1 << 16
 
 
 class Duckdb(Engine):
-    """A database of DuckDB. One transaction reads all partitions, one after the other: it uses all processors itself.
+    """A DuckDB database. One transaction reads partitions one after another, since DuckDB itself uses all processors.
 
     Args:
-        path: the file; None for a connection.
-        connection: of duckdb; None for a file.
+        path: The path of the file; None for a connection.
+        connection: A duckdb connection; None for a file.
     """
 
     name = "DuckDB"
@@ -59,7 +59,7 @@ class Duckdb(Engine):
                 session = self._connection.cursor()
             else:
                 session = duckdb.connect(self._path, read_only=True)
-            # The transaction's state is that of its first look.
+            # The transaction's snapshot is taken by its first query.
             for sql in ("SET TimeZone = 'UTC'", "BEGIN TRANSACTION", "SELECT count(*) FROM duckdb_tables()"):
                 session.execute(sql).fetchall()
         self._sessions.add(session)
@@ -72,7 +72,7 @@ class Duckdb(Engine):
     def columns(self, session: Any, query: Query) -> list[Column]:
         result = session.sql(f"SELECT * FROM {query.derived} LIMIT 0", params=query.parameters)
         names, kinds = result.columns, [str(kind) for kind in result.dtypes]
-        # A derived table numbers names that come twice.
+        # A derived table adds numbers to names that appear twice.
         if any(re.search(r"_\d+$", name) for name in names):
             own = [str(row[0]) for row in self.fetch(session, f"DESCRIBE {query.text}", query.parameters)]
             lower = [name.lower() for name in own]
@@ -83,7 +83,7 @@ class Duckdb(Engine):
         return [column._replace(nullable=column.name not in full) for column in found]
 
     def _full(self, session: Any, query: Query) -> set[str]:
-        """Columns that are declared to have no NULLs."""
+        """Returns the columns that are declared NOT NULL."""
         if (found := self.table_of(session, query)) is None or len(found.table) > 1:
             return set()
         sql = (
@@ -105,7 +105,7 @@ class Duckdb(Engine):
         if types.is_nested(arrow):
             return Column(name, arrow, fitness=None, kind=kind)
         if types.is_interval(arrow):
-            reason = f"column {name!r} is an interval: write EXTRACT(EPOCH FROM {self.quote(name)}) in the query"
+            reason = f"column {name!r} is an interval: use EXTRACT(EPOCH FROM {self.quote(name)}) in the query"
             raise UnsupportedError(reason, feature=name, reason=reason)
         if types.is_string(arrow) or types.is_large_string(arrow):
             return Column(name, arrow, order=("{}", "{} COLLATE C"), fitness=2, kind=kind)

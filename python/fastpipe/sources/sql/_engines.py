@@ -1,4 +1,4 @@
-"""What a database must offer so that results of its queries are read in partitions."""
+"""The interface of databases whose query results can be read in partitions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Column(NamedTuple):
     """A column of a result.
 
     Attributes:
-        name: as the result has it.
-        type: in Arrow, as `Engine.read` returns it.
+        name: Its name in the result.
+        type: Its Arrow type, as `Engine.read` returns it.
         read: SQL that reads it, in which {} is the quoted name.
-        order: SQL by which only equal values tie; none if the type has no order.
-        fitness: how fit it is as a key, 0 for the fittest; None if it can be none.
-        kind: the database's own name of the type, of which literals of keys are.
-        nullable: whether there may be NULLs, as the database says.
-        key: SQL that is sorted and compared where the column is a key, in which {} is the quoted name.
+        order: SQL expressions by which only equal values tie; empty if the type has no order.
+        fitness: The rank of the column as a key, 0 for the best; None if it can't be a key.
+        kind: The database's name of the type, to which literals of keys are cast.
+        nullable: Whether the column may contain NULLs, according to the database.
+        key: SQL that sorts and compares the column if it is a key, in which {} is the quoted name.
     """
 
     name: str
@@ -42,126 +42,128 @@ class Column(NamedTuple):
 
 
 class Engine(ABC):
-    """A database and its dialect. It is pickled into other processes.
+    """A database and its dialect. It can be pickled into other processes.
 
-    A session is a connection as the engine's library has it.
+    A session is a connection object of the engine's library.
     """
 
     name: ClassVar[str]
-    """As its users call it."""
+    """The database's common name."""
 
     where: str = ""
-    """Which of its databases, as an error tells it."""
+    """The part of an error message that names the database."""
 
     dialect: ClassVar[str]
-    """As sqlglot calls it."""
+    """The dialect's name in sqlglot."""
 
     hash: ClassVar[str | None] = None
-    """SQL for an integer of 0 to 2^31 - 1 that depends on all of a unique integer column, {}; None if there is none."""
+    """SQL that hashes a unique integer column, {}, to an integer of 0 to 2^31 - 1; None if the database has no hash."""
 
     def quote(self, name: str) -> str:
-        """An identifier."""
+        """Returns a quoted identifier."""
         return '"' + name.replace('"', '""') + '"'
 
     def literal(self, text: str, column: Column) -> str:
-        """The literal of a key, of the text that `key_text` returned."""
+        """Returns the literal of a key from the text that `key_text` returned."""
         quoted = text.replace("'", "''")
         return f"CAST('{quoted}' AS {column.kind})"
 
     @abstractmethod
     def key_text(self, column: str) -> str:
-        """SQL for a key's value as text."""
+        """Returns SQL for the value of a key as text."""
 
     def quotient(self, dividend: str, divisor: str) -> str:
-        """SQL for the quotient of integers that aren't negative, rounded down."""
+        """Returns SQL for the quotient of two non-negative integers, rounded down."""
         return f"({dividend}) / ({divisor})"
 
     def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
-        """A query for how many rows stretches of equal width have: numbers, and rows; a stretch without any may lack.
+        """Returns a query that counts the rows in ranges of equal width, as pairs of range index and row count.
+
+        Ranges without rows may be missing.
 
         Args:
-            derived: a WITH clause in which `q` is the result.
-            column: of integers, each once, without NULLs.
-            low: where the first stretch begins.
-            width: of each.
-            number: of stretches.
+            derived: A WITH clause that defines the result as `q`.
+            column: A column of unique integers without NULLs.
+            low: The start of the first range.
+            width: The width of each range.
+            number: The number of ranges.
         """
         raise NotImplementedError
 
     @abstractmethod
     def bind(self, query: Query) -> Query:
-        """The query as `read` and `fetch` take it."""
+        """Returns the query in the form that `read` and `fetch` expect."""
 
     @abstractmethod
     def columns(self, session: Any, query: Query) -> list[Column]:
-        """The columns of a result."""
+        """Returns the columns of a result."""
 
     def doubt(self, session: Any, query: Query) -> str | None:
-        """Why the query may return other rows each time, as the database says; None if it says nothing."""
+        """Returns the reason why the query may return other rows each time; None if the database reports no reason."""
         return None
 
     def table_of(self, session: Any, query: Query) -> Plain | None:
-        """What the query reads, if that is each row of one table at most once; else None."""
+        """Returns a description of the query if it reads each row of one table at most once, otherwise None."""
         found = plain(query.text, self.dialect)
         return None if found is None or (found.calls and self.changes_rows(session, found.calls)) else found
 
     def changes_rows(self, session: Any, calls: frozenset[str]) -> bool:
-        """Whether one of these names, in lower case, may be an aggregate or a function that returns several rows."""
+        """Returns whether a name, in lower case, may be an aggregate or a function that returns several rows."""
         return True
 
     def unique_keys(self, session: Any, table: Plain) -> list[str]:
-        """Columns of a table that are integers by which rows are found, without NULLs, each value once; best first."""
+        """Returns a table's indexed, unique integer columns without NULLs, best first."""
         return []
 
     @contextlib.contextmanager
     def counting(self, session: Any, query: Query) -> Iterator[None]:
-        """Readies a session for queries that only count rows of a query of one table."""
+        """Prepares a session for queries that only count rows of a query of one table."""
         yield
 
     @abstractmethod
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
-        """The few rows of a query for planning."""
+        """Returns the rows of a small query for planning."""
 
     @abstractmethod
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        """The rows of a query.
+        """Returns the rows of a query.
 
         Args:
-            session: from a snapshot.
-            sql: the query.
-            parameters: bound to it.
-            columns: that it returns.
-            rows: how many it should return.
+            session: A session of the snapshot.
+            sql: The query.
+            parameters: The values of its placeholders.
+            columns: The columns that it returns.
+            rows: The number of rows that it is expected to return.
         """
 
     @abstractmethod
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
-        """The rows of a query, some at a time."""
+        """Yields the rows of a query in chunks."""
 
     @abstractmethod
     def sessions(self, number: int, *, snapshot: bool) -> Sessions:
         """Opens connections.
 
         Args:
-            number: that may be used at once.
-            snapshot: whether all are to see one state.
+            number: The maximum number of connections in use at the same time.
+            snapshot: Whether all connections must see the same state.
         """
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """The database's name: it is part of states, which a copy of the database elsewhere accepts."""
+        """Returns the database's name, which is part of states. Copies of the database have the same name."""
 
     @abstractmethod
     def identity(self) -> list[Any]:
-        """The values that distinguish this database, as this connection sees it, from all others; no password."""
+        """Returns values that distinguish this database, as this connection sees it, from others. Omits passwords."""
 
     def cancel(self) -> None:
-        """Cancels queries that are being run; those that can't be are left."""
+        """Cancels running queries, if the database supports it."""
         return
 
     @contextlib.contextmanager
     def errors(self, what: str) -> Iterator[None]:
-        """Turns what the database raises into a `StorageError` that says what was done."""
+        """Converts exceptions of the database to a `StorageError` that names the failed operation."""
         try:
             yield
         except (FastpipeError, ImportError, MemoryError):
@@ -171,31 +173,31 @@ class Engine(ABC):
 
             if isinstance(error, pyarrow.ArrowMemoryError):
                 raise
-            # The text of these is only a name, or about Python.
+            # The text of these exceptions is only a name, or describes a Python problem.
             kind = f"{type(error).__name__}: " if isinstance(error, (LookupError, TypeError)) else ""
             reason = f"{self.name} failed{self.where}: {kind}{self.cleaned(str(error)).strip()}"
             raise StorageError(f"{reason} ({what})", reason=reason, unit=what) from None
 
     def cleaned(self, text: str) -> str:
-        """A message of the database without what mustn't be shown."""
+        """Returns a message of the database without secrets."""
         return text
 
     def with_token(self, token: Any) -> Engine:
-        """The same, whose sessions see the state of another process."""
+        """Returns an engine whose sessions see the snapshot of another process."""
         return self
 
 
-# Connections that a fork has copied. They are kept, so that nobody closes them.
+# Connections of a parent process. They are kept alive, so that they are never closed in this process.
 _of_others: list[Any] = []
 
 
 def keep_for_other(connections: Any) -> None:
-    """Keeps connections that another process uses: closing them here would end them there."""
+    """Keeps connections of another process alive: closing them here would end them there."""
     _of_others.append(connections)
 
 
 def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
-    """A result with the columns' types."""
+    """Returns a result cast to the columns' types."""
     import pyarrow as pa
 
     found = [
@@ -206,41 +208,41 @@ def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
 
 
 class Sessions(ABC):
-    """Connections of a process, and what they have in common."""
+    """Connections of a process that share a state or a limit."""
 
     one_state: bool
-    """Whether all see one state."""
+    """Whether all sessions see the same state of the database."""
 
     @abstractmethod
     def borrow(self) -> contextlib.AbstractContextManager[Any]:
-        """A session for a while. No other thread has it."""
+        """Lends a session to the calling thread."""
 
     def planner(self) -> contextlib.AbstractContextManager[Any]:
-        """A session for queries with few rows, by `Engine.fetch`."""
+        """Lends a session for small queries with `Engine.fetch`."""
         return self.borrow()
 
     def prepare(self) -> None:
-        """Begins to open a session that will be borrowed, where that takes a while."""
+        """Starts to open a session that will be borrowed, if opening it takes time."""
         return
 
     @abstractmethod
     def close(self) -> None:
-        """Closes all that aren't borrowed."""
+        """Closes all sessions that aren't borrowed."""
 
     def token(self) -> Any:
-        """What lets another process see the same state; None if it can't."""
+        """Returns a token that lets another process see the same state; None if that is not possible."""
         return None
 
 
 class SessionPool(Sessions):
-    """Sessions that are opened when they are needed, and used again unless something failed on them.
+    """Sessions that are opened on demand, and reused unless they failed.
 
     Args:
-        connect: opens one that sees the state.
-        disconnect: closes one.
-        number: open at most.
-        one_state: whether all see one state.
-        reusable: whether a session on which a query failed is as good as new.
+        connect: A function that opens a session with the pool's state.
+        disconnect: A function that closes a session.
+        number: The maximum number of open sessions.
+        one_state: Whether all sessions see the same state.
+        reusable: Whether a session can be reused after a failed query.
     """
 
     def __init__(
@@ -292,14 +294,14 @@ class SessionPool(Sessions):
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             reason = (
-                "connections to a database can't be used in a forked process: pickle the reader into it (start it "
-                "with spawn), or make the reader there"
+                "connections to a database can't be used in a forked process: pickle the reader into a spawned "
+                "process, or create the reader there"
             )
             raise UnsupportedError(reason, reason=reason)
 
 
 class OneSession(SessionPool):
-    """One session, used by one thread after the other: its transaction is the state that all see."""
+    """One session that one thread uses at a time. Its transaction is the common state."""
 
     def __init__(self, session: Any, disconnect: Callable[[Any], None]) -> None:
         super().__init__(self._gone, disconnect, 1, one_state=True, reusable=True)
@@ -315,15 +317,15 @@ _A_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_
 
 
 def finite(table: pa.Table, first_day: int | None = None) -> pa.Table:
-    """The same table.
+    """Returns a table after checking that it has no infinite times.
 
     Args:
-        table: a result.
-        first_day: in days since 1970; what is before it was no time of the database. None if infinite times come as the
-            largest and the smallest numbers.
+        table: The result of a query.
+        first_day: The first day that the database supports, in days since 1970. Earlier times stand for infinity. None
+            if infinite times are the largest and smallest numbers.
 
     Raises:
-        SchemaError: if it has infinite times.
+        SchemaError: If the table has infinite times.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -341,8 +343,8 @@ def finite(table: pa.Table, first_day: int | None = None) -> pa.Table:
         first, last = (-most + 1, most - 1) if first_day is None else (first_day * day, most)
         if ends["min"] < first or ends["max"] > last:
             reason = (
-                f"column {field.name!r} has infinite times, which NumPy hasn't: write NULLIF({field.name}, 'infinity') "
-                "in the query, or leave these rows out"
+                f"column {field.name!r} has infinite times, which NumPy doesn't support: use NULLIF({field.name}, "
+                "'infinity') in the query, or leave these rows out"
             )
             raise SchemaError(reason, feature=field.name, reason=reason)
     return table

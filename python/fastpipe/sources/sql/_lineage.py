@@ -1,4 +1,4 @@
-"""Which columns of a table a query returns as they are, and the query with one more of them."""
+"""Finds the columns of a table that a query returns unchanged, and adds a column to the query."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any, NamedTuple
 
 from fastpipe.sources.sql._query import readable, require
 
-# Parts of a SELECT, and of the table that it reads, that keep each row of the table as it is, or leave it out.
+# Clauses of a SELECT, and parts of its table, that keep each row of the table unchanged or leave it out.
 _HARMLESS = frozenset({"kind", "expressions", "from", "from_", "where", "order", "limit", "offset"})
 _HARMLESS_OF_TABLE = frozenset({"this", "db", "catalog", "alias", "only"})
 
 
 class Plain(NamedTuple):
-    """A query that reads each row of one table at most once, unless a function that it calls returns several.
+    """A query that reads each row of one table at most once, unless it calls a function that returns several rows.
 
     Attributes:
-        text: the query.
-        dialect: sqlglot's name of it.
-        table: its name, after those of its schema and its database where the query has them.
-        columns: columns of the table by their names in the result.
-        star: whether all columns of the table are in the result by their own names.
-        calls: names that may be functions which the result's columns call, in lower case.
-        reference: SQL that names the table in the query's columns.
-        end: where the list of the result's columns ends in the text.
+        text: The query.
+        dialect: The dialect's name in sqlglot.
+        table: The table's name, after the names of its database and schema if the query has them.
+        columns: The table's column for each name in the result.
+        star: Whether all columns of the table are in the result under their own names.
+        calls: Names in lower case that may be functions which the result's columns call.
+        reference: SQL that refers to the table in the query's columns.
+        end: The offset in the text at which the list of columns ends.
     """
 
     text: str
@@ -36,19 +36,19 @@ class Plain(NamedTuple):
     end: int
 
     def name_of(self, column: str) -> str | None:
-        """The name of the table's column in the result; None if the result doesn't have it."""
+        """Returns the name in the result of a column of the table; None if the result lacks the column."""
         exact = self.dialect == "postgres"
         wanted = column if exact else column.lower()
         found = (name for name, own in self.columns.items() if (own if exact else own.lower()) == wanted)
         return next(found, column if self.star else None)
 
     def with_column(self, column: str, name: str) -> str:
-        """The query with one more column at the end, of SQL, by a quoted name."""
+        """Returns the query with one more column at the end. `column` is SQL, and `name` is quoted."""
         return f"{self.text[: self.end]}, {self.reference}.{column} AS {name} {self.text[self.end :]}"
 
 
 def plain(text: str, dialect: str) -> Plain | None:
-    """Returns what a query reads if it reads each row of one table at most once; else None."""
+    """Returns a description of a query that reads each row of one table at most once; None for other queries."""
     sqlglot = require("sqlglot", "sql")
     expressions = require("sqlglot.expressions", "sql")
     if (tree := _parsed(text, dialect)) is None:
@@ -94,7 +94,7 @@ def plain(text: str, dialect: str) -> Plain | None:
 
 
 def _is_of_one_row(projection: Any, expressions: Any) -> bool:
-    """Whether a column of the result has a value for each row: aggregates have one for all, unnested arrays several."""
+    """Returns whether a column of the result has one value per row, unlike aggregates and unnested arrays."""
     several = (expressions.AggFunc, expressions.Window, expressions.UDTF, expressions.Explode, expressions.Subquery)
     return projection.find(*several) is None
 
@@ -104,13 +104,13 @@ def _has_other(node: Any, harmless: frozenset[str]) -> bool:
 
 
 def _folded(identifier: Any, dialect: str) -> str:
-    """A name as the database has it."""
+    """Returns a name as the database stores it."""
     name: str = identifier.name
     return name.lower() if dialect == "postgres" and not identifier.args.get("quoted") else name
 
 
 def _end_of_columns(tokens: list[Any]) -> int | None:
-    """Where FROM is, outside of parentheses, which isn't that of IS DISTINCT FROM."""
+    """Returns the offset of the FROM clause, outside of parentheses and not part of IS DISTINCT FROM."""
     depth = 0
     for before, token in pairwise(tokens):
         kind = token.token_type.name
@@ -122,7 +122,7 @@ def _end_of_columns(tokens: list[Any]) -> int | None:
 
 
 def _called(tokens: list[Any], end: int) -> frozenset[str]:
-    """The words before parentheses in the list of columns: functions, and keywords."""
+    """Returns the words before parentheses in the list of columns: functions and keywords."""
     return frozenset(
         before.text.lower()
         for before, token in pairwise(tokens)
@@ -133,7 +133,7 @@ def _called(tokens: list[Any], end: int) -> frozenset[str]:
 
 
 def lone(text: str, dialect: str) -> bool:
-    """Whether a query has no other query in it."""
+    """Returns whether a query contains no other query."""
     tree = _parsed(text, dialect)
     return tree is not None and sum(1 for _ in tree.find_all(require("sqlglot.expressions", "sql").Query)) == 1
 

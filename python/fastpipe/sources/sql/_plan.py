@@ -1,11 +1,15 @@
-"""Plans: a query cut into queries that are disjoint and make up the whole.
+"""Plans split a query into disjoint queries that together return the whole result.
 
-A plan is a function of the data alone, so another process, or a later day, makes the same of the same data. Where an
-integer column is unique and finds rows by itself (a primary key), a query counts the rows of stretches of equal width;
-where these are too uneven to be joined, it is cut at values of a sample, those whose hash is small, and another query
-counts. If a key looks as if no number were missing, one count of all rows, which is cheaper, tells whether that is so,
-and with it how many rows each stretch has. Otherwise one query counts each value of the key, adds the counts up in the
-key's order, and returns where some thousand equal stretches begin.
+A plan depends only on the data, so another process, or a later run, makes the same plan for the same data. The method
+depends on the key:
+
+- If an integer column is unique and indexed (a primary key), a query counts the rows of key ranges of equal width. If
+these ranges are too uneven to be joined, a query reads a sample of keys, those with a small hash. The ranges between
+the sampled keys are then counted by another query.
+- If such a key seems to have no gaps, one count of all rows, which is cheaper, confirms that and gives the number of
+rows in each range.
+- Otherwise, one query counts the rows of each key value, adds up the counts in key order, and returns the starts of
+several thousand ranges of equal size.
 """
 
 from __future__ import annotations
@@ -27,24 +31,25 @@ from fastpipe.sources.sql._range_predicates import Cut, between, chosen, part_nu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows of a partition: of a table that is found by its key, and of anything else, which each partition computes again.
+# Preferred rows of a partition: if rows are found by an indexed key, or else, if each partition computes the query
+# again.
 _PREFERRED_INDEXED = 1 << 17
 _PREFERRED = 1 << 20
 _MOST_BY_ITSELF = 1024
 
-# Pieces for each partition: the largest is at most a sixty-fourth larger than it would be if anything could be cut.
+# Minimum number of pieces per partition. The largest partition is at most 1/64 larger than with arbitrary cuts.
 _PIECES = 64
 _LEAST_PIECES = 4096
 _SAMPLED = 512
-# Stretches of a unique column for each partition, and at most: SQLite joins up to 500 queries.
+# Ranges of a unique column per partition, and the maximum in total: SQLite joins up to 500 queries.
 _WIDTHS = 32
 _MOST_WIDTHS = 448
-# Numbers at each end of a unique column that are looked at for gaps; of how many that pays, and no table has more.
+# Keys to check for gaps at each end of a unique column, and the range of key counts for which the check pays off.
 _LOOKED_AT_ENDS = 1 << 12
 _DENSE_FROM, _DENSE_UP_TO = 1 << 16, 1 << 40
-# By how much the largest partition may be larger than the mean one, where that isn't due to equal values.
+# Maximum size of the largest partition relative to the mean, unless equal values force a larger one.
 _SKEW = 1.15
-# Rows of which a key is chosen where there is no primary key.
+# The number of rows from which a key is chosen if there is no primary key.
 _LOOKED_AT = 2000
 
 
@@ -52,10 +57,10 @@ class SqlPartition(NamedTuple):
     """A query for a part of a result.
 
     Attributes:
-        number: which of the parts, from 0.
-        query: its text, as it is run: in an order that is always the same.
-        parameters: bound to its placeholders, as in the whole query.
-        rows: it returned when the plan was made.
+        number: The index of the part, from 0.
+        query: The text of the query, which returns its rows in a fixed order.
+        parameters: The parameters of its placeholders, as in the whole query.
+        rows: The number of rows that it returned when the plan was made.
     """
 
     number: int
@@ -66,15 +71,16 @@ class SqlPartition(NamedTuple):
 
 @dataclass(frozen=True)
 class SqlPlan:
-    """How a query is cut. `print(plan)` shows it as a table.
+    """The partitions of a query. `print(plan)` shows them as a table.
 
     Attributes:
-        text: the query.
-        by: columns whose order it is cut in; none if it isn't cut. A primary key need not be in the result.
-        rows: of the whole result.
-        partitions: the queries, none of which is empty.
-        heaviest: rows that share one value of `by`, the most of all: they can't be parted. 1 for a unique column.
-        queries: that were run to make the plan.
+        text: The query.
+        by: The columns in whose order the query is split; empty if it isn't split. A primary key need not be in the
+            result.
+        rows: The number of rows of the whole result.
+        partitions: The queries. Each of them returns at least one row.
+        heaviest: The maximum number of rows that share one value of `by` and can't be separated. 1 for a unique column.
+        queries: The queries that were run to make the plan.
     """
 
     text: str
@@ -90,23 +96,23 @@ class SqlPlan:
 
     @property
     def method(self) -> str:
-        """`range` if it is cut in the order of `by`, `whole` if there is one partition at most."""
+        """`range` if the query is split in the order of `by`, `whole` if there is at most one partition."""
         return "range" if len(self.partitions) > 1 else "whole"
 
     @property
     def skew(self) -> float:
-        """Rows of the largest partition over those of the mean one; 1.0 without rows."""
+        """The number of rows of the largest partition divided by the mean; 1.0 without rows."""
         rows = [part.rows for part in self.partitions]
         return max(rows) * len(rows) / sum(rows) if rows else 1.0
 
     @property
     def skew_bound(self) -> float:
-        """What `skew` can't be below, since rows with equal values of `by` aren't parted."""
+        """The minimum of `skew`, since rows with equal values of `by` can't be separated."""
         return max(1.0, self.heaviest * len(self.partitions) / self.rows) if self.rows else 1.0
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns in Arrow."""
+        """The Arrow schema of the result."""
         import pyarrow as pa
 
         return pa.schema([(column.name, column.type) for column in self.columns])
@@ -136,7 +142,7 @@ def planned(
     partitions: int | None,
     preferred_rows: SupportsIndex | None,
 ) -> SqlPlan:
-    """Plans a query, with a session that sees the state that will be read."""
+    """Plans a query, with a session that sees the snapshot that will be read."""
     return _Planner(engine, session, query, partitions, preferred_rows).plan(by)
 
 
@@ -161,13 +167,13 @@ class _Planner:
         self._known = dict(zip(names, self._columns, strict=True))
 
     def plan(self, by: tuple[str, ...] | None) -> SqlPlan:
-        """The plan."""
+        """Returns the plan."""
         for name in by or ():
             if name not in self._known:
                 reason = f"by names {name!r}, which isn't a column of the result: {', '.join(self._known)}"
                 raise SchemaError(reason, feature=name, reason=reason)
             if self._known[name].fitness is None:
-                reason = f"column {name!r} has no order by which it could be cut: name another in by"
+                reason = f"column {name!r} has no order, so it can't split the query: name another column in by"
                 raise UnsupportedError(reason, feature=name, reason=reason)
         with self._engine.errors("looking for a primary key"):
             unique = self._unique_key(add=by is None)
@@ -182,10 +188,10 @@ class _Planner:
         return self._by_counts(keys, indexed=unique == keys[0])
 
     def _unique_key(self, *, add: bool) -> str | None:
-        """An integer column by which rows are found, without NULLs, each value once; None if there is none.
+        """Returns an indexed, unique integer column without NULLs; None if there is none.
 
         Args:
-            add: whether the query that is cut may return one more column than the user's.
+            add: Whether the query may be extended by a column that the user's query doesn't return.
         """
         table = self._engine.table_of(self._session, self._query)
         keys = [] if table is None else self._engine.unique_keys(self._session, table)
@@ -217,14 +223,14 @@ class _Planner:
         return int(self._fetch(f"SELECT count(*) FROM {self._query.derived}")[0][0])
 
     def _wanted(self, rows: int, indexed: bool) -> int:
-        """The number of partitions."""
+        """Returns the number of partitions."""
         if self._partitions is not None:
             return self._partitions
         preferred = self._preferred or (_PREFERRED_INDEXED if indexed else _PREFERRED)
         return min(max(-(-rows // operator.index(preferred)), 1), _MOST_BY_ITSELF)
 
     def _suitable(self) -> tuple[str, ...]:
-        """The one or two columns whose values are shared by the fewest rows, as the first rows tell."""
+        """Returns the one or two columns with the most distinct values, according to the first rows."""
         found = sorted((column for column in self._columns if column.fitness is not None), key=_fitness)[:16]
         if len(found) < 2:
             return tuple(column.name for column in found)
@@ -236,7 +242,7 @@ class _Planner:
         return tuple(found[i].name for i in best[:2])
 
     def _by_counts(self, keys: tuple[str, ...], *, indexed: bool) -> SqlPlan:
-        """Cuts by how many rows have each value of a key."""
+        """Splits the query by the number of rows with each value of the key."""
         names = [f"k{i}" for i in range(len(keys))]
         selected = ", ".join(f"{self._key(key)} AS {name}" for key, name in zip(keys, names, strict=True))
         order = ", ".join(f"CASE WHEN {name} IS NULL THEN 1 ELSE 0 END, {name}" for name in names)
@@ -263,9 +269,9 @@ class _Planner:
         return self._plan(keys, [cuts[i] for i in at], rows, heaviest)
 
     def _by_widths(self, key: str) -> SqlPlan:
-        """Cuts a unique column by how many rows stretches of equal width have."""
+        """Splits a unique column by the number of rows in ranges of equal width."""
         column = self._engine.quote(key)
-        # So each bound is found by an index, and parameters are bound once.
+        # The clause lets the database find each bound with an index, and parameters are bound only once.
         derived = f"WITH q AS NOT MATERIALIZED (SELECT * FROM {self._query.derived})"
         ends = [f"(SELECT {column} FROM q ORDER BY {column} {way} LIMIT 1)" for way in ("ASC", "DESC")]
         found = self._fetch(f"{derived} SELECT {', '.join(ends)}")[0]
@@ -275,7 +281,8 @@ class _Planner:
         most = min(_WIDTHS * (self._partitions or _MOST_WIDTHS), _MOST_WIDTHS, high - low + 1)
         width = -(-(high - low + 1) // most)
         if self._looks_dense(derived, column, low, high):
-            # Each number is there at most once, so as many rows as numbers are all of them.
+            # Each key occurs at most once, so there are no gaps if the number of rows equals the number of possible
+            # keys.
             counts = np.minimum(width, high - low + 1 - width * np.arange(most)).clip(0)
             total = self._count()
         else:
@@ -297,7 +304,7 @@ class _Planner:
         return self._plan((key,), cuts, sizes.tolist(), 1, unique=True)
 
     def _looks_dense(self, derived: str, column: str, low: int, high: int) -> bool:
-        """Whether no number is missing at the ends of a unique column that has many."""
+        """Returns whether a unique column with many values has no gaps at both ends."""
         if not _DENSE_FROM <= high - low < _DENSE_UP_TO:
             return False
         ends = (f"{column} < {low + _LOOKED_AT_ENDS}", f"{column} > {high - _LOOKED_AT_ENDS}")
@@ -305,7 +312,7 @@ class _Planner:
         return [int(count) for count in found[0]] == [_LOOKED_AT_ENDS] * 2
 
     def _by_sample(self, key: str, total: int, parts: int) -> SqlPlan:
-        """Cuts a unique column at values whose hash is small."""
+        """Splits a unique column at sampled values, whose hash is small."""
         column, keys = self._engine.quote(key), (key,)
         hashed = str(self._engine.hash).format(column)
         share = min(1.0, _SAMPLED * parts / total)
@@ -329,13 +336,13 @@ class _Planner:
 
     def _changed(self, before: int, now: int) -> None:
         reason = (
-            f"the query returned {plural(before, 'row')}, and then {now:,}: others change its tables, or it returns "
-            "other rows each time. Read it in a snapshot, or once into files (materialize='directory')"
+            f"the query returned {plural(before, 'row')} first and {now:,} rows later: its tables change, or it "
+            "returns other rows each time. Read it in a snapshot, or once into files (materialize='directory')"
         )
         raise StorageError(reason, reason=reason)
 
     def _key(self, name: str) -> str:
-        """SQL for a column of a key."""
+        """Returns SQL for a column of a key."""
         return self._known[name].key.format(self._engine.quote(name))
 
     def _cut(self, keys: tuple[str, ...], row: tuple[Any, ...]) -> Cut:
@@ -370,7 +377,7 @@ class _Planner:
         return SqlPlan(self._query.text, keys, sum(rows), parts, heaviest, *known)
 
     def _order(self, keys: tuple[str, ...], *, unique: bool) -> list[str]:
-        """By what rows of a partition are ordered, so that only equal rows tie; the key first, which an index helps."""
+        """Returns the sort order of a partition, in which only equal rows tie. The key comes first to use its index."""
         first = list(map(self._key, keys))
         if unique:
             return first
@@ -379,7 +386,7 @@ class _Planner:
 
 
 def partition_text(query: Query, selected: str, predicate: str | None, order: str) -> str:
-    """The text of a partition's query."""
+    """Returns the text of a partition's query."""
     where = "" if predicate is None else f" WHERE {predicate}"
     return f"SELECT {selected} FROM {query.derived}{where}" + (f" ORDER BY {order}" if order else "")
 

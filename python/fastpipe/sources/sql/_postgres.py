@@ -1,4 +1,4 @@
-"""PostgreSQL: psycopg plans, tells the types of columns and binds parameters; ADBC reads."""
+"""PostgreSQL: psycopg plans queries, finds column types and binds parameters; ADBC reads rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from fastpipe.sources.sql._query import Parameters, Query, functions, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The same rows in the same order each time, whatever else the server does. Parallel workers of the server would add
-# numbers up in any order; partitions are read at once instead.
+# These settings make a query return the same rows in the same order each time. Parallel workers of the server would add
+# numbers in any order, so fastpipe reads several partitions concurrently instead.
 _SETTINGS = {
     "max_parallel_workers_per_gather": "0",
     "synchronize_seqscans": "off",
@@ -33,19 +33,19 @@ _SETTINGS = {
     "standard_conforming_strings": "on",
 }
 
-# The first day that PostgreSQL has, in days since 1970: in the year 4713 BC. ADBC counts from 1970 what the server
-# counts from 2000, so what is infinite, or after the year 294246, wraps around to before.
+# PostgreSQL's first day, in the year 4713 BC, in days since 1970. ADBC converts the server's epoch, 2000, to 1970, so
+# infinite times and times after the year 294246 wrap around to earlier days.
 _FIRST_DAY = -2_440_588
 
-# Parameters of a connection that decide which tables a query reads.
+# Connection parameters that decide which tables a query reads.
 _IDENTIFYING = ("service", "host", "hostaddr", "port", "dbname", "user", "options")
-# The same, as the server knows it. Copies of a server share its system identifier.
+# The same information from the server. Copies of a server share its system identifier.
 _WHOSE_DATA = (
     "(SELECT system_identifier FROM pg_control_system())::text, inet_server_addr()::text, current_setting('port'), "
     "current_database()::text, session_user::text, current_user::text, current_setting('search_path')"
 )
 
-# Types by their names in pg_type: how they are read, and how fit they are as a key.
+# Types by their names in pg_type: their Arrow type, and their rank as a key.
 _AS_THEY_ARE = {
     "bool": ("bool_", 3),
     "int2": ("int16", 0),
@@ -62,22 +62,22 @@ _AS_THEY_ARE = {
 }
 _AS_TEXT = frozenset({"uuid", "inet", "cidr", "macaddr", "macaddr8", "bit", "varbit", "citext", "tsvector", "money"})
 _AS_TEXT_UNORDERED = frozenset({"json", "xml", "jsonb", "point", "jsonpath", "tsquery"})
-# Arrays of several dimensions come as one, without a word. PostgreSQL appends to none of them: it raises an error.
+# ADBC silently flattens arrays of several dimensions. PostgreSQL can't append to such an array and raises an error.
 _OF_ONE_DIMENSION = "CASE WHEN array_ndims({0}) > 1 THEN array_append({0}, NULL) ELSE {0} END"
 _LISTS = {"_bool", "_int2", "_int4", "_int8", "_float4", "_float8", "_text", "_varchar"}
 
 
 class Postgres(Engine):
-    """A database of PostgreSQL.
+    """A PostgreSQL database.
 
-    An anchor exports the snapshot of its transaction, which lives as long as it does; each session takes it over. The
-    anchor also plans: it is a connection of psycopg, which opens five times as fast as one of ADBC. With a factory, it
-    is one that the factory returned.
+    An anchor connection exports the snapshot of its transaction, and each session imports it. The snapshot exists as
+    long as the anchor is open. The anchor also plans: it is a psycopg connection, which opens 5× faster than an ADBC
+    connection. With a factory, the factory opens the anchor.
 
     Args:
-        url: of libpq; with a factory, what the database is called.
-        factory: returns a connection of `adbc_driver_postgresql`.
-        token: of a snapshot of another process.
+        url: A libpq URL; with a factory, the name of the database in error messages.
+        factory: A function that returns a connection of `adbc_driver_postgresql`.
+        token: The token of another process's snapshot.
     """
 
     name = "PostgreSQL"
@@ -98,14 +98,14 @@ class Postgres(Engine):
         return f"div(CAST({dividend} AS numeric), CAST({divisor} AS numeric))"
 
     def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
-        # Distances may exceed bigint, and numeric is slow.
+        # Distances may exceed bigint, but numeric is slow.
         exact = "bigint" if width * number < 1 << 62 else "numeric"
         stretch = f"div({column}::numeric - ({low})::numeric, {width})" if exact == "numeric" else None
         stretch = stretch or f"({column}::bigint - ({low})::bigint) / {width}::bigint"
         return f"{derived} SELECT s, count(*) FROM (SELECT {stretch} AS s FROM q) AS w GROUP BY s"
 
     def bind(self, query: Query) -> Query:
-        """Parameters become literals, as psycopg writes them: so results come as COPY sends them."""
+        """Replaces parameters by literals, which psycopg formats, so that results can be read with COPY."""
         if query.parameters is None:
             return query
         psycopg = require("psycopg", "postgresql")
@@ -118,11 +118,11 @@ class Postgres(Engine):
             return Query(cursor.mogrify(query.text, parameters))
 
     def _client(self) -> Any:
-        """A connection that plans."""
+        """Opens a connection for planning."""
         if self._factory is not None:
             return without_transaction(self._factory())
         psycopg = require("psycopg", "postgresql")
-        # Text comes as text from databases of any encoding.
+        # With UTF-8, databases of any encoding return text.
         client = psycopg.connect(self._url, autocommit=True, connect_timeout=30, client_encoding="utf8")
         with self._lock:
             self._clients.add(client)
@@ -144,8 +144,8 @@ class Postgres(Engine):
                     self.fetch(session, f"SET TRANSACTION SNAPSHOT '{token}'", None)
                 except Exception as error:
                     reason = (
-                        "the snapshot that the reader began with is gone, with the process or the server that kept "
-                        f"it: make a new reader ({self.cleaned(str(error)).strip()})"
+                        "the reader's snapshot no longer exists, because the process or the server that kept it has "
+                        f"stopped: create a new reader ({self.cleaned(str(error)).strip()})"
                     )
                     raise StorageError(reason, reason=reason) from None
             return session
@@ -168,14 +168,14 @@ class Postgres(Engine):
             return _Planned(opened, number, self._client, anchor, token)
 
     def _set(self, session: Any, settings: dict[str, str]) -> None:
-        """Settings of a session, by one query."""
+        """Changes settings of a session with one query."""
         listed = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
         self.fetch(session, f"SELECT {', '.join(listed)}", None)
 
     @contextlib.contextmanager
     def counting(self, session: Any, query: Query) -> Iterator[None]:
-        # Compiling takes longer than counting. Workers are as many as the server allows: rows of a table are counted
-        # the same by several, where the query has no other one in it that could add up floats.
+        # Compiling takes longer than counting. The server may use its default number of workers, because counts don't
+        # depend on their order, unless a nested query adds up floats.
         with self.errors("planning"):
             self.fetch(session, "SET jit = off", None)
             if lone(query.text, self.dialect):
@@ -186,7 +186,7 @@ class Postgres(Engine):
             self._set(session, _SETTINGS)
 
     def with_token(self, token: str | None) -> Postgres:
-        """The same, whose sessions see the state of another process."""
+        """Returns an engine whose sessions see the snapshot of another process."""
         return Postgres(self._url, self._factory, token)
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
@@ -220,19 +220,19 @@ class Postgres(Engine):
         return [column._replace(nullable=column.name not in full) for column in columns]
 
     def _described_by_adbc(self, session: Any, sql: str) -> list[tuple[str, int, int | None, int | None]]:
-        """Names and types of columns. ADBC doesn't tell how many digits decimals have."""
+        """Returns the names and types of columns. ADBC doesn't report the precision of decimals."""
         with self._statements.run(session, sql) as reader:
             names = reader.schema.names
         if not names:
             return []
-        # A join, so that there is a row, of NULLs.
+        # The outer join returns one row of NULLs.
         renamed = ", ".join(f"c{i}" for i in range(len(names)))
         types = ", ".join(f"pg_typeof(c{i})::oid::int8" for i in range(len(names)))
         sql = f"SELECT {types} FROM (SELECT 1) AS one LEFT JOIN ({sql}) AS q ({renamed}) ON true"
         return [(name, oid, None, None) for name, oid in zip(names, self.fetch(session, sql, None)[0], strict=True)]
 
     def _full(self, session: Any, query: Query) -> set[str]:
-        """Columns that are declared to have no NULLs."""
+        """Returns the columns that are declared NOT NULL."""
         if (found := self.table_of(session, query)) is None:
             return set()
         sql = f"SELECT attname FROM pg_attribute WHERE attrelid = {self._regclass(found.table)} AND attnotnull"
@@ -252,7 +252,7 @@ class Postgres(Engine):
         if kind in _AS_THEY_ARE:
             arrow, fitness = _AS_THEY_ARE[kind]
             order = collated if arrow == "string" else ("{}",)
-            # For `name` and lengths of characters: without them nothing is cut off.
+            # The type's name is needed for `name` and for lengths of characters. `text` doesn't truncate values.
             formatted = "text" if kind == "varchar" else formatted
             return Column(name, getattr(pa, arrow)(), order=order, fitness=fitness, kind=formatted)
         if kind in ("timestamp", "timestamptz"):
@@ -262,7 +262,7 @@ class Postgres(Engine):
             return Column(name, pa.time64("us"), kind=formatted)
         if kind == "numeric":
             if precision is None or precision > 38 or (scale or 0) < 0:
-                # Sums of integers are such numbers, too. Others don't fit decimals of Arrow.
+                # Sums of integers have this type. Other numbers don't fit Arrow's decimals.
                 return Column(name, pa.float64(), read="CAST({} AS double precision)", kind="numeric")
             decimal = pa.decimal128(precision, scale or 0)
             return Column(name, decimal, read="CAST({} AS text)", kind="numeric")
@@ -275,10 +275,10 @@ class Postgres(Engine):
             inner = getattr(pa, _AS_THEY_ARE[kind[1:]][0])()
             return Column(name, pa.list_(inner), read=_OF_ONE_DIMENSION, fitness=None, kind=formatted)
         reason = (
-            f"column {name!r} is {formatted}, which isn't read: write CAST({self.quote(name)} AS text) in the query"
+            f"column {name!r} is {formatted}, which is not supported: use CAST({self.quote(name)} AS text) in the query"
         )
         if kind == "interval":
-            reason = f"column {name!r} is an interval: write EXTRACT(EPOCH FROM {self.quote(name)}) in the query"
+            reason = f"column {name!r} is an interval: use EXTRACT(EPOCH FROM {self.quote(name)}) in the query"
         raise UnsupportedError(reason, feature=name, reason=reason)
 
     def doubt(self, session: Any, query: Query) -> str | None:
@@ -334,7 +334,7 @@ class Postgres(Engine):
             return ["postgresql", *self.fetch(session, f"SELECT {_WHOSE_DATA}", None)]
 
     def _given(self) -> dict[str, str]:
-        """The parameters that the URL sets."""
+        """Returns the parameters that the URL sets."""
         with self.errors("reading the URL"):
             options = _conninfo().parse(self._url.encode())
         return {option.keyword.decode(): option.val.decode() for option in options if option.val is not None}
@@ -354,14 +354,15 @@ class Postgres(Engine):
 
 
 class _Planned(SessionPool):
-    """Sessions that read, and one that plans.
+    """Sessions for reading, and one session for planning.
 
     Args:
-        connect: opens a session on what a function returns; by default one that reads.
-        number: of sessions that read, at most.
-        client: opens a connection that plans.
-        anchor: a session that plans, and keeps the snapshot that all see; None if another process does, or none is.
-        token: the snapshot's name; None if there is none.
+        connect: A function that opens a session with the connection that another function returns, by default for
+            reading.
+        number: The maximum number of sessions for reading.
+        client: A function that opens a connection for planning.
+        anchor: A session for planning that keeps the snapshot open. None if another process keeps it, or there is none.
+        token: The snapshot's name; None without a snapshot.
     """
 
     def __init__(
@@ -371,7 +372,7 @@ class _Planned(SessionPool):
         self._client, self._anchor, self._token = client, anchor, token
 
     def token(self) -> str | None:
-        """The snapshot's name, for as long as this process keeps it."""
+        """Returns the snapshot's name, which is valid while this process keeps the snapshot open."""
         return self._token
 
     @contextlib.contextmanager
@@ -384,11 +385,11 @@ class _Planned(SessionPool):
                 session.close()
 
     def prepare(self) -> None:
-        # ADBC asks the server for all of its types when it opens the first session.
+        # ADBC asks the server for all of its types when it opens the first session, so it is opened in advance.
         threading.Thread(target=self._try, name="fastpipe-sql", daemon=True).start()
 
     def _try(self) -> None:
-        # What fails here fails where a session is needed.
+        # The error is raised again when a session is needed.
         with contextlib.suppress(Exception), self.borrow():
             pass
 

@@ -1,4 +1,4 @@
-"""A query as a user wrote it: looked at, wrapped, never edited."""
+"""A query as the user wrote it. It is parsed and wrapped, but never edited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from fastpipe._arguments import shown
 from fastpipe.errors import UnsupportedError
 
-# Those of the present time, too: partitions are run by different transactions, and again in later epochs.
+# Includes functions of the current time, because partitions are read in several transactions, and again in later
+# epochs.
 VOLATILE = frozenset(
     {
         "any_value",
@@ -71,9 +72,9 @@ VOLATILE = frozenset(
 )
 
 
-# Functions of a window that tell its rows apart by their order alone.
+# Window functions whose result depends only on the order of rows.
 _RANKING = frozenset({"row_number", "ntile", "lag", "lead", "first_value", "last_value", "nth_value"})
-# Aggregates that keep values in the order of their rows, by the names of databases and those that sqlglot gives them.
+# Aggregates that keep values in row order, with their names in databases and in sqlglot.
 _COLLECTING = frozenset(
     {
         "array_agg",
@@ -95,21 +96,21 @@ _COLLECTING = frozenset(
 
 
 def unordered(node: Any, names: set[str], expressions: Any) -> str | None:
-    """Why what a node returns depends on the order in which rows come; None if it doesn't.
+    """Returns why the result of a node depends on the order of rows; None if it doesn't.
 
     Args:
-        node: of a query.
-        names: of the function that it is; none if it is no function.
-        expressions: sqlglot's.
+        node: A node of the parsed query.
+        names: The names of the function, if the node is a function; otherwise empty.
+        expressions: The module of sqlglot's expressions.
     """
     if isinstance(node, expressions.Window):
         function = node.this
         called = set() if function is None else {function.key, *_names(function, expressions)}
         rows = node.args.get("spec") is not None and str(node.args["spec"].args.get("kind")).upper() == "ROWS"
         if (called & _RANKING or rows) and not _window_order(node, expressions):
-            return f"{_shown(function)} OVER a window without ORDER BY takes rows in any order"
+            return f"{_shown(function)} OVER a window without ORDER BY reads rows in any order"
     elif names & _COLLECTING and not _ordered(node, expressions):
-        return f"{_shown(node)} without ORDER BY takes rows in any order"
+        return f"{_shown(node)} without ORDER BY reads rows in any order"
     return None
 
 
@@ -135,7 +136,7 @@ def _ordered(node: Any, expressions: Any) -> bool:
 
 
 def _window_order(window: Any, expressions: Any) -> bool:
-    """Whether a window, or the named one that it is, has an order."""
+    """Returns whether a window, or the named window that it refers to, has an order."""
     if window.args.get("order"):
         return True
     if not (name := window.args.get("alias")):
@@ -151,11 +152,11 @@ Parameters: TypeAlias = "Sequence[Any] | Mapping[str, Any] | None"
 
 
 class Query(NamedTuple):
-    """A query and what is bound to it.
+    """A query and its parameters.
 
     Attributes:
-        text: as the user wrote it.
-        parameters: bound to its placeholders.
+        text: The query as the user wrote it.
+        parameters: The values of its placeholders.
     """
 
     text: str
@@ -163,15 +164,15 @@ class Query(NamedTuple):
 
     @property
     def derived(self) -> str:
-        """The query as a derived table named q. Its own line, as it may end with a comment."""
+        """The query as a derived table named q. It is on separate lines because it may end with a comment."""
         return f"(\n{self.text}\n) AS q"
 
 
 def require(module: str, extra: str) -> Any:
-    """Imports what an extra brings.
+    """Imports a module of an extra.
 
     Raises:
-        ImportError: if it isn't installed; it says what to install.
+        ImportError: If the module isn't installed. The message names the package to install.
     """
     import importlib
 
@@ -183,48 +184,48 @@ def require(module: str, extra: str) -> Any:
 
 
 def checked(text: object, parameters: object, dialect: str, *, once: bool = False) -> Query:
-    """A query that can be cut into partitions.
+    """Returns a query that can be split into partitions.
 
     Args:
-        text: the query.
-        parameters: bound to it.
-        dialect: sqlglot's name of it.
-        once: whether it is run only once, and so may return something else each time.
+        text: The query.
+        parameters: The values of its placeholders.
+        dialect: The dialect's name in sqlglot.
+        once: Whether the query is run only once, so that it may return other rows each time.
 
     Raises:
-        TypeError: if the query is no text, or the parameters are no sequence or mapping.
-        UnsupportedError: if it is no single query, can't be parsed, or returns something else each time.
+        TypeError: If the query is not text, or the parameters are not a sequence or mapping.
+        UnsupportedError: If the text is not a single query, can't be parsed, or may return other rows each time.
     """
     if not isinstance(text, str):
-        raise TypeError(f"query is a str, not {shown(text)}")
+        raise TypeError(f"query must be a str; got {shown(text)}")
     if parameters is not None and (
         isinstance(parameters, (str, bytes)) or not isinstance(parameters, (Sequence, Mapping))
     ):
-        raise TypeError(f"parameters is a sequence, a mapping or None, not {shown(parameters)}")
+        raise TypeError(f"parameters must be a sequence, a mapping or None; got {shown(parameters)}")
     expressions = require("sqlglot.expressions", "sql")
     text = _without_end(text.strip(), dialect)
     try:
         tree = _parsed(text, dialect)
         if not isinstance(tree, (expressions.Query, expressions.Values)):
-            raise _refused(f"{tree.key.upper()} is no query: give a SELECT")
+            raise _refused(f"{tree.key.upper()} is not a query: use a SELECT")
         reason = None if once else next(_doubts(tree, expressions), None)
     except RecursionError:
-        raise _refused("the query is nested too deeply for sqlglot: create a view of it, and read that") from None
+        raise _refused("the query is nested too deeply for sqlglot: create a view of it, and read the view") from None
     if reason is not None:
         raise not_repeatable(reason)
     return Query(text, parameters)
 
 
 def not_repeatable(reason: str) -> UnsupportedError:
-    """The error for a query that may return other rows each time."""
+    """Returns the error for a query that may return other rows each time."""
     return _refused(
-        f"the query may return other rows each time it is run: {reason}. Partitions of it may overlap or miss rows. "
-        "Leave that out, or read it once into files: materialize='directory'"
+        f"the query may return other rows each time it is run: {reason}. Its partitions could overlap or miss rows. "
+        "Remove that part of the query, or read it once into files: materialize='directory'"
     )
 
 
 def functions(text: str, dialect: str) -> list[str]:
-    """The functions that a query calls and sqlglot doesn't know: users' own. In lower case; only plain names."""
+    """Returns the functions of a query that sqlglot doesn't know (user-defined ones), as plain lower-case names."""
     found = {
         node.name.lower() for node in _parsed(text, dialect).find_all(require("sqlglot.expressions", "sql").Anonymous)
     }
@@ -232,7 +233,7 @@ def functions(text: str, dialect: str) -> list[str]:
 
 
 def readable(text: str, dialect: str) -> str:
-    """The query as sqlglot reads it: placeholders that drivers format are in no dialect."""
+    """Returns the query for sqlglot, with NULL in place of drivers' placeholders, which belong to no dialect."""
     return re.sub(r"%s|%\(\w+\)s", "NULL", text).replace("%%", "%") if dialect in ("postgres", "mysql") else text
 
 
@@ -241,12 +242,12 @@ def _refused(reason: str) -> UnsupportedError:
 
 
 def _without_end(text: str, dialect: str) -> str:
-    """A statement without the semicolons at its end, and comments behind them."""
+    """Returns a statement without the semicolons at its end and the comments after them."""
     sqlglot = require("sqlglot", "sql")
     try:
         tokens = sqlglot.tokenize(text, dialect=dialect)
     except sqlglot.errors.SqlglotError:
-        return text  # Parsing says what is wrong.
+        return text  # The parser will report the error.
     end = len(text)
     while tokens and tokens[-1].token_type.name == "SEMICOLON":
         end = tokens.pop().start
@@ -262,16 +263,16 @@ def _parsed(text: str, dialect: str) -> Any:
     except sqlglot.errors.SqlglotError as error:
         told = str(error).splitlines()[0]
         raise _refused(
-            f"sqlglot can't parse the query in the dialect {dialect}, so nobody knows whether it returns the same rows "
-            f"each time: {told}. Read it once into files: materialize='directory'"
+            f"sqlglot can't parse the query in the dialect {dialect}, so it is unknown whether it returns the same "
+            f"rows each time: {told}. Read it once into files: materialize='directory'"
         ) from None
     if len(trees) != 1:
-        raise _refused(f"there are {len(trees)} statements, and one query is read")
+        raise _refused(f"there are {len(trees)} statements, but only one query can be read")
     return trees[0]
 
 
 def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
-    """Why a query may return something else each time."""
+    """Yields reasons why a query may return other rows each time."""
     for node in tree.walk():
         if isinstance(node, (expressions.Insert, expressions.Update, expressions.Delete, expressions.Lock)):
             yield f"it changes or locks rows ({node.key.upper()})"
@@ -288,12 +289,12 @@ def _doubts(tree: Any, expressions: Any) -> Iterator[str]:
             if reason := unordered(node, set(), expressions):
                 yield reason
         elif isinstance(node, expressions.TableSample):
-            yield "TABLESAMPLE takes other rows each time"
+            yield "TABLESAMPLE returns other rows each time"
         elif isinstance(node, (expressions.Limit, expressions.Offset, expressions.Fetch)):
             if node.parent is None or not node.parent.args.get("order"):
-                yield f"{node.key.upper()} without ORDER BY takes any rows"
+                yield f"{node.key.upper()} without ORDER BY returns any rows"
         elif isinstance(node, expressions.Distinct) and node.args.get("on") and not node.parent.args.get("order"):
-            yield "DISTINCT ON without ORDER BY takes any rows"
+            yield "DISTINCT ON without ORDER BY returns any rows"
 
 
 def _sql_names(node: Any) -> set[str]:
@@ -301,7 +302,7 @@ def _sql_names(node: Any) -> set[str]:
 
 
 def _is_present(node: Any, expressions: Any) -> bool:
-    """Whether a function of dates is told 'now', or nothing at all (SQLite's date functions)."""
+    """Returns whether a date function has the argument 'now', or no argument (SQLite's date functions)."""
     texts = [text for text in node.find_all(expressions.Literal) if text.is_string]
     if any(text.name.strip().lower() == "now" for text in texts):
         return True

@@ -1,8 +1,8 @@
-"""Where a result is cut, and the predicates that follow: pure functions, in the database's own order.
+"""Cuts of a result, and predicates for its parts: pure functions, in the database's own order.
 
-Rows are ordered by the columns of a key, one after the other, NULLs last. A cut is a key, and begins a part: which rows
-are below it is asked of the database, so its collations, NaN and time zones decide. Whatever the cut is, a row is below
-it or it isn't, so parts are disjoint and make up the whole.
+Rows are ordered by the columns of a key, one after another, NULLs last. A cut is a key at which a part begins. The
+database decides which rows are below a cut, so its own collations, NaN and time zones apply. Every row is either below
+a cut or not, so parts are disjoint and together form the whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Cut: TypeAlias = "tuple[str | None, ...]"
 
 
 def below(columns: Sequence[str], cut: Cut) -> str:
-    """The predicate that a key is below a cut; false or NULL where it isn't."""
+    """Returns the predicate that a key is below a cut. It is false or NULL for other keys."""
     column, value = columns[0], cut[0]
     rest = below(columns[1:], cut[1:]) if len(columns) > 1 else ""
     if value is None:
@@ -29,32 +29,32 @@ def below(columns: Sequence[str], cut: Cut) -> str:
 
 
 def at_or_above(columns: Sequence[str], cut: Cut, *, nulls: bool = True) -> str:
-    """The predicate that a key isn't below a cut.
+    """Returns the predicate that a key isn't below a cut.
 
     Args:
-        columns: of the key, as SQL.
-        cut: where a part begins.
-        nulls: whether the first column may be NULL. What another predicate excludes needn't be said, and an index helps
-            more without it.
+        columns: The columns of the key, as SQL.
+        cut: The start of a part.
+        nulls: Whether the first column may be NULL. If another predicate excludes NULL, False gives a predicate that an
+            index can speed up.
     """
     column, value = columns[0], cut[0]
     rest = at_or_above(columns[1:], cut[1:]) if len(columns) > 1 else ""
     if value is None:
         return f"({column} IS NULL AND {rest})" if rest else f"{column} IS NULL"
     found = f"({column} > {value} OR ({column} = {value} AND {rest}))" if rest else f"{column} >= {value}"
-    # Says it once more, so that an index is used.
+    # This redundant condition lets the database use an index.
     found = f"{column} >= {value} AND {found}" if rest and not nulls else found
     return f"({found} OR {column} IS NULL)" if nulls else found
 
 
 def between(columns: Sequence[str], first: Cut | None, end: Cut | None, *, nulls: bool = True) -> str | None:
-    """The predicate of the part from one cut up to another, of which None is the start or the end; None for all.
+    """Returns the predicate of the part between two cuts; None if the part is the whole result.
 
     Args:
-        columns: of the key, as SQL.
-        first: where the part begins.
-        end: where the next one begins.
-        nulls: whether the first column may be NULL.
+        columns: The columns of the key, as SQL.
+        first: The start of the part; None for the start of the result.
+        end: The start of the next part; None for the end of the result.
+        nulls: Whether the first column may be NULL.
     """
     if first is None:
         return None if end is None else below(columns, end)
@@ -64,7 +64,7 @@ def between(columns: Sequence[str], first: Cut | None, end: Cut | None, *, nulls
 
 
 def part_number(columns: Sequence[str], cuts: Sequence[Cut]) -> str:
-    """The expression for the number of a row's part, from 0: comparisons with few of the cuts."""
+    """Returns an SQL expression for the index of a row's part, from 0. It is a binary search over the cuts."""
 
     def search(low: int, high: int) -> str:
         if low == high:
@@ -78,16 +78,17 @@ def part_number(columns: Sequence[str], cuts: Sequence[Cut]) -> str:
 
 
 def chosen(rows: npt.NDArray[np.int64], parts: int) -> list[int]:
-    """Chooses where to cut pieces that can't be cut themselves, so that the largest part is as small as it can be.
+    """Chooses cuts between indivisible pieces that minimize the size of the largest part.
 
-    The classic search over the largest part: with a given one, taking as much as fits is best.
+    It is the classic binary search for the smallest possible maximum. Filling each part as far as possible checks a
+    maximum.
 
     Args:
-        rows: of each piece, in their order; positive.
-        parts: at most.
+        rows: The number of rows of each piece, in order; positive.
+        parts: The maximum number of parts.
 
     Returns:
-        The numbers of the pieces that begin a part, but the first.
+        The index of the first piece of each part, except for the first part.
     """
     if not len(rows):
         return []

@@ -1,4 +1,4 @@
-"""Readers of queries: partitions that are read by themselves, or a result that is written once."""
+"""Readers of queries, whose partitions are read separately or whose result is written to files once."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class SqlUnits:
     """The partitions of a query, as a source (see `Units`).
 
     Args:
-        engine: the database.
-        query: what is read.
-        plan: how it is cut.
-        sessions: connections; None to open them when they are needed.
-        number: connections at most.
-        snapshot: whether all read one state.
-        columns: that are read; None for all.
+        engine: The database.
+        query: The query to read.
+        plan: The partitions of the query.
+        sessions: Open connections; None to open them on demand.
+        number: The maximum number of connections.
+        snapshot: Whether all connections read the same snapshot.
+        columns: The names of the columns to read; None for all.
     """
 
     def __init__(
@@ -73,19 +73,19 @@ class SqlUnits:
         )
 
     def select(self, columns: list[str]) -> SqlUnits:
-        """The same units, of which only these columns are read."""
+        """Returns the same units with only the given columns."""
         chosen = copy.copy(self)
         chosen._choose(columns)
-        # Both use the same connections, opened by either.
+        # Both objects share the same connections, no matter which of them opens these first.
         chosen._open = self._open  # type: ignore[method-assign]
         return chosen
 
     def name(self, unit: int) -> str:
-        """The partition and its predicate."""
+        """Returns the name of a unit: its partition and predicate."""
         return f"partition {unit} of {len(self.rows)} of the query, where {self.plan.predicates[unit] or 'all'}"
 
     def fingerprint(self) -> list[Any]:
-        """The database's name, the query, what is bound to it and how it is cut."""
+        """Returns the database's name, the query, its parameters, and the predicates of the partitions."""
         return [self._engine.fingerprint(), self._query.text, repr(self._query.parameters), self.plan.predicates]
 
     def _open(self) -> Sessions:
@@ -95,7 +95,7 @@ class SqlUnits:
             return self._sessions
 
     def read(self, unit: int) -> pa.Table:
-        """A partition's rows."""
+        """Reads the rows of a partition."""
         selected = ", ".join(column.read.format(self._engine.quote(column.name)) for column in self._columns)
         text = partition_text(self.plan.source, selected, self.plan.predicates[unit], self.plan.order)
         name = self.name(unit)
@@ -104,8 +104,8 @@ class SqlUnits:
         if table.num_rows != self.rows[unit]:
             reason = (
                 f"the partition had {plural(self.rows[unit], 'row')} when the reader was made, and has "
-                f"{table.num_rows:,} now: others change its tables, or the query returns other rows each time. Make a "
-                "new reader, or read it once into files (materialize='directory')"
+                f"{table.num_rows:,} now: its tables changed, or the query returns other rows each time. Create a new "
+                "reader, or read the query once into files (materialize='directory')"
             )
             raise StorageError(f"{reason} ({name})", reason=reason, unit=name)
         return table
@@ -128,11 +128,13 @@ _T = TypeVar("_T")
 
 
 def interruptible(work: Callable[[], _T], cancel: Callable[[], None]) -> _T:
-    """Calls a function in a thread. On Ctrl-C it is left to that, which ends with all that it holds when it can.
+    """Calls a function in a thread, so that Ctrl-C is handled immediately.
+
+    After Ctrl-C, the thread continues in the background and releases its resources when the function returns.
 
     Args:
-        work: waits for a database.
-        cancel: may shorten that; called on Ctrl-C.
+        work: The function, which waits for a database.
+        cancel: A function that is called on Ctrl-C and may shorten the wait.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -156,7 +158,7 @@ def interruptible(work: Callable[[], _T], cancel: Callable[[], None]) -> _T:
         cancel()
         raise
     if errors:
-        # A cycle of the error, its traceback and this frame would keep connections open.
+        # The error, its traceback and this frame would form a cycle that keeps connections open.
         error = errors.pop()
         try:
             raise error
@@ -171,37 +173,37 @@ _MOST = 1 << 16
 
 
 def checked_by(by: object) -> tuple[str, ...] | None:
-    """The names of the columns by which to cut; None for those that suit.
+    """Returns the names of the columns that split the query; None to choose them automatically.
 
     Raises:
-        TypeError: if they are no names.
-        ValueError: if there is none, or one comes twice.
+        TypeError: If the argument is not made of names.
+        ValueError: If it contains no name, or the same name twice.
     """
     if by is None:
         return None
     names = (by,) if isinstance(by, str) else tuple(by) if isinstance(by, Sequence) else (by,)
     if not all(isinstance(name, str) for name in names):
-        raise TypeError(f"by is a column's name, a list of names or None, not {shown(by)}")
+        raise TypeError(f"by must be a column's name, a list of names or None; got {shown(by)}")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"by names at least one column, and each once: {shown(by)}")
+        raise ValueError(f"by must name at least one column, and no column twice; got {shown(by)}")
     return names
 
 
 def checked_partitions(partitions: object) -> int | None:
-    """The number of partitions; None for "auto".
+    """Returns the number of partitions; None for "auto".
 
     Raises:
-        TypeError: if it is no number.
-        ValueError: if it is out of range.
+        TypeError: If the argument is not an integer.
+        ValueError: If the argument is out of range.
     """
     if partitions == "auto":
         return None
     try:
         number = operator.index(partitions)  # type: ignore[arg-type]
     except TypeError:
-        raise TypeError(f"partitions is a number or 'auto', not {shown(partitions)}") from None
+        raise TypeError(f"partitions must be an integer or 'auto'; got {shown(partitions)}") from None
     if isinstance(partitions, bool) or not 1 <= number <= _MOST:
-        raise ValueError(f"partitions is from 1 to {_MOST}, or 'auto', not {shown(partitions)}")
+        raise ValueError(f"partitions must be from 1 to {_MOST}, or 'auto'; got {shown(partitions)}")
     return number
 
 
@@ -209,21 +211,22 @@ _GROUP_ROWS = 1 << 17
 
 
 def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
-    """Writes a result as a Parquet file, unless it is there already.
+    """Writes a result to a Parquet file, unless the file already exists.
 
-    Several processes may do so at once: each writes a file of its own, and the first that is finished stays.
+    Several processes may call this at the same time. Each process writes its own temporary file, and the first complete
+    file is kept.
 
     Args:
-        engine: the database.
-        query: run once.
-        directory: is made if it isn't there.
-        digest: names the file.
+        engine: The database.
+        query: The query, which is run once.
+        directory: The directory of the file, which is created if necessary.
+        digest: The name of the file, without its suffix.
 
     Returns:
-        The file's path.
+        The path of the file.
 
     Raises:
-        StorageError: if the database or the disk fails.
+        StorageError: If the database or the disk fails.
     """
     path = os.path.join(directory, f"{digest}.parquet")
     if os.path.exists(path):
@@ -232,7 +235,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
         os.makedirs(directory, exist_ok=True)
         handle, unfinished = tempfile.mkstemp(prefix=f".{digest}-", suffix=".unfinished", dir=directory)
     except OSError as error:
-        reason = f"the directory of materialize can't be written: {error.strerror}"
+        reason = f"the directory of materialize is not writable: {error.strerror}"
         raise in_file(StorageError, directory, reason) from error
     os.close(handle)
     try:
@@ -242,7 +245,7 @@ def written(engine: Engine, query: Query, directory: str, digest: str) -> str:
     except OSError as error:
         if isinstance(error, FastpipeError):
             raise
-        reason = f"the result can't be written into the directory of materialize: {error.strerror or error}"
+        reason = f"the result can't be written to the directory of materialize: {error.strerror or error}"
         raise in_file(StorageError, path, reason) from error
     finally:
         os.unlink(unfinished)
@@ -267,7 +270,7 @@ def _write(engine: Engine, query: Query, path: str) -> None:
         sessions.close()
 
 
-# Queries at once: the server may be elsewhere, and has processors of its own.
+# Concurrent queries. The database may run on another machine, with its own processors.
 _FETCHES = 4
 
 
@@ -289,57 +292,61 @@ def read_sql(
 ) -> Reader:
     """Reads the result of a query as batches of NumPy arrays (extras `postgresql`, `sqlite`, `duckdb`, or `sql`).
 
-    The query is cut into partitions: queries that are disjoint and make up the whole. Each is
-    `SELECT … FROM (query) AS q WHERE … ORDER BY …`, so whatever the query does keeps its meaning, and its rows come in
-    the same order each time. `partition_sql` shows them. A query of one table whose primary key it doesn't select gets
-    this key as one more column, by which it is cut and which isn't read.
+    The query is split into partitions: disjoint queries that together return the whole result. A partition is `SELECT …
+    FROM (query) AS q WHERE … ORDER BY …`, so the query keeps its meaning and rows come in the same order each time.
+    `partition_sql` shows the partitions. If a query reads one table and doesn't select its primary key, fastpipe adds
+    the key as a column to split by, but doesn't read it.
 
-    All partitions see one state of the database, that in which the reader was made:
+    All partitions see the database as it was when the reader was created:
 
-    - PostgreSQL: a snapshot, which a connection holds open as long as the reader lives. (Vacuum keeps what it sees.)
-      Readers pickled into other processes use it as long as the first one lives.
-    - SQLite: in WAL mode, transactions of all connections on one state. In other modes a change of the file is an error
-      at the next partition.
-    - DuckDB, MySQL and MariaDB: one transaction, in which partitions are read one after the other.
+    - PostgreSQL: a snapshot, which one connection holds open for the lifetime of the reader. (Vacuum can't remove rows
+    that the snapshot sees.) Readers that are pickled into other processes can use the snapshot as long as the first
+    reader exists.
+    - SQLite: in WAL mode, the transactions of all connections see the same state. In other modes, a change of the file
+    raises an error at the next partition.
+    - DuckDB, MySQL and MariaDB: one transaction reads the partitions one after another.
 
-    Where that can't be had (a pickled reader of SQLite, DuckDB or MySQL), a partition with another number of rows than
-    planned is an error.
+    If such a snapshot isn't available (after pickling a reader of SQLite, DuckDB or MySQL), a partition whose number of
+    rows differs from the plan raises an error.
 
     Args:
-        query: a SELECT, as the database writes it.
-        connection: a URL (`postgresql://user@host/database`, `sqlite:///path.db`, `duckdb:///path.db`,
-            `mysql+pymysql://…`), an Engine of SQLAlchemy, a connection of duckdb, or a function that returns an ADBC
-            connection of SQLite or PostgreSQL, or an Engine.
-        parameters: bound to the query's placeholders, as the database's library writes them: `?` or `:name` (SQLite),
-            `%s` or `%(name)s` (PostgreSQL by psycopg, MySQL), `?` or `$name` (DuckDB).
-        by: columns of the result, in whose order it is cut. By default an integer primary key of the table, else the
-            two columns that tell the most rows apart.
-        partitions: how many; "auto" for about 131,072 rows each where they are found by a primary key, else 1,048,576:
-            each partition computes the query again.
-        snapshot: whether all partitions must see one state. Without, connections are used as they are.
-        materialize: a directory, into which the result is written once as Parquet files, and from which it is read.
-            An existing result of the same query, parameters and database is used again, as it is. A database in memory
-            is the same only for the same connection.
-        features: dict from name to spec, as in `from_arrow`. By default what follows from the types: columns that may
-            have nulls, as the database says, have `nulls="mask"`.
-        columns: only these, at least one.
-        batch_size: rows a batch.
-        num_fetches: queries that are run at once, each on a connection of its own; by default 4, and for SQLite as many
-            as `num_threads`.
-        **options: see `fastpipe.Options`.
+        query: A SELECT statement in the database's dialect.
+        connection: A URL (`postgresql://user@host/database`, `sqlite:///path.db`, `duckdb:///path.db`,
+            `mysql+pymysql://…`), a SQLAlchemy Engine, a duckdb connection, or a function that returns an Engine or an
+            ADBC connection of SQLite or PostgreSQL.
+        parameters: The values of the query's placeholders, in the notation of the database's library: `?` or `:name`
+            (SQLite), `%s` or `%(name)s` (PostgreSQL with psycopg, MySQL), `?` or `$name` (DuckDB). Defaults to None: no
+            placeholders.
+        by: The columns of the result in whose order the query is split. Defaults to an integer primary key of the
+            table, or else the two columns with the most distinct values.
+        partitions: The number of partitions, 1 to 65,536. "auto" (the default) chooses partitions of about 131,072 rows
+            if a primary key finds them, or else about 1,048,576 rows, because each partition runs the whole query
+            again.
+        snapshot: Whether all partitions must see the same state of the database. If False, connections have no common
+            snapshot. Defaults to True.
+        materialize: A directory, to which the result is written once as Parquet files that are then read. An existing
+            result of the same query, parameters and database is used without checking whether the data changed. A
+            database in memory is the same only for the same connection. Defaults to None: the database is read.
+        features: The spec of each feature, by name (see `from_arrow`). By default, features are inferred from the
+            column types. Columns that may contain NULLs, according to the database, have `nulls="mask"`.
+        columns: The columns to read, at least one. Defaults to all columns.
+        batch_size: Number of rows per batch.
+        num_fetches: The number of queries that run concurrently, each on a separate connection, 1 to 1024. Defaults to
+            4, and to `num_threads` for SQLite.
+        **options: See `fastpipe.Options`.
 
     Returns:
         The reader.
 
     Raises:
-        ImportError: if a library isn't installed; it says what to install.
-        MissingFileError: if the database is a file, and isn't there.
-        StorageError: if the database fails; while reading, also if rows have changed where there is no snapshot.
-        SchemaError: if a column isn't there, comes twice, or has values of several types (SQLite).
-        UnsupportedError: for a query that may return other rows each time (random(), LIMIT without ORDER BY, the
-            present time), and for types that aren't read: it says what to write instead.
-        TypeError: if an argument is of the wrong type.
-        ValueError: for values out of range.
+        ImportError: If a library isn't installed. The message names the package to install.
+        MissingFileError: If the database is a file that does not exist.
+        StorageError: If the database fails. While reading, also if rows changed and there is no snapshot.
+        SchemaError: If a column does not exist, appears twice, or has values of several types (SQLite).
+        UnsupportedError: If the query may return other rows each time (random(), LIMIT without ORDER BY, the current
+            time), or a type is not supported. The message suggests a replacement.
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> import fastpipe, sqlite3
@@ -394,23 +401,23 @@ def partition_sql(
     partitions: SupportsIndex | Literal["auto"] = "auto",
     preferred_rows: SupportsIndex | None = None,
 ) -> SqlPlan:
-    """Cuts a query into queries that are disjoint and make up the whole, and shows them. Reads no rows but keys.
+    """Splits a query into disjoint queries that together return the whole result. Reads only the keys of rows.
 
     Args:
-        query: as in `read_sql`.
-        connection: as in `read_sql`.
-        parameters: as in `read_sql`.
-        by: as in `read_sql`.
-        partitions: as in `read_sql`.
-        preferred_rows: of a partition where their number is "auto".
+        query: A SELECT statement in the database's dialect.
+        connection: The database: a URL, an Engine, a connection, or a function that returns one (see `read_sql`).
+        parameters: The values of the query's placeholders. Defaults to None.
+        by: The columns of the result in whose order the query is split. By default, they are chosen automatically.
+        partitions: The number of partitions, 1 to 65,536. Defaults to "auto".
+        preferred_rows: The preferred number of rows of a partition if `partitions` is "auto", 1 to 2^32 - 1. By
+            default, 131,072 rows if a primary key finds them, or else 1,048,576 rows.
 
     Returns:
-        The plan: `print(plan)` shows how many rows each partition has, and where it is cut.
+        The plan. `print(plan)` shows the number of rows of each partition, and where the query is split.
 
     Raises:
-        ValueError: if a number is out of range.
-
-        And what `read_sql` raises.
+        ValueError: If a number is out of range.
+        FastpipeError: If the query can't be read; `read_sql` lists the errors.
 
     Example:
         >>> import fastpipe, sqlite3

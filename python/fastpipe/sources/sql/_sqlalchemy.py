@@ -1,4 +1,4 @@
-"""Any other database, by SQLAlchemy: rows come as Python's objects, one connection reads them."""
+"""Other databases through SQLAlchemy, whose rows are Python objects. One connection reads all partitions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from fastpipe.sources.sql._query import Parameters, Query, require
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows whose values tell the types of columns.
+# The number of rows whose values determine the types of columns.
 _LOOKED_AT = 1000
-# Rows that are read at a time where all are streamed.
+# Rows per fetch when the whole result is streamed.
 _STREAMED = 1 << 16
 
-# Codes of types in the protocol of MySQL, which all drivers report: FLOAT, BIGINT and DECIMAL; and JSON and STRING. The
-# last is CHAR, ENUM, SET and UUID: the database sorts the latter by other values than those that it compares with text.
+# Type codes in the MySQL protocol, which all drivers report: FLOAT, BIGINT and DECIMAL; then JSON and STRING. STRING
+# covers CHAR, ENUM, SET and UUID. MySQL sorts ENUM, SET and UUID by other values than it uses to compare them with
+# text.
 _FLOAT, _BIGINT, _DECIMAL = 4, 8, 246
 _COMPARED_AS_TEXT = (245, 254)
 _PLAIN_TEXT = re.compile(r"[\w .,:;/+-]*", re.ASCII)
 
-# SQLAlchemy's names of dialects, and sqlglot's.
+# SQLAlchemy's names of dialects, with sqlglot's names.
 _DIALECTS = {"mysql": "mysql", "mariadb": "mysql", "mssql": "tsql", "oracle": "oracle"}
 
 
 class Alchemy(Engine):
-    """A database that SQLAlchemy knows. One transaction reads all partitions, one after the other.
+    """A database that SQLAlchemy supports. One transaction reads all partitions, one after another.
 
     Args:
-        url: of SQLAlchemy.
-        engine: a user's, which makes the connections; None for a URL.
-        factory: a user's function that returned the engine, and returns it in other processes.
+        url: The SQLAlchemy URL.
+        engine: The user's engine, which opens connections; None to create one from the URL.
+        factory: The user's function that returned the engine. It is called again in other processes.
     """
 
     def __init__(self, url: str, engine: Any = None, factory: Callable[[], Any] | None = None) -> None:
@@ -46,12 +47,12 @@ class Alchemy(Engine):
         try:
             backend = alchemy.make_url(url).get_backend_name()
         except (alchemy.exc.ArgumentError, ValueError):
-            reason = "SQLAlchemy doesn't understand the URL: write mysql+pymysql://user@host/database"
+            reason = "SQLAlchemy doesn't understand the URL: use mysql+pymysql://user@host/database"
             raise UnsupportedError(reason, reason=reason) from None
         self._url = url
         if backend not in ("mysql", "mariadb"):
             reason = (
-                f"{backend} isn't read: fastpipe reads PostgreSQL, SQLite, DuckDB, MySQL and MariaDB. Export the "
+                f"{backend} is not supported: fastpipe reads PostgreSQL, SQLite, DuckDB, MySQL and MariaDB. Export the "
                 "result as Parquet, and read it with read_parquet"
             )
             raise UnsupportedError(reason, reason=reason)
@@ -59,7 +60,7 @@ class Alchemy(Engine):
         self._engine = engine if self._of_user else _made(url)
         self.name = "MariaDB" if backend == "mariadb" else "MySQL"  # type: ignore[misc]
         self.dialect = _DIALECTS[backend]  # type: ignore[misc]
-        # Most drivers format queries: a percent sign is written twice.
+        # Drivers that format queries need doubled percent signs.
         self._percent = "%%" if self._engine.dialect.paramstyle in ("format", "pyformat") else "%"
 
     def quote(self, name: str) -> str:
@@ -69,10 +70,11 @@ class Alchemy(Engine):
         import pyarrow as pa
 
         if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type) or pa.types.is_floating(column.type):
-            # Text that the database made of a number.
+            # The database converted a number to this text.
             decimal.Decimal(text)
             return text
-        # Backslashes may escape or not, as sql_mode says: text with them, and with quotes, is written in hexadecimal.
+        # sql_mode decides whether backslashes are escapes, so text with backslashes or quotes is written in
+        # hexadecimal.
         return f"'{text}'" if _PLAIN_TEXT.fullmatch(text) else f"_utf8mb4 x'{text.encode().hex()}'"
 
     def key_text(self, column: str) -> str:
@@ -82,12 +84,12 @@ class Alchemy(Engine):
         return f"({dividend}) DIV ({divisor})"
 
     def bind(self, query: Query) -> Query:
-        """The query as a driver takes it that formats: without parameters its percent signs are its own."""
+        """Returns the query for a driver that formats it. Without parameters, percent signs are literal."""
         return query if query.parameters else Query(query.text.replace("%", self._percent))
 
     def _connect(self) -> Any:
         session = self._engine.connect().execution_options(isolation_level="REPEATABLE READ")
-        # It is closed instead of given back to a pool, where its settings would affect others.
+        # The session is closed and not returned to a pool, where its settings would affect other users.
         session.detach()
         session.exec_driver_sql("SET SESSION time_zone = '+00:00'")
         session.commit()
@@ -102,11 +104,11 @@ class Alchemy(Engine):
         return [tuple(row) for row in self._run(session, sql, parameters)]
 
     def _run(self, session: Any, sql: str, parameters: Parameters) -> Any:
-        """Runs a query as the driver takes it, so that colons in it are no placeholders."""
+        """Runs a query with the driver's own placeholders, so that colons are not placeholders."""
         if parameters:
             bound: Any = dict(parameters) if hasattr(parameters, "keys") else tuple(parameters)
             return session.exec_driver_sql(sql, bound)
-        # Without parameters some drivers format, and others don't, unless they are told that there are none.
+        # Some drivers format a query without parameters unless this option is set, and some don't.
         return session.exec_driver_sql(sql.replace(self._percent, "%"), execution_options={"no_parameters": True})
 
     def columns(self, session: Any, query: Query) -> list[Column]:
@@ -126,7 +128,7 @@ class Alchemy(Engine):
         return [c._replace(type=pa.uint64()) if c.name in unsigned else c for c in found]
 
     def _unsigned(self, session: Any, query: Query, names: list[str]) -> set[str]:
-        """Which columns of BIGINT are unsigned: with a negative number, the database makes them decimals."""
+        """Returns the BIGINT columns that are unsigned. With a negative number, the database makes them DECIMAL."""
         if not names:
             return set()
         selected = ", ".join(f"IFNULL({self.quote(name)}, -1)" for name in names)
@@ -143,7 +145,7 @@ class Alchemy(Engine):
         if kinds <= {int} and kinds:
             return Column(name, pa.int64())
         if kinds == {float}:
-            # Text of a FLOAT has fewer digits than its value.
+            # The text of a FLOAT has fewer digits than its value.
             return Column(name, pa.float64(), fitness=1, key="({} + 0E0)" if code == _FLOAT else "{}")
         if kinds == {decimal.Decimal}:
             scale = max(0, *(-int(value.as_tuple().exponent) for value in values))
@@ -160,7 +162,7 @@ class Alchemy(Engine):
         if kinds == {datetime.timedelta}:
             return Column(name, pa.duration("us"))
         told = ", ".join(sorted(kind.__name__ for kind in kinds))
-        reason = f"column {name!r} is {told}, which isn't read: write CAST({self.quote(name)} AS CHAR) in the query"
+        reason = f"column {name!r} is {told}, which is not supported: use CAST({self.quote(name)} AS CHAR) in the query"
         raise UnsupportedError(reason, feature=name, reason=reason)
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
@@ -192,7 +194,7 @@ class Alchemy(Engine):
             return _of_factory, (self._factory,)
         if self._of_user:
             raise TypeError(
-                f"a reader of {shown(self._engine)} can't be pickled: give the database's URL, mysql+pymysql://…, or a "
+                f"a reader of {shown(self._engine)} can't be pickled: pass the database's URL, mysql+pymysql://…, or a "
                 "function that returns the Engine"
             )
         return Alchemy, (self._url,)
@@ -204,18 +206,18 @@ def _of_factory(factory: Callable[[], Any]) -> Alchemy:
 
 
 def _made(url: str) -> Any:
-    """An engine that keeps no connections."""
+    """Creates an engine that keeps no connections."""
     alchemy = require("sqlalchemy", "sql")
     try:
         return alchemy.create_engine(url, poolclass=alchemy.NullPool)
     except ImportError as error:
         driver = alchemy.make_url(url).get_driver_name()
         raise ImportError(
-            f"SQLAlchemy can't import {driver}, the driver that the URL names: install it, or write mysql+pymysql:// "
-            "and pip install pymysql"
+            f"SQLAlchemy can't import {driver}, the driver in the URL: install it, or use mysql+pymysql:// and run "
+            "pip install pymysql"
         ) from error
     except alchemy.exc.SQLAlchemyError as error:
-        reason = f"SQLAlchemy doesn't take the URL: {error}. Write mysql+pymysql://user@host/database"
+        reason = f"SQLAlchemy doesn't accept the URL: {error}. Use mysql+pymysql://user@host/database"
         raise UnsupportedError(reason, reason=reason) from None
 
 
@@ -229,7 +231,7 @@ def _table(rows: Any, columns: list[Column]) -> pa.Table:
             arrays.append(pa.array(each, column.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             reason = (
-                f"column {column.name!r} is {column.type} in the first rows, and other rows don't fit: {error}. Write "
+                f"column {column.name!r} is {column.type} in the first rows, but other rows don't fit: {error}. Use "
                 "CAST(... AS ...) in the query"
             )
             raise SchemaError(reason, feature=column.name, reason=reason) from None

@@ -1,4 +1,4 @@
-"""SQLite, by ADBC."""
+"""SQLite, through ADBC."""
 
 from __future__ import annotations
 
@@ -21,35 +21,36 @@ from fastpipe.sources.sql._range_predicates import Cut, between
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Rows whose values tell the types of columns.
+# The number of rows whose values determine the types of columns.
 _LOOKED_AT = 1000
 _WAIT_MS = 30_000
-# The first letter of a key that is text, after which others are literals.
+# The first letter of keys that are text. Other keys are stored as literals.
 _TEXT = "T"
-# The driver makes text of numbers, and rounds integers, in columns that began with other values. So the database checks
-# the values of columns whose declaration allows several types, by a call that fails with the text after this mark.
+# In a column that began with other types, the driver converts numbers to text and rounds integers. If a column's
+# declaration allows several types, the database therefore checks its values with a call that fails. The error contains
+# the text after this mark.
 _FAILED = re.compile(r"bad JSON path: 'fastpipe: (.*)'", re.DOTALL)
 _EXACT = 1 << 53
-# Rows that are read at a time where all are streamed.
+# Rows per batch when the whole result is streamed.
 _STREAMED = 1 << 16
 
 
 class Sqlite(Engine):
-    """A file of SQLite.
+    """A SQLite file.
 
-    In WAL mode each session has a transaction on one state: they are begun while writers wait for a moment. In other
-    modes a transaction that reads would keep writers out, so instead each partition that is read is checked: if anybody
-    has changed the file, it is an error.
+    In WAL mode, each session has a transaction with the same state. Writers wait briefly while these transactions
+    begin. In other modes, a read transaction would block writers. Instead, fastpipe checks after each partition whether
+    the file changed, and raises an error if it did.
 
     Args:
-        path: the file; with a factory, what the database is called.
-        factory: returns a connection of `adbc_driver_sqlite`.
+        path: The path of the file; with a factory, the name of the database in error messages.
+        factory: A function that returns a connection of `adbc_driver_sqlite`.
     """
 
     name = "SQLite"
     dialect = "sqlite"
     # Lehmer's generator, with a multiplier of P. L'Ecuyer, Tables of Linear Congruential Generators, Math. Comp. 1999.
-    # Products stay below 2^63, where SQLite would go on in floats.
+    # Products stay below 2^63, above which SQLite would continue with floats.
     hash = "((abs({} % 2147483647) * 1583458089) % 2147483647)"
 
     def __init__(self, path: str, factory: Callable[[], Any] | None = None) -> None:
@@ -63,7 +64,7 @@ class Sqlite(Engine):
     def literal(self, text: str, column: Column) -> str:
         if not text.startswith(_TEXT):
             return text
-        # Literals end at NUL, and a cast would have an affinity, which changes what is compared.
+        # SQL text ends at a NUL character, and a cast would set an affinity, which changes comparisons.
         parts = ["'{}'".format(part.replace("'", "''")) for part in text.removeprefix(_TEXT).split("\0")]
         return parts[0] if len(parts) == 1 else f"({' || char(0) || '.join(parts)})"
 
@@ -71,14 +72,14 @@ class Sqlite(Engine):
         return f"CASE typeof({column}) WHEN 'text' THEN '{_TEXT}' || {column} ELSE quote({column}) END"
 
     def widths(self, derived: str, column: str, low: int, width: int, number: int) -> str:
-        # A fifth of what grouping takes: rows are only passed over.
+        # This takes a fifth of the time of GROUP BY, because rows are only skipped.
         cuts: list[Cut] = [(str(low + i * width),) for i in range(1, number)]
         bounds = (between([column], *edge, nulls=False) or "1" for edge in pairwise([None, *cuts, None]))
         counts = (f"SELECT {i} AS s, count(*) FROM q WHERE {bound}" for i, bound in enumerate(bounds))
         return f"{derived} {' UNION ALL '.join(counts)}"
 
     def bind(self, query: Query) -> Query:
-        """Names become positions: ADBC binds by these."""
+        """Replaces named parameters by positions, because ADBC binds parameters by position."""
         if not isinstance(query.parameters, Mapping):
             return query
         with self.errors("binding parameters"), contextlib.closing(self._connect()) as session:
@@ -86,7 +87,7 @@ class Sqlite(Engine):
         given = {str(name).lstrip(":@$"): value for name, value in query.parameters.items()}
         bound = [name.lstrip(":@$?") for name in names]
         if missing := [name for name in bound if name not in given]:
-            raise ValueError(f"the query has a placeholder {missing[0]!r}, and parameters has none: {sorted(given)}")
+            raise ValueError(f"the query has a placeholder {missing[0]!r}, but parameters doesn't: {sorted(given)}")
         return Query(query.text, [given[name] for name in bound])
 
     def _connect(self) -> Any:
@@ -127,7 +128,7 @@ class Sqlite(Engine):
         return pool
 
     def _begin(self, sessions: list[Any]) -> bool:
-        """Begins a transaction of each on one state; False if there is no way to keep writers out meanwhile."""
+        """Begins a transaction on the same state in each session. Returns False if writers can't be blocked."""
         guard = self._connect()
         try:
             try:
@@ -145,15 +146,15 @@ class Sqlite(Engine):
             guard.close()
 
     def _versions(self, sessions: list[Any]) -> dict[int, int]:
-        """The version that each session sees. All see the same file: nobody changed it in between."""
+        """Returns the version that each session sees. Nothing changed in between, so all sessions see one file."""
         for _ in range(100):
             found = {id(session): self.version(session) for session in sessions}
             if self.version(sessions[0]) == found[id(sessions[0])]:
                 return found
-        raise in_file(StorageError, self._path, "the file is changed all the time")
+        raise in_file(StorageError, self._path, "the file kept changing: stop writers, or use WAL mode")
 
     def version(self, session: Any) -> int:
-        """A number that changes, for this session, when another has changed the file."""
+        """Returns a number that changes, for this session, when another connection changes the file."""
         return int(self.fetch(session, "PRAGMA data_version", None)[0][0])
 
     def fetch(self, session: Any, sql: str, parameters: Parameters) -> list[tuple[Any, ...]]:
@@ -166,7 +167,7 @@ class Sqlite(Engine):
         import pyarrow as pa
 
         names = self._names(session, query, f"SELECT * FROM {query.derived} LIMIT 0")
-        # A derived table numbers names that come twice.
+        # A derived table adds numbers to names that appear twice.
         if any(re.search(r":\d+$", name) for name in names):
             names = self._names(session, query, query.text)
             lower = [name.lower() for name in names]
@@ -183,7 +184,7 @@ class Sqlite(Engine):
             return list(reader.schema.names)
 
     def _full(self, session: Any, query: Query) -> set[str]:
-        """Columns that are declared to have no NULLs, or are the number by which rows are stored."""
+        """Returns the columns that are declared NOT NULL or are the row ID."""
         if (found := self.table_of(session, query)) is None:
             return set()
         rows = self._pragma(session, "table_info", found)
@@ -196,7 +197,7 @@ class Sqlite(Engine):
         return self.fetch(session, f"PRAGMA {'.'.join([*schema, name])}({own})", None)
 
     def _kinds(self, session: Any, query: Query, quoted: list[str]) -> list[set[str]]:
-        """The types of the values of each column in the first rows; of the first value if these have none."""
+        """Returns the types of each column's values in the first rows, or of its first value if these are all NULL."""
         told = ", ".join(f"group_concat(DISTINCT typeof({column}))" for column in quoted)
         sql = f"SELECT {told} FROM (SELECT * FROM {query.derived} LIMIT {_LOOKED_AT}) AS q"
         found = [
@@ -209,7 +210,7 @@ class Sqlite(Engine):
         return found
 
     def _declared(self, session: Any, query: Query, names: list[str]) -> list[str]:
-        """What columns are declared as, as a view of the query would be; of one with parameters, as their table's."""
+        """Returns the declared types of columns: from a view of the query, or from its table if it has parameters."""
         if query.parameters:
             table = self.table_of(session, query)
             rows = [] if table is None else self._pragma(session, "table_info", table)
@@ -232,7 +233,7 @@ class Sqlite(Engine):
             chosen = "real"
         elif len(kinds) > 1:
             hint = f"CAST({self.quote(name)} AS TEXT)"
-            reason = f"column {name!r} has values of several types ({', '.join(sorted(kinds))}): write {hint}"
+            reason = f"column {name!r} has values of several types ({', '.join(sorted(kinds))}): use {hint}"
             raise SchemaError(reason, feature=name, reason=reason)
         else:
             chosen = next(iter(kinds), affinity or "real")
@@ -248,21 +249,21 @@ class Sqlite(Engine):
         return bool(self.fetch(session, sql, None))
 
     def unique_keys(self, session: Any, table: Plain) -> list[str]:
-        """The number by which rows are stored. Any other key has an index, and may have NULLs, texts and reals."""
+        """Returns the row ID. Other keys have a separate index, and may contain NULLs, text and reals."""
         keys = [row for row in self._pragma(session, "table_info", table) if row[5]]
         if len(keys) != 1 or str(keys[0][2]).upper() != "INTEGER":
             return []
         return [] if any(row[3] == "pk" for row in self._pragma(session, "index_list", table)) else [keys[0][1]]
 
     def read(self, session: Any, sql: str, parameters: Parameters, columns: list[Column], rows: int) -> pa.Table:
-        # Types are found in the first rows, of this many: all.
+        # The driver infers types from the first batch of rows. This batch size covers all rows.
         with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(rows + 1)) as reader:
             return _typed(reader.read_all(), columns)
 
     def stream(self, session: Any, sql: str, parameters: Parameters, columns: list[Column]) -> Iterator[pa.Table]:
         import pyarrow as pa
 
-        # A row of each type at the start: columns may begin with any number of NULLs.
+        # The first row has a value of each column's type, because columns may begin with any number of NULLs.
         zeros = {pa.int64(): "0", pa.float64(): "0.0", pa.string(): "''", pa.binary(): "x''"}
         sql = f"SELECT {', '.join(zeros[column.type] for column in columns)} UNION ALL {sql}"
         with _of_one_type(columns), self._statements.run(session, sql, parameters, **_rows(_STREAMED)) as reader:
@@ -277,7 +278,7 @@ class Sqlite(Engine):
             return ["sqlite", os.path.realpath(self._path)]
         with self.errors("looking up the database's files"), contextlib.closing(self._connect()) as session:
             files = self.fetch(session, "PRAGMA database_list", None)
-        # A connection has its own databases in memory.
+        # A database in memory belongs to its connection.
         return ["sqlite", *([name, os.path.realpath(file) if file else token_hex()] for _, name, file in files)]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -285,7 +286,7 @@ class Sqlite(Engine):
 
 
 class _Checked(SessionPool):
-    """Sessions without a transaction, which notice when the file was changed."""
+    """Sessions without a transaction that detect changes of the file."""
 
     versions: dict[int, int]
 
@@ -299,35 +300,35 @@ class _Checked(SessionPool):
             yield session
             if self._snapshot and self._engine.version(session) != self.versions[id(session)]:
                 reason = (
-                    "the file was changed since the reader was made: make a new one. In WAL mode (PRAGMA "
-                    "journal_mode=wal) readers would go on with what they saw"
+                    "the file was changed since the reader was made: create a new reader. In WAL mode (PRAGMA "
+                    "journal_mode=wal), readers would continue with the old state"
                 )
                 raise in_file(StorageError, self._engine._path, reason)
 
 
 def _rows(number: int) -> dict[str, str]:
-    """The option for rows that are read at a time."""
+    """Returns the option that sets the number of rows per batch."""
     return {"adbc.sqlite.query.batch_rows": str(number)}
 
 
 def _checked_read(name: str, kind: str) -> str:
-    """SQL that reads a column, and fails at a value of another type, with what to write in the query instead."""
+    """Returns SQL that reads a column, and fails at a value of another type with advice on the query."""
     if kind == "real":
         wrong = f"typeof({{0}}) = 'integer' AND {{0}} NOT BETWEEN {-_EXACT} AND {_EXACT}"
         reason = (
-            "is double in the first rows, and has integers that a double can't hold in others: write CAST(... AS TEXT)"
+            "is double in the first rows, and has integers that a double can't hold in others: use CAST(... AS TEXT)"
         )
     else:
         wrong = f"typeof({{0}}) NOT IN ('{kind}', 'null')"
         other = "numbers or blobs" if kind == "text" else "numbers or texts"
-        reason = f"is {kind} in the first rows, and has {other} in others: write CAST(... AS {kind.upper()})"
+        reason = f"is {kind} in the first rows, and has {other} in others: use CAST(... AS {kind.upper()})"
     escaped = f"column {name!r} {reason} in the query".replace("'", "''").replace("{", "{{").replace("}", "}}")
     return f"CASE WHEN {wrong} THEN json_extract('[]', 'fastpipe: {escaped}') ELSE {{0}} END"
 
 
 @contextlib.contextmanager
 def _of_one_type(columns: list[Column]) -> Iterator[None]:
-    """Turns what a checked column fails with into a `SchemaError`."""
+    """Converts the error of a checked column to a `SchemaError`."""
     try:
         yield
     except Exception as error:
@@ -347,7 +348,7 @@ def _typed(table: pa.Table, columns: list[Column]) -> pa.Table:
             wider = pa.types.is_floating(column.type) and pa.types.is_integer(values.type)
             if not wider and values.null_count < len(values):
                 reason = (
-                    f"column {column.name!r} is {column.type} in the first rows, and {values.type} in others: write "
+                    f"column {column.name!r} is {column.type} in the first rows, and {values.type} in others: use "
                     "CAST(... AS ...) in the query"
                 )
                 raise SchemaError(reason, feature=column.name, reason=reason)
@@ -357,7 +358,7 @@ def _typed(table: pa.Table, columns: list[Column]) -> pa.Table:
 
 
 def _affinity(declared: str) -> str | None:
-    """The class of values that a declared type prefers (SQLite: Datatypes, 3.1)."""
+    """Returns the affinity of a declared type: the types of values that it prefers (SQLite: Datatypes, 3.1)."""
     for words, found in (
         (("INT", "BOOL"), "integer"),
         (("CHAR", "CLOB", "TEXT", "DATE", "TIME"), "text"),
