@@ -20,7 +20,7 @@ def without_transaction(connection: Any) -> Any:
 
 
 class SharedDatabase:
-    """An ADBC database that outlives its sessions. Opening the first session takes 15× longer than later ones.
+    """An ADBC database that outlives its sessions. Its first session is 15 times slower to open than later ones.
 
     Clones of a connection also share a database. That database is closed with the last clone, and the driver crashes if
     another clone is opened at the same time.

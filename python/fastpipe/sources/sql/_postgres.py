@@ -71,7 +71,7 @@ class Postgres(Engine):
     """A PostgreSQL database.
 
     An anchor connection exports the snapshot of its transaction, and each session imports it. The snapshot exists as
-    long as the anchor is open. The anchor also plans: it is a psycopg connection, which opens 5× faster than an ADBC
+    long as the anchor is open. The anchor also plans: it is a psycopg connection, which opens five times faster than an ADBC
     connection. With a factory, the factory opens the anchor.
 
     Args:
@@ -110,7 +110,7 @@ class Postgres(Engine):
             return query
         psycopg = require("psycopg", "postgresql")
         if self._factory is not None:
-            reason = "parameters need psycopg's connection: give the database's URL instead of a connection factory"
+            reason = "parameters need psycopg's connection: pass the database's URL instead of a connection factory"
             raise UnsupportedError(reason, reason=reason)
         with self.errors("binding parameters"), self._client() as connection:
             cursor = psycopg.ClientCursor(connection)
