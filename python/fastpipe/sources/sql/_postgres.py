@@ -71,8 +71,8 @@ class Postgres(Engine):
     """A PostgreSQL database.
 
     An anchor connection exports the snapshot of its transaction, and each session imports it. The snapshot exists as
-    long as the anchor is open. The anchor also plans: it is a psycopg connection, which opens five times faster than an ADBC
-    connection. With a factory, the factory opens the anchor.
+    long as the anchor is open. The anchor also plans: it is a psycopg connection, which opens five times faster than an
+    ADBC connection. With a factory, the factory opens the anchor.
 
     Args:
         url: A libpq URL; with a factory, the name of the database in error messages.
