@@ -412,7 +412,7 @@ def test_from_arrow(users: Any, time: Any) -> None:
 def test_from_arrow_of_what_it_cannot_be() -> None:
     with pytest.raises(TypeError, match=r"accepts a pyarrow\.Table"):
         Interactions.from_arrow({"user": [1]})
-    with pytest.raises(fastpipe.SchemaError, match="there is no column 'item'"):
+    with pytest.raises(fastpipe.SchemaError, match="column 'item' must exist exactly once"):
         Interactions.from_arrow(pa.table({"user": [1, 2]}))
     with pytest.raises(InteractionsError, match="the column 'item' is null"):
         Interactions.from_arrow(pa.table({"user": [1, 2], "item": [1, None]}))

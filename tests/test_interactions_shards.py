@@ -98,7 +98,7 @@ def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None
     for wrong in ([paths[0], paths[2]], [paths[1], paths[0]], [paths[0], paths[0]]):
         with pytest.raises(InteractionsError, match="doesn't follow shard"):
             Interactions.from_shards(wrong)
-    with pytest.raises(InteractionsError, match="shard of other data"):
+    with pytest.raises(InteractionsError, match="shard of different data"):
         Interactions.from_shards([paths[0], others[1]])
     Path(paths[-1]).unlink()
     with pytest.raises(InteractionsError, match=rf"has {len(paths) - 1} of {len(paths)} shards"):

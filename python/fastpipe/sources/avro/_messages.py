@@ -102,7 +102,7 @@ class MessageDecoder:
         """The spec of each feature.
 
         Raises:
-                ValueError: If a function supplies the schemas and no message has named one yet.
+            ValueError: If a function supplies the schemas and no message has named one yet.
         """
         self._check_ready()
         return inferred(self._handle.features())
@@ -115,9 +115,8 @@ class MessageDecoder:
     def __call__(self, messages: Iterable[Any] | Strings) -> dict[str, Any]:
         """Decodes messages to one batch.
 
-        Errors that concern one message have its index as `record` and the position in the message as `offset`.
-        An exception
-        from a function that supplies schemas propagates to the caller.
+        Errors that concern one message have its index as `record` and the position in the message as `offset`. An
+        exception from a function that supplies schemas propagates to the caller.
 
         Args:
             messages: One contiguous buffer of bytes, such as `bytes`, for each message: a list, an array of objects, or
@@ -131,7 +130,7 @@ class MessageDecoder:
             MalformedFileError: If a message is truncated or damaged, has bytes after its datum, or has another header
                 than `framing` requires.
             SchemaError: If a message names an unknown schema, or one that lacks a feature.
-            LimitError: If messages hold too many items that have no bytes.
+            LimitError: If messages contain too many zero-byte items.
             ShapeError, ValueRangeError, NullValueError: If a value doesn't fit its spec.
             TypeError: If a message is not a buffer of bytes.
         """

@@ -61,7 +61,7 @@ class AvroData:
         features: The specs of the features to read, by name.
         index_cache: The directory of block indexes, True for the user's cache directory, or None for no cache.
         check: A function that is called before features are matched with a schema. It receives the path and the JSON
-            schema of the first file and of every file with a different schema. Its exceptions are passed on.
+            schema of the first file and of every file with a different schema. Its exceptions propagate to the caller.
         damaged: A list that receives the exceptions of damaged files. The blocks before the damage are then read. By
             default, these exceptions are raised.
         resolution: How the schemas of files are interpreted.
@@ -251,8 +251,8 @@ def read_avro(
     schema lacks, or a spec that doesn't fit raises an error here. Damage inside a block raises an error when that block
     is read.
 
-    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 average blocks,
-    the larger of the two.
+    When rows are shuffled, `shuffle_buffer` defaults to the rows of 16 batches or of 64 average blocks, the larger of
+    the two.
 
     Args:
         source: A path, a glob (`"data/*.avro"`), a directory (all `*.avro` files below it), or a list of these. Globs
@@ -352,14 +352,14 @@ def infer_features(
     exactly the fields `indices0`, `indices1`, ... and `values` are sparse. For recursive records, only the outermost
     level is inferred.
 
-    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are
-    int64 with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of
-    shape (3,). UUIDs are strings, or 16 bytes if the file stores bytes.
+    Dates, times and timestamps are `datetime64` or `timedelta64` of their unit. Decimals of up to 18 digits are int64
+    with their `scale`, and larger decimals float64. Durations are months, days and milliseconds: uint32 of shape (3,).
+    UUIDs are strings, or 16 bytes if the file stores bytes.
 
-    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other
-    union `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each
-    type also has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear
-    under their names.
+    A union of numbers is int64, or float64 if it contains a float, which rounds integers above 2**53. Any other union
+    `f` has a column `f`: the index of the value's type in the union (`Reader.symbols` names the types). Each type also
+    has a column `f:type`, which is null if the value has another type. Records, enums and fixed types appear under
+    their names.
 
     A schema doesn't contain the lengths of arrays, so fastpipe samples the data: all of it up to 16 MiB, otherwise 64
     blocks spread over it. A dimension is fixed if at least 16 arrays all have the same length; only the 31 innermost

@@ -117,7 +117,7 @@ def write_avro(
         >>> fastpipe.write_avro("shuffled.avro", reader).rows
         6144
     """
-    target = local(path, "path is a path")
+    target = local(path, "path must be a path")
     text = _schema_text(schema)
     writing = AvroWriting(
         codec=codec or "zstandard",

@@ -65,7 +65,7 @@ class Dialect:
         null_values: Any,
         on_ragged: Any,
     ) -> Dialect:
-        """Checks the arguments of the user.
+        """Returns a dialect after checking the user's arguments.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -96,7 +96,10 @@ class Dialect:
 
 
 class LosslessDialect(Dialect):
-    """A dialect whose floats must keep integers and finite numbers. Decimal fractions are rounded."""
+    """A dialect that rejects integers that a float would round, and finite numbers that would become infinite.
+
+    Decimal fractions are rounded.
+    """
 
     lossless = True
 
@@ -227,8 +230,7 @@ class CsvData:
         """Returns the counts of files, rows and bytes, and a digest of the files.
 
         The digest covers each file's name without folders, its size, the first and last 64 KiB as stored, and the
-        offsets
-        of its rows.
+        offsets of its rows.
         """
         if self._fingerprint is None:
             parts = []
@@ -292,8 +294,8 @@ def read_csv(
 
     Files are scanned for rows immediately, at the speed of memory, and parsed on demand. A row ends with a newline, or
     a carriage return and a newline, outside of quotes. A field is quoted if it begins with a quote. Inside a quoted
-    field, a doubled quote is a literal quote; a quote anywhere else is also literal. Empty lines are skipped. These
-    are the rules of Python's `csv` module, except that a carriage return without a newline is an error.
+    field, a doubled quote is a literal quote; a quote anywhere else is also literal. Empty lines are skipped. These are
+    the rules of Python's `csv` module, except that a carriage return without a newline is an error.
 
     Files compressed with gzip or zstandard are recognized by their first bytes and decompressed while they are read. A
     file of several members or frames (`bgzip`, `pzstd`), or of at most 16 MiB of text, can be read in any order. Other

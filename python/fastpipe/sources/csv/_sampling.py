@@ -122,7 +122,7 @@ class Asked:
         order: Any,
         options: Options,
     ) -> Asked:
-        """Checks the other arguments of the user.
+        """Returns the shared arguments after checking them.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -325,7 +325,8 @@ def draw_at_bytes(files: Sequence[str | Contents], asked: Asked, *, replace: boo
 
     Raises:
         ValueError: If the files have fewer rows than requested, or only slightly more.
-        FastpipeError: As `read_csv`. `LimitError` if the quotes around a byte are ambiguous.
+        FastpipeError: If the files can't be read (see `read_csv`), or the quotes around a byte are ambiguous
+            (`LimitError`).
     """
     handle, numbers, offsets, (rows, low, high) = estimate_csv(
         lowered(files),
@@ -354,7 +355,8 @@ def draw_from_stream(source: Any, asked: Asked) -> CsvSample:
 
     Raises:
         ValueError: If the stream has fewer rows than requested.
-        FastpipeError: As `read_csv`. `LimitError` if the rows need more than `memory_limit`.
+        FastpipeError: If the stream can't be read (see `read_csv`), or its rows need more than `memory_limit`
+            (`LimitError`).
     """
     name, stream = _opened(source)
     features = Features({}) if asked.features is None else asked.features

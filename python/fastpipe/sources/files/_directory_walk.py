@@ -39,7 +39,7 @@ class Folder:
         """Lists a folder.
 
         Raises:
-                StorageError: If the folder can't be read.
+            StorageError: If the folder can't be read.
         """
         listed = cls(path)
         try:

@@ -110,7 +110,7 @@ def lowered(files: Iterable[str | Contents], index_cache: IndexCache = None) -> 
 def one(source: Source) -> str | Contents:
     """Returns the path or the contents of a source that is a single file."""
     contents = None if isinstance(source, str | os.PathLike) else _contents(source, 0)
-    what = "path is the path of a file, bytes or a binary file object"
+    what = "path must be the path of a file, bytes or a binary file object"
     return local(cast("str", source), what) if contents is None else contents
 
 

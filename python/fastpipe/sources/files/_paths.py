@@ -75,9 +75,9 @@ def expand(source: Paths, suffixes: Suffixes = (".avro",)) -> list[str]:
     """Lists the files that a source names.
 
     Directories and globs skip files and folders whose names begin with `_` or `.`, as Hadoop's readers do, because
-    these are not committed. A glob matches such names only with a component that also begins so. They also skip files
-    that end in `.tmp`, `_COPYING_` or `.crc`, or contain `.inprogress` as a suffix. An explicit path is always read,
-    regardless of its name.
+    these are not committed. A glob matches such a name only if its component begins with the same character. They also
+    skip files that end in `.tmp`, `_COPYING_`, `.crc`, or `.inprogress` with or without a further suffix. An explicit
+    path is always read, regardless of its name.
 
     Links are followed. Each real folder is visited once, under its real name if possible, so link cycles end. A file
     with two links is read twice.

@@ -146,14 +146,14 @@ class Interactions:
     All class methods that prepare interactions accept these options:
 
     - `duplicates`: Which of several interactions of the same user and item to keep, the `"first"` or the `"last"` in
-    time. For equal times, or without times, the order of the input decides.
+      time. For equal times, or without times, the order of the input decides.
     - `min_per_user`, `min_per_item`: Leave out users and items with fewer positives, repeatedly, until none is left.
-    The result is the largest set in which all users and items have enough positives (with both options equal to k, the
-    k-core).
+      The result is the largest set in which all users and items have enough positives (with both options equal to k,
+      the k-core).
     - `users`, `items`: All IDs, in the order of their indices. By default, only users and items with positives get
-    indices. With these options, users and items may have no positives, every item can be drawn as a negative, and an
-    unlisted ID raises an error. To give a test set the indices of its training set, pass `users=train.users,
-    items=train.items`.
+      indices. With these options, users and items may have no positives, every item can be drawn as a negative, and an
+      unlisted ID raises an error. To give a test set the indices of its training set, pass `users=train.users,
+      items=train.items`.
 
     They raise `InteractionsError` if IDs are negative, missing, of mixed types, or neither integers nor strings; if
     timestamps are missing; if lengths differ; or if there are fewer than two users or two items.

@@ -224,7 +224,7 @@ def _check_row(paths: list[str], shards: list[_Shard], whole: bool) -> None:
     for path, before, shard in zip(paths[1:], shards[:-1], shards[1:], strict=True):
         common = ("shards", "num_users", "num_items", "num_positives", "sequence")
         if any(getattr(shard, name) != getattr(head, name) for name in common):
-            raise wrong(path, f"it is a shard of other data than {paths[0]}")
+            raise wrong(path, f"it is a shard of different data than {paths[0]}")
         if shard.shard != before.shard + 1:
             raise wrong(
                 path, f"shard {shard.shard} doesn't follow shard {before.shard}: name consecutive shards in order"

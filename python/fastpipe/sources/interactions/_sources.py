@@ -141,7 +141,7 @@ def from_arrow(source: Any, names: Columns) -> Iterator[Chunk]:
     for name in names.wanted:
         if batches.schema.get_field_index(name) < 0:
             there = ", ".join(map(repr, batches.schema.names))
-            raise SchemaError(f"there is no column {name!r}, or more than one; there are {there}", feature=name)
+            raise SchemaError(f"column {name!r} must exist exactly once; the columns are {there}", feature=name)
     for batch in batches:
         columns = [batch.column(batch.schema.get_field_index(name)) for name in names.wanted]
         for name, column in zip(names.wanted, columns, strict=True):

@@ -4,12 +4,12 @@ A plan depends only on the data, so another process, or a later run, makes the s
 depends on the key:
 
 - If an integer column is unique and indexed (a primary key), a query counts the rows of key ranges of equal width. If
-these ranges are too uneven to be joined, a query reads a sample of keys, those with a small hash. The ranges between
-the sampled keys are then counted by another query.
+  these ranges are too uneven to be joined, a query reads a sample of keys, those with a small hash. The ranges between
+  the sampled keys are then counted by another query.
 - If such a key seems to have no gaps, one count of all rows, which is cheaper, confirms that and gives the number of
-rows in each range.
+  rows in each range.
 - Otherwise, one query counts the rows of each key value, adds up the counts in key order, and returns the starts of
-several thousand ranges of equal size.
+  several thousand ranges of equal size.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Planner:
         """Returns the plan."""
         for name in by or ():
             if name not in self._known:
-                reason = f"by names {name!r}, which isn't a column of the result: {', '.join(self._known)}"
+                reason = f"by contains {name!r}, which isn't a column of the result: {', '.join(self._known)}"
                 raise SchemaError(reason, feature=name, reason=reason)
             if self._known[name].fitness is None:
                 reason = f"column {name!r} has no order, so it can't split the query: name another column in by"

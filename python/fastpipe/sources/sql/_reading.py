@@ -300,10 +300,10 @@ def read_sql(
     All partitions see the database as it was when the reader was created:
 
     - PostgreSQL: a snapshot, which one connection holds open for the lifetime of the reader. (Vacuum can't remove rows
-    that the snapshot sees.) Readers that are pickled into other processes can use the snapshot as long as the first
-    reader exists.
+      that the snapshot sees.) Readers that are pickled into other processes can use the snapshot as long as the first
+      reader exists.
     - SQLite: in WAL mode, the transactions of all connections see the same state. In other modes, a change of the file
-    raises an error at the next partition.
+      raises an error at the next partition.
     - DuckDB, MySQL and MariaDB: one transaction reads the partitions one after another.
 
     If such a snapshot isn't available (after pickling a reader of SQLite, DuckDB or MySQL), a partition whose number of

@@ -37,17 +37,18 @@ class Units(Protocol):
 
     - `name(unit) -> str`: the name of a unit in errors and in `locate`. By default, a unit's name is its index.
     - `select(columns) -> Units`: returns the same units with only these columns. It is called once, before anything is
-    read.
+      read.
     - `read_slices(unit, start, rows) -> Iterator`: yields the rows of a unit from `start`, in slices of `rows` rows
-    (the last slice may be shorter). A slice is like the result of `read`. When rows are read in sequence, units of more
-    than 16 MiB are read in slices of about 8 MiB, so that the whole unit need not fit in memory. The slices of a unit
-    are requested one after another, by different threads.
+      (the last slice may be shorter). A slice is like the result of `read`. When rows are read in sequence, units of
+      more than 16 MiB are read in slices of about 8 MiB, so that the whole unit need not fit in memory. The slices of a
+      unit are requested one after another, by different threads.
     - `dictionaries`: a mapping from columns to lists of text, the values of their dictionary codes. It is required for
-    a feature that is codes (an integer dtype for a dictionary of text), because units may have different dictionaries.
-    The dictionary of each unit is mapped to it by value. Nested columns are named by their paths, as in `features`.
+      a feature that is codes (an integer dtype for a dictionary of text), because units may have different
+      dictionaries. The dictionary of each unit is mapped to it by value. Nested columns are named by their paths, as in
+      `features`.
     - `nbytes`: a sequence of the bytes that each unit occupies in memory, for planning memory limits and windows. If
-    `select` exists, `nbytes` is read from its result and counts only the selected columns. Without it, sizes are
-    estimated from the schema's types until units are read.
+      `select` exists, `nbytes` is read from its result and counts only the selected columns. Without it, sizes are
+      estimated from the schema's types until units are read.
 
     The source must be picklable if workers are spawned or run on other machines.
 
