@@ -152,8 +152,8 @@ class Interactions:
       the k-core).
     - `users`, `items`: All IDs, in the order of their indices. By default, only users and items with positives get
       indices. With these options, users and items may have no positives, every item can be drawn as a negative, and an
-      unlisted ID raises an error. To give a test set the indices of its training set, pass `users=train.users,
-      items=train.items`.
+      unlisted ID raises an error. To give a test set the indices of its training set, pass `users=train.users` and
+      `items=train.items`.
 
     They raise `InteractionsError` if IDs are negative, missing, of mixed types, or neither integers nor strings; if
     timestamps are missing; if lengths differ; or if there are fewer than two users or two items.

@@ -208,7 +208,7 @@ def fitted(table: pa.Table, columns: list[Column]) -> pa.Table:
 
 
 class Sessions(ABC):
-    """Connections of a process that share a state or a limit."""
+    """The connections of one process to a database."""
 
     one_state: bool
     """Whether all sessions see the same state of the database."""

@@ -80,8 +80,7 @@ def part_number(columns: Sequence[str], cuts: Sequence[Cut]) -> str:
 def chosen(rows: npt.NDArray[np.int64], parts: int) -> list[int]:
     """Chooses cuts between indivisible pieces that minimize the size of the largest part.
 
-    It is the classic binary search for the smallest possible maximum. Filling each part as far as possible checks a
-    maximum.
+    A binary search finds the smallest possible maximum. To check a maximum, each part takes as many pieces as fit.
 
     Args:
         rows: The number of rows of each piece, in order; positive.

@@ -292,10 +292,10 @@ def read_sql(
 ) -> Reader:
     """Reads the result of a query as batches of NumPy arrays (extras `postgresql`, `sqlite`, `duckdb`, or `sql`).
 
-    The query is split into partitions: disjoint queries that together return the whole result. A partition is `SELECT …
-    FROM (query) AS q WHERE … ORDER BY …`, so the query keeps its meaning and rows come in the same order each time.
-    `partition_sql` shows the partitions. If a query reads one table and doesn't select its primary key, fastpipe adds
-    the key as a column to split by, but doesn't read it.
+    The query is split into partitions: disjoint queries that together return the whole result. Each partition is
+    `SELECT … FROM (query) AS q WHERE … ORDER BY …`. The query therefore keeps its meaning, and rows come in the same
+    order each time. `partition_sql` shows the partitions. If a query reads one table and doesn't select its primary
+    key, fastpipe adds the key as a column to split by, but doesn't read it.
 
     All partitions see the database as it was when the reader was created:
 
