@@ -1,7 +1,8 @@
-"""The data service: batches that are made elsewhere.
+"""The data service: other processes or machines prepare the batches.
 
-`Server` serves readers on Arrow Flight, `connect` makes a reader of what is served; a `Directory` lists servers that
-come and go. `LocalService` does both within this machine, by memory in common. All of it needs the extra `arrow`.
+`Server` serves readers over Arrow Flight, and `connect` returns a reader of a served dataset. A `Directory` lists
+servers that come and go. `LocalService` serves to one process on the same machine through shared memory. The service
+requires the extra `arrow`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# The names of the package: type checkers read them here, and `_lazy.py` when it is imported.
+# The public names of the package. Type checkers read this file, and so does `_lazy.py` at import.
 
 from fastpipe.service._connect import connect as connect
 from fastpipe.service._local import LocalService as LocalService

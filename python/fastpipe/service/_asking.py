@@ -1,8 +1,8 @@
-"""Asks several servers the same question: the first one that answers counts.
+"""Asks several servers the same question and returns the first answer.
 
-One is asked after the other: at once when the one before has failed, and a little later when it is silent. So a server
-that hangs costs no more than that, and one that answers keeps the others from being asked. Those that may answer later
-are asked again until the time is over.
+Servers are asked one after another: the next one at once if a server fails, and after a short delay if it is silent.
+A server that hangs costs only this delay, and servers after the first one that answers aren't asked. Servers whose
+failure may be temporary are asked again until the time is over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastpipe.service._connection import Connection
 from fastpipe.service._wire import FILE_ERRORS
 
 _Read = TypeVar("_Read")
-# Seconds before a server that has failed is asked again, and at most before the next one is asked, too.
+# Seconds before a failed server is asked again. Also the maximum delay before the next server is asked.
 _PAUSE = 0.1
 
 
@@ -26,8 +26,8 @@ class NoAnswerError(Exception):
     """No server has answered.
 
     Args:
-        error: what is to be raised: what a server said of a file that it can't read, or what is wrong with each.
-        passes: whether a server may answer another time.
+        error: The error to raise: a server's error for a file that it can't read, or the errors of all servers.
+        passes: Whether a later attempt may succeed.
     """
 
     def __init__(self, error: FastpipeError, *, passes: bool) -> None:
@@ -39,10 +39,10 @@ class Question(Generic[_Read]):
     """A question to several servers.
 
     Args:
-        action: what is asked.
-        request: with it.
-        read: makes something of an answer.
-        seconds: for which servers are asked.
+        action: Name of the action.
+        request: Arguments of the action.
+        read: Parses an answer.
+        seconds: Time limit in seconds.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Question(Generic[_Read]):
         self._action, self._request, self._read = action, request, read
         self._seconds = seconds
         self._answers: queue.SimpleQueue[tuple[Connection, _Read | FastpipeError]] = queue.SimpleQueue()
-        # By URL: who is being asked, when each may be asked (again), what went wrong, and whether that may pass.
+        # By URL: requests in progress, next attempts, last errors and whether they may be temporary.
         self._asked: set[str] = set()
         self._times: dict[str, float] = {}
         self._errors: dict[str, tuple[FastpipeError, bool]] = {}
@@ -68,17 +68,18 @@ class Question(Generic[_Read]):
         again: bool = True,
         why: Callable[[], str] = str,
     ) -> _Read:
-        """The answer of the first server that has one.
+        """Returns the answer of the first server that has one.
 
         Args:
-            listed: the servers that there are; called again and again.
-            come: whether others may be listed later.
-            again: whether servers that failed, but may answer later, are asked again as long as there is time.
-            why: says why none is listed.
+            listed: Returns the current servers. It is called repeatedly.
+            come: Whether more servers may be listed later.
+            again: Whether servers whose failure may be temporary are asked again while there is time.
+            why: Explains why no server is listed.
 
         Raises:
-            FastpipeError: what a server tells, but for a `ServiceError`, and for a file that others may read.
-            NoAnswerError: if there is no answer within the time, or none is to come.
+            FastpipeError: If a server reports an error of the data. Service errors and file errors don't count: another
+                server may succeed.
+            NoAnswerError: If no server answers in time, or all have failed and no other server can be asked.
         """
         end = time.monotonic() + self._seconds
         while True:
@@ -87,7 +88,7 @@ class Question(Generic[_Read]):
             if left > 0:
                 self._ask_next(connections, left)
             try:
-                # Behind the end those that were asked say what went wrong.
+                # After the time limit, this collects the errors of requests that end at the same time.
                 most = min(left, _PAUSE, self._seconds / (2 * max(len(connections), 1))) if left > 0 else _PAUSE
                 connection, found = self._answers.get(timeout=most)
             except queue.Empty:
@@ -111,7 +112,7 @@ class Question(Generic[_Read]):
                 raise NoAnswerError(self._error(connections, why()), passes=passes)
 
     def _ask_next(self, connections: list[Connection], seconds: float) -> None:
-        """Asks a server that isn't being asked: first those that never were."""
+        """Asks a server without a request in progress. Servers that were never asked come first."""
         now = time.monotonic()
         free = [one for one in connections if one.url not in self._asked and self._times.get(one.url, 0.0) <= now]
         if free:
@@ -125,7 +126,7 @@ class Question(Generic[_Read]):
             found = self._read(connection.ask(self._action, self._request, seconds), connection)
         except FastpipeError as error:
             found = error
-        except Exception as error:  # A thread that dies silently would look like a server that hangs.
+        except Exception as error:  # If the thread ended silently, the server would seem to hang.
             found = ServiceError(f"{connection.url}: {type(error).__name__}: {error}")
         self._answers.put((connection, found))
 

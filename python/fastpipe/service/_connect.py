@@ -1,4 +1,4 @@
-"""`connect`: a reader whose batches servers make."""
+"""`connect`: a reader whose batches are prepared by servers."""
 
 from __future__ import annotations
 
@@ -37,42 +37,45 @@ def connect(
     timeout: float = 30.0,
     fallback: Reader | None = None,
 ) -> Reader:
-    """A reader whose batches are made by servers (`fastpipe serve`, `Reader.serve`; extra `arrow`).
+    """Returns a reader whose batches are prepared by servers (`fastpipe serve`, `Reader.serve`; extra `arrow`).
 
-    It is a `Reader` as any other: its batches are bit for bit those of the reader that is served, in every order, for
-    every rank, from every state; its states load there, and the other way round. Several servers of the same data share
-    the work: each makes as many batches as it can. Any server can make any batch, so one that dies loses nothing, and
-    one that comes back is used again. Connections never use a proxy of the environment.
+    The reader behaves like any other `Reader`. Its batches equal the served reader's bit for bit, for every order,
+    rank and state. States saved by either reader can be loaded into the other. Several servers of the same data share
+    the work according to their speed. Any server can produce any batch: nothing is lost when a server fails, and it is
+    used again when it comes back. Connections never use a proxy from the environment.
 
     Args:
-        urls: of one or several servers, `grpc://host:port`, or `grpc+tls://host:port`; or a
-            `fastpipe.service.Directory`, which lists them while they come and go.
-        reader: its name at the servers.
-        rank: of this reader; with `world_size`.
-        world_size: number of ranks; by default as the served reader has it.
-        seed: another one than the served reader's.
-        epochs: epochs a pass; None for passes without end; `"served"` for as many as the served reader has.
-        prefetch: batches to have ahead; None for as many as have 32 MiB, at least two of each server, at most 256.
-        memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit.
-        progress: whether passes show a progress bar (extra `progress`).
-        token: that the servers want.
-        ca: file of certificates, PEM, one of which has signed those of the servers; None for those of the system.
-        certificate: files of the client's certificate chain and private key, PEM, where servers ask for them.
-        timeout: seconds within which a server must answer, or send something when it was asked for batches. If none
-            does for that long, passes end in a `ServiceError`, and so do `batch_at`, `locate` and this call.
-        fallback: a reader of the same data and the same order in this process. It makes the batches when no server
-            does for `timeout` seconds, or at once where none was there when one was last needed; servers that come back
-            make them again. With it, this call waits for servers that hang alone, not for those that aren't there: if
-            none answers, order, seed and epochs are the fallback's.
+        urls: URLs of one or more servers, `grpc://host:port` or `grpc+tls://host:port`; or a
+            `fastpipe.service.Directory`, which lists servers that come and go.
+        reader: Name of the reader on the servers.
+        rank: Rank of this reader, 0 to `world_size` - 1. Pass it together with `world_size`.
+        world_size: Number of ranks. Defaults to the rank and world size of the served reader.
+        seed: Seed of the shuffle, 0 to 2^64 - 1. Defaults to the served reader's seed.
+        epochs: Number of epochs in a pass; None for endless passes. Defaults to `"served"`, the served reader's number.
+        prefetch: Number of batches to receive in advance. Defaults to about 32 MiB of batches: at least two per server
+            and at most 256.
+        memory_limit: Maximum size of the prefetched batches in bytes, or as text such as `"512MB"`; None for no limit.
+        progress: Whether passes show a progress bar (extra `progress`).
+        token: Token that the servers require.
+        ca: PEM file with the CA certificates that the servers' certificates must be signed by. Defaults to the
+            certificates of the system.
+        certificate: PEM files with the client's certificate chain and private key, if the servers require them.
+        timeout: Maximum time in seconds to wait for an answer, or for more data of requested batches. If no server
+            responds in that time, passes, `batch_at`, `locate` and this call raise `ServiceError`.
+        fallback: Reader of the same data in the same order in this process. It prepares the batches when no server
+            responds within `timeout` seconds, or immediately if no server was available the last time. Servers that
+            come back take over again. With a fallback, this call waits for servers that hang, but not for servers that
+            are down. If no server answers, the reader uses the fallback's order, seed and epochs.
 
     Returns:
-        The reader. `prefetch` and `memory_limit` are of this side; a served reader has its own.
+        The reader. Its `prefetch` and `memory_limit` apply to this process; the served reader has separate ones.
 
     Raises:
-        ServiceError: if no server answers within the time, or none has such a reader.
-        ImportError: if pyarrow isn't installed.
-        UnsupportedError: if the fallback has other data, specs or order than the servers, or can't be served itself.
-        ValueError: for values out of range, and URLs that are none.
+        ServiceError: If no server answers in time, or the servers don't have the reader.
+        ImportError: If pyarrow isn't installed.
+        UnsupportedError: If the data, specs or order of the fallback differ from the servers', or the fallback could
+            not be served.
+        ValueError: If a value is out of range, or a URL is invalid.
 
     Example:
         >>> import fastpipe
@@ -92,7 +95,7 @@ def connect(
     else:
         given = [checked_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
         if not given:
-            raise ValueError("urls is empty: name at least one server")
+            raise ValueError("urls is empty: pass at least one server")
         directory = Fixed(given)
     asked = Asked(rank, world_size, seed, epochs, progress)
     options = Options(
@@ -115,17 +118,17 @@ def connect(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is asked of a remote reader.
+    """Options of a remote reader that the caller chooses.
 
     Args:
-        rank: of it; with `world_size`.
-        world_size: number of ranks; None for those of the served reader.
-        seed: None for the served reader's.
-        epochs: epochs a pass; None for passes without end; "served" for as many as the served reader has.
-        progress: whether passes show a progress bar.
+        rank: Rank of the reader. Pass it together with `world_size`.
+        world_size: Number of ranks; None for the served reader's.
+        seed: Seed of the shuffle; None for the served reader's.
+        epochs: Number of epochs in a pass; None for endless passes; `"served"` for the served reader's number.
+        progress: Whether passes show a progress bar.
 
     Raises:
-        ValueError: if one is out of range, or comes without the other.
+        ValueError: If only one of `rank` and `world_size` is given.
     """
 
     rank: SupportsIndex | None
@@ -136,13 +139,13 @@ class Asked:
 
     def __post_init__(self) -> None:
         if (self.rank is None) != (self.world_size is None):
-            raise ValueError("give rank and world_size together")
+            raise ValueError("pass both rank and world_size, or neither")
 
     def reader(self, data: RemoteData, description: Description, running: PassOptions) -> Reader:
-        """A reader of remote data, which is so described.
+        """Returns a reader of the remote data.
 
         Raises:
-            ValueError: if what is asked for is out of range.
+            ValueError: If an option is out of range.
         """
         ordering = self._ordering(description)
         made = Reader(
@@ -151,17 +154,17 @@ class Asked:
         return made._warned()
 
     def check_order(self, served: Description, fallback: Description) -> None:
-        """Whether a fallback has the order that servers have, as far as nothing else is asked for.
+        """Checks that the fallback's order equals the servers', given the options of this reader.
 
-        Without servers its order holds. So which ones answer must not matter.
+        The fallback's order is used if no server answers. The order must not depend on which of them answer.
 
         Raises:
-            UnsupportedError: if it has another one; it says what differs.
+            UnsupportedError: If the orders differ. The message names the differences.
         """
         theirs, ours = asdict(self._ordering(served)), asdict(self._ordering(fallback))
         theirs["epochs"], ours["epochs"] = self._epochs(served), self._epochs(fallback)
         if not (theirs["seed_given"] and ours["seed_given"]):
-            # One that was drawn differs from server to server, too.
+            # A seed that wasn't given is random: it differs between servers as well.
             ours["seed"] = theirs["seed"]
         ours["seed_given"] = theirs["seed_given"]
         differing = [
@@ -169,8 +172,8 @@ class Asked:
         ]
         if differing:
             raise UnsupportedError(
-                f"the fallback has another order than the servers: {'; '.join(differing)}; make it with the same"
-                " arguments, since its order holds where no server answers"
+                f"the fallback's order differs from the servers' order: {'; '.join(differing)}. Create the fallback"
+                " with the same arguments: its order is used if no server answers"
             )
 
     def _epochs(self, description: Description) -> SupportsIndex | None:
@@ -187,29 +190,29 @@ class Asked:
 
 
 def check_timeout(timeout: float) -> float:
-    """Seconds within which servers must answer.
+    """Returns the timeout in seconds.
 
     Raises:
-        ValueError: if it is none, or more than a day.
+        ValueError: If it isn't positive, or exceeds a day.
     """
     if not 0 < timeout <= 86_400:
-        raise ValueError(f"timeout is up to 86400 seconds, not {timeout}")
+        raise ValueError(f"timeout must be positive and at most 86400 seconds; got {timeout}")
     return float(timeout)
 
 
 def _described(servers: Servers, reader: str, fallback: Reader | None) -> Description:
-    """Describes a reader: as a server does, or like the fallback if all servers are absent."""
+    """Returns a server's description of the reader, or the fallback's if no server is available."""
     from fastpipe.service._asking import NoAnswerError, Question
     from fastpipe.service._remote_data import Description
 
     def read(told: list[bytes], connection: Connection) -> Description:
         if len(told) != 2:
-            raise ServiceError(f"{connection.url} is no server of fastpipe")
+            raise ServiceError(f"{connection.url} is not a fastpipe server")
         return Description(told[0], told[1], connection.url)
 
     question = Question("describe", {"reader": reader}, read, servers.options.timeout)
     try:
-        # A server that starts may come; one that refuses won't do otherwise. Who has a fallback need not wait for it.
+        # A server may still be starting, but one that refuses won't change its answer. With a fallback, don't wait.
         come, again = servers.changes and fallback is None, fallback is None
         return question.answer(servers.now_listed, come=come, again=again)
     except NoAnswerError as none:

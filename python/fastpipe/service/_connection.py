@@ -14,11 +14,11 @@ _PLAIN = ("health", "metrics")
 
 
 class Connection(Protocol):
-    """A way to a server, used by several threads.
+    """A connection to a server. Several threads may use it.
 
     Attributes:
-        url: the server's.
-        handle: the connection in Rust, over which batches arrive.
+        url: URL of the server.
+        handle: The connection in Rust, over which batches arrive.
     """
 
     url: str
@@ -28,15 +28,15 @@ class Connection(Protocol):
         """The connection in Rust, over which batches arrive.
 
         Raises:
-            ServiceError: if this process can't use it.
+            ServiceError: If this process can't use it.
         """
 
     def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
-        """Asks the server a question. Returns the parts of its answer.
+        """Asks the server a question and returns the parts of its answer.
 
         Raises:
-            FastpipeError: an error that the server sends.
-            ServiceError: if it doesn't answer within the time.
+            FastpipeError: If the server reports an error.
+            ServiceError: If the server doesn't answer in time.
         """
 
     def passes(self, error: ServiceError) -> bool:
@@ -44,14 +44,16 @@ class Connection(Protocol):
 
 
 class NetworkConnection:
-    """A connection to a server. The first request connects. A forked child makes its own connection.
+    """A connection to a server over the network.
+
+    The first request opens the connection. A forked child opens its own.
 
     Args:
-        url: `grpc://host:port`, or `grpc+tls://host:port`.
-        options: how to connect.
+        url: `grpc://host:port` or `grpc+tls://host:port`.
+        options: Options of the connection.
 
     Raises:
-        ServiceError: if the certificates can't be used.
+        ServiceError: If the certificates can't be used.
     """
 
     def __init__(self, url: str, options: Options) -> None:
@@ -62,11 +64,11 @@ class NetworkConnection:
             raise ServiceError(f"{url}: {error}") from error
 
     def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
-        """Asks the server a question. Returns the parts of its answer.
+        """Asks the server a question and returns the parts of its answer.
 
         Raises:
-            FastpipeError: an error that the server sends.
-            ServiceError: if it doesn't answer within the time.
+            FastpipeError: If the server reports an error.
+            ServiceError: If the server doesn't answer in time.
         """
         try:
             parts = self.handle.ask(action, sealed(request), seconds)

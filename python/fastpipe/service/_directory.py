@@ -23,22 +23,22 @@ class Fixed:
     """A directory that always lists the same servers.
 
     Args:
-        urls: of these.
+        urls: URLs of the servers.
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = tuple(urls)
 
     def urls(self) -> Sequence[str]:
-        """All of them."""
+        """Returns all URLs."""
         return self._urls
 
 
 def checked_url(url: Any) -> str:
-    """The URL of a server.
+    """Returns the URL of a server.
 
     Raises:
-        ValueError: if it can't be one.
+        ValueError: If the URL is invalid.
     """
     try:
         found = urlsplit(url)
@@ -46,7 +46,7 @@ def checked_url(url: Any) -> str:
     except (ValueError, AttributeError, TypeError):
         whole = False
     if not whole:
-        raise ValueError(f"a server's URL is grpc://host:port or grpc+tls://host:port, not {url!r:.200}")
+        raise ValueError(f"a server's URL must be grpc://host:port or grpc+tls://host:port; got {url!r:.200}")
     return str(url)
 
 
@@ -55,13 +55,13 @@ def _connection(url: str, options: Options) -> Connection:
 
 
 class Servers:
-    """Connections to the servers that a directory lists. It can be pickled, with what was listed last.
+    """Connections to the servers that a directory lists. Pickling keeps the last list.
 
     Args:
-        directory: that lists them.
-        options: how to connect.
-        known: URLs that it has listed.
-        absent: whether all of them were absent when one was last needed. Passes set the attribute.
+        directory: Lists the servers.
+        options: Options of the connections.
+        known: URLs that the directory has already listed.
+        absent: Whether no server was available the last time. Passes set this attribute.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Servers:
 
     @property
     def options(self) -> Options:
-        """How to connect."""
+        """Options of the connections."""
         return self._options
 
     def known(self) -> list[Connection]:
@@ -99,8 +99,8 @@ class Servers:
         """Asks for a new list. Returns connections to its servers.
 
         Raises:
-            Exception: any error of the directory.
-            ValueError: if an entry of the list is not a URL.
+            Exception: Any error of the directory.
+            ValueError: If an entry of the list is not a URL.
         """
         urls = dict.fromkeys(checked_url(url) for url in self._directory.urls())
         with self._lock:
@@ -120,7 +120,7 @@ class Servers:
             self._asking = False
 
     def why(self) -> str:
-        """Explains an empty list, or the error of the directory."""
+        """Explains why the list is empty, or returns the directory's error."""
         with self._lock:
             error, listed = self._error, bool(self._connections)
         if error is not None:
@@ -129,7 +129,7 @@ class Servers:
 
     @property
     def changes(self) -> bool:
-        """Whether others may be listed later."""
+        """Whether the list of servers may change."""
         return self._changes
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -138,4 +138,4 @@ class Servers:
 
     def __str__(self) -> str:
         with self._lock:
-            return ", ".join(self._connections) or "no server just now"
+            return ", ".join(self._connections) or "no servers"

@@ -1,4 +1,4 @@
-"""A server in a process of this machine, whose batches lie in memory in common."""
+"""A server in another process of the same machine that passes its batches through shared memory."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ sys.path[:] = json.loads(sys.argv[1])
 from fastpipe.service._local_server import main
 main(*map(int, sys.argv[2:]))
 """
-# Seconds that the server has to end by itself.
+# Seconds that the server has to exit by itself before it is killed.
 _GRACE = 2.0
 
 
 class LocalProcess:
-    """The process of a local server, and this one's way to it.
+    """The process of a local server and the connection to it.
 
     Args:
-        reader: what it serves.
-        timeout: seconds within which it must start.
+        reader: Reader to serve.
+        timeout: Maximum time in seconds that the process may take to start.
 
     Raises:
-        FastpipeError: what goes wrong there.
-        ServiceError: if it doesn't start.
-        TypeError: if the reader can't be pickled.
+        FastpipeError: If the server reports an error.
+        ServiceError: If the process doesn't start in time.
+        TypeError: If the reader can't be pickled.
     """
 
     def __init__(self, reader: Reader, timeout: float) -> None:
@@ -73,32 +73,32 @@ class LocalProcess:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process ID."""
         return self._process.pid
 
     def reader(self, asked: Asked, running: PassOptions, timeout: float, fallback: Reader | None) -> Reader:
-        """The reader of its batches.
+        """Returns a reader of the server's batches.
 
         Raises:
-            FastpipeError: if the fallback can't be one.
-            ValueError: if what is asked for is out of range.
+            FastpipeError: If the fallback doesn't match the served reader.
+            ValueError: If an option is out of range.
         """
         if fallback is not None:
             check_fallback(fallback, self._description)
-        # Where it has ended, nobody comes in its place.
+        # A server that has ended is never replaced, so waiting for another one is pointless.
         url, options = self._link.url, Options(timeout=timeout)
         data = RemoteData("default", self._description, Servers(Fixed([url]), options, [url]), 0.0, fallback)
         return asked.reader(data, self._description, running)
 
     def _introduced(self, prepared: bytes, pickled: bytes, timeout: float) -> Description:
-        """Hands the reader over, and maps the memory."""
+        """Sends the reader to the server and maps the server's memory. Returns the server's description."""
         link = self._link
         with link.request(INIT) as connection:
             connection.settimeout(timeout)
             try:
                 send_frame(connection, Frame(b"r", prepared))
                 send_frame(connection, Frame(b"r", pickled))
-                # By itself: whoever reads on in the stream loses the file that comes with this byte.
+                # A separate call: buffered reads of the stream would lose the file that comes with this byte.
                 _, files, _, _ = socket.recv_fds(connection, 1, 1)
                 try:
                     if files:
@@ -111,13 +111,13 @@ class LocalProcess:
             except FastpipeError:
                 raise
             except TimeoutError as error:
-                raise ServiceError(f"the local server hasn't started within {timeout:g} s") from error
+                raise ServiceError(f"the local server did not start within {timeout:g} seconds") from error
             except OSError as error:
                 raise link.gone() from error
         return Description(frame.said, frame.places, "the local server")
 
     def close(self) -> None:
-        """Ends the process. Batches that were handed over stay as they are. Twice does no harm."""
+        """Ends the process. Batches that were already delivered stay valid. Closing twice has no effect."""
         self._link.close()
         if self._started_by != os.getpid():
             return
@@ -129,7 +129,7 @@ class LocalProcess:
 
 
 def _pickled(reader: Any) -> tuple[bytes, bytes]:
-    """How the process is to be prepared, and the reader."""
+    """Returns the pickled preparation data of the process and the pickled reader."""
     try:
         pickled = pickle.dumps(reader, pickle.HIGHEST_PROTOCOL)
     except MemoryError:
@@ -139,40 +139,41 @@ def _pickled(reader: Any) -> tuple[bytes, bytes]:
     prepared: dict[str, Any] = spawn.get_preparation_data("fastpipe")
     del prepared["authkey"]
     if b"__main__" not in pickled:
-        # Then a script needs no guard.
+        # The child doesn't import the main module, so a script needs no `__main__` guard.
         prepared = {name: value for name, value in prepared.items() if not name.startswith("init_main")}
     return pickle.dumps(prepared), pickled
 
 
 class LocalService:
-    """Makes the batches of a reader in another process of this machine, and hands them over without a copy.
+    """Prepares the batches of a reader in another process of this machine and passes them without a copy.
 
-    Linux alone has what it needs; the extra `arrow` is needed, too.
+    Requires Linux and the extra `arrow`.
 
-    What decoding costs, its threads and its Python (sources and functions of yours) are out of the way of the process
-    that trains. Batches lie in memory that both processes have mapped; it is used again when the last array over them
-    dies. Nothing is left behind when either process ends, however that happens: the memory has no name.
+    Decoding runs outside of the training process: its CPU time, its threads, and its Python code (custom sources and
+    functions). Both processes map the memory of the batches. It is reused when the last array over a batch is released.
+    The memory has no name in the file system, so it is freed even if either process crashes.
 
-    The reader is pickled and made anew in the other process; a script whose own functions or classes it needs has to
-    guard what it runs by `if __name__ == "__main__":`, as for `multiprocessing`.
+    The reader is pickled and recreated in the other process. If it needs functions or classes of the main script, guard
+    the script with `if __name__ == "__main__":`, as for `multiprocessing`.
 
     Args:
-        reader: what is read there.
-        rank: of the reader here; with `world_size`. By default as `reader` has it, and so for what follows.
-        world_size: number of ranks.
-        seed: another one than the reader's.
-        epochs: epochs a pass; None for passes without end; `"served"` for as many as the reader has.
-        prefetch: batches to have ahead here; None for as many as have 8 MiB, 2 to 256.
-        memory_limit: bytes that these may take, or a size such as `"512MB"`; None for no limit. What the server has
-            ahead is limited by the reader's own arguments.
-        progress: whether passes show a progress bar (extra `progress`).
-        timeout: seconds within which the server must start, and send something when it was asked for batches.
-        fallback: whether this process makes the batches when the server has ended, instead of a `ServiceError`.
+        reader: Reader to run in the other process.
+        rank: Rank of the returned reader, 0 to `world_size` - 1. Pass it together with `world_size`.
+        world_size: Number of ranks. Defaults to the rank and world size of `reader`.
+        seed: Seed of the shuffle, 0 to 2^64 - 1. Defaults to the seed of `reader`.
+        epochs: Number of epochs in a pass; None for endless passes. Defaults to `"served"`, the number of `reader`.
+        prefetch: Number of batches to receive in advance. Defaults to about 8 MiB of batches, 2 to 256.
+        memory_limit: Maximum size of these batches in bytes, or as text such as `"512MB"`; None for no limit. The
+            server's own prefetching is limited by the arguments of `reader`.
+        progress: Whether passes show a progress bar (extra `progress`).
+        timeout: Maximum time in seconds to wait for the server to start, or for more data of requested batches.
+        fallback: Whether this process prepares the batches if the server has ended. Otherwise passes raise
+            `ServiceError`.
 
     Raises:
-        ImportError: if pyarrow isn't installed.
-        UnsupportedError: if the reader can't be served, or the system isn't Linux.
-        ValueError: if an argument is out of range.
+        ImportError: If pyarrow isn't installed.
+        UnsupportedError: If the reader can't be served, or the system isn't Linux.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> import fastpipe
@@ -198,14 +199,14 @@ class LocalService:
     ) -> None:
         if sys.platform != "linux":
             raise UnsupportedError("LocalService shares memory by means of Linux; use reader.serve() on other systems")
-        # In which the features are told.
+        # The features are described as an Arrow schema.
         require_pyarrow()
         from fastpipe.service._served import Served
 
         self._asked = Asked(rank, world_size, seed, epochs, progress)
         self._running = PassOptions.checked(num_threads=None, prefetch=prefetch, memory_limit=memory_limit)
         self._timeout = check_timeout(timeout)
-        # Says what can't be served before a process starts.
+        # Raises an error for a reader that can't be served before a process starts.
         Served("default", reader)
         self._reader, self._fallback = reader, fallback
         self._process: LocalProcess | None = None
@@ -218,12 +219,12 @@ class LocalService:
             The reader of its batches.
 
         Raises:
-            ServiceError: if it has been started already, or doesn't start.
-            FastpipeError: what goes wrong there.
-            TypeError: if the reader can't be pickled.
+            ServiceError: If the service was already started, or doesn't start in time.
+            FastpipeError: If the server reports an error.
+            TypeError: If the reader can't be pickled.
         """
         if self._process is not None or self._closed:
-            raise ServiceError("the local service has been started; make another one")
+            raise ServiceError("the local service was already started; make another one")
         process = self._process = LocalProcess(self._reader, self._timeout)
         try:
             return process.reader(self._asked, self._running, self._timeout, self._reader if self._fallback else None)
@@ -232,7 +233,7 @@ class LocalService:
             raise
 
     def close(self) -> None:
-        """Ends the server's process. Batches that were handed over stay as they are. Twice does no harm."""
+        """Ends the server's process. Batches that were already delivered stay valid. Closing twice has no effect."""
         self._closed = True
         if self._process is not None:
             self._process.close()
@@ -246,7 +247,7 @@ class LocalService:
         self.close()
 
     def __del__(self) -> None:
-        # What failed to be made has no process.
+        # The attribute is missing if the constructor failed.
         if getattr(self, "_process", None) is not None:
             self.close()
 

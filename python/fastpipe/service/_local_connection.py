@@ -1,8 +1,8 @@
 """A connection to a local server.
 
 The program has one socket to its server. It passes another socket through it for each request, along with a letter for
-the kind of request. The program then sends one frame, and the server answers with frames: each has a kind, the headers
-of batches, and the places of their memory. The program acknowledges each frame of batches with a byte before it borrows
+the kind of request. The program then sends one frame, and the server answers with frames. Each frame has a kind, the
+headers of batches, and the places of their memory. The program acknowledges each frame of batches with a byte before it borrows
 the memory. The server reclaims memory that wasn't acknowledged. Batches are received in Rust
 (`rust/fastpipe-service/src/local.rs`).
 """
@@ -24,12 +24,12 @@ _FRONT = struct.Struct("<cQQ")
 
 
 class Frame(NamedTuple):
-    """A frame.
+    """A message between the program and its server.
 
     Attributes:
-        kind: `b"b"` for batches, `b"e"` for an error, `b"."` at the end, `b"r"` for anything else.
-        said: the headers of batches, or another text.
-        places: of lent memory.
+        kind: `b"b"` for batches, `b"e"` for an error, `b"."` for the end, `b"r"` for anything else.
+        said: Headers of batches, or another text.
+        places: Places of lent memory.
     """
 
     kind: bytes
@@ -41,14 +41,14 @@ def send_frame(connection: socket.socket, frame: Frame) -> None:
     """Sends a frame.
 
     Raises:
-        OSError: if the other side is gone.
+        OSError: If the other side is gone.
     """
     front = _FRONT.pack(frame.kind, len(frame.said), len(frame.places))
     connection.sendall(b"".join((front, frame.said, frame.places)))
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """The next frame; None if the other side is gone."""
+    """Reads the next frame. Returns None if the other side is gone."""
     front = file.read(_FRONT.size)
     if len(front) < _FRONT.size:
         return None
@@ -64,12 +64,12 @@ _links: dict[str, Link] = {}
 
 
 class Link:
-    """A program's side of its local server.
+    """The program's side of a local server.
 
     Args:
-        url: of the server.
-        control: by which sockets of requests are handed over.
-        process: the server's.
+        url: URL of the server.
+        control: Socket through which the sockets of requests are passed.
+        process: Process ID of the server.
     """
 
     def __init__(self, url: str, control: socket.socket, process: int) -> None:
@@ -82,14 +82,14 @@ class Link:
         _links[url] = self
 
     def map(self, memory: SharedArena) -> None:
-        """Sets the memory in which the server makes batches."""
+        """Sets the shared memory that the server fills with batches."""
         self.handle = ServiceConnection.local(self.url, self.process, memory, self.request)
 
     def request(self, kind: bytes) -> socket.socket:
-        """The socket of a new request.
+        """Returns the socket of a new request.
 
         Raises:
-            ServiceError: if the server has ended.
+            ServiceError: If the server has ended.
         """
         with self._lock:
             if self._control is None:
@@ -106,11 +106,11 @@ class Link:
         return ours
 
     def gone(self) -> ServiceError:
-        """The error for a server that has ended."""
+        """Returns the error for a server that has ended."""
         return ServiceError(f"the local server (pid {self.process}) has ended; start another LocalService")
 
     def close(self) -> None:
-        """Ends the server: its socket closes. Batches keep what they need of the memory."""
+        """Ends the server by closing its socket. Delivered batches keep the memory that they use."""
         _links.pop(self.url, None)
         self.handle = None
         with self._lock:
@@ -120,7 +120,7 @@ class Link:
 
 
 class LocalConnection:
-    """A connection to the local server of an URL."""
+    """A connection to the local server with a given URL."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -130,7 +130,7 @@ class LocalConnection:
         """The connection in Rust, over which batches arrive.
 
         Raises:
-            ServiceError: if it was closed, or is another process's.
+            ServiceError: If the service is closed, or belongs to another process.
         """
         handle = self._link().handle
         if handle is None:
@@ -141,17 +141,17 @@ class LocalConnection:
         found = _links.get(self.url)
         if found is None:
             raise ServiceError(
-                "the local service is closed, or another process's: its readers work in the process that has started"
-                " it, and in those that this forks; others connect to reader.serve()"
+                "the local service is closed, or it is another process's. Its readers work only in the process that"
+                " started it and in forked children; other processes can connect to reader.serve()"
             )
         return found
 
     def ask(self, action: str, request: dict[str, Any], seconds: float) -> list[bytes]:
-        """Asks the server a question. Returns the parts of its answer.
+        """Asks the server a question and returns the parts of its answer.
 
         Raises:
-            FastpipeError: an error that the server sends.
-            ServiceError: if it doesn't answer within the time.
+            FastpipeError: If the server reports an error.
+            ServiceError: If the server doesn't answer in time.
         """
         link = self._link()
         with link.request(ASK) as connection:
@@ -173,10 +173,10 @@ class LocalConnection:
 
 
 def checked(frame: Frame | None, link: Link) -> Frame:
-    """Checks a frame of an answer.
+    """Returns the frame if it is a valid answer.
 
     Raises:
-        FastpipeError: if it has an error, or is missing.
+        FastpipeError: If the frame contains an error, or is missing because the server has ended.
     """
     if frame is None:
         raise link.gone()

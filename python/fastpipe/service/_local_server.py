@@ -1,4 +1,4 @@
-"""The process of a local server: makes batches in memory that its program has mapped."""
+"""The process of a local server. It prepares batches in memory that the program maps."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from fastpipe.service._served import Served
 from fastpipe.service._wire import Ticket, error_bytes
 
 _NO_LIMIT = 2**63
-# Bytes of free memory that are kept to be used again: what a program has ahead of it comes back at once.
+# Bytes of free memory that are kept for reuse, since the batches that a program prefetches are soon returned.
 _KEEP = 32 << 20
 
 
 class _Local:
-    """What a local server has.
+    """A local server: the served reader and its shared memory.
 
     Args:
-        reader: to serve.
+        reader: Reader to serve.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -43,7 +43,7 @@ class _Local:
         self.memory = self.served.shared_memory(self.slabs)
 
     def ask(self, frame: Frame) -> bytes:
-        """The answer to whether it is there, or to where a row comes from."""
+        """Answers a health check, or a question for the origin of a row."""
         request = json.loads(frame.said)
         if request["action"] == "health":
             return b'{"serving": true}'
@@ -51,7 +51,7 @@ class _Local:
         return json.dumps(self.served.place(int(request["unit"]), int(request["record"]))).encode()
 
     def batches(self, connection: socket.socket, frame: Frame) -> None:
-        """Sends the batches that a ticket asks for."""
+        """Sends the requested batches."""
         request = LocalRequest(self.slabs, connection.fileno())
         try:
             ticket = Ticket.read(frame.said)
@@ -69,13 +69,13 @@ class _Local:
 
 
 def _tell(connection: socket.socket, error: Exception) -> None:
-    # Somebody who is there no more needn't hear of it.
+    # If the client is gone, the error is dropped.
     with suppress(OSError):
         send_frame(connection, Frame(b"e", error_bytes(error)))
 
 
 def _answer(local: _Local, kind: bytes, connection: socket.socket) -> None:
-    """Answers a request, in a thread of its own."""
+    """Answers a request in a separate thread."""
     with connection, connection.makefile("rb") as file:
         frame = read_frame(file)
         if frame is None:
@@ -90,14 +90,14 @@ def _answer(local: _Local, kind: bytes, connection: socket.socket) -> None:
 
 
 def _begun(connection: socket.socket) -> _Local | None:
-    """Gets the reader, and tells of it; None if that fails, which the program is told."""
+    """Receives the reader, and sends its description. Returns None after a failure, which the program is sent."""
     with connection, connection.makefile("rb") as file:
         try:
             prepared = read_frame(file)
             pickled = read_frame(file)
             if prepared is None or pickled is None:
                 return None
-            # As processes that multiprocessing spawns: paths, arguments, and the main module if the reader needs it.
+            # As multiprocessing prepares spawned processes: paths, arguments, and the main module if it is needed.
             spawn.prepare(pickle.loads(prepared.said))
             local = _Local(pickle.loads(pickled.said))
             description = json.dumps(local.served.description()).encode()
@@ -107,7 +107,7 @@ def _begun(connection: socket.socket) -> _Local | None:
                 connection.send(b"e")
             _tell(connection, error)
             return None
-        # A program that has ended doesn't read this; then this process ends too.
+        # If the program has ended, the sends fail. This process then ends as well.
         with suppress(OSError):
             socket.send_fds(connection, [b"f"], [local.file])
             send_frame(connection, told)
@@ -115,7 +115,7 @@ def _begun(connection: socket.socket) -> _Local | None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process when its program does, which may leave the socket to others that it has forked."""
+    """Ends this process when its program ends. The socket may stay open in other processes that the program forked."""
     try:
         program = os.pidfd_open(parent)
     except OSError:
@@ -127,14 +127,14 @@ def _end_with(parent: int) -> None:
 
 
 def main(number: int, parent: int, by_main_thread: bool) -> None:
-    """What the process does, until its program closes the socket of that number, or ends.
+    """Serves requests until the program closes the socket or ends.
 
     Args:
-        number: of the file of the socket.
-        parent: the program's process.
-        by_main_thread: whether that one's main thread has started this process: another one may end before it.
+        number: File descriptor of the socket.
+        parent: Process ID of the program.
+        by_main_thread: Whether the program's main thread started this process. Another thread may end earlier.
     """
-    # Ctrl-C is for the program.
+    # Ctrl-C interrupts the program only.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if by_main_thread and not end_with_parent(parent):
         return
@@ -154,5 +154,5 @@ def main(number: int, parent: int, by_main_thread: bool) -> None:
                 threading.Thread(target=_answer, args=(local, kind, connection), daemon=True).start()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Its threads may be in the middle of a batch that nobody wants.
+    # Threads may still be preparing batches that the program doesn't need any more.
     os._exit(0)

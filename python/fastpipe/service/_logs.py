@@ -1,4 +1,4 @@
-"""What a server says of what it does: records with an event's name and fields, for people or for programs."""
+"""Log records of a server: each has an event name, fields, and a text."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ log = logging.getLogger("fastpipe.service")
 
 
 def say(level: int, event: str, text: str, **fields: Any) -> None:
-    """Logs an event: the text names its fields as `%(name)s`."""
+    """Logs an event. The text refers to the fields as `%(name)s`."""
     if log.isEnabledFor(level):
-        # Without any, logging would take an empty dict for one that isn't named.
+        # Without fields, pass no argument: logging doesn't treat an empty dict as named arguments.
         named = (fields,) if fields else ()
         log.log(level, text, *named, extra={"fastpipe": {"event": event, **fields}})
 
 
 def say_error(error: Exception, **fields: Any) -> None:
-    """Logs an error that a peer is told."""
+    """Logs an error that is sent to a peer."""
     fields |= {"error": type(error).__name__, "reason": str(error)}
     say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields)
 
 
 def say_told(told: bytes, **fields: Any) -> None:
-    """Logs what a peer is told of an error: as `error_bytes` writes it, or a text."""
+    """Logs an error in the form in which it is sent to a peer: as `error_bytes` encodes it, or as plain text."""
     found = error_parts(told)
     error, reason = ("ServiceError", told.decode(errors="replace")) if found is None else found
     say(logging.WARNING, "error", "%(peer)s: %(error)s: %(reason)s", **fields, error=error, reason=reason)
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object on a line of its own for each record.
+    """Formats each record as one line of JSON.
 
-    It has `time` (UTC), `level`, `logger` and `message`; a record of fastpipe's has its `event` and fields, too.
+    The object contains `time` (UTC), `level`, `logger` and `message`. Records of fastpipe also contain `event` and the
+    fields of the event.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,10 +55,10 @@ class JsonLines(logging.Formatter):
 
 
 class RequestLog:
-    """One request for batches, which is logged when it ends.
+    """The log record of one request for batches. It is written when the request ends.
 
     Args:
-        peer: who asks.
+        peer: Address of the client.
     """
 
     def __init__(self, peer: str) -> None:
@@ -65,7 +66,7 @@ class RequestLog:
         self._begun = time.monotonic()
 
     def asks(self, ticket: Ticket) -> None:
-        """For these batches."""
+        """Records which batches the client requests."""
         self._fields |= {
             "reader": ticket.reader,
             "epoch": ticket.epoch,
@@ -74,13 +75,13 @@ class RequestLog:
         }
 
     def end(self, outcome: str, batches: int, nbytes: int, told: bytes | None) -> None:
-        """It has ended.
+        """Logs the end of the request.
 
         Args:
             outcome: `sent`, `refused`, `cancelled`, `left` by its client, or `error`.
-            batches: batches that were sent.
-            nbytes: their bytes.
-            told: what the client was told of an error.
+            batches: Number of batches that were sent.
+            nbytes: Bytes of these batches.
+            told: The error that the client was sent, if any.
         """
         if outcome == "error":
             say_told(told or b"", **self._fields)

@@ -22,7 +22,7 @@ from fastpipe.service._metrics import shown
 Described: TypeAlias = "Callable[[], Iterable[tuple[str, str, str, float]]]"
 """Yields the name, kind, description and value of each metric."""
 
-# Seconds between two looks of the thread at whether it is to end.
+# Seconds between two checks of the thread whether it must stop.
 _TICK = 0.1
 
 
@@ -43,17 +43,17 @@ class _Listener(ThreadingMixIn, WSGIServer):
         super().__init__((str(address[0]), port), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores connections that end before their answer."""
+        """Ignores connections that the client closes before it gets the answer."""
 
 
 class _Collector:
-    """Numbers of a server as Prometheus' client takes them."""
+    """A collector of the server's metrics for `prometheus_client`."""
 
     def __init__(self, described: Described) -> None:
         self._described = described
 
     def collect(self) -> Iterator[Any]:
-        """Yields all numbers as of now."""
+        """Yields the current values of all metrics."""
         for name, kind, text, value in self._described():
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(name, text, value=value)
@@ -63,13 +63,13 @@ class MetricsEndpoint:
     """Answers `/metrics` and `/healthz` over HTTP, in its own threads.
 
     Args:
-        host: Address to listen at.
-        port: Port to listen at; 0 for any that is free.
-        described: Yields numbers of the server.
-        serving: Says whether the server takes requests.
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free port.
+        described: Returns the metrics of the server.
+        serving: Returns whether the server accepts requests.
 
     Raises:
-        OSError: if it can't listen there.
+        OSError: If it can't listen on this address and port.
     """
 
     def __init__(self, host: str, port: int, described: Described, serving: Callable[[], bool]) -> None:
@@ -104,7 +104,7 @@ class MetricsEndpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Closes the port. Closing twice does no harm."""
+        """Closes the port. Closing twice has no effect."""
         # The thread doesn't run in a forked child.
         if self._process == os.getpid():
             self._listener.shutdown()

@@ -1,4 +1,4 @@
-"""A data set whose batches servers make."""
+"""A dataset whose batches are prepared by servers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class Description:
-    """What a server says of a reader; checked, and fit to be pickled.
+    """A server's description of a reader. It is validated, and can be pickled.
 
     Args:
-        told: the JSON text.
-        rows: rows of each unit, as bytes of uint32.
-        url: of the server.
+        told: Description in JSON.
+        rows: Number of rows of each unit, as bytes of uint32.
+        url: URL of the server.
 
     Raises:
-        ServiceError: if it is something else, or of another version of fastpipe.
+        ServiceError: If the description is invalid, or comes from another version of fastpipe.
     """
 
     def __init__(self, told: bytes, rows: bytes, url: str) -> None:
@@ -46,8 +46,8 @@ class Description:
             found = json.loads(told)
             if found.get("version") != VERSION:
                 raise ServiceError(
-                    f"{url} speaks version {found.get('version')!r:.20} of the service, this fastpipe {VERSION}; let"
-                    " both be of one version"
+                    f"{url} speaks version {found.get('version')!r:.20} of the service, and this fastpipe {VERSION};"
+                    " let both be of one version"
                 )
             self.rows = np.frombuffer(rows, np.uint32)
             self.fingerprints = {int(version): dict(of) for version, of in found["fingerprints"].items()}
@@ -75,20 +75,20 @@ class Description:
         except FastpipeError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-            raise ServiceError(f"{url} describes its reader in a way that can't be read: {error!r:.300}") from error
+            raise ServiceError(f"{url} sent a description of its reader that can't be read: {error!r:.300}") from error
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What requests say of the data set and its specs."""
+        """The identity of the dataset and its specs, as requests contain it."""
         return identity(self.fingerprints[STATES], self.specs)
 
     @classmethod
     def of(cls, name: str, reader: Reader) -> Self:
-        """What a server would say of a reader of this process.
+        """Returns the description that a server would send for a reader of this process.
 
         Raises:
-            TypeError: if it is no reader.
-            UnsupportedError: if it can't be served.
+            TypeError: If it isn't a `Reader`.
+            UnsupportedError: If the reader can't be served.
         """
         from fastpipe.service._served import Served
 
@@ -100,14 +100,16 @@ class Description:
 
 
 class RemoteData:
-    """A data set whose batches servers make: the `Data` of `connect`. It can be pickled, and connects anew.
+    """A dataset whose batches are prepared by servers; the `Data` of `connect`.
+
+    After unpickling it opens new connections.
 
     Args:
-        name: of the reader, at the servers.
-        description: what a server says of it.
-        servers: that make them.
-        patience: seconds for which a pass goes on when no server answers.
-        fallback: a reader of the same data in this process; None if there is none.
+        name: Name of the reader on the servers.
+        description: Description of the reader.
+        servers: Servers that prepare the batches.
+        patience: Seconds after which a pass fails, or uses the fallback, if no server responds.
+        fallback: Reader of the same data in this process; None for no fallback.
     """
 
     def __init__(
@@ -139,19 +141,19 @@ class RemoteData:
 
     @property
     def interpretation(self) -> dict[str, Any]:
-        """That of the data set at the servers, as a digest."""
+        """A digest of how the servers interpret the dataset."""
         return {"served": self._description.specs}
 
     def fingerprint(self, version: int = STATES) -> dict[str, Any]:
-        """That of the data set at the servers."""
+        """Returns the fingerprint of the served dataset."""
         return dict(self._description.fingerprints[version])
 
     def place(self, unit: int, record: int) -> tuple[Any, ...]:
-        """Where a row comes from, as a server says, or the fallback.
+        """Returns the origin of a row. A server or the fallback looks it up.
 
         Raises:
-            ServiceError: if no server answers within the time.
-            StateError: if one has other data.
+            ServiceError: If no server answers in time.
+            StateError: If a server has other data.
         """
         servers, fallback = self._servers, self._fallback
         if fallback is not None and servers.absent:
@@ -167,11 +169,11 @@ class RemoteData:
         return fallback.data.place(unit, record)
 
     def column_times(self) -> tuple[float, list[tuple[str, float]]]:
-        """Nothing: nothing is decoded here."""
+        """Returns zero and no columns, since this process decodes nothing."""
         return 0.0, []
 
     def default_window(self, batch_size: int) -> int | None:
-        """The servers' default."""
+        """Returns None, so that the servers' default applies."""
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -182,10 +184,10 @@ class RemoteData:
 
 
 def _place(told: list[bytes], connection: Connection) -> tuple[Any, ...]:
-    """The place that a server has sent.
+    """Parses the origin of a row that a server has sent.
 
     Raises:
-        ServiceError: if it is none.
+        ServiceError: If it is invalid.
     """
     try:
         found = json.loads(told[0])
@@ -197,9 +199,9 @@ def _place(told: list[bytes], connection: Connection) -> tuple[Any, ...]:
 
 
 class _Bringing:
-    """Has the batches of passes brought; what the data set's handle knows of the servers.
+    """Starts receiving the batches of passes from servers.
 
-    It doesn't have the data set, which has its handle.
+    It holds no reference to the dataset, because the dataset's handle refers to this object.
     """
 
     def __init__(
@@ -215,7 +217,7 @@ class _Bringing:
         self._fallback = fallback
 
     def start(self, feed: BatchFeed, order: str, progress: dict[str, Any] | None, csr: bool) -> None:
-        """Starts to receive the batches of a pass."""
+        """Starts receiving the batches of a pass."""
         servers, here, ordering = self._servers, self._fallback, Ordering.read(order)
         if ordering.shuffle == "sequential":
             group = 1
@@ -243,30 +245,30 @@ class _Bringing:
 
 
 def parts_of(reader: Reader) -> ReaderParts:
-    """What a reader is made of.
+    """Returns the parts of a reader.
 
     Raises:
-        TypeError: if it is none that reads a data set itself.
+        TypeError: If the reader doesn't read a dataset itself.
     """
     passes = passes_of(reader)
     if not isinstance(passes, ReaderPasses):
-        raise TypeError(f"the fallback is a Reader, as fastpipe.read_avro makes one, not {type(reader).__name__}")
+        raise TypeError(f"fallback must be a Reader of a dataset (see fastpipe.read_avro); got {type(reader).__name__}")
     return passes.parts
 
 
 def check_fallback(fallback: Reader, description: Description) -> None:
-    """Whether a reader is of the data that servers have.
+    """Checks that a fallback reads the servers' data with the same specs.
 
     Raises:
-        UnsupportedError: if it isn't; it says what to do.
+        UnsupportedError: If it doesn't. The message says what to do.
     """
     data = parts_of(fallback).data
     if data.fingerprint() != description.fingerprints[STATES]:
         raise UnsupportedError(
-            "the fallback reads other data than the servers: give a reader of the same files, with the same specs"
+            "the fallback reads other data than the servers: pass a reader of the same files with the same specs"
         )
     if specs_digest(data) != description.specs:
         raise UnsupportedError(
-            "the fallback reads the data with other specs than the servers: give it the features, vocabularies and"
-            " other arguments of the reader that is served"
+            "the fallback reads the data with other specs than the servers: create it with the features, vocabularies"
+            " and other arguments of the served reader"
         )

@@ -1,4 +1,4 @@
-"""A reader that a server has: what clients are told of it, and passes in the orders that they ask for."""
+"""A reader on a server: its description for clients, and passes in the orders that clients request."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fastpipe._reader.state import VERSION as STATES
 from fastpipe.errors import LimitError, StateError, UnsupportedError
 from fastpipe.service._wire import VERSION, Ticket, identity, specs_digest
 
-# Orders that are kept: one may take memory for each unit of the data set.
+# Maximum number of cached orders. An order may take memory for each unit of the dataset.
 _MOST_ORDERS = 16
-# Batches that whoever maps the memory of a pass has at once.
+# Number of batches of a pass that a process which maps the memory may hold at once.
 _HELD = 8
 
 
@@ -35,16 +35,17 @@ def _without_folders(text: str, files: list[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """A server's memory, divided: what is kept for other clients, what passes may take, and what is being sent.
+    """The parts of a server's memory: for kept batches, for passes, and for batches that are being sent.
 
-    A batch belongs to its pass until that hands it over, and takes half of its limit at most: a pass refuses to begin
-    where the batch that is made and the one that waits don't fit. So no pass has more than twice what may be sent.
+    A batch counts toward its pass until the pass delivers it. It takes at most half of the pass's limit, because a pass
+    doesn't start unless the batch in progress and the finished batch both fit. So the limit of a pass is at most twice
+    the memory for batches that are being sent.
 
     Attributes:
-        keep: bytes of batches that are kept.
-        passes: bytes that all open passes may take together.
-        sending: bytes of batches that were handed over, and aren't kept.
-        each: bytes for a pass that has no limit of its own.
+        keep: Bytes of batches that are kept for other clients.
+        passes: Bytes that all open passes may take together.
+        sending: Bytes of delivered batches that aren't kept.
+        each: Bytes for a pass without its own limit.
     """
 
     keep: int
@@ -54,15 +55,15 @@ class Shares:
 
     @classmethod
     def of(cls, memory: int, keep: int, max_passes: int) -> Self:
-        """Divides it.
+        """Divides a server's memory.
 
         Args:
-            memory: bytes for all.
-            keep: bytes of these for batches that are kept.
-            max_passes: that may be open at once.
+            memory: Total bytes.
+            keep: Bytes for kept batches, out of the total.
+            max_passes: Maximum number of open passes.
 
         Raises:
-            ValueError: if nothing is left for passes.
+            ValueError: If no memory is left for passes.
         """
         rest = memory - keep
         sending = rest // 4
@@ -75,25 +76,25 @@ class Shares:
         return cls(keep, passes, sending, min(passes // max_passes, 2 * sending))
 
     def limit(self, own: int | None) -> int:
-        """Bytes for a pass of a reader that has this limit, or none."""
+        """Returns the bytes for a pass of a reader with the given limit, or with no limit."""
         return self.each if own is None else min(own, 2 * self.sending)
 
 
 class Served:
-    """A reader that a server has.
+    """A reader on a server.
 
     Args:
-        name: by which clients ask for it.
-        reader: with its defaults.
-        shares: what passes may take of a server's memory; None for what the reader says.
+        name: Name by which clients request the reader.
+        reader: Reader to serve. Its options are the defaults of clients.
+        shares: Parts of the server's memory; None if only the reader's own limit applies.
 
     Attributes:
-        limit: bytes that each pass may take; None for no limit.
+        limit: Bytes that each pass may take; None for no limit.
 
     Raises:
-        LimitError: if a pass in the reader's own order takes more than its share.
-        TypeError: if it is no reader.
-        UnsupportedError: if it is one whose batches can't be asked for by their step.
+        LimitError: If a pass in the reader's own order doesn't fit its share of the memory.
+        TypeError: If it isn't a `Reader`.
+        UnsupportedError: If its batches can't be requested by step.
     """
 
     def __init__(self, name: str, reader: Reader, shares: Shares | None = None) -> None:
@@ -102,12 +103,12 @@ class Served:
             if not isinstance(reader, (Passes, Rebatcher)):
                 passes_of(reader)
             raise UnsupportedError(
-                f"{reader!r} can't be served, only what reads a data set itself; serve that, and let the client make"
-                " of its batches what this makes of them: fastpipe.rebatch(fastpipe.connect(...), ...)"
+                f"{reader!r} can't be served: only a reader of a dataset can. Serve the reader beneath it, and let the"
+                " client make the changes to its batches: fastpipe.rebatch(fastpipe.connect(...), ...)"
             )
         parts = passes.parts
         if parts.ordering.rows is not None:
-            raise UnsupportedError("a reader of given rows can't be served; serve the whole, and let the client take")
+            raise UnsupportedError("a reader of given rows can't be served; serve the reader beneath it")
         self.name = name
         self._parts = parts
         self._data = parts.data
@@ -123,7 +124,7 @@ class Served:
             self._check_share()
 
     def _check_share(self) -> None:
-        """Whether a pass fits its share: so that this is known before anybody asks."""
+        """Checks that a pass fits its share, so that an error is raised before a client connects."""
         order = self._parts.order
         if not order.steps:
             return
@@ -131,12 +132,12 @@ class Served:
             order.batches(replace(self._running, bounded=True), 0, 0, order.steps).close()
         except LimitError as error:
             raise LimitError(
-                f"a pass of the reader {self.name!r} doesn't fit its share of the server's memory_limit; raise that, or"
-                f" lower keep or max_passes. Of a pass: {error}"
+                f"a pass of the reader {self.name!r} doesn't fit its share of the server's memory_limit. Raise"
+                f" memory_limit, or lower keep or max_passes. The pass says: {error}"
             ) from error
 
     def description(self) -> dict[str, Any]:
-        """What a client is told first, fit for JSON. Of files their names, without folders."""
+        """Returns the description that clients receive first, in JSON types. File names are given without folders."""
         parts, data = self._parts, self._data
         words = data.words
         return {
@@ -164,11 +165,11 @@ class Served:
         }
 
     def unit_rows(self) -> npt.NDArray[np.uint32]:
-        """Rows of each unit, uint32 `[units]`."""
+        """Returns the number of rows of each unit, uint32 `[units]`."""
         return self._data.handle.unit_rows()
 
     def place(self, unit: int, record: int) -> dict[str, Any]:
-        """Where a row comes from: the name of the place's class, and its fields."""
+        """Returns the origin of a row: the class name of the place and its fields."""
         place = self._data.place(unit, record)
         fields: dict[str, Any] = place._asdict()  # type: ignore[attr-defined]
         known = (str, int, float, bool, type(None))
@@ -178,13 +179,13 @@ class Served:
         }
 
     def check(self, data: Mapping[str, Any]) -> None:
-        """Whether a request is for this data set, read with these specs.
+        """Checks that a request is for this dataset, read with the same specs.
 
         Args:
-            data: the identity that it has.
+            data: Identity of the dataset in the request.
 
         Raises:
-            StateError: if it isn't; it says what differs.
+            StateError: If the identity differs. The message names the differences.
         """
         here = self._identity
         if data == here:
@@ -192,13 +193,13 @@ class Served:
         if data == here | {"specs": data.get("specs")}:
             features = " ".join(repr(self._data.features).split())
             raise StateError(
-                "this server reads the same data with other specs than the server that was connected to first: the"
-                " features, their specs, vocabularies or hashes, or how values are decoded (reader_schema, a CSV"
-                f" dialect) differ. It reads {features:.500}. Start all servers with one definition of the reader, then"
-                " connect again"
+                "this server reads the same data with other specs than the first server that was connected to: the"
+                " features, their specs, vocabularies or hashes, or the decoding of values (reader_schema, a CSV"
+                f" dialect) differ. It reads {features:.500}. Start all servers with the same definition of the reader,"
+                " then connect again"
             )
         differing = [
-            f"{name} is {here[name]!r} here, and was {data.get(name)!r:.100}"
+            f"{name} is {here[name]!r} here, but was {data.get(name)!r:.100}"
             for name in here
             if name not in ("digest", "specs") and data.get(name) != here[name]
         ]
@@ -207,11 +208,11 @@ class Served:
         )
 
     def order(self, ticket: Ticket) -> Order:
-        """The order that a ticket asks for.
+        """Returns the order that a ticket requests.
 
         Raises:
-            ValueError: if there is none such.
-            FastpipeError: if it can't be made.
+            ValueError: If the order is invalid.
+            FastpipeError: If the order can't be created.
         """
         key = ticket.order
         with self._lock:
@@ -224,7 +225,7 @@ class Served:
         return found
 
     def shared_memory(self, slabs: SharedSlabs) -> PassMemory:
-        """Memory for passes, in that which other processes map."""
+        """Returns memory for passes that other processes can map."""
         return PassMemory.shared(self._data.handle, slabs, _HELD)
 
     def begin(
@@ -235,13 +236,13 @@ class Served:
         stop: int,
         memory: PassMemory | None = None,
     ) -> Pass:
-        """Begins a pass at a step, counted as a ticket counts, up to another one."""
+        """Begins a pass over the steps from `step` up to `stop`, counted like a ticket's steps."""
         bounded = self._shared or self._asks_more(ticket)
         options = replace(self._running, memory=memory, csr=ticket.csr, bounded=bounded)
         return order.batches(options, ticket.epoch, step, stop, ticket.progress)
 
     def _asks_more(self, ticket: Ticket) -> bool:
-        """Whether an order may take more than the reader's own, which whoever serves it has chosen."""
+        """Whether an order may take more memory than the served reader's own order."""
         own, order = self._parts.ordering, ticket.order
         more = order.batch_size > own.batch_size or (order.shuffle_buffer or 0) > self._parts.order.shuffle_buffer
         return more or order.shuffle != own.shuffle

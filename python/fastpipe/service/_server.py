@@ -1,4 +1,4 @@
-"""A server of batches on Arrow Flight."""
+"""A server of batches over Arrow Flight."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 _LARGEST_REQUEST = 1 << 16
-# What Flight writes around a ticket.
+# Bytes that Flight adds to a ticket.
 _AROUND = 16
-# Bytes of tickets that are being answered. Most tickets have less than 1 KiB.
+# Maximum bytes of tickets in progress. Most tickets have less than 1 KiB.
 _TICKETS = 16 * (LARGEST_TICKET + 2 * _AROUND)
-# Seconds that a request waits for memory or a pass before it is told that the server is busy.
+# Seconds that a request waits for memory or for a pass before it is refused because the server is busy.
 _PATIENCE = 5.0
-# Seconds after which a client that has taken nothing is closed when others wait.
+# If other clients wait, the connection of a client that has read nothing for this many seconds is closed.
 _IDLE = 3.0
 _TICK = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What `FlightServer` reads."""
+    """Options that `FlightServer` reads."""
 
     token: str | None
     tls: tuple[bytes, bytes] | None
@@ -59,31 +59,31 @@ class _Options:
 
 
 class _Decisions:
-    """Decides what clients get: what `FlightServer` asks Python, once for each request.
+    """Answers the questions that `FlightServer` asks Python, once for each request.
 
     Args:
-        served: readers by name.
-        stats: numbers of the server.
+        served: Readers by name.
+        stats: Returns the counters of the server.
     """
 
     def __init__(self, served: Mapping[str, Served], stats: Callable[[], dict[str, float]]) -> None:
         self._served, self._stats = served, stats
 
     def request(self, peer: str) -> RequestLog:
-        """The record of a request for batches."""
+        """Returns the log record of a new request for batches."""
         return RequestLog(peer)
 
     def told(self, error: Exception) -> bytes:
-        """What a client is told of an error, in place of a batch."""
+        """Encodes an error for a client, which receives it in place of a batch."""
         return error_bytes(error)
 
     def open(
         self, request: RequestLog, data: bytes
     ) -> tuple[bytes, int, int, str, int, int, Callable[[int], Pass]] | bytes:
-        """What a ticket asks for, or what the client is told instead.
+        """Returns the batches that a ticket requests, or an encoded error.
 
         Raises:
-            ConnectionError: if the ticket was damaged on its way.
+            ConnectionError: If the ticket was damaged in transit.
         """
         try:
             ticket = Ticket.read(data)
@@ -93,9 +93,9 @@ class _Decisions:
             order = served.order(ticket)
         except DamagedError as error:
             raise ConnectionError(str(error)) from None
-        except Exception as error:  # Whatever it is, the client is told, and the server goes on.
+        except Exception as error:  # The client receives any error, and the server continues.
             return error_bytes(error)
-        # A digest, because there may be long lists in it.
+        # The key is a digest, because the progress may contain long lists.
         of = json.dumps([ticket.reader, ticket.epoch, ticket.csr, ticket.order.text(), ticket.progress], sort_keys=True)
         key = hashlib.blake2b(of.encode()).digest()
 
@@ -105,11 +105,11 @@ class _Decisions:
         return key, ticket.start, ticket.stop, ticket.reader, ticket.order.batch_size, served.limit or 0, begin
 
     def act(self, action: str, body: bytes, peer: str) -> list[bytes]:
-        """The answer to an action.
+        """Answers an action.
 
         Raises:
-            ConnectionError: if the request was damaged on its way.
-            ValueError: if there is no such action, or its request can't be read.
+            ConnectionError: If the request was damaged in transit.
+            ValueError: If the action is unknown, or its request can't be read.
         """
         if action == "health":
             return [b'{"serving": true}']
@@ -142,55 +142,55 @@ class _Decisions:
     def _find(self, name: str) -> Served:
         found = self._served.get(name)
         if found is None:
-            raise ServiceError(f"there is no reader {name!r:.100} here, only {', '.join(sorted(self._served))}")
+            raise ServiceError(f"this server has no reader {name!r:.100}, only {', '.join(sorted(self._served))}")
         return found
 
     def log_refused(self, peer: str) -> None:
-        """Logs that a client doesn't know the token."""
+        """Logs that a client was refused because it doesn't know the token."""
         say(logging.WARNING, "unauthenticated", "%(peer)s: refused a client that doesn't know the token", peer=peer)
 
     def log_closed(self, peer: str) -> None:
-        """Logs that a client took nothing while others waited."""
+        """Logs that a connection was closed because its client stopped reading while others waited."""
         text = "%(peer)s: closed its connection, on which it took nothing while others waited"
         say(logging.WARNING, "closed", text, peer=peer)
 
 
 class Server:
-    """Serves the batches of readers to others, who `fastpipe.connect` to it (extra `arrow`).
+    """Serves the batches of readers to clients, which connect with `fastpipe.connect` (extra `arrow`).
 
-    Whoever connects chooses which of these readers, and the order, epoch and steps of its batches; never files or code.
-    The server keeps nothing that couldn't be asked for again: so it may be stopped, restarted or added at any time.
-    Clients that ask for the same steps at about the same time share their decoding.
+    Clients choose one of the readers, and the order, epoch and steps of its batches; they can't choose files or code.
+    The server keeps no state that clients depend on, so servers may be stopped, restarted or added at any time. Clients
+    that request the same steps at about the same time share the decoding.
 
     Args:
-        readers: a reader, or a dict from name to reader; a single one is called `"default"`. Their arguments are what
-            clients get that ask for nothing else; `num_threads`, `prefetch` and `memory_limit` hold for each pass.
-        host: the address to listen at. By default only processes of this machine can connect.
-        port: 0 for any that is free, see `port`.
-        token: what clients must know; None lets everybody in who can connect.
-        tls: files of a certificate chain and of its private key, PEM; None for no encryption.
-        client_ca: file of certificates, PEM, one of which must have signed the client's; needs `tls`.
-        max_passes: passes that are open at once, over all clients.
-        keep: bytes of batches, or a size such as `"128MiB"`, that are kept for other clients that ask for them; 8 MiB
-            of these until two clients have read one stream.
-        memory_limit: bytes, or a size such as `"4GiB"`, that batches may take, over all clients: those that are kept
-            (`keep`), a quarter of the rest for those that are being sent, and the others for passes. A pass has the
-            limit of its reader, if that fits, or what is left for each of `max_passes`; where the limits of more passes
-            don't fit, fewer are open. Python, gRPC and what readers have in memory come on top. None for no such limit.
-        max_requests: requests that are answered at once. Clients that ask for more are told that the server is busy;
-            they ask other servers, and again after a while.
-        metrics_port: a port for HTTP, 0 for any that is free, see `metrics_url` (extra `metrics`): `/metrics` has what
-            Prometheus reads, `/healthz` says whether the server takes requests (200, or 503 while it stops). Neither
-            asks for a token, nor is encrypted: they tell numbers only. None for no such port.
-        metrics_host: the address of that; None for `host`.
+        readers: A reader, or a dict from name to reader. A single reader is named `"default"`. The readers' arguments
+            are the defaults of clients. `num_threads`, `prefetch` and `memory_limit` apply to each pass.
+        host: Address to listen on. By default, only processes of this machine can connect.
+        port: Port to listen on; 0 for any free port, see `port`. Defaults to 0.
+        token: Token that clients must send; None admits any client that can connect.
+        tls: PEM files of the certificate chain and its private key; None for no encryption.
+        client_ca: PEM file with the CA certificates that client certificates must be signed by. Requires `tls`.
+        max_passes: Maximum number of open passes over all clients. Defaults to 16.
+        keep: Maximum size of batches that are kept for other clients, in bytes or as text such as `"128MiB"`. Only
+            8 MiB are used until two clients have read the same stream.
+        memory_limit: Maximum size of the batches of all clients, in bytes or as text such as `"4GiB"`. After `keep` is
+            subtracted, a quarter is for batches that are being sent, and the rest for passes. A pass gets the limit of
+            its reader if that fits, and otherwise an equal share for each of `max_passes`. If the limits of more passes
+            don't fit, fewer are open. Memory of Python, gRPC and the readers is not included. None for no limit.
+        max_requests: Maximum number of requests that are answered at once. Further requests are refused as busy; the
+            clients ask other servers and retry later. Defaults to 512.
+        metrics_port: HTTP port for metrics; 0 for any free port, see `metrics_url` (extra `metrics`). `/metrics` serves
+            Prometheus metrics. `/healthz` returns 200 if the server accepts requests, and 503 while it stops. Neither
+            requires a token or is encrypted, and neither exposes data. None for no such port.
+        metrics_host: Address of the metrics port. Defaults to `host`.
 
     Raises:
-        ImportError: if pyarrow isn't installed, or `prometheus_client` for a `metrics_port`.
-        OSError: if it can't listen there.
-        LimitError: if a pass of a reader takes more than the memory limit leaves for it.
-        UnsupportedError: if a reader can't be served.
-        ValueError: if an argument is out of range, `memory_limit` leaves nothing for passes, `client_ca` comes without
-            `tls`, or `metrics_host` without `metrics_port`.
+        ImportError: If pyarrow isn't installed, or `prometheus_client` for `metrics_port`.
+        OSError: If the server can't listen on the address and port.
+        LimitError: If a pass of a reader needs more than the memory limit leaves for it.
+        UnsupportedError: If a reader can't be served.
+        ValueError: If an argument is out of range, `memory_limit` leaves nothing for passes, `client_ca` is given
+            without `tls`, or `metrics_host` without `metrics_port`.
 
     Example:
         >>> import fastpipe
@@ -221,11 +221,11 @@ class Server:
         if not named:
             raise ValueError("there is no reader to serve")
         if client_ca is not None and tls is None:
-            raise ValueError("client_ca checks certificates of clients, which needs tls=(certificate, key)")
+            raise ValueError("client_ca requires tls=(certificate, key)")
         if max_passes < 1:
-            raise ValueError(f"max_passes is at least 1, not {max_passes}")
+            raise ValueError(f"max_passes must be at least 1; got {max_passes}")
         if metrics_host is not None and metrics_port is None:
-            raise ValueError("metrics_host is where metrics_port listens: give that, too")
+            raise ValueError("metrics_host requires metrics_port: pass both, or remove it")
         if metrics_port is not None:
             metrics_port = within("metrics_port", metrics_port, 0, 65_535)
         kept = memory_size("keep", keep)
@@ -256,7 +256,7 @@ class Server:
         self._endpoint: MetricsEndpoint | None = None
         try:
             if metrics_port is not None:
-                # prometheus_client is an extra.
+                # Imported here because prometheus_client is an extra.
                 from fastpipe.service._metrics_http import MetricsEndpoint
 
                 where = host if metrics_host is None else metrics_host
@@ -269,53 +269,53 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that it listens at."""
+        """The port that the server listens on."""
         return self._flight.port
 
     @property
     def url(self) -> str:
-        """What to connect to from this machine."""
+        """The URL for clients on this machine."""
         return f"{self._scheme}://{_from_here(self._host)}:{self.port}"
 
     @property
     def metrics_url(self) -> str | None:
-        """The URL of `/metrics`, from this machine; None without a `metrics_port`. `/healthz` is at the same port."""
+        """The URL of `/metrics` for this machine; None without `metrics_port`. `/healthz` uses the same port."""
         if self._endpoint is None:
             return None
         return f"http://{_from_here(self._endpoint.host)}:{self._endpoint.port}/metrics"
 
     @property
     def names(self) -> list[str]:
-        """Of the readers."""
+        """The names of the readers."""
         return list(self._served)
 
     def stats(self) -> dict[str, float]:
-        """What it has done so far, and what is open now.
+        """Returns counters since the start of the server, and current sizes.
 
         Returns:
-            A dict of numbers: `requests`, `batches` and `bytes` that were sent, `errors` that were told, `decoded`
-            batches and the `begun` passes that they are of, `kept_hits`: batches that another client's request had
-            decoded, `refused`: requests that were, since the server was busy, `closed`: connections of clients that
-            took nothing while others waited; `clients`, `streams`, `passes` and `kept_bytes` there are now, and
-            `batch_bytes` of all batches that were made and are still in memory. `making_seconds` is how long requests
-            have waited for batches being made, and `held_back_seconds` how long batches have waited for clients to take
-            them; each request counts by itself.
+            A dict of numbers. `requests`, `batches`, `bytes`: requests for batches, and what was sent. `errors`: errors
+            sent to clients. `decoded`, `begun`: decoded batches, and started passes. `kept_hits`: batches sent again
+            after another request had them decoded. `refused`: requests refused because the server was busy. `closed`:
+            connections closed because their clients stopped reading while others waited. `clients`, `streams`,
+            `passes`, `kept_bytes`: current numbers. `batch_bytes`: size of all batches in memory. `making_seconds`:
+            time that requests waited for batches to be made. `held_back_seconds`: time that batches waited for slow
+            clients. Both times are summed over requests.
         """
         return self._flight.stats()
 
     def wait(self) -> None:
-        """Waits until it is stopped. Ctrl-C ends the waiting."""
+        """Waits until the server is stopped. Ctrl-C interrupts the wait."""
         while not self._ending.wait(_TICK):
             pass
 
     def stop(self, grace: float = 5.0) -> bool:
-        """Ends all passes and connections. Clients go on with other servers, if they have any. Twice does no harm.
+        """Ends all passes and connections. Clients continue with other servers, if any. Stopping twice has no effect.
 
         Args:
-            grace: seconds to wait for clients that don't take what was sent to them.
+            grace: Seconds to wait for clients to read what was sent to them. Defaults to 5.
 
         Returns:
-            Whether all connections have ended. Those that haven't end with the process, or when their client goes.
+            Whether all connections have ended. The others end with the process, or when their clients disconnect.
         """
         self._ending.set()
         ended = self._flight.stop(grace)
@@ -339,28 +339,28 @@ class Server:
     # Requests.
 
     def _serving(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the server accepts requests."""
         return not self._ending.is_set()
 
 
 def _from_here(host: str) -> str:
-    """An address that a server listens at, as clients of this machine write it in an URL."""
+    """Returns the address of a server as clients on this machine write it in a URL."""
     return {"0.0.0.0": LOOPBACK, "::": "[::1]"}.get(host, shown(host))
 
 
 def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[str, Any]) -> Server:
-    """A server at an URL.
+    """Starts a server that listens at a URL.
 
     Raises:
-        ValueError: if that is none, or says something else of encryption than the options do.
+        ValueError: If the URL is invalid, or its scheme doesn't match the `tls` option.
     """
     try:
         found = urlsplit(url)
         host, port = found.hostname, 0 if found.port is None else found.port
     except (ValueError, AttributeError, TypeError) as error:
-        raise ValueError(f"a server listens at grpc://host:port, not {url!r:.200}: {error}") from None
+        raise ValueError(f"a server's URL must be grpc://host:port; got {url!r:.200}: {error}") from None
     if found.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or host is None:
-        raise ValueError(f"a server listens at grpc://host:port, not {url!r:.200}")
+        raise ValueError(f"a server's URL must be grpc://host:port; got {url!r:.200}")
     if (found.scheme == "grpc+tls") != (options.get("tls") is not None):
-        raise ValueError("grpc+tls://... and tls=(certificate, key) go together")
+        raise ValueError("a grpc+tls:// URL requires tls=(certificate, key), and the reverse")
     return Server(readers, host=host, port=port, **options)

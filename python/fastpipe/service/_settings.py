@@ -1,4 +1,4 @@
-"""How a client connects, and to whom."""
+"""Connection options of clients, and the protocol for directories of servers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ _TOKEN = re.compile(r"[ -~]*")
 
 
 def checked_token(token: str | None) -> str | None:
-    """A token, which travels in a header of HTTP.
+    """Returns the token if it can be sent in an HTTP header.
 
     Raises:
-        TypeError: if it is no text.
-        ValueError: if a header can't hold it. The message doesn't tell it.
+        TypeError: If it isn't a str.
+        ValueError: If a header can't contain it. The message doesn't reveal the token.
     """
     if token is None:
         return None
     if not isinstance(token, str):
-        raise TypeError(f"token is text, not {type(token).__name__}")
+        raise TypeError(f"token must be a str; got {type(token).__name__}")
     if not _TOKEN.fullmatch(token):
-        raise ValueError("token has characters other than the printable ones of ASCII, which no header can hold")
+        raise ValueError("token must consist of printable ASCII characters: it is sent in an HTTP header")
     return token
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a client connects; it can be pickled.
+    """Options of a client's connections. They can be pickled.
 
     Attributes:
-        token: that servers want.
-        ca: certificates, PEM, one of which has signed the servers'; None for those that the system knows.
-        certificate: of the client, PEM, and its private key; None if servers don't ask for one.
-        timeout: seconds in which a server has to answer.
+        token: Token that the servers require.
+        ca: PEM certificates of the CAs that the servers' certificates must be signed by; None for the system's.
+        certificate: The client's certificate chain and private key, PEM; None if servers don't require them.
+        timeout: Maximum time in seconds that a server may take to answer. Defaults to 30.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -48,15 +48,15 @@ class Options:
 
 @runtime_checkable
 class Directory(Protocol):
-    """Says which servers there are just now. `fastpipe.connect` takes one in place of URLs.
+    """Lists the servers that are currently available. `fastpipe.connect` accepts a directory in place of URLs.
 
-    While a pass runs it is asked about once a second, in a thread of its own: servers that it has come to list are
-    used from then on, and those that it doesn't list any more are left. It is pickled along with the reader.
+    During a pass, a separate thread calls `urls` about once a second. New servers are used from then on, and servers
+    that disappear from the list are dropped. The directory is pickled along with the reader.
     """
 
     def urls(self) -> Sequence[str]:
-        """The URL of each server, in any order; none if there is none just now.
+        """Returns the URLs of the servers in any order. The list may be empty.
 
-        Whatever it raises, passes go on with the servers that it has listed last. The message is told where no server
-        answers for too long.
+        If this method raises an exception, passes continue with the last list. The exception's message is reported if
+        no server answers in time.
         """

@@ -1,10 +1,10 @@
-"""What servers and clients say to each other, as bytes: tickets, batches, errors. Nothing here is ever unpickled.
+"""The messages of clients and servers as bytes: tickets, batches, errors. They are never unpickled.
 
-A ticket asks for the batches `start` to `stop` of an epoch, in an order; it is JSON behind a checksum, since one that
-is changed on its way would bring other batches. The answer is a stream of Arrow record batches of one binary column:
-the bytes of batches' slabs, as they are, cut where it suits the transport. The first message of a batch, or of small
-ones that are sent together, says in its metadata what they are (`rust/fastpipe-wire`). An error comes in place of a
-batch, as JSON in the metadata of an empty message.
+A ticket requests the batches from `start` up to `stop` of an epoch, in an order. It is JSON after a checksum, because a
+ticket that is damaged in transit could request other batches. The answer is a stream of Arrow record batches with one
+binary column. Its values are the bytes of the batches' slabs, cut to sizes that suit the transport. The first message of
+a batch, or of several small batches that are sent together, describes them in its metadata (`rust/fastpipe-wire`).
+An error takes the place of a batch: it is JSON in the metadata of an empty message.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fastpipe.errors import FastpipeError, MissingFileError, ServiceError, State
 
 VERSION = 3
 LARGEST_TICKET = 1 << 20
-"""Bytes: the places of an epoch that many ranks have shared."""
+"""Bytes. Enough for the progress of an epoch that many ranks have shared."""
 
 _ERROR = b"fpe1"
 _LARGEST_NUMBER = 2**63 - 1
-# Errors of the data are raised by the client as they were at the server; all others are said to be the server's.
+# The client raises errors of the data unchanged. Other errors are attributed to the server.
 _OF_DATA = (
     "LimitError",
     "MalformedFileError",
@@ -49,20 +49,20 @@ _SEAL = b"fps1"
 
 
 class DamagedError(ValueError):
-    """A request, or an answer to one, that was changed on its way."""
+    """A request or an answer was changed in transit."""
 
 
 def sealed(request: dict[str, Any]) -> bytes:
-    """A request as bytes: its JSON behind a checksum."""
+    """Encodes a request: a checksum, then its JSON."""
     text = json.dumps(request).encode()
     return _SEAL + zlib.crc32(text).to_bytes(4, "little") + text
 
 
 def unsealed(data: bytes) -> Any:
-    """What a request says. What doesn't begin with the seal, or nearly, is JSON without a checksum.
+    """Decodes a request. If it doesn't begin with the seal, apart from one byte, it is JSON without a checksum.
 
     Raises:
-        DamagedError: if it isn't what was sent, or no JSON: so little may be left of the seal.
+        DamagedError: If the checksum differs, or the request isn't JSON: damage may have destroyed the seal.
     """
     text = data
     if sum(map(operator.eq, data, _SEAL)) >= len(_SEAL) - 1:
@@ -73,24 +73,24 @@ def unsealed(data: bytes) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         said = str(error)[:200]
-        raise DamagedError(f"a ticket, or another request, is no JSON, or was changed on its way: {said}") from None
+        raise DamagedError(f"a ticket, or another request, isn't JSON, or was changed on its way: {said}") from None
 
 
 def summed(parts: list[bytes]) -> list[bytes]:
-    """An answer to a request that isn't for batches: its parts, and a checksum as the last one."""
+    """Appends a checksum to the parts of an answer to an action."""
     return [*parts, _checksum(parts)]
 
 
 def intact(parts: list[bytes]) -> list[bytes]:
-    """The parts of an answer, without its checksum.
+    """Returns the parts of an answer without the checksum.
 
     Raises:
-        DamagedError: if they aren't what was sent.
-        ValueError: if they have none.
+        DamagedError: If the checksum differs.
+        ValueError: If the answer has no checksum.
     """
     *rest, checksum = parts or [b""]
     if len(checksum) != 4:
-        raise ValueError("its answer has no checksum: this is no server of fastpipe, or one of another version")
+        raise ValueError("its answer has no checksum: this is not a fastpipe server, or one of another version")
     if checksum != _checksum(rest):
         raise DamagedError("an answer was changed on its way: its checksum differs")
     return rest
@@ -99,25 +99,25 @@ def intact(parts: list[bytes]) -> list[bytes]:
 def _checksum(parts: list[bytes]) -> bytes:
     checksum = 0
     for part in parts:
-        # Of their lengths, too: a byte that wanders from one to the next makes a difference.
+        # The lengths are included: a byte that moves from one part to the next changes the checksum.
         checksum = zlib.crc32(part, zlib.crc32(len(part).to_bytes(8, "little"), checksum))
     return checksum.to_bytes(4, "little")
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Batches that a client asks for.
+    """A request for batches.
 
     Attributes:
-        reader: the name under which the server has it.
-        data: what tells the data set, and the specs that it is read with, from others.
-        order: of the batches. As JSON it is a text, `Ordering.text`.
-        epoch: of the batches.
-        progress: from where they are counted; None for the start of the epoch.
-        start: the first of them.
-        stop: behind the last of them.
-        until: behind the last one that the client may go on to ask for, which the server may decode ahead.
-        csr: whether sparse columns are laid out as Arrow's are.
+        reader: Name of the reader on the server.
+        data: Identity of the dataset and the specs that it is read with.
+        order: Order of the batches. In JSON it is the text that `Ordering.text` returns.
+        epoch: Epoch of the batches.
+        progress: Position from which steps are counted; None for the start of the epoch.
+        start: Step of the first batch.
+        stop: Step after the last batch.
+        until: Step after the last batch that the client may request next. The server may decode up to it in advance.
+        csr: Whether sparse features use Arrow's layout.
     """
 
     reader: str
@@ -132,27 +132,27 @@ class Ticket:
 
     @classmethod
     def read(cls, data: bytes) -> Self:
-        """A ticket from bytes.
+        """Decodes and validates a ticket.
 
         Raises:
-            DamagedError: if they were changed on their way, or are no JSON.
-            ValueError: if they are another ticket than there is.
+            DamagedError: If the ticket was changed in transit, or isn't JSON.
+            ValueError: If the ticket is invalid, or comes from another version.
         """
         if len(data) > LARGEST_TICKET:
-            raise ValueError(f"a ticket has {LARGEST_TICKET} bytes at most, this one {len(data)}")
+            raise ValueError(f"a ticket must have at most {LARGEST_TICKET} bytes; got {len(data)}")
         found = unsealed(data)
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             raise ValueError(f"a ticket is of version {VERSION}; let servers and clients have one version of fastpipe")
         if set(found) != set(cls.__slots__):
-            raise ValueError(f"a ticket has the entries {', '.join(cls.__slots__)}")
+            raise ValueError(f"a ticket must have the entries {', '.join(cls.__slots__)}")
         if not isinstance(found["reader"], str) or not isinstance(found["data"], dict):
-            raise ValueError("the reader of a ticket is a name, its data a dict")
+            raise ValueError("the reader of a ticket must be a name, and its data a dict")
         if not isinstance(found["order"], str):
             raise ValueError("the order of a ticket is a text of JSON")
         if not (found["progress"] is None or isinstance(found["progress"], dict)):
-            raise ValueError("the progress of a ticket is a dict, or null")
+            raise ValueError("the progress of a ticket must be a dict or null")
         if not isinstance(found["csr"], bool):
-            raise ValueError("csr is true or false")
+            raise ValueError("the csr of a ticket must be true or false")
         try:
             stop = within("stop", found["stop"], 1, _LARGEST_NUMBER)
             within("start", found["start"], 0, stop - 1)
@@ -164,12 +164,12 @@ class Ticket:
         return cls(**found)
 
 
-# What the code of a source of one's own raises: it would do so again, at any server.
+# Errors that the code of a custom source raises. Another server would raise them as well.
 _OF_CODE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError, ValueError)
 
 
 def error_bytes(error: Exception) -> bytes:
-    """An error, for the metadata of a message. What it says, and where; never its traceback."""
+    """Encodes an error for the metadata of a message: its text and location, but never its traceback."""
     name = type(error).__name__
     said: dict[str, Any] = {"error": name if isinstance(error, FastpipeError) else "FastpipeError"}
     said["message"] = str(error) if isinstance(error, FastpipeError) else f"{name}: {error}"
@@ -180,7 +180,7 @@ def error_bytes(error: Exception) -> bytes:
 
 
 def error_parts(told: bytes) -> tuple[str, str] | None:
-    """The name and the message of an error that this process has written with `error_bytes`; None if it is none."""
+    """Returns the name and message of an error that `error_bytes` encoded in this process; None for anything else."""
     if not told.startswith(_ERROR):
         return None
     said = json.loads(told[len(_ERROR) :])
@@ -188,10 +188,10 @@ def error_parts(told: bytes) -> tuple[str, str] | None:
 
 
 def as_error(metadata: bytes, server: str) -> FastpipeError | None:
-    """The error that is said in a message's metadata; None if it is none.
+    """Decodes an error from the metadata of a message. Returns None if the metadata contains no error.
 
-    Those of a server are `ServiceError`s, and those of a source's own code, which no other server would do without,
-    `FastpipeError`s. Errors of the data, and of its files, are those that were raised there.
+    Errors of the data and of its files have the class that they had on the server. An error in the code of a custom
+    source, which any server would raise, is raised as `FastpipeError`. All other errors are `ServiceError`s.
     """
     if not metadata.startswith(_ERROR):
         return None
@@ -213,16 +213,16 @@ def as_error(metadata: bytes, server: str) -> FastpipeError | None:
 
 
 def specs_digest(data: Dataset) -> str:
-    """A digest of how a data set is read: it tells servers of one data set apart that would send other values.
+    """Returns a digest of how a dataset is read. It differs between servers of a dataset that would send other values.
 
-    It covers what decides the values of a batch besides the contents of the files and the order: names and sequence of
-    the features, their specs, the symbols of codes, vocabularies and hashes, and how the source decodes values. It is
-    made of JSON, so it is the same in each process and on each machine.
+    It covers everything that determines the values of a batch except the contents of the files and the order: names and
+    sequence of the features, their specs, the symbols of codes, vocabularies and hashes, and how the source decodes
+    values. The digest is computed from JSON, so it is the same in every process and on every machine.
     """
     told = {
         "features": encoded_features(data.features),
         "symbols": {name: list(symbols) for name, symbols in data.symbols.items()},
-        # Whether there are masks depends on the files' schemas, too.
+        # The files' schemas also determine whether there are masks.
         "columns": data.handle.columns_text(),
         "interpretation": dict(data.interpretation),
     }
@@ -230,5 +230,5 @@ def specs_digest(data: Dataset) -> str:
 
 
 def identity(fingerprint: Mapping[str, Any], specs: str) -> dict[str, Any]:
-    """What a request says of the data that it is for: the data set's fingerprint, and the digest of its specs."""
+    """Returns the identity of the data that a request is for: the dataset's fingerprint and the digest of its specs."""
     return {**fingerprint, "specs": specs}
