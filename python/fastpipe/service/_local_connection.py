@@ -2,8 +2,8 @@
 
 The program has one socket to its server. It passes another socket through it for each request, along with a letter for
 the kind of request. The program then sends one frame, and the server answers with frames. Each frame has a kind, the
-headers of batches, and the places of their memory. The program acknowledges each frame of batches with a byte before it borrows
-the memory. The server reclaims memory that wasn't acknowledged. Batches are received in Rust
+headers of batches, and the places of their memory. The program acknowledges each frame of batches with a byte before it
+borrows the memory. The server reclaims memory that wasn't acknowledged. Batches are received in Rust
 (`rust/fastpipe-service/src/local.rs`).
 """
 

@@ -219,7 +219,7 @@ class Server:
     ) -> None:
         named = readers if isinstance(readers, Mapping) else {"default": readers}
         if not named:
-            raise ValueError("there is no reader to serve")
+            raise ValueError("readers is empty: pass at least one reader")
         if client_ca is not None and tls is None:
             raise ValueError("client_ca requires tls=(certificate, key)")
         if max_passes < 1:
