@@ -23,10 +23,10 @@ use crate::messages::{bytes_field, put_bytes};
 use crate::per_process::{ClientRuntime, PerProcess};
 use crate::tls::{ClientFiles, client_config};
 
-/// The largest frame of HTTP/2. Each frame costs both sides.
+/// The largest frame of HTTP/2, in bytes. Each frame costs both sides CPU time.
 const FRAME: u32 = 64 << 10;
 
-/// Bytes of a stream that a server may send before the client reads them.
+/// Maximum bytes of a stream that a server may send before the client reads them.
 const WINDOW: u32 = 4 << 20;
 
 /// The same limit for all streams of a connection: a stream that isn't read must not block the other streams.
@@ -40,11 +40,11 @@ const MOST_ANSWER: usize = 256 << 20;
 pub struct Options {
     /// The token that the server checks.
     pub token: Option<String>,
-    /// What TLS needs.
+    /// Certificates and keys for TLS.
     pub files: ClientFiles,
 }
 
-/// A server, and this process's connection to it. The first call connects.
+/// A server, and this process's connection to it. The first call opens the connection.
 pub struct Endpoint {
     authority: String,
     authorization: Option<HeaderValue>,
@@ -60,7 +60,7 @@ struct Connection {
 }
 
 impl Endpoint {
-    /// A server at `grpc://host:port`, or `grpc+tls://host:port`.
+    /// Creates an endpoint for `grpc://host:port` or `grpc+tls://host:port`.
     ///
     /// # Errors
     /// If the URL, the token or the certificates can't be used.
@@ -97,7 +97,7 @@ impl Endpoint {
         slot
     }
 
-    /// The open connection, or a new one.
+    /// Returns the open connection, or opens a new one.
     async fn connected(&self) -> Result<Connection, Status> {
         let kept = self.slot().lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(connection) = kept.filter(|connection| !connection.sender.is_closed()) {
@@ -168,7 +168,7 @@ impl Endpoint {
     /// Requests an action. Returns its results.
     ///
     /// # Errors
-    /// If the server refuses it, can't be reached, or doesn't answer within the time.
+    /// If the server refuses it, can't be reached, or doesn't answer in time.
     pub async fn act(&self, kind: &str, body: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, Status> {
         let answered = tokio::time::timeout(timeout, self.acted(kind, body)).await;
         answered.unwrap_or_else(|_| {

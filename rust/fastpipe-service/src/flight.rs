@@ -1,8 +1,9 @@
-//! Arrow Flight's messages of batches, as gRPC sends them: written around the bytes of slabs, and read in any pieces.
+//! Arrow Flight's messages of batches, as gRPC sends them. They are written around the bytes of slabs, and parsed from
+//! pieces of any size.
 //!
 //! Each message is a record batch with one row and one column of type large binary, whose value is a part of the slabs
 //! of batches. So any Flight client can read it. [The protocol](https://arrow.apache.org/docs/format/Flight.html) is
-//! protobuf; it is written and read here by hand, because libraries copy the bytes of slabs into a buffer of their own.
+//! protobuf. This module encodes and decodes it by hand, because libraries copy the bytes of slabs into a buffer.
 
 use arrow_ipc::{
     Buffer, FieldBuilder, FieldNode, LargeBinaryBuilder, Message, MessageArgs, MessageHeader, MetadataVersion,
@@ -13,13 +14,13 @@ use flatbuffers::FlatBufferBuilder;
 
 use crate::messages::{put_bytes, put_varint};
 
-/// Bytes in front of a message of gRPC: whether it is compressed, and its length.
+/// Size of the prefix of a gRPC message in bytes: a flag for compression, and the length.
 const PREFIX: usize = 5;
 
-/// Bytes of the offsets in front of the data: Arrow's two for a column with one value.
+/// Size of the offsets before the data, in bytes. Arrow stores two for a column with one value.
 const OFFSETS: usize = 16;
 
-/// What Arrow aligns buffers to.
+/// Arrow's alignment of buffers, in bytes.
 const ALIGN: usize = 8;
 
 /// Fields of `FlightData`.
@@ -27,10 +28,10 @@ const HEADER: u64 = 2;
 const METADATA: u64 = 3;
 const BODY: u64 = 1000;
 
-/// Bytes that metadata may take.
+/// Maximum size of metadata, in bytes.
 const MOST_METADATA: usize = 64 << 20;
 
-/// The flatbuffer that describes a record batch whose value has this many bytes.
+/// Builds the flatbuffer of a record batch whose value has `data` bytes.
 fn record_batch(data: usize) -> Vec<u8> {
     let mut builder = FlatBufferBuilder::with_capacity(256);
     let nodes = builder.create_vector(&[FieldNode::new(1, 0)]);
@@ -55,7 +56,7 @@ fn record_batch(data: usize) -> Vec<u8> {
     )
 }
 
-/// The flatbuffer that describes the column.
+/// Builds the flatbuffer of the schema.
 fn schema() -> Vec<u8> {
     let mut builder = FlatBufferBuilder::with_capacity(256);
     let name = builder.create_string("batch");
@@ -97,7 +98,7 @@ fn body_len(data: usize) -> usize {
     OFFSETS + data.next_multiple_of(ALIGN)
 }
 
-/// The first message of a stream.
+/// Encodes the first message of a stream.
 pub fn write_schema() -> Bytes {
     let header = schema();
     let mut fields = Vec::with_capacity(header.len() + 8);
@@ -105,7 +106,7 @@ pub fn write_schema() -> Bytes {
     with_prefix(&fields, 0)
 }
 
-/// A message in front of its data: the caller sends this, the data, and then [`padding`].
+/// Encodes the part of a message before its data. The caller sends this, the data, and then [`padding`].
 pub fn write_front(metadata: Option<&[u8]>, data: usize) -> Bytes {
     let header = record_batch(data);
     let mut fields = Vec::with_capacity(header.len() + metadata.map_or(0, <[u8]>::len) + 64);
@@ -120,7 +121,7 @@ pub fn write_front(metadata: Option<&[u8]>, data: usize) -> Bytes {
     with_prefix(&fields, data.next_multiple_of(ALIGN))
 }
 
-/// What follows the data of a message.
+/// Returns the padding after the data of a message.
 pub fn padding(data: usize) -> Bytes {
     Bytes::from_static(&[0; ALIGN]).slice(..data.next_multiple_of(ALIGN) - data)
 }
@@ -135,21 +136,21 @@ fn with_prefix(fields: &[u8], behind: usize) -> Bytes {
 pub enum Part<'a> {
     /// The metadata of a message.
     Metadata(Vec<u8>),
-    /// The data that comes next.
+    /// The next data.
     Data(&'a [u8]),
 }
 
-/// Why a stream of messages can't be read.
+/// The reason why a stream of messages can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotFlight(pub &'static str);
 
-/// Reads a stream of messages, in whatever pieces it arrives. Data isn't copied.
+/// Parses a stream of messages from pieces of any size. Data isn't copied.
 #[derive(Debug, Default)]
 pub struct FlightReader {
     state: State,
-    /// Bytes of the message that are still to come.
+    /// Remaining bytes of the message.
     left: usize,
-    /// Of what is read as a whole: its bytes so far.
+    /// Bytes so far of an item that is read as a whole.
     pending: Vec<u8>,
 }
 
@@ -169,15 +170,15 @@ enum State {
 }
 
 impl FlightReader {
-    /// Whether a message has been read in part.
+    /// Whether a message has been read only in part.
     pub fn is_amid(&self) -> bool {
         self.state != State::Prefix || !self.pending.is_empty()
     }
 
-    /// Reads the part that comes next, and moves `bytes` behind it. `None` if more bytes are needed.
+    /// Parses the next part, and advances `bytes` past it. `None` if more bytes are needed.
     ///
     /// # Errors
-    /// If these aren't messages of Flight.
+    /// If the bytes aren't messages of Flight.
     pub fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Result<Option<Part<'a>>, NotFlight> {
         loop {
             match self.state {
@@ -242,7 +243,7 @@ impl FlightReader {
                         usize::try_from(i64::from_le_bytes(bytes)).ok()
                     };
                     let data = number(8).filter(|&data| number(0) == Some(0) && data <= body - OFFSETS);
-                    let data = data.ok_or(NotFlight("the offsets of a value lie outside of its message"))?;
+                    let data = data.ok_or(NotFlight("the offsets of a value are outside of its message"))?;
                     let padding = body - OFFSETS - data;
                     self.state = State::Data { data, padding };
                 }
@@ -262,7 +263,7 @@ impl FlightReader {
         }
     }
 
-    /// So many bytes as a whole, once they are there.
+    /// Returns `len` bytes as a whole, once they have arrived.
     fn whole(&mut self, bytes: &mut &[u8], len: usize) -> Option<Vec<u8>> {
         let (found, rest) = bytes.split_at((len - self.pending.len()).min(bytes.len()));
         *bytes = rest;
@@ -270,7 +271,7 @@ impl FlightReader {
         (self.pending.len() == len).then(|| std::mem::take(&mut self.pending))
     }
 
-    /// The same, of a message.
+    /// Like `whole`, for bytes that count toward the message.
     fn whole_field(&mut self, bytes: &mut &[u8], len: usize) -> Option<Vec<u8>> {
         let before = bytes.len();
         let found = self.whole(bytes, len);

@@ -1,4 +1,4 @@
-//! gRPC over HTTP/2: statuses, and requests of one message.
+//! gRPC over HTTP/2: statuses, and requests with one message.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,28 +15,28 @@ pub const MEDIA_TYPE: HeaderValue = HeaderValue::from_static("application/grpc")
 const STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Bytes in front of a message: whether it is compressed, and its length.
+/// Size of the prefix of a message in bytes: a flag for compression, and the length.
 const PREFIX: usize = 5;
 
-/// How a call ends. The numbers are gRPC's.
+/// How a call ends. The values are gRPC's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
-    /// All went well.
+    /// The call succeeded.
     Ok = 0,
-    /// The server stops, or the client has gone.
+    /// The server is stopping, or the client is gone.
     Cancelled = 1,
-    /// The server refuses the request, or fails.
+    /// The server refused the request, or failed.
     Unknown = 2,
     /// The request can't be read.
     InvalidArgument = 3,
     /// The request is too large.
     ResourceExhausted = 8,
-    /// There is no such call.
+    /// The method doesn't exist.
     Unimplemented = 12,
-    /// A fault of the server.
+    /// An internal error of the server.
     Internal = 13,
-    /// The server is busy, or the request was damaged: to be asked again.
+    /// The server is busy, or the request was damaged in transit. The client should retry.
     Unavailable = 14,
     /// The token is wrong.
     Unauthenticated = 16,
@@ -56,23 +56,23 @@ impl Code {
     ];
 }
 
-/// How a call ends, and why.
+/// How and why a call ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// How.
+    /// How the call ended.
     pub code: Code,
-    /// Why.
+    /// The explanation.
     pub message: String,
 }
 
 impl Status {
-    /// A status with a message.
+    /// Creates a status with a message.
     pub fn new(code: Code, message: impl Into<String>) -> Status {
         let message = message.into();
         Status { code, message }
     }
 
-    /// The headers behind an answer.
+    /// Returns the trailers of an answer.
     pub fn trailers(&self) -> HeaderMap {
         let mut trailers = HeaderMap::with_capacity(2);
         trailers.insert(STATUS, HeaderValue::from(u16::from(self.code as u8)));
@@ -82,7 +82,7 @@ impl Status {
         trailers
     }
 
-    /// The status that headers tell; `None` if they tell none.
+    /// Reads the status from headers; `None` if they contain none.
     pub fn of(headers: &HeaderMap) -> Option<Status> {
         let number: u8 = headers.get(STATUS)?.to_str().ok()?.parse().ok()?;
         let code = Code::ALL.into_iter().find(|&code| code as u8 == number);
@@ -93,7 +93,7 @@ impl Status {
     }
 }
 
-/// As gRPC writes messages: bytes outside of printable ASCII, and `%`, as `%XX`.
+/// Encodes a message as gRPC requires: bytes outside of printable ASCII, and `%`, are written as `%XX`.
 fn percent_encoded(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -127,11 +127,11 @@ fn percent_decoded(text: &[u8]) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// Reads the one message of a request. Returns its room in `bytes`, too, of which each byte takes one.
+/// Reads the only message of a request. Also returns the permits for its bytes, one per byte.
 ///
 /// # Errors
-/// If there is none or more than one, if it is compressed, takes more than `most` bytes, of which no more are read, or
-/// there is no room for it.
+/// If there isn't exactly one message, if it is compressed or longer than `most` bytes, or if `bytes` has too few
+/// permits. At most `most` bytes are read.
 pub async fn read_request(
     mut body: Incoming,
     most: usize,
@@ -170,7 +170,7 @@ pub async fn read_request(
     Ok((read, room))
 }
 
-/// A message as gRPC sends it.
+/// Prefixes a message as gRPC requires.
 pub fn framed(message: &[u8]) -> Bytes {
     let len = u32::try_from(message.len()).unwrap_or(u32::MAX);
     [&[0][..], &len.to_be_bytes(), message].concat().into()

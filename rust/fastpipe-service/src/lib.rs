@@ -1,4 +1,4 @@
-//! Serves the batches of passes on Arrow Flight, and reads them from several servers.
+//! Serves the batches of passes over Arrow Flight, and receives them from several servers.
 #![forbid(unsafe_code)]
 
 pub mod connection;

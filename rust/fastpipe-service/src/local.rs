@@ -30,10 +30,10 @@ const FRONT: usize = 17;
 /// The largest part of a frame, in bytes.
 const MOST: u64 = 256 << 20;
 
-/// Frames of batches that the server sends before the first of them is acknowledged.
+/// Maximum number of frames of batches that the server sends before the first one is acknowledged.
 const MOST_UNSEEN: usize = 2;
 
-/// Makes the socket of a request of this kind.
+/// Creates the socket of a request of the given kind.
 pub type Request = Box<dyn Fn(u8) -> Result<std::os::unix::net::UnixStream> + Send + Sync>;
 
 /// A local server.
@@ -44,7 +44,7 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// The server in this process, which makes batches in this memory.
+    /// The server with this process ID, which fills the arena with batches.
     pub fn new(process: u32, arena: Arc<Arena>, request: Request) -> LocalServer {
         LocalServer {
             process,
@@ -59,13 +59,13 @@ impl LocalServer {
         format!("the local server (pid {process}) has ended; start another LocalService")
     }
 
-    /// Borrows a piece of its memory.
+    /// Borrows a slab of the server's memory.
     pub(crate) fn slab(&self, (offset, len): (usize, usize)) -> Result<Slab> {
         let piece = Borrowed::new(&self.arena, offset, len).and_then(borrowed);
         piece.ok_or_else(|| Error::new(ErrorKind::Malformed, "a batch is in memory that wasn't lent"))
     }
 
-    /// Sends a request. The outer error is that of `request`; the inner one is the socket's, if the server has ended.
+    /// Sends a request. The outer error comes from `request`. The inner one is the socket's, if the server has ended.
     pub(crate) async fn ask(&self, kind: u8, said: &[u8]) -> Result<io::Result<Frames>> {
         let request = self.request.clone();
         let made = tokio::task::spawn_blocking(move || request(kind)).await;
@@ -137,7 +137,7 @@ pub struct LocalRequest {
 }
 
 impl LocalRequest {
-    /// A request over this socket, for batches in the lender's memory.
+    /// Creates a request on a socket, for batches in the lender's memory.
     pub fn new(socket: std::os::unix::net::UnixStream, lender: Arc<Lender>) -> LocalRequest {
         LocalRequest {
             socket,
@@ -149,7 +149,7 @@ impl LocalRequest {
     /// Sends batches. Returns false if the program has ended the request.
     ///
     /// # Errors
-    /// Out of memory.
+    /// If there is no memory left.
     pub fn send(&mut self, batches: Vec<Batch>) -> Result<bool> {
         let (said, places) = lend(batches, &self.lender)?;
         let frame = frame(BATCHES, &said, &places);

@@ -1,6 +1,6 @@
-//! Flight's small messages, in protobuf: tickets, actions and their results.
+//! Flight's small messages in protobuf: tickets, actions and their results.
 
-/// A field that is bytes: its number, and 2 for bytes.
+/// Returns the tag of a length-delimited field: its number, and wire type 2.
 fn tag(field: u64) -> u64 {
     field << 3 | 2
 }
@@ -32,7 +32,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// The fields of a message, all of which are bytes; `None` if it is no such message.
+/// Returns the fields of a message, all of which must be length-delimited; `None` if the message is invalid.
 fn fields(mut message: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut found = Vec::new();
     while !message.is_empty() {
@@ -48,26 +48,26 @@ fn fields(mut message: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     Some(found)
 }
 
-/// The last field of this number, or nothing if there is none. `None` if the message can't be read.
+/// Returns the last field with this number, or an empty slice if it is absent. `None` if the message is invalid.
 pub(crate) fn bytes_field(message: &[u8], field: u64) -> Option<&[u8]> {
     let last = fields(message)?.into_iter().rev().find(|&(number, _)| number == field);
     Some(last.map_or(&[], |(_, value)| value))
 }
 
-/// Kind and body of an action.
+/// Returns the kind and body of an action.
 pub(crate) fn action(message: &[u8]) -> Option<(&str, &[u8])> {
     let kind = std::str::from_utf8(bytes_field(message, 1)?).ok()?;
     Some((kind, bytes_field(message, 2)?))
 }
 
-/// An answer to an action.
+/// Encodes a result of an action.
 pub(crate) fn result(body: &[u8]) -> Vec<u8> {
     let mut message = Vec::with_capacity(body.len() + 8);
     put_bytes(&mut message, 1, body);
     message
 }
 
-/// A name of an action, and what it does.
+/// Encodes the name and the description of an action.
 pub(crate) fn action_type(name: &str, text: &str) -> Vec<u8> {
     let mut message = Vec::new();
     put_bytes(&mut message, 1, name.as_bytes());

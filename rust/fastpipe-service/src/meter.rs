@@ -1,41 +1,41 @@
-//! Counts what a server does.
+//! Metrics of a server.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Numbers of a server. Counters grow; `clients` is how many streams are being sent now.
+/// Counters of a server, and `clients`, the number of streams that are being sent.
 #[derive(Debug, Default)]
 pub struct Meter {
-    /// Streams of batches that were asked for.
+    /// Streams of batches that clients requested.
     pub requests: AtomicU64,
     /// Streams of batches that are being sent.
     pub clients: AtomicU64,
     /// Batches that were sent.
     pub batches: AtomicU64,
-    /// Their bytes.
+    /// Bytes of these batches.
     pub bytes: AtomicU64,
-    /// Errors that clients were told.
+    /// Errors that were sent to clients.
     pub errors: AtomicU64,
     /// Requests that were refused because the server was busy.
     pub refused: AtomicU64,
-    /// Connections that were closed because their clients took nothing while others waited.
+    /// Connections that were closed because their clients stopped reading while others waited.
     pub closed: AtomicU64,
     waits: Mutex<Waits>,
 }
 
-/// What a request waits for.
+/// The reason why a request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// A batch that is being made.
+    /// A batch is being made.
     Making = 0,
-    /// Its client, which takes what was sent before.
+    /// The client hasn't read earlier data yet.
     HeldBack = 1,
 }
 
 #[derive(Debug)]
 struct Waits {
-    /// Requests that wait now, and seconds of these so far, by what they wait for.
+    /// By reason: the number of waiting requests, and the seconds that requests have waited.
     now: [u32; 2],
     seconds: [f64; 2],
     until: Instant,
@@ -52,7 +52,7 @@ impl Default for Waits {
 }
 
 impl Waits {
-    /// Counts up to now, so that waits show before they end.
+    /// Adds the time up to now, so that a wait counts before it ends.
     fn count(&mut self) {
         let now = Instant::now();
         let passed = now.duration_since(self.until).as_secs_f64();
@@ -63,7 +63,7 @@ impl Waits {
     }
 }
 
-/// A request that waits, until this is dropped.
+/// Counts a request as waiting until it is dropped.
 pub struct Waiting<'a> {
     meter: &'a Meter,
     wait: Wait,
@@ -76,12 +76,12 @@ impl Drop for Waiting<'_> {
 }
 
 impl Meter {
-    /// One more.
+    /// Increases a counter.
     pub fn add(&self, counter: impl FnOnce(&Meter) -> &AtomicU64, count: u64) {
         counter(self).fetch_add(count, Relaxed);
     }
 
-    /// A request waits from now on.
+    /// Starts counting a request as waiting.
     pub fn waits(&self, wait: Wait) -> Waiting<'_> {
         self.change(|now| now[wait as usize] += 1);
         Waiting { meter: self, wait }
@@ -93,7 +93,7 @@ impl Meter {
         change(&mut waits.now);
     }
 
-    /// Seconds that requests have waited for something, over all requests.
+    /// Seconds that requests have waited for this reason, summed over requests.
     pub fn seconds(&self, wait: Wait) -> f64 {
         let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         waits.count();

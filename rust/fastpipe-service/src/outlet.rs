@@ -1,4 +1,4 @@
-//! Where answers leave: what a thread makes, and its client takes.
+//! Answers on their way to clients: threads produce them, and clients read them.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -16,26 +16,26 @@ use tokio::sync::{Notify, mpsc};
 use crate::flight::{padding, write_front};
 use crate::grpc::{Code, Status};
 
-/// Parts of messages that a thread may be ahead of the connection.
+/// Number of parts of messages that a thread may produce before the connection sends them.
 const AHEAD: usize = 2;
 
-/// Bytes that a client takes at once: whether it takes any is seen after each of these.
+/// Bytes that are passed to the connection at once. After each of them, the server can see whether the client reads.
 const TAKEN: usize = 64 << 10;
 
-/// A connection, which others may close.
+/// A connection that other connections' threads may close.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) address: SocketAddr,
     pub(crate) close: Notify,
 }
 
-/// An answer on its way.
+/// An answer in progress.
 #[derive(Debug)]
 struct Taking {
     peer: Arc<Peer>,
-    /// When the client took something last.
+    /// The time when the client last read something.
     taken: Mutex<Instant>,
-    /// Whether the thread waits for it.
+    /// Whether the producing thread waits for the client.
     waits: Mutex<bool>,
 }
 
@@ -43,16 +43,16 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All answers on their way.
+/// All answers in progress.
 #[derive(Debug)]
 pub(crate) struct Crowd {
-    /// How long a client may take nothing when others wait.
+    /// How long a client may read nothing when others wait.
     idle: Duration,
     state: Mutex<(u64, HashMap<u64, Arc<Taking>>)>,
 }
 
 impl Crowd {
-    /// None yet.
+    /// Creates an empty crowd.
     pub(crate) fn new(idle: Duration) -> Crowd {
         Crowd {
             idle,
@@ -60,7 +60,7 @@ impl Crowd {
         }
     }
 
-    /// Closes the connection of the client that has taken nothing for longest, if that is long. Returns its address.
+    /// Closes the connection whose client has read nothing for longest, if that exceeds the limit. Returns its address.
     pub(crate) fn hurry(&self) -> Option<SocketAddr> {
         let state = locked(&self.state);
         let waiting = state.1.values().filter(|taking| *locked(&taking.waits));
@@ -68,14 +68,14 @@ impl Crowd {
         if locked(&oldest.taken).elapsed() < self.idle {
             return None;
         }
-        // It isn't chosen again while it ends.
+        // So that it isn't chosen again while it ends.
         *locked(&oldest.taken) = Instant::now();
         oldest.peer.close.notify_one();
         Some(oldest.peer.address)
     }
 }
 
-/// Where a thread puts what is sent to a client.
+/// The producing side of an answer.
 pub struct Outlet {
     sender: mpsc::Sender<Frame<Bytes>>,
     taking: Arc<Taking>,
@@ -84,7 +84,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// An outlet, and the answer that yields what is put into it.
+    /// Creates an outlet, and the answer that yields the frames of the outlet.
     pub(crate) fn new(peer: Arc<Peer>, crowd: &Arc<Crowd>) -> (Outlet, Answer) {
         let (sender, receiver) = mpsc::channel(AHEAD);
         let taking = Arc::new(Taking {
@@ -110,10 +110,10 @@ impl Outlet {
         (outlet, answer)
     }
 
-    /// Sends a message, whose data are the pieces. Waits until the client takes what was sent before.
+    /// Sends a message whose data is the pieces. Waits until the client has read earlier parts.
     ///
     /// # Errors
-    /// If the client has gone, or the server stops.
+    /// If the client is gone, or the server is stopping.
     pub fn send(&self, metadata: Option<&[u8]>, pieces: impl IntoIterator<Item = Bytes> + Clone) -> Result<(), Status> {
         let len = pieces.clone().into_iter().map(|piece| piece.len()).sum();
         let front = std::iter::once(write_front(metadata, len));
@@ -125,12 +125,12 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether nobody takes what is sent.
+    /// Whether the client is gone.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }
 
-    /// Others wait: closes the connection of a client that takes nothing, if there is one. Returns its address.
+    /// Closes the connection of a client that doesn't read, because others wait. Returns its address.
     pub fn hurry(&self) -> Option<SocketAddr> {
         self.crowd.hurry()
     }
@@ -163,13 +163,13 @@ impl Drop for Outlet {
 /// The body of an answer.
 pub(crate) struct Answer {
     receiver: mpsc::Receiver<Frame<Bytes>>,
-    /// What is left of the part that is being taken.
+    /// The rest of the part that is being sent.
     part: Bytes,
     taking: Arc<Taking>,
 }
 
 impl Answer {
-    /// An answer that is nothing but a status.
+    /// Creates an answer that consists only of a status.
     pub(crate) fn only(status: &Status, peer: Arc<Peer>, crowd: &Arc<Crowd>) -> Answer {
         let (outlet, answer) = Outlet::new(peer, crowd);
         _ = outlet.sender.try_send(Frame::trailers(status.trailers()));

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use tokio::runtime::{Builder, Runtime};
 
-/// Threads that receive batches. Two of them receive more than a network of 25 Gbit/s delivers.
+/// Number of threads that receive batches. Two threads receive more than a 25 Gbit/s network delivers.
 const THREADS: usize = 2;
 
-/// A value for each process. A forked child never touches its parent's value.
+/// One value per process. A forked child never touches its parent's value.
 pub struct PerProcess<T>(OnceLock<Box<Node<T>>>);
 
 struct Node<T> {
@@ -21,12 +21,12 @@ struct Node<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// No value yet.
+    /// Creates an empty cell.
     pub const fn new() -> Self {
         PerProcess(OnceLock::new())
     }
 
-    /// This process's value, if it has one.
+    /// Returns this process's value, if it has one.
     pub fn get(&self) -> Option<&T> {
         let mut node = self.0.get()?;
         while node.process != id() {
@@ -35,10 +35,10 @@ impl<T> PerProcess<T> {
         Some(&node.value)
     }
 
-    /// This process's value. The first call makes it.
+    /// Returns this process's value. The first call creates it.
     ///
     /// # Errors
-    /// What `make` returns.
+    /// Any error of `make`.
     pub fn get_or_make<E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         if let Some(value) = self.get() {
             return Ok(value);
@@ -73,21 +73,21 @@ impl<T> Drop for PerProcess<T> {
         if let Some(node) = self.0.take()
             && node.process != id()
         {
-            // Its locks may be held by threads that this process doesn't have.
+            // Threads that don't exist in this process may hold its locks.
             std::mem::forget(node);
         }
     }
 }
 
-/// The runtime of this process's clients. Its threads end after the last client is dropped, which doesn't wait for
-/// them.
+/// The runtime of this process's clients. It is shut down after the last client is dropped, without waiting for its
+/// threads.
 pub struct ClientRuntime(Option<Runtime>);
 
 impl ClientRuntime {
-    /// The current runtime, or a new one.
+    /// Returns the current runtime, or a new one.
     ///
     /// # Errors
-    /// If the system has no threads or files left.
+    /// If the system can't provide more threads or files.
     pub fn get() -> io::Result<Arc<ClientRuntime>> {
         static CURRENT: PerProcess<Mutex<Weak<ClientRuntime>>> = PerProcess::new();
         let current = CURRENT.get_or_make(|| Ok::<_, io::Error>(Mutex::default()))?;

@@ -9,24 +9,24 @@ use fastpipe_wire::{Arrivals, Feed, Wanted, check};
 /// The prefix of a ticket. A checksum follows.
 const SEAL: &[u8] = b"fps1";
 
-/// The batches of a pass. They are numbered from the first.
+/// A pass's request for batches. Batches are numbered from the first one of the pass.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The epoch of the first one.
+    /// The epoch of the first batch.
     pub epoch: u64,
-    /// The step of the first one, as tickets count.
+    /// The step of the first batch, as tickets count.
     pub step: u64,
-    /// Batches of the first epoch.
+    /// Number of batches in the first epoch.
     pub left: u64,
-    /// Batches of each further epoch.
+    /// Number of batches in each further epoch.
     pub steps: u64,
-    /// Batches of the pass; `None` if it has no end.
+    /// Number of batches in the pass; `None` if it has no end.
     pub total: Option<u64>,
-    /// The size of groups of batches that are cheaper to make together.
+    /// The size of groups of batches that cost less when one server makes the whole group.
     pub group: u64,
     /// How many batches are prefetched; `None` for the number that fits.
     pub prefetch: Option<u64>,
-    /// Bytes for prefetched batches.
+    /// Maximum bytes of prefetched batches.
     pub memory_limit: Option<u64>,
     /// The JSON of the entries that all tickets share, without the closing brace.
     pub ticket: String,
@@ -37,11 +37,11 @@ pub struct Request {
 /// The place of a batch, as tickets specify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Its epoch.
+    /// The epoch of the batch.
     pub epoch: u64,
-    /// Its step in the epoch.
+    /// The step of the batch in the epoch.
     pub step: u64,
-    /// Whether it is counted from the request's progress.
+    /// Whether the step is counted from the request's progress.
     pub resumed: bool,
 }
 
@@ -83,14 +83,14 @@ pub struct Inbox {
     pub source: Arc<dyn Source>,
     /// Memory for the batches.
     pub slabs: Arc<SlabPool>,
-    /// Rows that a batch may have.
+    /// Maximum number of rows in a batch.
     pub most_rows: usize,
-    /// Bytes that a batch may have.
+    /// Maximum number of bytes in a batch.
     pub most_bytes: usize,
 }
 
 impl Inbox {
-    /// Receives batches that were requested from a server.
+    /// Creates the receiver of the batches that a request asks for.
     pub(crate) fn arrivals(&self, next: u64, stop: u64, place: Place) -> Arrivals {
         let wanted = Wanted {
             next,

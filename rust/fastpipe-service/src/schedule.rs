@@ -1,78 +1,79 @@
-//! Which server makes which batches: decided here, without threads or sockets.
+//! Decides which server makes which batches, without threads or sockets.
 //!
-//! Batches are numbered from the first of a pass. A server that is free takes the next *stretch* that no server has
-//! taken: so one that is twice as fast takes twice as many. A stretch takes a server 0.1 seconds, but is no longer
-//! than a server's share of the room, or others would find none. A server alone takes all, until another one comes.
-//! Nothing is begun further ahead of the consumer than there is room for. When the consumer waits for a batch that is
-//! late, a server that is free makes it, too: the first one counts.
+//! Batches are numbered from the first one of a pass. A free server takes the next *stretch*: consecutive batches that
+//! no server has taken. So a server that is twice as fast takes twice as many. A stretch is about 0.1 seconds of work,
+//! but not more than the server's share of the free room, so that each server finds work. A single server takes all
+//! batches until another one is added. No server starts a batch for which there is no room yet. If the consumer waits
+//! for a late batch, a free server makes that batch as well, and the first copy is used.
 
 use std::collections::HashMap;
 
-/// Seconds of work that a server takes at once: many times what a request costs, and few enough to wait for.
+/// Seconds of work that a server takes at once: much longer than a request takes, and short enough to wait for.
 const TURN: f64 = 0.1;
 
-/// A batch is late when it takes this many times as long as batches of its server do, and at least this long.
+/// A batch is late if it takes `LATE` times as long as its server's mean, and at least `LEAST_LATE` seconds.
 const LATE: f64 = 4.0;
 const LEAST_LATE: f64 = 0.25;
 
-/// The weight of the last batch in the mean of a server's times.
+/// Weight of the last batch in the moving average of a server's times.
 const SMOOTHING: f64 = 0.3;
 
-/// A server's number. None is given twice.
+/// The ID of a server. IDs are never reused.
 pub type ServerId = u64;
 
-/// What is asked of the schedule: who has which stretch.
+/// The ID of a stretch.
 pub type StretchId = u64;
 
-/// Batches that a server has taken.
+/// Consecutive batches that a server has taken.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stretch {
-    /// Who has taken them.
+    /// The server that makes the batches.
     pub server: ServerId,
-    /// The one that it brings next.
+    /// The next batch.
     pub next: u64,
-    /// The one after the last.
+    /// The batch after the last one.
     pub stop: u64,
-    /// When it began to bring the next one, in seconds.
+    /// The time when the server started the next batch, in seconds.
     pub since: f64,
-    /// Whether others were to bring them, and are late.
+    /// Whether another server has these batches too, and is late.
     pub again: bool,
 }
 
-/// What a pass wants at a moment.
+/// The state of a pass at a moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
-    /// Seconds, of any clock that doesn't go back.
+    /// Seconds on a monotonic clock.
     pub now: f64,
     /// The batch that the consumer takes next.
     pub wanted: u64,
-    /// How many batches there is room for.
+    /// Number of batches that there is room for.
     pub ahead: u64,
-    /// Whether the consumer waits.
+    /// Whether the consumer is waiting.
     pub waiting: bool,
 }
 
-/// Deals batches out to servers.
+/// Distributes batches over servers.
 #[derive(Debug)]
 pub struct Schedule {
-    /// Seconds a batch of each server, `None` until one has come.
+    /// Mean seconds per batch of each server; `None` before its first batch.
     paces: HashMap<ServerId, Option<f64>>,
     total: Option<u64>,
     first_epoch: u64,
     epoch: u64,
     group: u64,
-    /// The first batch that no server has taken, and stretches that came back.
+    /// The first batch that no server has taken, and the ranges that servers returned.
     next: u64,
     back: Vec<(u64, u64)>,
     taken: Vec<(StretchId, Stretch)>,
     ids: StretchId,
-    /// A batch, and when it will be late: there is no need to look for it before.
+    /// A batch, and the time when it will be late. There is no need to search for it earlier.
     not_late: Option<(u64, f64)>,
 }
 
 impl Schedule {
-    /// A pass of `total` batches, or without an end; `first_epoch` of them are of its first epoch, and `epoch` of each
-    /// further one. Batches of a `group` are cheaper to make together: stretches end with them.
+    /// Creates the schedule of a pass of `total` batches; `None` for a pass without end. The first epoch has
+    /// `first_epoch` batches, each further one has `epoch`. Batches of a `group` cost less if one server makes all of
+    /// them, so stretches end where groups end.
     pub fn new(total: Option<u64>, first_epoch: u64, epoch: u64, group: u64) -> Schedule {
         Schedule {
             paces: HashMap::new(),
@@ -88,17 +89,17 @@ impl Schedule {
         }
     }
 
-    /// Whether there is one server.
+    /// Whether there is only one server.
     pub fn is_alone(&self) -> bool {
         self.paces.len() == 1
     }
 
-    /// How many servers there are.
+    /// The number of servers.
     pub fn servers(&self) -> usize {
         self.paces.len()
     }
 
-    /// A server has come. One that was alone leaves it the rest of its stretch, after the batch that is on its way.
+    /// Adds a server. Servers with long stretches keep one turn of work, and return the rest.
     pub fn add(&mut self, server: ServerId) {
         self.paces.insert(server, None);
         for (_, stretch) in &mut self.taken {
@@ -115,12 +116,12 @@ impl Schedule {
         }
     }
 
-    /// A server has gone. Its stretch is [`Schedule::done`] when it isn't waited for any more.
+    /// Removes a server. The caller ends its stretch with [`Schedule::done`].
     pub fn remove(&mut self, server: ServerId) {
         self.paces.remove(&server);
     }
 
-    /// The batch after the last one of a batch's epoch.
+    /// Returns the batch after the last one of a batch's epoch.
     pub fn boundary(&self, number: u64) -> u64 {
         match number.checked_sub(self.first_epoch) {
             None => self.first_epoch,
@@ -130,7 +131,7 @@ impl Schedule {
         }
     }
 
-    /// The stretch that a free server is to bring; `None` if there is nothing to do just now.
+    /// Returns the next stretch for a free server; `None` if there is no work at the moment.
     pub fn take(&mut self, server: ServerId, moment: Moment) -> Option<StretchId> {
         let end = moment.wanted.saturating_add(moment.ahead);
         let share = (moment.ahead / (self.paces.len().max(1) as u64)).max(1);
@@ -164,7 +165,7 @@ impl Schedule {
             if length >= self.group {
                 end -= end % self.group;
             } else {
-                // Or what two groups are made of would be read for a few batches of each.
+                // Otherwise the server would read the units of two groups to make only a few batches of each.
                 end = end.min(start - start % self.group + self.group);
             }
             if start < end && end < stop {
@@ -190,7 +191,7 @@ impl Schedule {
         self.ids
     }
 
-    /// The batch that the consumer waits for, if it is late.
+    /// Returns a stretch that begins with the batch that the consumer waits for, if that batch is late.
     fn hedge(&mut self, server: ServerId, moment: Moment) -> Option<StretchId> {
         let Moment { now, wanted, .. } = moment;
         if self.not_late.is_some_and(|(batch, when)| batch == wanted && now < when) {
@@ -221,7 +222,7 @@ impl Schedule {
         }))
     }
 
-    /// A stretch that is being brought.
+    /// Returns a stretch that hasn't ended.
     pub fn stretch(&self, id: StretchId) -> Option<&Stretch> {
         self.taken
             .iter()
@@ -229,13 +230,13 @@ impl Schedule {
             .map(|(_, stretch)| stretch)
     }
 
-    /// The same. The fallback records when it begins a batch.
+    /// Returns a mutable stretch. The fallback records when it starts a batch.
     pub(crate) fn stretch_mut(&mut self, id: StretchId) -> Option<&mut Stretch> {
         let found = self.taken.iter_mut().find(|(taken, _)| *taken == id);
         found.map(|(_, stretch)| stretch)
     }
 
-    /// A server has brought the next `count` batches of a stretch; for `waited` seconds it had to wait for room.
+    /// Records that a server has sent the next `count` batches of a stretch. It waited `waited` seconds for room.
     pub fn brought(&mut self, id: StretchId, now: f64, count: u64, waited: f64) {
         let Some((_, stretch)) = self.taken.iter_mut().find(|(taken, _)| *taken == id) else {
             return;
@@ -248,7 +249,7 @@ impl Schedule {
         }
     }
 
-    /// A server has ended with a stretch: others are to bring what it hasn't brought.
+    /// Ends a stretch. Other servers make the batches that are missing.
     pub fn done(&mut self, id: StretchId) {
         let Some(at) = self.taken.iter().position(|(taken, _)| *taken == id) else {
             return;
@@ -259,18 +260,18 @@ impl Schedule {
         }
     }
 
-    /// Whether a batch was taken, wasn't brought, and is to be taken again.
+    /// Whether a batch was returned and must be taken again.
     pub fn came_back(&self, number: u64) -> bool {
         self.back.iter().any(|&(start, stop)| start <= number && number < stop)
     }
 
-    /// Whether all batches were brought.
+    /// Whether all batches have arrived.
     pub fn is_finished(&self) -> bool {
         self.total.is_some_and(|total| self.next >= total) && self.back.is_empty() && self.taken.is_empty()
     }
 }
 
-/// Batches of a turn.
+/// Number of batches in a turn of work.
 fn turn(pace: Option<f64>) -> u64 {
     pace.map_or(1, |pace| ((TURN / pace.max(1e-9)) as u64).max(1))
 }
@@ -304,7 +305,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever servers do, each batch is brought, and none without a late one is brought twice.
+        /// Each batch arrives, whatever servers do, and no batch arrives twice unless one was late.
         #[test]
         fn every_batch_is_brought(
             acts in vec(act(), 0..200), total in 1..60u64, first in 0..20u64, epoch in 1..20u64, group in 1..6u64,

@@ -1,4 +1,4 @@
-//! Listens for clients, and answers their calls. What is answered is a [`Service`]'s.
+//! Listens for clients and dispatches their calls. A [`Service`] produces the answers.
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -24,73 +24,73 @@ use crate::meter::Meter;
 use crate::outlet::{Answer, Crowd, Outlet, Peer};
 use crate::tls::{ServerFiles, server_config};
 
-/// Frames of HTTP/2: each costs both sides.
+/// The largest frame of HTTP/2, in bytes. Each frame costs both sides CPU time.
 const FRAME: u32 = 64 << 10;
 
-/// Bytes that wait for a client's window, for each call.
+/// Maximum bytes per call that wait until the client's window has room.
 const SEND_BUFFER: usize = 1 << 20;
 
-/// Bytes that the system holds for a slow client, besides those on their way: so it is seen when one takes something,
-/// and pings aren't behind megabytes.
+/// Bytes for a slow client that the system may buffer, in addition to bytes in transit. The limit lets the server see
+/// when the client reads, and keeps pings from waiting for megabytes of batches.
 #[cfg(target_os = "linux")]
 const UNSENT: u32 = 256 << 10;
 
-/// Bytes of the headers of a call.
+/// Maximum bytes of the headers of a call.
 const MOST_HEADERS: u32 = 16 << 10;
 
-/// How long a connection may be silent before it is asked whether it is there, and how long that may take: what was
-/// sent before comes first, also on a slow link.
+/// A connection that is silent for this long is sent a ping, and the answer may take as long. Earlier data is sent
+/// first, even on a slow link.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
-/// How long a client may take to say who it is, or to send a request.
+/// Maximum time for a client to complete the TLS handshake, or to send a request.
 const ARRIVAL: Duration = Duration::from_secs(30);
 
-/// Threads besides those for calls that are counted.
+/// Number of threads for quick calls, in addition to the threads for calls that are counted.
 const QUICK_CALLS: usize = 4;
 
-/// What a server answers. Each call runs in a thread of its own.
+/// Produces a server's answers. Each call runs in a separate thread.
 pub trait Service: Send + Sync + 'static {
-    /// Whether a client may call, by its `authorization` header.
+    /// Checks a client's `authorization` header.
     ///
     /// # Errors
-    /// If it may not.
+    /// If the client may not call.
     fn admit(&self, authorization: Option<&[u8]>) -> Result<(), Status>;
 
-    /// A client was not admitted.
+    /// Called after a client was not admitted.
     fn not_admitted(&self, client: SocketAddr);
 
-    /// Sends what a ticket asks for.
+    /// Sends the batches that a ticket requests.
     ///
     /// # Errors
-    /// What ends the call.
+    /// The status that ends the call.
     fn get(&self, ticket: &[u8], client: SocketAddr, outlet: &Outlet) -> Result<(), Status>;
 
     /// Answers an action.
     ///
     /// # Errors
-    /// What ends the call.
+    /// The status that ends the call.
     fn act(&self, kind: &str, body: &[u8], client: SocketAddr) -> Result<Vec<Vec<u8>>, Status>;
 
-    /// The names of the actions, and what they do.
+    /// The names and descriptions of the actions.
     fn actions(&self) -> &[(&str, &str)];
 
-    /// Whether an action is answered however busy the server is.
+    /// Whether an action is answered even if the server is busy.
     fn is_quick(&self, kind: &str) -> bool;
 
-    /// The connection of a client was closed because it took nothing while others waited.
+    /// Called after the connection of a client was closed because the client stopped reading while others waited.
     fn closed(&self, client: SocketAddr);
 }
 
-/// What a server takes from its clients.
+/// A server's limits for requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Calls that are answered at once; further ones are told that the server is busy.
+    /// Calls that are answered at once. Further calls are refused as busy.
     pub calls: usize,
     /// Bytes of a request.
     pub request: usize,
     /// Bytes of all requests that are being received or answered.
     pub requests: usize,
-    /// A client that has taken nothing for so long is closed when others wait.
+    /// If others wait, the connection of a client that has read nothing for this long is closed.
     pub idle: Duration,
 }
 
@@ -115,10 +115,10 @@ struct Shared<S> {
 }
 
 impl Server {
-    /// Listens at an address.
+    /// Listens on an address.
     ///
     /// # Errors
-    /// If it can't, or a certificate or key can't be used.
+    /// If it can't listen there, or a certificate or key can't be used.
     pub fn start<S: Service>(
         (host, port): (&str, u16),
         tls: Option<&ServerFiles>,
@@ -158,19 +158,18 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Takes no more calls, and waits until those that are answered have ended, but no longer than `grace`. Returns
-    /// whether they have.
+    /// Accepts no more calls, and waits for open calls to end, for at most `grace`. Returns whether all have ended.
     pub fn stop(&mut self, grace: Duration) -> bool {
         let Some(runtime) = self.runtime.take() else {
             return self.connections.load(SeqCst) == 0;
         };
         if self.process != std::process::id() {
-            // Its threads and files are the parent's.
+            // The threads and files belong to the parent.
             std::mem::forget(runtime);
             return true;
         }
@@ -193,18 +192,18 @@ async fn listen<S: Service>(listener: TcpListener, shared: Arc<Shared<S>>, mut s
             accepted = listener.accept() => accepted,
             _ = stopped.changed() => break,
         };
-        // A connection that ended before it was accepted, or no more files: the next one may do.
+        // The connection ended before it was accepted, or no files are left. The next one may succeed.
         let Ok((stream, client)) = accepted else {
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
         tokio::spawn(connected(stream, client, shared.clone(), stopped.clone()));
     }
-    // Before `stopped`, which whoever stops the server waits for: then another server can listen here.
+    // The listener is dropped before `stopped`, which `stop` waits for. Then another server can listen here.
     drop(listener);
 }
 
-/// A connection that is counted.
+/// Counts a connection while it is open.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -277,7 +276,7 @@ async fn answer<S: Service>(request: Request<Incoming>, peer: Arc<Peer>, shared:
             let (outlet, answer) = Outlet::new(peer.clone(), &shared.crowd);
             tokio::task::spawn_blocking(move || {
                 let result = perform(&call, peer.address, &*shared.service, &outlet);
-                // First, so that a client that asks again when it has the answer finds room.
+                // Released first, so that a client that sends its next request after the answer finds room.
                 drop((call, permits));
                 outlet.end(&result.err().unwrap_or_else(|| Status::new(Code::Ok, "")));
             });
@@ -290,24 +289,24 @@ async fn answer<S: Service>(request: Request<Incoming>, peer: Arc<Peer>, shared:
     response
 }
 
-/// What a client asks for.
+/// A client's call.
 enum Call {
     Get(Bytes),
     Act(Bytes),
     ListActions,
 }
 
-/// Room that a call takes.
+/// The permits that a call holds.
 type Permits = (Option<OwnedSemaphorePermit>, OwnedSemaphorePermit);
 
-/// The call of a request, once there is room for it.
+/// Receives a client's call if it is admitted and there is room for it.
 async fn received<S: Service>(
     request: Request<Incoming>,
     client: SocketAddr,
     shared: &Arc<Shared<S>>,
 ) -> Result<(Call, Permits), Status> {
     let (head, body) = request.into_parts();
-    // Before a byte of the request is read.
+    // Checked before a byte of the request is read.
     let authorization = head.headers.get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
     if let Err(status) = shared.service.admit(authorization) {
         let service = shared.service.clone();
@@ -351,7 +350,7 @@ async fn received<S: Service>(
     }
 }
 
-/// A request was refused: if the server is busy, one that takes nothing makes room.
+/// Handles a refused request. If the server is busy, it closes the connection of a client that doesn't read.
 fn refused<S: Service>(shared: &Arc<Shared<S>>, status: &Status) {
     if status.code == Code::Unavailable {
         shared.meter.add(|meter| &meter.refused, 1);

@@ -1,4 +1,4 @@
-//! Sends the batches that a request is for.
+//! Sends the batches that a client requests.
 
 use std::hash::Hash;
 use std::net::SocketAddr;
@@ -10,28 +10,28 @@ use crate::meter::{Meter, Wait};
 use crate::outlet::Outlet;
 use crate::streams::{Need, Pass, Refusal, Streams, Want};
 
-/// Bytes of a message. Larger ones would leave the processor's caches before a client that reads whole messages has
-/// copied them.
+/// Maximum bytes of a message. A larger message would leave the CPU caches before a client that reads whole messages
+/// has copied it.
 const MESSAGE: usize = 512 << 10;
 
-/// What a ticket asks for.
+/// A ticket's request.
 pub struct Request<'a, K> {
     /// The stream.
     pub key: K,
     /// The steps.
     pub steps: Range<u64>,
-    /// What a pass of the stream may take.
+    /// The resources that a pass of the stream may use.
     pub need: Need,
-    /// Begins a pass at a step. Its error is what the client is told.
+    /// Starts a pass at a step. Returns the encoded error for the client if that fails.
     pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>, Vec<u8>>,
-    /// Called when the connection of a client was closed because it took nothing.
+    /// Called after the connection of a client was closed because the client stopped reading.
     pub closed: &'a dyn Fn(SocketAddr),
 }
 
-/// Sends what a request is for. Adds the batches and bytes that were sent to `sent`.
+/// Sends the requested batches. Adds the number of batches and bytes that were sent to `sent`.
 ///
 /// # Errors
-/// Why no more is sent.
+/// The reason why no more batches are sent.
 pub fn serve<K: Clone + Eq + Hash>(
     request: &Request<'_, K>,
     streams: &Streams<K>,
@@ -63,10 +63,10 @@ pub fn serve<K: Clone + Eq + Hash>(
         };
         let end = drawn.end().min(stop);
         let (said, pieces) = drawn.part(step..end);
-        // Or it would be in memory while the request waits for the next one.
+        // Otherwise it would stay in memory while the request waits for the next batches.
         drop(drawn);
         let nbytes = pieces.iter().map(Bytes::len).sum::<usize>() as u64;
-        // Before they are sent: a client that has them finds them counted.
+        // Counted before the data is sent, so that a client never sees a count without the batches that it has.
         meter.add(|meter| &meter.batches, end - step);
         meter.add(|meter| &meter.bytes, nbytes);
         *sent = (sent.0 + end - step, sent.1 + nbytes);
@@ -83,7 +83,7 @@ pub fn serve<K: Clone + Eq + Hash>(
     Ok(())
 }
 
-/// Cuts pieces, or puts several together, so that a message has at most [`MESSAGE`] bytes.
+/// Splits and joins pieces so that each message has at most [`MESSAGE`] bytes.
 fn messages(pieces: Vec<Bytes>) -> impl Iterator<Item = Vec<Bytes>> {
     let mut pieces = pieces.into_iter();
     let mut rest = Bytes::new();

@@ -8,34 +8,34 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// Files of certificates and keys, as PEM.
+/// A server's certificates and keys, as PEM.
 pub struct ServerFiles {
-    /// The server's certificate, and those that have signed it.
+    /// The server's certificate and its intermediate certificates.
     pub chain: Vec<u8>,
-    /// Its private key.
+    /// The private key of the server's certificate.
     pub key: Vec<u8>,
-    /// Certificates, one of which must have signed a client's; `None` if clients need none.
+    /// CA certificates that client certificates must be signed by; `None` if clients need no certificate.
     pub client_ca: Option<Vec<u8>>,
 }
 
-/// A client's files, as PEM.
+/// A client's certificates and keys, as PEM.
 #[derive(Clone, Default)]
 pub struct ClientFiles {
-    /// Certificates, one of which has signed the server's; `None` for those that the system knows.
+    /// CA certificates that the server's certificate must be signed by; `None` for the system's.
     pub ca: Option<Vec<u8>>,
-    /// The client's certificate with those that have signed it, and its private key.
+    /// The client's certificate with its intermediate certificates, and its private key.
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The protocol that both sides name in the handshake: gRPC uses HTTP/2.
+/// The protocol for the TLS handshake: gRPC requires HTTP/2.
 fn protocols() -> Vec<Vec<u8>> {
     vec![b"h2".to_vec()]
 }
 
-/// Certificates of a file.
+/// Parses the certificates of a PEM file.
 ///
 /// # Errors
-/// If there are none, or one can't be read.
+/// If the file contains no certificate, or one can't be read.
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
@@ -44,10 +44,10 @@ fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     }
 }
 
-/// Certificates that others are checked by.
+/// Parses the CA certificates of a PEM file.
 ///
 /// # Errors
-/// If there are none, or one can't be read.
+/// If the file contains no certificate, or one can't be read.
 fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(pem)? {
@@ -56,10 +56,10 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-/// How a server speaks TLS.
+/// Creates a server's TLS configuration.
 ///
 /// # Errors
-/// If a file can't be read, or the key isn't the certificate's; the text says which.
+/// If a file can't be read, or the key doesn't match the certificate. The text says which.
 pub fn server_config(files: &ServerFiles) -> Result<Arc<ServerConfig>, String> {
     let provider = Arc::new(default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -82,10 +82,10 @@ pub fn server_config(files: &ServerFiles) -> Result<Arc<ServerConfig>, String> {
     Ok(Arc::new(config))
 }
 
-/// How a client speaks TLS.
+/// Creates a client's TLS configuration.
 ///
 /// # Errors
-/// If a file can't be read, or the key isn't the certificate's; the text says which.
+/// If a file can't be read, or the key doesn't match the certificate. The text says which.
 pub fn client_config(files: &ClientFiles) -> Result<Arc<ClientConfig>, String> {
     let roots = match &files.ca {
         Some(pem) => roots(pem).map_err(|error| format!("ca: {error}"))?,

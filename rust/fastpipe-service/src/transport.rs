@@ -23,7 +23,7 @@ const ASK: u8 = b'a';
 #[cfg(unix)]
 const BATCHES: u8 = b'b';
 
-/// A way to a server.
+/// A server, and the way to reach it.
 pub struct Transport {
     /// The server's URL.
     pub url: String,
@@ -41,8 +41,8 @@ pub enum Way {
 }
 
 impl Transport {
-    /// Bytes of batches that are requested ahead of the consumer. A local server reuses memory at once if this is
-    /// small, so the memory stays in the cache.
+    /// Bytes of batches that are requested ahead of the consumer. For a local server this is small: the server then
+    /// reuses its memory while it is still in the cache.
     pub(crate) fn ahead(&self) -> usize {
         match self.way {
             Way::Network(_) => 32 << 20,
