@@ -67,7 +67,7 @@ pub enum Reason {
     Told(Vec<u8>, String),
 }
 
-/// Makes a `ServiceError` with this text.
+/// Creates a `ServiceError` with this text.
 pub fn service_error(text: String) -> Error {
     Error::new(ErrorKind::Raised, &*text).with_cause(Arc::new(Reason::Service(text)))
 }
@@ -85,7 +85,7 @@ fn yes() -> bool {
 }
 
 impl Fault {
-    /// A failure of a server.
+    /// Creates a fault for a failure of a server.
     pub fn server(url: &str, why: impl fmt::Display) -> Fault {
         let text = format!("{url}{why}");
         Fault {
@@ -95,7 +95,7 @@ impl Fault {
         }
     }
 
-    /// A request couldn't be made.
+    /// Creates a fault for a request that couldn't be made.
     pub(crate) fn refused(error: Error) -> Fault {
         Fault {
             class: Class::Server,
@@ -104,7 +104,7 @@ impl Fault {
         }
     }
 
-    /// A batch of a server can't be used.
+    /// Creates a fault for a batch of a server that can't be used.
     pub fn of_batch(url: &str, error: Error) -> Fault {
         match error.kind() {
             ErrorKind::Malformed => Fault {
@@ -172,7 +172,7 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// For a pass that continues for `patience` seconds without an answer; 0 if it never retries.
+    /// Creates the record of a pass that continues for `patience` seconds without an answer; 0 if it never retries.
     pub fn new(patience: f64) -> Faults {
         Faults {
             patience,
@@ -188,7 +188,7 @@ impl Faults {
         }
     }
 
-    /// A server has failed.
+    /// Records that a server has failed.
     pub fn note(&mut self, server: ServerId, fault: Fault) {
         // Without retries the first error is the reason.
         if self.patience > 0.0 || !self.errors.contains_key(&server) {
@@ -196,18 +196,18 @@ impl Faults {
         }
     }
 
-    /// A server is silent. Its earlier error, if any, is more specific.
+    /// Records that a server is silent. An earlier error of the server, if any, is more specific and is kept.
     pub fn note_silence(&mut self, server: ServerId, fault: Fault) {
         self.errors.entry(server).or_insert(fault);
     }
 
-    /// A server works again, or was removed.
+    /// Drops the error of a server that works again, or was removed.
     pub fn forget(&mut self, server: ServerId) {
         self.errors.remove(&server);
     }
 
-    /// A server can't read the files of a batch. Returns whether all servers have reported that. `wanted` is the next
-    /// batch of the consumer.
+    /// Records that a server can't read the files of a batch. Returns whether all servers have reported that. `wanted`
+    /// is the next batch of the consumer.
     pub fn no_server_reads(
         &mut self,
         number: u64,
@@ -221,13 +221,13 @@ impl Faults {
         servers.all(|server| found.contains(&server))
     }
 
-    /// Intact batches have arrived.
+    /// Records that intact batches have arrived.
     pub fn came(&mut self, count: u64) {
         self.damage.whole += count;
         self.damage.lead = self.damage.lead.saturating_sub(count);
     }
 
-    /// A batch was damaged.
+    /// Records that a batch was damaged.
     pub fn damaged(&mut self, now: f64) {
         let damage = &mut self.damage;
         if damage.lead == 0 {

@@ -1,9 +1,9 @@
-//! Batches at a server, decoded once for all clients that ask for the same steps.
+//! Batches on a server. They are decoded once for all clients that request the same steps.
 //!
-//! A *stream* is the batches of an epoch in an order. It has *passes*, each of which yields one step after the other,
-//! small ones several at once, and decodes ahead; what was drawn is kept for a while. A request for a step gets what is
-//! kept, or draws from the pass that comes to it soonest; a new pass begins where none does. So clients that share a
-//! stream share its decoding. Everything here can be made anew from a ticket.
+//! A *stream* is the batches of an epoch in an order. It has *passes*. Each pass yields one step after the other,
+//! several at once if they are small, and decodes ahead. Its batches are kept for a while. A request for a step uses a
+//! kept batch or the pass that reaches the step soonest. If no pass is close, a new one starts. So clients that share a
+//! stream share its decoding. Everything in this module can be recreated from a ticket.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -23,46 +23,46 @@ pub use self::drawn::Drawn;
 use self::drawn::{Alive, Counted, Room};
 use self::kept::{PassSlot, State, Stream};
 
-/// Steps that a pass may be behind: rather than begin another one, a request draws those between, too.
+/// Maximum number of steps that a pass may be before the requested one. Starting a new pass would cost more.
 const NEAR: u64 = 16;
 
-/// How long a thread waits before it looks again.
+/// How long a thread waits before it checks the state again.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Bytes of small batches that are drawn, and sent, together.
+/// Bytes of small batches that are taken from a pass and sent together.
 pub const TOGETHER: usize = 512 << 10;
 
-/// Bytes that are kept as long as no two clients read one stream: memory that is used again at once stays in the cache.
+/// Bytes that are kept as long as no two clients read the same stream. Memory that is soon reused stays in the cache.
 const ALONE: usize = 8 << 20;
 
-/// How long a small batch may wait for others that are sent with it.
+/// How long a small batch may wait for further batches that are sent with it.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// A batch may be larger than those of its reader so far by this factor, if its rows have no fixed size.
+/// If rows have no fixed size, a batch may be larger than earlier batches of its reader by this factor.
 const LARGER: f64 = 1.25;
 
-/// What passes yield together: batches, and their memory.
+/// Batches that a pass yields together: their headers and memory.
 pub type Together = (Outgoing, Vec<Slab>);
 
 /// A pass over a stream.
 pub trait Pass: Send {
-    /// The next batches, at least one: as many as have `most` bytes together, and are there within `gather`. `None` if
-    /// there are no more, or `ending` says that nobody waits any more.
+    /// Returns the next batches: at least one, and up to `most` bytes of batches that are ready within `gather`. `None`
+    /// at the end, or if `ending` returns true.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The encoded error for the client.
     fn next(&mut self, most: usize, gather: Duration, ending: &dyn Fn() -> bool) -> Result<Option<Together>, Vec<u8>>;
 
-    /// Whether it has yielded all of its batches.
+    /// Whether the pass has yielded all of its batches.
     fn is_over(&self) -> bool;
 }
 
-/// Why a request gets no batches.
+/// The reason why a request gets no batches.
 #[derive(Debug)]
 pub enum Refusal {
-    /// The call ends with a status.
+    /// The status that ends the call.
     Status(Status),
-    /// The client is told an error in place of a batch.
+    /// The encoded error that the client receives in place of a batch.
     Told(Vec<u8>),
 }
 
@@ -89,70 +89,70 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a server's streams may take.
+/// Limits for the streams of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Passes that are open at once; the one that was used longest ago ends for a new one.
+    /// Maximum number of open passes. The pass that was used longest ago ends if a new one starts.
     pub passes: usize,
-    /// Bytes of batches that are kept for other requests, once several clients read a stream.
+    /// Bytes of batches that are kept for other requests, once several clients read the same stream.
     pub keep: usize,
-    /// Bytes that open passes may take together; `None` for no bound.
+    /// Bytes that open passes may take together; `None` for no limit.
     pub pass_bytes: Option<usize>,
-    /// Bytes of batches that are kept or being sent, together; `None` for no bound.
+    /// Bytes of batches that are kept or being sent, together; `None` for no limit.
     pub alive: Option<usize>,
-    /// How long a request waits for memory, or for a pass, before it is told that the server is busy.
+    /// How long a request waits for memory, or for a pass, before it is refused as busy.
     pub patience: Duration,
 }
 
-/// What a pass may take.
+/// The memory that a pass may take.
 #[derive(Clone, Debug)]
 pub struct Need {
-    /// Whose rows these are.
+    /// The reader of the pass.
     pub reader: Arc<str>,
-    /// Rows of a batch.
+    /// Number of rows in a batch.
     pub rows: u32,
-    /// Bytes of the pass; 0 if nobody bounds them.
+    /// Maximum bytes of the pass; 0 for no limit.
     pub limit: usize,
 }
 
-/// What streams have done, and have now.
+/// Counters of the streams, and their current sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Batches that were decoded.
     pub decoded: u64,
-    /// Passes that were begun.
+    /// Passes that were started.
     pub begun: u64,
-    /// Batches that another request had decoded.
+    /// Batches that were decoded for another request.
     pub kept_hits: u64,
-    /// Streams that are known.
+    /// Current streams.
     pub streams: usize,
-    /// Passes that are open.
+    /// Open passes.
     pub passes: usize,
-    /// Bytes that are kept.
+    /// Bytes of kept batches.
     pub kept_bytes: usize,
-    /// Bytes that are in memory.
+    /// Bytes of batches in memory.
     pub alive_bytes: usize,
 }
 
 /// A request for a step.
 pub struct Want<'a, K> {
-    /// Its stream.
+    /// The stream.
     pub key: K,
     /// The step.
     pub step: u64,
-    /// The one after the last that is asked for.
+    /// The step after the last one that the client has requested.
     pub stop: u64,
-    /// Who asks.
+    /// The client's address.
     pub client: &'a str,
-    /// What a pass of the stream may take.
+    /// The memory that a pass of the stream may take.
     pub need: &'a Need,
-    /// Whether the step is awaited more than those after it.
+    /// Whether the client needs this step sooner than further ones.
     pub now: bool,
-    /// Whether the client is still there.
+    /// Whether the client is still connected.
     pub wanted: &'a dyn Fn() -> bool,
-    /// Begins a pass at a step. Its error is what the client is told.
+    /// Starts a pass at a step. Returns the encoded error for the client if that fails.
     pub begin: &'a dyn Fn(u64) -> Result<Box<dyn Pass>, Vec<u8>>,
-    /// Called while it waits until other clients take what is sent to them.
+    /// Called while the request waits for other clients to read their batches.
     pub hurry: &'a dyn Fn(),
 }
 
@@ -162,12 +162,12 @@ pub struct Streams<K> {
     state: Mutex<State<K>>,
     changed: Condvar,
     alive: Arc<Alive>,
-    /// Held while a pass begins, so that none begins in the room that another one has found.
+    /// Held while a pass starts, so that no other pass starts in the same room.
     beginning: Mutex<()>,
 }
 
 impl<K: Clone + Eq + Hash> Streams<K> {
-    /// Streams within bounds.
+    /// Creates the streams of a server.
     pub fn new(bounds: Bounds) -> Streams<K> {
         Streams {
             bounds,
@@ -187,10 +187,10 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         }
     }
 
-    /// Batches of which one is that of the step.
+    /// Returns a group of batches that contains the step.
     ///
     /// # Errors
-    /// What the pass raises; that the server is busy; that the client has gone or the server stops.
+    /// If the pass raises an error, the server is busy or stopping, or the client is gone.
     pub fn get(&self, want: &Want<'_, K>) -> Result<Arc<Drawn>, Refusal> {
         let until = Instant::now() + self.bounds.patience;
         let mut state = locked(&self.state);
@@ -254,7 +254,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         }
     }
 
-    /// Draws what comes next of a pass, which is at work until then.
+    /// Takes the next batches from a pass. Other threads can't use the pass until this returns.
     fn draw(
         &self,
         want: &Want<'_, K>,
@@ -305,12 +305,12 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             ended = Some(pass);
         }
         drop(state);
-        // It waits for its threads.
+        // Dropping a pass waits for its threads.
         drop(ended);
         Ok(Some(drawn))
     }
 
-    /// A pass, begun if it wasn't, and what it yields next.
+    /// Returns a pass, which is started if necessary, and its next batches.
     fn drawn(
         &self,
         want: &Want<'_, K>,
@@ -333,7 +333,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
                 pass
             }
         };
-        // After what begins a pass, which waits for others to be idle: nobody who has this room waits for anything.
+        // Reserved after the start of the pass, which may wait for idle passes: a thread with room must not wait.
         let room = self.room_for_next(want, until)?;
         let gather = if want.now { Duration::ZERO } else { GATHER };
         let drawn = pass.next(TOGETHER, gather, &|| locked(&self.state).closed)?;
@@ -341,7 +341,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         Ok((pass, drawn))
     }
 
-    /// Ends passes until there may be one more: first the one that was used longest ago.
+    /// Ends idle passes, those used longest ago first, until another one may start.
     fn make_room(&self, want: &Want<'_, K>, until: Instant) -> Result<(), Refusal> {
         let mut state = locked(&self.state);
         loop {
@@ -384,7 +384,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         }
     }
 
-    /// Waits until what a pass hands over next may be in memory.
+    /// Waits until there is memory for the next batches of a pass.
     fn room_for_next(&self, want: &Want<'_, K>, until: Instant) -> Result<Option<Room<'_>>, Refusal> {
         let Some(most) = self.bounds.alive else {
             return Ok(None);
@@ -422,7 +422,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         }
     }
 
-    /// Bytes that are handed over at once: as many as a pass may have, as long as nothing is known of its rows.
+    /// Estimates the bytes of the next batches. Before the first batch of a reader, this is the pass's limit.
     fn expected(&self, need: &Need) -> usize {
         let most = need.limit / 2;
         let row_bytes = locked(&self.state).row_bytes.get(&need.reader).copied();
@@ -438,7 +438,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
             .0
     }
 
-    /// What was done, and what there is now.
+    /// Returns the counters and current sizes.
     pub fn counts(&self) -> Counts {
         let state = locked(&self.state);
         Counts {
@@ -454,7 +454,7 @@ impl<K: Clone + Eq + Hash> Streams<K> {
         }
     }
 
-    /// Ends all passes. Requests end.
+    /// Ends all passes and requests.
     pub fn close(&self) {
         let mut state = locked(&self.state);
         state.closed = true;
@@ -486,7 +486,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// Batches whose bytes are their step.
+    /// A pass of batches whose bytes are their step.
     struct Numbers {
         next: u64,
         stop: u64,
@@ -567,7 +567,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Several clients, each in a thread, read what they ask for, whatever is kept; memory comes back.
+        /// Several clients, each in a thread, read what they request, whatever is kept. All memory is freed.
         #[test]
         fn each_client_gets_its_steps(
             asks in proptest::collection::vec(proptest::collection::vec((0..3u8, 0..95u64, 1..40u64), 1..5), 1..5),

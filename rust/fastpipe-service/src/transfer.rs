@@ -58,9 +58,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// How long a pass waits for servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Waits {
-    /// How long it continues when no server answers; zero if it never retries.
+    /// How long a pass continues if no server answers; zero if it never retries.
     pub patience: Duration,
-    /// Within which a server must send something after a request.
+    /// Maximum time until a server sends something after a request.
     pub timeout: Duration,
 }
 
@@ -84,17 +84,16 @@ pub struct Transfer {
     directory: Arc<dyn Directory>,
     fallback: Option<Arc<dyn Fallback>>,
     state: Mutex<State>,
-    /// The consumer has taken a batch, or waits for one.
+    /// Notified after the consumer has taken a batch, or waits for one.
     changed: Arc<Notify>,
-    /// No more batches are wanted.
+    /// Notified when no more batches are wanted.
     ended: Arc<Notify>,
     begun: Instant,
     runtime: Arc<ClientRuntime>,
 }
 
 impl Transfer {
-    /// Begins to receive batches from servers. The fallback begins, too, if all servers were absent when one was last
-    /// needed.
+    /// Starts receiving batches from servers. If all servers were absent the last time, the fallback starts as well.
     ///
     /// # Errors
     /// If the system has no threads or files left.
@@ -160,7 +159,7 @@ impl Transfer {
         self.inbox.feed.look()
     }
 
-    /// Waits until the consumer has taken more than `next` batches, but only a short time.
+    /// Waits until the consumer has taken more than `next` batches, or a short time has passed.
     async fn wait(&self, next: u64) {
         let mut changed = pin!(self.changed.notified());
         changed.as_mut().enable();
@@ -169,7 +168,7 @@ impl Transfer {
             // A task that is about to be cancelled must not keep its thread.
             return yield_now().await;
         }
-        // The batch that the consumer waits for may be late, or come back, at any time.
+        // The consumer's next batch may become late, or be returned by its server, at any time.
         let tick = if look.waiting > 0.0 { TICK / 10 } else { TICK };
         _ = timeout(tick, changed).await;
     }
@@ -391,7 +390,7 @@ impl Transfer {
                 }
             };
             match self.settle(server, stretch, before, result) {
-                // A server that is healthy, but fails to make batches, is still left for a while.
+                // If a healthy server fails to make batches, its pauses keep growing.
                 Next::Again if unknown => {}
                 Next::Again => pause = FIRST_PAUSE,
                 Next::Pause(fresh) => {

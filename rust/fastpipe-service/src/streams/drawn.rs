@@ -1,4 +1,4 @@
-//! Batches in memory, whose bytes are counted.
+//! Batches in memory, with an account of their bytes.
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex};
@@ -9,7 +9,7 @@ use fastpipe_wire::Outgoing;
 
 use super::locked;
 
-/// Batches of a stream that were drawn together.
+/// Batches of a stream that were taken from a pass together.
 pub struct Drawn {
     pub(super) first: u64,
     pub(super) outgoing: Outgoing,
@@ -17,17 +17,17 @@ pub struct Drawn {
 }
 
 impl Drawn {
-    /// The step after the last of them.
+    /// The step after the last batch.
     pub fn end(&self) -> u64 {
         self.first + self.outgoing.count() as u64
     }
 
-    /// Their bytes.
+    /// The size of the batches in bytes.
     pub fn nbytes(&self) -> usize {
         self.outgoing.nbytes()
     }
 
-    /// The description of some of its batches, and their memory.
+    /// Returns the headers of the batches of these steps, and the slices of memory that contain them.
     pub fn part(&self, steps: Range<u64>) -> (Vec<u8>, Vec<Bytes>) {
         let at = |step: u64| step.saturating_sub(self.first) as usize;
         let part = self.outgoing.part(at(steps.start)..at(steps.end));
@@ -44,7 +44,7 @@ impl Drawn {
     }
 }
 
-/// A slab, as long as it is in memory: its bytes are counted.
+/// A slab whose bytes are counted as long as it is in memory.
 pub(super) struct Counted {
     pub(super) slab: Slab,
     pub(super) alive: Arc<Alive>,
@@ -62,14 +62,14 @@ impl Drop for Counted {
     }
 }
 
-/// Batches that were handed over by passes and are in memory, kept or being sent.
+/// An account of batches that passes have delivered and that are in memory, kept or being sent.
 #[derive(Default)]
 pub(super) struct Alive {
     pub(super) held: Mutex<Held>,
     pub(super) changed: Condvar,
 }
 
-/// Their bytes, and those that passes are about to hand over.
+/// Bytes in memory, and bytes that passes are about to deliver.
 #[derive(Default)]
 pub(super) struct Held {
     pub(super) bytes: usize,
@@ -83,7 +83,7 @@ impl Alive {
     }
 }
 
-/// Room for what a pass hands over next.
+/// Room that is reserved for the next batches of a pass.
 pub(super) struct Room<'a> {
     pub(super) alive: &'a Alive,
     pub(super) bytes: usize,

@@ -1,4 +1,4 @@
-//! Streams, their passes, and the batches that are kept of them.
+//! Streams, their passes, and the batches that are kept for other requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -7,19 +7,19 @@ use std::sync::Arc;
 use super::drawn::Drawn;
 use super::{Counts, Pass};
 
-/// Streams of which there is nothing but what is kept.
+/// Maximum number of streams that have kept batches but no pass.
 const MOST_KEPT_STREAMS: usize = 64;
 
-/// What batches that are kept take besides their bytes.
+/// Estimated bytes of bookkeeping for kept batches.
 const OVERHEAD: usize = 2 << 10;
 
 pub(super) struct PassSlot {
     pub(super) id: u64,
-    /// `None` while it is at work, or is to begin.
+    /// `None` while a thread uses the pass, or before it has started.
     pub(super) pass: Option<Box<dyn Pass>>,
-    /// Bytes that it may take, once it has begun.
+    /// Maximum bytes of the pass; `None` before it has started.
     pub(super) limit: Option<usize>,
-    /// The step that it comes to next, and what it has drawn last.
+    /// The next step of the pass, and the last batches that were taken from it.
     pub(super) next: u64,
     pub(super) last: Option<Arc<Drawn>>,
     pub(super) used: u64,
@@ -34,20 +34,20 @@ pub(super) struct Stream {
 
 pub(super) struct State<K> {
     pub(super) streams: HashMap<K, Stream>,
-    /// What is kept of all streams, from what was drawn first.
+    /// The kept batches of all streams, oldest first.
     pub(super) drawn: VecDeque<(K, Arc<Drawn>)>,
     pub(super) held: usize,
-    /// Whether several clients have read one stream.
+    /// Whether several clients have read the same stream.
     pub(super) shared: bool,
     pub(super) clock: u64,
     pub(super) closed: bool,
     pub(super) counts: Counts,
-    /// Bytes of a row, in the largest batches of each reader so far.
+    /// By reader: the largest bytes per row in any batch so far.
     pub(super) row_bytes: HashMap<Arc<str>, f64>,
 }
 
 impl Stream {
-    /// What is kept of a step, or what a pass has drawn last.
+    /// Returns the batch of a step, if it is kept or was the last that a pass yielded.
     pub(super) fn found(&self, step: u64) -> Option<Arc<Drawn>> {
         let last = |slot: &PassSlot| slot.last.clone().filter(|last| last.first <= step && step < last.end());
         self.kept
@@ -75,13 +75,13 @@ impl<K: Clone + Eq + Hash> State<K> {
         while self.held > most && self.let_go_of_oldest().is_some() {}
     }
 
-    /// Keeps no longer what was drawn first. Returns it.
+    /// Drops and returns the oldest kept batches.
     pub(super) fn let_go_of_oldest(&mut self) -> Option<Arc<Drawn>> {
         let (key, oldest) = self.drawn.pop_front()?;
         self.held -= oldest.nbytes() + OVERHEAD;
         if let Some(stream) = self.streams.get_mut(&key) {
             for step in oldest.first..oldest.end() {
-                // Two passes may come to the same step.
+                // Two passes may yield the same step.
                 if stream.kept.get(&step).is_some_and(|drawn| Arc::ptr_eq(drawn, &oldest)) {
                     stream.kept.remove(&step);
                 }
@@ -91,7 +91,7 @@ impl<K: Clone + Eq + Hash> State<K> {
         Some(oldest)
     }
 
-    /// Lets go of what may be made again: what is kept, and what passes have drawn last. Returns some of it.
+    /// Drops and returns batches that can be made again: the oldest kept ones, or else the last ones of all passes.
     pub(super) fn let_go(&mut self) -> Option<Vec<Arc<Drawn>>> {
         if let Some(oldest) = self.let_go_of_oldest() {
             return Some(vec![oldest]);
@@ -101,7 +101,7 @@ impl<K: Clone + Eq + Hash> State<K> {
         (!lasts.is_empty()).then_some(lasts)
     }
 
-    /// Makes room for another stream: first those go that were asked for longest ago, if they have no pass.
+    /// Makes room for another stream by removing the stream without a pass that was used longest ago.
     pub(super) fn forget_idle_streams(&mut self) {
         let idle = self.streams.iter().filter(|(_, stream)| stream.passes.is_empty());
         let idle: Vec<_> = idle.map(|(key, stream)| (stream.used, key.clone())).collect();
@@ -122,7 +122,7 @@ impl<K: Clone + Eq + Hash> State<K> {
         self.drawn.retain(of_others);
     }
 
-    /// Forgets a stream of which nothing is left.
+    /// Removes a stream without passes and kept batches.
     pub(super) fn forget(&mut self, key: &K) {
         if self
             .streams

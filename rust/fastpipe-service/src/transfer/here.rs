@@ -1,4 +1,4 @@
-//! Makes batches in this process while no server does.
+//! Makes batches in this process while no server sends any.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use super::{LEAST_AHEAD, Transfer};
 use crate::request::Place;
 use crate::schedule::{Moment, ServerId, StretchId};
 
-/// Batches of the fallback that wait for the consumer: its pass reads ahead by itself.
+/// Number of the fallback's batches that may wait for the consumer. Its pass prefetches further batches.
 const AHEAD_HERE: u64 = 8;
 
 /// Makes batches in this process.
 pub trait Fallback: Send + Sync {
-    /// Begins a pass over the batches from a place to a step of the same epoch, exclusive.
+    /// Starts a pass over the batches from a place up to, but not including, a step of the same epoch.
     ///
     /// # Errors
     /// Errors of the data.
@@ -124,7 +124,7 @@ impl Transfer {
         }
     }
 
-    /// How many batches of the fallback may wait for the consumer. Its pass reads ahead, too.
+    /// Returns how many batches of the fallback may wait for the consumer. Its pass prefetches further batches.
     fn ahead_here(&self, state: &State) -> u64 {
         match (self.request.prefetch, self.request.memory_limit) {
             (Some(_), _) => self.ahead(state),

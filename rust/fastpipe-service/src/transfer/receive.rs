@@ -13,7 +13,7 @@ use crate::faults::Fault;
 use crate::schedule::{ServerId, StretchId};
 use crate::transport::{Answer, Message, Transport};
 
-/// A server's health is checked after this fraction of the timeout, and the check may take as long.
+/// A server's health is checked after this fraction of the timeout. The check may take equally long.
 const SILENCE: u32 = 4;
 
 impl Transfer {

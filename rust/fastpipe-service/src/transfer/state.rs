@@ -1,4 +1,4 @@
-//! What a transfer knows of its servers.
+//! The state that a transfer keeps about its servers.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::transport::Transport;
 pub(super) struct Worker {
     pub(super) transport: Arc<Transport>,
     pub(super) task: AbortHandle,
-    /// The batches that it was asked for.
+    /// The batches that it was asked to make.
     pub(super) stretch: Option<StretchId>,
     /// The time of the last request or of the last received bytes; `None` while the server waits for the consumer.
     pub(super) heard: Option<f64>,
     /// Whether the server has answered the request.
     pub(super) answers: bool,
-    /// The same, until the answer has brought a batch.
+    /// Like `answers`, until the answer has brought a batch.
     pub(super) answered: bool,
 }
 
