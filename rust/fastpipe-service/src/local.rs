@@ -149,7 +149,7 @@ impl LocalRequest {
     /// Sends batches. Returns false if the program has ended the request.
     ///
     /// # Errors
-    /// If there is no memory left.
+    /// If the system is out of memory.
     pub fn send(&mut self, batches: Vec<Batch>) -> Result<bool> {
         let (said, places) = lend(batches, &self.lender)?;
         let frame = frame(BATCHES, &said, &places);

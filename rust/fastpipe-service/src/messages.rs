@@ -32,7 +32,7 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
-/// Returns the fields of a message, all of which must be length-delimited; `None` if the message is invalid.
+/// Returns the fields of a message; `None` if it is invalid. All fields must be length-delimited.
 fn fields(mut message: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut found = Vec::new();
     while !message.is_empty() {

@@ -66,7 +66,7 @@ pub struct Schedule {
     back: Vec<(u64, u64)>,
     taken: Vec<(StretchId, Stretch)>,
     ids: StretchId,
-    /// A batch, and the time when it will be late. There is no need to search for it earlier.
+    /// A batch, and the time when it will be late. A search before that time would be useless.
     not_late: Option<(u64, f64)>,
 }
 
@@ -131,7 +131,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the next stretch for a free server; `None` if there is no work at the moment.
+    /// Returns the next stretch for a free server; `None` if it has to wait.
     pub fn take(&mut self, server: ServerId, moment: Moment) -> Option<StretchId> {
         let end = moment.wanted.saturating_add(moment.ahead);
         let share = (moment.ahead / (self.paces.len().max(1) as u64)).max(1);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     proptest! {
-        /// Each batch arrives, whatever servers do, and no batch arrives twice unless one was late.
+        /// For any behavior of the servers, each batch arrives, and no batch arrives twice unless one was late.
         #[test]
         fn every_batch_is_brought(
             acts in vec(act(), 0..200), total in 1..60u64, first in 0..20u64, epoch in 1..20u64, group in 1..6u64,

@@ -320,7 +320,7 @@ async fn received<S: Service>(
         Some("DoAction") => Call::Act,
         Some("ListActions") => |_| Call::ListActions,
         _ => {
-            let text = format!("there is no call {:.100?} here", head.uri.path());
+            let text = format!("this server has no method {:.100?}", head.uri.path());
             return Err(Status::new(Code::Unimplemented, text));
         }
     };
@@ -372,7 +372,7 @@ fn check_media_type(headers: &HeaderMap) -> Result<(), Status> {
 }
 
 fn perform<S: Service>(call: &Call, client: SocketAddr, service: &S, outlet: &Outlet) -> Result<(), Status> {
-    let text = "a request that can't be read: it is no message of Flight";
+    let text = "a request that can't be read: it isn't a Flight message";
     let unreadable = || Status::new(Code::InvalidArgument, text);
     match call {
         Call::Get(request) => {

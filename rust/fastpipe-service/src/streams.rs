@@ -567,7 +567,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Several clients, each in a thread, read what they request, whatever is kept. All memory is freed.
+        /// Several clients, each in a thread, read what they request, for any limit of kept batches. All memory is
+        /// freed.
         #[test]
         fn each_client_gets_its_steps(
             asks in proptest::collection::vec(proptest::collection::vec((0..3u8, 0..95u64, 1..40u64), 1..5), 1..5),

@@ -39,7 +39,7 @@ fn protocols() -> Vec<Vec<u8>> {
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("there is no certificate in it".to_owned()),
+        Ok(found) if found.is_empty() => Err("it contains no certificate".to_owned()),
         found => found.map_err(|error| error.to_string()),
     }
 }

@@ -168,7 +168,7 @@ impl Transfer {
             // A task that is about to be cancelled must not keep its thread.
             return yield_now().await;
         }
-        // The consumer's next batch may become late, or be returned by its server, at any time.
+        // The consumer's next batch may be late, or be returned by its server, at any time.
         let tick = if look.waiting > 0.0 { TICK / 10 } else { TICK };
         _ = timeout(tick, changed).await;
     }

@@ -1,6 +1,6 @@
-//! The part of TensorFlow's C API for kernels that is used, as declared in
-//! `tensorflow/c/{kernels,ops,tf_tensor,tf_status, tf_tstring}.h`. It is looked up in the libraries of the TensorFlow
-//! that Python has imported: nothing is linked.
+//! The part of TensorFlow's C API for kernels that this crate uses, as declared in
+//! `tensorflow/c/{kernels,ops,tf_tensor,tf_status,tf_tstring}.h`. Functions are looked up in the libraries of the
+//! TensorFlow that Python has imported; nothing is linked.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::Path;
@@ -37,15 +37,15 @@ pub enum Code {
     Internal = 13,
 }
 
-/// `TF_DataType`s that aren't elements of columns.
+/// `TF_DataType`s that the code refers to by name.
 pub(crate) const TF_STRING: c_int = 7;
 pub(crate) const TF_INT64: c_int = 9;
 pub(crate) const TF_BOOL: c_int = 10;
 
-/// Bytes of a `TF_TString`.
+/// Size of a `TF_TString` in bytes.
 pub(crate) const STRING_SIZE: usize = 24;
 
-/// What TensorFlow calls when it needs a tensor's memory no longer: data, size, and the argument it was given.
+/// The function that TensorFlow calls to release a tensor's memory: data, size, and the argument that it was given.
 pub(crate) type Deallocator = unsafe extern "C" fn(*mut c_void, usize, *mut c_void);
 
 type Create = Option<unsafe extern "C" fn(*mut Construction) -> *mut c_void>;
@@ -54,7 +54,7 @@ type Delete = Option<unsafe extern "C" fn(*mut c_void)>;
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Functions by what they do. Each must be called as its header says.
+        /// TensorFlow's functions. Each must be called as its header says.
         pub(crate) struct Api {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
@@ -64,8 +64,8 @@ macro_rules! functions {
                 Ok(Api {
                     $($name: {
                         let symbol = concat!($symbol, "\0").as_bytes();
-                        // SAFETY: the symbol is a function that TensorFlow's headers declare with these arguments and
-                        // this result, from 2.16 on, which `load` checks.
+                        // SAFETY: TensorFlow's headers declare this function with these arguments and this result, from
+                        // 2.16 on. `load` checks the version.
                         let found = libraries.iter().find_map(|library| unsafe { library.get(symbol) }.ok());
                         *found.ok_or_else(|| format!("TensorFlow has no function {}", $symbol))?
                     },)*
@@ -114,21 +114,21 @@ functions! {
     string_size: "TF_StringGetSize" fn(*const c_void) -> usize;
 }
 
-/// The oldest version whose headers were compared with what is declared here: major and minor.
+/// The oldest version whose headers were compared with these declarations: major and minor.
 const OLDEST: (u32, u32) = (2, 16);
 
 impl Api {
-    /// Looks it up in libraries that are loaded already, those of one TensorFlow. An error where one isn't: nothing is
-    /// loaded here, so nothing of a file runs.
+    /// Looks up the functions in libraries of one TensorFlow that are already loaded. Returns an error if a library
+    /// isn't loaded. It never loads a library, so no code of a file runs.
     ///
     /// # Safety
     ///
-    /// The files are TensorFlow's own libraries.
+    /// The files must be TensorFlow's own libraries.
     pub(crate) unsafe fn load(libraries: &[impl AsRef<Path>]) -> Result<Api, String> {
         let open = |path: &Path| {
             loaded(path).map_err(|e| {
                 format!(
-                    "{} isn't loaded, so it isn't the TensorFlow that was imported: {e}",
+                    "{} isn't loaded, so it doesn't belong to the imported TensorFlow: {e}",
                     path.display()
                 )
             })
@@ -137,46 +137,48 @@ impl Api {
         let api = Api::find(&libraries)?;
         // The functions are used until the process ends.
         std::mem::forget(libraries);
-        // SAFETY: it takes nothing, and returns a text that lives as long as the library.
+        // SAFETY: it has no arguments, and its result is valid as long as the library is loaded.
         let version = unsafe { CStr::from_ptr((api.version)()) }.to_string_lossy();
         let mut numbers = version.split('.').map(|number| number.parse::<u32>().ok());
         match (numbers.next().flatten(), numbers.next().flatten()) {
             (Some(major), Some(minor)) if major == OLDEST.0 && minor >= OLDEST.1 => Ok(api),
-            _ => Err(format!("TensorFlow from 2.16 on is supported, up to 3, not {version}")),
+            _ => Err(format!(
+                "TensorFlow {version} is not supported: use 2.16 or later, before 3"
+            )),
         }
     }
 }
 
-/// A library that the process has loaded.
+/// Opens a library that the process has already loaded.
 #[cfg(unix)]
 fn loaded(path: &Path) -> Result<Library, libloading::Error> {
     use libloading::os::unix;
-    /// As in `dlfcn.h`: without it the file would be loaded, and what it does then would be done.
+    /// As in `dlfcn.h`. Without this flag, the file would be loaded, and its initialization code would run.
     #[cfg(target_os = "linux")]
     const RTLD_NOLOAD: c_int = 4;
     #[cfg(not(target_os = "linux"))]
     const RTLD_NOLOAD: c_int = 16;
-    // SAFETY: it isn't loaded if it wasn't before, so nothing of it runs.
+    // SAFETY: the flag prevents loading, so no code of the library runs.
     let library = unsafe { unix::Library::open(Some(path), unix::RTLD_NOW | RTLD_NOLOAD) };
     library.map(Library::from)
 }
 
-/// A library that the process has loaded.
+/// Opens a library that the process has already loaded.
 #[cfg(windows)]
 fn loaded(path: &Path) -> Result<Library, libloading::Error> {
     libloading::os::windows::Library::open_already_loaded(path).map(Library::from)
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub struct Failure {
     pub(crate) code: Code,
-    /// What is said of it.
+    /// The explanation.
     pub message: String,
 }
 
 impl Failure {
-    /// Failed with a code, for this reason.
+    /// Creates a failure with a code and an explanation.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Failure {
             code,
@@ -185,7 +187,7 @@ impl Failure {
     }
 }
 
-/// A status of its own.
+/// A TensorFlow status that this value owns.
 pub(crate) struct OwnStatus<'a> {
     api: &'a Api,
     status: *mut Status,
@@ -193,7 +195,7 @@ pub(crate) struct OwnStatus<'a> {
 
 impl<'a> OwnStatus<'a> {
     pub(crate) fn new(api: &'a Api) -> Self {
-        // SAFETY: takes nothing, and returns a status that is ours.
+        // SAFETY: the function has no arguments, and the caller owns the returned status.
         let status = unsafe { (api.new_status)() };
         OwnStatus { api, status }
     }
@@ -202,13 +204,13 @@ impl<'a> OwnStatus<'a> {
         self.status
     }
 
-    /// What the last call that was given this status left in it.
+    /// Returns the outcome of the last call with this status.
     pub(crate) fn result(&self) -> Result<(), Failure> {
-        // SAFETY: the status is ours until it is dropped.
+        // SAFETY: the status is valid until it is dropped.
         if unsafe { (self.api.code)(self.status) } == Code::Ok as c_int {
             return Ok(());
         }
-        // SAFETY: as above; the message lives as long as the status isn't changed.
+        // SAFETY: as above; the message is valid until the status changes.
         let message = unsafe { CStr::from_ptr((self.api.message)(self.status)) };
         Err(Failure::new(Code::Internal, message.to_string_lossy()))
     }
@@ -216,14 +218,14 @@ impl<'a> OwnStatus<'a> {
     pub(crate) fn set(&self, failure: &Failure) {
         let message: Vec<u8> = failure.message.bytes().filter(|&byte| byte != 0).collect();
         let message = CString::new(message).unwrap_or_default();
-        // SAFETY: the status is ours; the message ends in a zero byte, and is copied.
+        // SAFETY: the status is valid. The message ends with a zero byte, and TensorFlow copies it.
         unsafe { (self.api.set_status)(self.status, failure.code as c_int, message.as_ptr()) };
     }
 }
 
 impl Drop for OwnStatus<'_> {
     fn drop(&mut self) {
-        // SAFETY: the status is ours, and nobody has it any more.
+        // SAFETY: this value owns the status, and nothing else uses it.
         unsafe { (self.api.delete_status)(self.status) };
     }
 }

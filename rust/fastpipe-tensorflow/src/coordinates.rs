@@ -1,15 +1,16 @@
-//! Nested arrays as coordinates.
+//! Coordinates of the entries of nested arrays.
 
-/// The coordinates of what ragged levels and fixed dimensions hold, in row-major order, the row first.
+/// Computes the coordinates of all entries of ragged levels and fixed dimensions, in row-major order. The first
+/// coordinate is the row.
 ///
 /// # Arguments
 ///
-/// * `offsets`: of each ragged level, outermost first.
-/// * `tail`: the fixed dimensions inside of them.
-/// * `out`: `1 + offsets.len() + tail.len()` numbers for each entry.
+/// * `offsets`: The offsets of each ragged level, outermost first.
+/// * `tail`: The fixed dimensions inside of the ragged levels.
+/// * `out`: Receives `1 + offsets.len() + tail.len()` coordinates for each entry.
 ///
-/// Returns for each axis the greatest coordinate of an item of the ragged levels plus one, and 0 where there is none:
-/// the size of a free dimension. `None` if the offsets or `out` don't fit.
+/// Returns the size of each free dimension: the largest coordinate of an item of the ragged levels plus one, or 0
+/// without items. `None` if the offsets or `out` have the wrong size.
 pub(crate) fn coordinates(rows: usize, offsets: &[&[i64]], tail: &[usize], out: &mut [i64]) -> Option<Vec<i64>> {
     let ragged = 1 + offsets.len();
     let mut walk = Walk {

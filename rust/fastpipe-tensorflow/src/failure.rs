@@ -1,4 +1,4 @@
-//! Errors as TensorFlow raises them.
+//! Conversion of errors into TensorFlow's errors.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use fastpipe_batch::{Error, ErrorKind, Lengths};
 use crate::api::{Code, Failure};
 use crate::registered::Registered;
 
-/// An error of reading, as TensorFlow raises it.
+/// Converts an error of reading into TensorFlow's form.
 pub(super) fn read_failure(
     registered: &Registered,
     error: &Error,
@@ -25,7 +25,8 @@ pub(super) fn read_failure(
     Failure::new(code, message)
 }
 
-/// What tensorflow-io says of such a value, as programs and tests may look for it; `None` for all else.
+/// Returns the message of tensorflow-io for a value that can't be decoded, since programs may match on it. `None` for
+/// other errors.
 fn undecoded(error: &Error, shapes: &HashMap<String, String>) -> Option<String> {
     let feature = error.location().feature.as_deref()?;
     let shape = shapes.get(feature)?;

@@ -1,9 +1,10 @@
-//! The way from TensorFlow's threads into Python, shut before the interpreter ends.
+//! The entry for TensorFlow's threads into Python. It is closed before the interpreter exits.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Lets threads into Python until it is closed. A thread that enters an interpreter on its way out never comes back,
-/// and whoever waits for its kernel waits forever.
+/// Admits threads into Python until it is closed. A thread that enters an interpreter during its shutdown never
+/// returns,
+/// so a program that waits for its kernel would hang.
 pub(crate) struct Gate {
     state: Mutex<State>,
     left: Condvar,
@@ -14,7 +15,7 @@ struct State {
     inside: usize,
 }
 
-/// A thread's stay in Python.
+/// Marks a thread as inside Python until it is dropped.
 pub(crate) struct Inside<'a>(&'a Gate);
 
 impl Gate {
@@ -32,7 +33,7 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None once it is closed.
+    /// Admits a thread. Returns `None` if the gate is closed.
     pub(crate) fn enter(&self) -> Option<Inside<'_>> {
         let mut state = self.lock();
         if state.closed {
@@ -46,7 +47,7 @@ impl Gate {
         self.lock().closed
     }
 
-    /// Closes it and waits until all have left. Without the GIL, which they need to leave.
+    /// Closes the gate, and waits until all threads have left. Call it without the GIL, which they need to leave.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;

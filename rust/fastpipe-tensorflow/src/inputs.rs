@@ -25,28 +25,28 @@ pub(super) struct Input<'a> {
 impl<'a> Input<'a> {
     /// # Safety
     ///
-    /// It is the context of a call under way, which has such an input.
+    /// `context` must belong to a kernel call that hasn't returned and that has this input.
     pub(super) unsafe fn get(api: &'a Api, context: *mut Context, index: c_int) -> Result<Self, Failure> {
         let status = OwnStatus::new(api);
         let mut tensor = std::ptr::null_mut();
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the context has this input.
         unsafe { (api.input)(context, index, &mut tensor, status.as_ptr()) };
         status.result()?;
         Ok(Input { api, tensor })
     }
 
-    /// The tensor, which whoever gets it has to delete.
+    /// Returns the tensor. The caller must delete it.
     pub(super) fn into_tensor(self) -> *mut Tensor {
         std::mem::ManuallyDrop::new(self).tensor
     }
 
-    /// The elements, if they are of this type.
+    /// Returns the elements, if they have this type.
     ///
     /// # Safety
     ///
-    /// `T` is what elements of this type are.
+    /// `T` must be the representation of elements of this type.
     pub(super) unsafe fn elements<T>(&self, dtype: c_int) -> Option<&[T]> {
-        // SAFETY: the tensor is one, and has as many elements of this type, one behind the other, as long as it lives.
+        // SAFETY: the tensor is valid. Its elements have this type and are contiguous for the lifetime of the tensor.
         unsafe {
             if (self.api.tensor_type)(self.tensor) != dtype {
                 return None;
@@ -65,24 +65,24 @@ impl<'a> Input<'a> {
     }
 
     pub(super) fn number(&self) -> Result<i64, Failure> {
-        // SAFETY: these are i64.
+        // SAFETY: elements of TF_INT64 are i64.
         let first = unsafe { self.elements::<i64>(TF_INT64) }.and_then(|found| found.first().copied());
         first.ok_or_else(|| Failure::new(Code::Internal, "an input isn't an int64"))
     }
 
-    /// How many dimensions it has.
+    /// The number of dimensions.
     pub(super) fn rank(&self) -> c_int {
-        // SAFETY: the tensor is one.
+        // SAFETY: the tensor is valid.
         unsafe { (self.api.tensor_rank)(self.tensor) }
     }
 
-    /// The elements, if they are strings.
+    /// Returns the elements, if they are strings.
     pub(super) fn strings(&self) -> Option<impl ExactSizeIterator<Item = &[u8]>> {
-        // SAFETY: strings are structs of this size, at which only TensorFlow's functions look.
+        // SAFETY: strings are structs of this size. Only TensorFlow's functions read them.
         let strings = unsafe { self.elements::<[u8; STRING_SIZE]>(TF_STRING) }?;
         Some(strings.iter().map(|string| {
             let string: *const c_void = std::ptr::from_ref(string).cast();
-            // SAFETY: it is one of the tensor's strings, which has as many bytes there as long as the tensor lives.
+            // SAFETY: it is one of the tensor's strings. Its bytes are valid for the lifetime of the tensor.
             unsafe {
                 let (data, size) = ((self.api.string_data)(string), (self.api.string_size)(string));
                 if size == 0 {
@@ -94,9 +94,9 @@ impl<'a> Input<'a> {
         }))
     }
 
-    /// What Python is given for it.
+    /// Converts the input into an argument for Python.
     pub(super) fn argument(&self) -> Result<Argument, Failure> {
-        // SAFETY: these are i64.
+        // SAFETY: elements of TF_INT64 are i64.
         if let Some([number]) = unsafe { self.elements::<i64>(TF_INT64) } {
             return Ok(Argument::Int(*number));
         }
@@ -116,7 +116,7 @@ impl<'a> Input<'a> {
 
 impl Drop for Input<'_> {
     fn drop(&mut self) {
-        // SAFETY: `get` got a reference of its own.
+        // SAFETY: `get` acquired a reference, which is released here.
         unsafe { (self.api.delete_tensor)(self.tensor) };
     }
 }

@@ -1,7 +1,7 @@
-//! An iteration over a dataset: its pass, and what becomes of it behind an error.
+//! An iteration over a dataset: its pass, and how it continues after an error.
 //!
-//! Whoever ignores errors asks for the next batch until there is one, or none is left. So an error is told once. Behind
-//! it the iteration goes on without the rest of the block that is damaged, if it may, else it is over.
+//! A program that ignores errors asks for the next batch until it gets one or the end. So each error is reported once.
+//! If the iteration may skip damage, it then continues without the rest of the damaged block. Otherwise it ends.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,27 +13,27 @@ use fastpipe_order::RemainingEpoch;
 use crate::api::Failure;
 use crate::outputs::Column;
 
-/// What elements consist of, and where they come from.
+/// The columns of elements, and the pass that yields them.
 pub struct Iteration {
     pub(crate) columns: Vec<Column>,
-    /// Where values that can't be decoded are to be told of as tensorflow-io does: the shape of each feature in its
-    /// notation.
+    /// The shape of each feature in the notation of tensorflow-io, if errors of decoding use the words of
+    /// tensorflow-io.
     pub(crate) shapes: Option<HashMap<String, String>>,
-    /// Whether it goes on behind damaged blocks. Its pass is then of one epoch.
+    /// Whether the iteration continues after damaged blocks. Its pass then covers one epoch.
     skips: bool,
     stage: Mutex<Stage>,
 }
 
 struct Stage {
-    /// Told before anything else.
+    /// Errors to report before the next batch.
     failures: VecDeque<Failure>,
-    /// None: it is over.
+    /// `None` after the end.
     pass: Option<Arc<RunningPass>>,
-    /// What the pass goes through, once it isn't the whole epoch.
+    /// The rows that the pass yields, once they are less than the whole epoch.
     rest: Option<RemainingEpoch>,
 }
 
-/// What comes next.
+/// The next event of an iteration.
 pub(crate) enum Turn {
     Fails(Failure),
     Draws(Arc<RunningPass>),
@@ -41,8 +41,8 @@ pub(crate) enum Turn {
 }
 
 impl Iteration {
-    /// An iteration over a pass, which first reports `failures`. `shapes` is the shape of each feature in the notation
-    /// of tensorflow-io, if errors use its words. With `skips` it continues after damaged blocks.
+    /// Creates an iteration over a pass, which first reports `failures`. `shapes` is the shape of each feature in the
+    /// notation of tensorflow-io, if errors use its words. With `skips`, it continues after damaged blocks.
     pub fn new(
         pass: Option<Arc<RunningPass>>,
         columns: Vec<Column>,
@@ -62,7 +62,7 @@ impl Iteration {
         }
     }
 
-    /// One that is over once it has failed.
+    /// Creates an iteration that ends after it has reported a failure.
     pub fn failed(failure: Failure) -> Self {
         Iteration::new(None, Vec::new(), None, [failure].into(), false)
     }
@@ -80,7 +80,8 @@ impl Iteration {
         }
     }
 
-    /// A pass has failed: goes on behind what is damaged. Returns an error of that, which is told next.
+    /// Handles an error of a pass: continues after the damaged block, if allowed. If that fails, returns the next
+    /// error.
     pub(crate) fn leave(&self, pass: &Arc<RunningPass>, error: &Error) -> Result<(), Error> {
         let mut stage = self.stage();
         if !stage.pass.as_ref().is_some_and(|current| Arc::ptr_eq(current, pass)) {
@@ -97,7 +98,7 @@ impl Iteration {
         Ok(())
     }
 
-    /// Lets a failure be told next.
+    /// Queues a failure to be reported next.
     pub(crate) fn tell(&self, failure: Failure) {
         self.stage().failures.push_back(failure);
     }

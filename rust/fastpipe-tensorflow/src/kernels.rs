@@ -1,4 +1,4 @@
-//! The ops, and the kernel that hands batches of passes out.
+//! The ops, and the kernel that returns the batches of passes.
 
 use std::ffi::{CStr, c_void};
 use std::path::PathBuf;
@@ -24,25 +24,25 @@ static GATE: Gate = Gate::new();
 const NEXT: &CStr = c"FastpipeNext";
 const PARSE_AVRO: &CStr = c"FastpipeParseAvro";
 
-/// Registers the ops and their kernels; again, it does nothing.
+/// Registers the ops and their kernels. Later calls do nothing.
 ///
 /// # Errors
 ///
-/// If a library isn't loaded, or is of a version that isn't supported; if TensorFlow refuses the ops.
+/// If a library isn't loaded, or its version isn't supported; or if TensorFlow refuses the ops.
 ///
 /// # Safety
 ///
-/// The files are the libraries of the TensorFlow that is loaded.
+/// The files must be the libraries of the loaded TensorFlow.
 pub unsafe fn register(libraries: &[PathBuf], host: Box<dyn Host>) -> Result<(), String> {
     static ONCE: Mutex<()> = Mutex::new(());
     let _once = ONCE.lock().unwrap_or_else(PoisonError::into_inner);
     if REGISTERED.get().is_some() {
         return Ok(());
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees that these are TensorFlow's libraries.
     let api = unsafe { Api::load(libraries) }?;
     let failed = |failure: Failure| format!("TensorFlow refuses fastpipe's ops: {}", failure.message);
-    // SAFETY: `add` calls it with the API that was just loaded. The texts end in zero bytes.
+    // SAFETY: `add` is passed the API that was just loaded. The texts end with zero bytes.
     unsafe {
         let attributes = [c"Targuments: list(type) >= 0", c"Tparts: list(type) >= 1"];
         let inputs = [
@@ -52,10 +52,10 @@ pub unsafe fn register(libraries: &[PathBuf], host: Box<dyn Host>) -> Result<(),
             c"arguments: Targuments",
         ];
         let outputs = [c"kept: int64", c"parts: Tparts"];
-        // Stateful, or two nodes could be taken for one, or its value for a constant.
+        // Stateful: otherwise TensorFlow could merge two nodes, or treat the value as a constant.
         add(&api, NEXT, &attributes, &inputs, &outputs, true, next_batch).map_err(failed)?;
         let inputs = [c"parser: int64", c"serialized: string"];
-        // Not stateful: the same records are the same tensors, and whoever saves iterators refuses what is.
+        // Not stateful: the same records yield the same tensors, and iterators with stateful ops can't be saved.
         let outputs = [c"parts: Tparts"];
         add(&api, PARSE_AVRO, &attributes[1..], &inputs, &outputs, false, parse_avro).map_err(failed)?;
     }
@@ -71,7 +71,7 @@ pub unsafe fn register(libraries: &[PathBuf], host: Box<dyn Host>) -> Result<(),
 ///
 /// # Safety
 ///
-/// The API is TensorFlow's, and `compute` a kernel for this op.
+/// The API must be TensorFlow's, and `compute` a kernel for this op.
 unsafe fn add(
     api: &Api,
     name: &CStr,
@@ -82,8 +82,8 @@ unsafe fn add(
     compute: unsafe extern "C" fn(*mut c_void, *mut Context),
 ) -> Result<(), Failure> {
     let status = OwnStatus::new(api);
-    // SAFETY: the functions are TensorFlow's, and the texts end in zero bytes. `register_op` and `register_kernel` take
-    // their builders over, even if they fail.
+    // SAFETY: the functions are TensorFlow's, and the texts end with zero bytes. `register_op` and `register_kernel`
+    // consume their builders, even if they fail.
     unsafe {
         let op = (api.new_op)(name.as_ptr());
         for attribute in attributes {
@@ -95,7 +95,7 @@ unsafe fn add(
         for output in outputs {
             (api.add_output)(op, output.as_ptr());
         }
-        // It makes ops stateful with false, too.
+        // The function makes ops stateful even if the argument is false.
         if stateful {
             (api.set_stateful)(op, true);
         }
@@ -108,15 +108,15 @@ unsafe fn add(
     status.result()
 }
 
-/// Shapes aren't known here: Python's side sets what is.
+/// Leaves all shapes unknown. The Python side sets the shapes that are known.
 unsafe extern "C" fn shapes(context: *mut ShapeContext, status: *mut Status) {
     if let Some(registered) = REGISTERED.get() {
-        // SAFETY: TensorFlow calls this with a context and a status of its own.
+        // SAFETY: TensorFlow calls this with a valid context and status.
         unsafe { (registered.api.set_unknown_shape)(context, status) };
     }
 }
 
-/// Closes the way into Python. A forked process has nobody inside it to wait for.
+/// Closes the entry into Python. In a forked process, there are no threads inside to wait for.
 pub fn leave() {
     if REGISTERED
         .get()
@@ -126,10 +126,10 @@ pub fn leave() {
     }
 }
 
-/// `FastpipeNext`: with the ticket 0 begins a pass, which takes Python, and makes its ticket and an element of no rows;
-/// with that ticket waits for a batch, without Python.
+/// `FastpipeNext`: with ticket 0, it starts a pass, which needs Python, and returns the ticket of the pass and an
+/// element without rows. With that ticket, it waits for a batch, without Python.
 unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
-    // SAFETY: TensorFlow calls this with the context of the call.
+    // SAFETY: TensorFlow calls this with a valid context.
     unsafe {
         guarded(context, |registered| {
             let api = &registered.api;
@@ -138,8 +138,8 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
             let number = ticket.number()?;
             if number == 0 {
                 let _inside = GATE.enter().ok_or_else(ending)?;
-                // The element isn't handed out, and can't fail: its ticket would be lost. A failure is the first
-                // batch's.
+                // The element isn't returned to the program, and must not fail, because its ticket would be lost. A
+                // failure is reported in place of the first batch.
                 let iteration = begin(registered, context)?;
                 outputs.put(ticket::issue(api, iteration))?;
                 let shapes = Input::get(api, context, 1)?;
@@ -184,12 +184,12 @@ unsafe extern "C" fn next_batch(_kernel: *mut c_void, context: *mut Context) {
     }
 }
 
-/// Begins an iteration. In a thread of its own: Python would handle Ctrl-C in the main one, and what that raises would
-/// become an error of the iteration, which may be ignored.
+/// Starts an iteration in a separate thread. On the main thread, Python would handle Ctrl-C, and the exception would be
+/// reported as an error of the iteration, which the program may ignore.
 ///
 /// # Safety
 ///
-/// It is the context of a call to a kernel that is under way.
+/// `context` must belong to a kernel call that hasn't returned.
 unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iteration, Failure> {
     let made = thread::scope(|scope| {
         let arguments = arguments(&registered.api, context);
@@ -204,20 +204,17 @@ unsafe fn begin(registered: &Registered, context: *mut Context) -> Result<Iterat
         Ok(Ok(Some(begun))) => Ok(begun.unwrap_or_else(Iteration::failed)),
         Ok(Ok(None)) => Err(ending()),
         Ok(Err(panic)) => std::panic::resume_unwind(panic),
-        Err(error) => Err(Failure::new(
-            Code::Unknown,
-            format!("no thread can be started: {error}"),
-        )),
+        Err(error) => Err(Failure::new(Code::Unknown, format!("cannot start a thread: {error}"))),
     }
 }
 
-/// The arguments of a dataset.
+/// Reads the arguments of a dataset.
 fn arguments(api: &Api, context: *mut Context) -> Result<Vec<Argument>, Failure> {
-    // SAFETY: the context is that of the call under way.
+    // SAFETY: the context belongs to the current call.
     let count = unsafe { (api.inputs)(context) };
-    // Behind the ticket and the shapes.
+    // The arguments come after the ticket and the shapes.
     (2..count)
-        // SAFETY: as above, and there are as many inputs.
+        // SAFETY: as above, and the index is less than the number of inputs.
         .map(|i| unsafe { Input::get(api, context, i) }?.argument())
         .collect()
 }

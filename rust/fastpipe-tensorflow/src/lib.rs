@@ -1,11 +1,10 @@
-//! Batches as TensorFlow's tensors, made by kernels of its own: no call into Python and no GIL between a batch and the
-//! graph.
+//! Batches as TensorFlow tensors. Kernels create the tensors without a call into Python and without the GIL.
 //!
-//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeParseAvro` decodes records that a graph has.
-//! `FastpipeNext` hands out the batches of passes. Without a *ticket* it asks Python for a pass and returns one: a
-//! tensor that whoever keeps it keeps the pass alive with. With a ticket it waits for the pass's next batch and returns
-//! tensors over the batch's own memory, which goes back to its pool when the last of them dies. Strings are copied,
-//! since TensorFlow has its own; so are shapes of sparse tensors.
+//! Two ops are registered through TensorFlow's C API for kernels. `FastpipeParseAvro` decodes records that are tensors
+//! of a graph. `FastpipeNext` returns the batches of passes. Without a *ticket*, it asks Python for a pass and returns
+//! a ticket: a tensor that keeps the pass alive. With a ticket, it waits for the next batch of the pass, and returns
+//! tensors over the memory of the batch. That memory returns to its pool when the last tensor is released. Strings are
+//! copied, because TensorFlow has its own format of strings. Shapes of sparse tensors are copied as well.
 //!
 //! Python is a [`Host`] here.
 #![allow(unsafe_code)]

@@ -1,4 +1,4 @@
-//! A batch as the outputs of a kernel.
+//! Converts a batch into the outputs of a kernel.
 
 use std::ffi::{c_int, c_void};
 use std::slice;
@@ -13,29 +13,29 @@ use crate::coordinates::coordinates;
 
 /// A column of an element.
 pub enum Column {
-    /// Which rows aren't there to fill the batch up.
+    /// The column that marks valid rows. Other rows only fill up the batch.
     Valid,
-    /// One of the batch's.
+    /// A column of the batch.
     Of {
-        /// Which.
+        /// Index of the column in the batch.
         column: usize,
-        /// The first of its parts.
+        /// Index of its first part.
         part: usize,
-        /// How many sparse columns stand before it.
+        /// Number of sparse columns before it.
         sparse: usize,
-        /// Nested arrays are wanted as coordinates: the shape of a row, -1 for any length.
+        /// If nested arrays are returned as coordinates: the shape of a row, with -1 for any length.
         coordinates: Option<Vec<i64>>,
     },
 }
 
-/// The name of a column, and the shape of a row where its nested arrays are wanted as coordinates.
+/// The name of a column. If its nested arrays are returned as coordinates, also the shape of a row.
 pub type Wanted = (String, Option<Vec<i64>>);
 
-/// The columns of an element, by name.
+/// Finds the columns of an element by name.
 ///
 /// # Errors
 ///
-/// If the batches lack one.
+/// If the batches lack a column.
 pub fn columns(specs: &[ColumnSpec], wanted: Vec<Wanted>) -> Result<Vec<Column>, Failure> {
     let find = |(name, coordinates): Wanted| {
         let Some(column) = specs.iter().position(|spec| *spec.name == *name) else {
@@ -65,7 +65,7 @@ fn type_of(dtype: DType) -> c_int {
         DType::U8 => 4,
         DType::I16 => 5,
         DType::I8 => 6,
-        // TensorFlow has no type for times: they are counted.
+        // TensorFlow has no type for times, so they are returned as integers.
         DType::I64 | DType::Datetime(_) | DType::Timedelta(_) => TF_INT64,
         DType::Bool => TF_BOOL,
         DType::U16 => 17,
@@ -74,23 +74,23 @@ fn type_of(dtype: DType) -> c_int {
     }
 }
 
-/// Fills the outputs of a kernel, one after the other.
+/// Fills the outputs of a kernel in order.
 pub(crate) struct Outputs<'a> {
     api: &'a Api,
     context: *mut Context,
     status: OwnStatus<'a>,
     next: c_int,
     count: c_int,
-    /// The batch's memory; shared by all tensors over it.
+    /// The memory of the batch. All tensors over it share ownership.
     slabs: Arc<Vec<Slab>>,
 }
 
 impl<'a> Outputs<'a> {
     /// # Safety
     ///
-    /// It is the context of a call to a kernel that lasts longer than this.
+    /// `context` must belong to a kernel call that outlives this value.
     pub(crate) unsafe fn new(api: &'a Api, context: *mut Context) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees that the context is valid.
         let count = unsafe { (api.outputs)(context) };
         Outputs {
             api,
@@ -102,7 +102,7 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// The batch's columns, in the order of the nodes of `fastpipe.tf._forms`.
+    /// Fills the outputs with the columns of a batch, in the order of the nodes of `fastpipe.tf._forms`.
     pub(crate) fn batch(mut self, specs: &[ColumnSpec], columns: &[Column], batch: Batch) -> Result<(), Failure> {
         let Batch {
             info,
@@ -186,7 +186,7 @@ impl<'a> Outputs<'a> {
         self.leaf(form.leaf, first, parts, &[count(form.leaf, first)])
     }
 
-    /// Nested arrays as indices, dense shape and values.
+    /// Outputs nested arrays as indices, dense shape and values.
     fn coordinates(
         &mut self,
         form: &NestedForm,
@@ -239,7 +239,7 @@ impl<'a> Outputs<'a> {
         }
     }
 
-    /// A tensor over a part.
+    /// Outputs a tensor over a part of the batch's memory.
     fn share(&mut self, dtype: DType, part: BufferRange, shape: &[usize]) -> Result<(), Failure> {
         let size = product(shape)?.checked_mul(dtype.size()).ok_or_else(fault)?;
         let slab = self.slabs.get(part.slab).ok_or_else(fault)?;
@@ -247,13 +247,13 @@ impl<'a> Outputs<'a> {
             return Err(fault());
         }
         let dims = dimensions(shape)?;
-        // SAFETY: the part lies within the slab (above), whose memory is `len` bytes.
+        // SAFETY: the part is within the slab (checked above), whose memory has `len` bytes.
         let data = unsafe { slab.as_ptr().add(part.offset) };
         let memory = Arc::into_raw(self.slabs.clone());
-        // SAFETY: `dims` are as many sizes as it is told, of `size` bytes of this type, which lie within the part
-        // (above). The engine has written them, at a multiple of 64 bytes, so that TensorFlow takes them as they are,
-        // and no other tensor has them. They stay where they are until `give_back` is called, once, when the last
-        // tensor over them dies or none can be made.
+        // SAFETY: `dims` has `rank` sizes. Their product is `size` bytes of this type, which are within the part
+        // (checked above). The engine has written them at a multiple of 64 bytes, so TensorFlow uses them without a
+        // copy. No other tensor refers to them. They stay valid until `give_back` is called, which happens once: when
+        // the last tensor over them is released, or if no tensor can be created.
         let tensor = unsafe {
             let rank = dims.len() as c_int;
             (self.api.new_tensor)(
@@ -266,11 +266,11 @@ impl<'a> Outputs<'a> {
                 memory.cast_mut().cast(),
             )
         };
-        // SAFETY: the tensor was just made.
+        // SAFETY: the tensor was just created.
         unsafe { self.put(tensor) }
     }
 
-    /// A tensor with a copy of these numbers.
+    /// Outputs a tensor with a copy of the values.
     fn copy<T: Copy>(&mut self, dtype: c_int, shape: &[usize], values: &[T]) -> Result<(), Failure> {
         let mut fits = false;
         self.allocate(dtype, shape, |out: &mut [T]| {
@@ -282,15 +282,15 @@ impl<'a> Outputs<'a> {
         if fits { Ok(()) } else { Err(fault()) }
     }
 
-    /// A tensor of TensorFlow's own, whose elements `fill` writes; before, they are zeros.
+    /// Outputs a tensor in TensorFlow's memory. It is zeroed, and `fill` then writes its elements.
     fn allocate<T: Copy>(&mut self, dtype: c_int, shape: &[usize], fill: impl FnOnce(&mut [T])) -> Result<(), Failure> {
         let elements = product(shape)?;
         let size = elements.checked_mul(size_of::<T>()).ok_or_else(fault)?;
         let tensor = self.allocated(dtype, shape, size)?;
         if elements > 0 {
-            // SAFETY: the tensor has `size` bytes (`allocated` looked), aligned to 64, which nobody else has as long as
-            // this kernel runs; zeros are numbers. All types that this is called with (bytes for bools, i64) take any
-            // bits.
+            // SAFETY: the tensor has `size` bytes (checked by `allocated`), aligned to 64. Nothing else accesses them
+            // while this kernel runs, and zeros are valid numbers. All types of callers (bytes for bools, i64) accept
+            // any bits.
             unsafe {
                 let data = (self.api.tensor_data)(tensor).cast::<T>();
                 data.write_bytes(0, elements);
@@ -299,7 +299,7 @@ impl<'a> Outputs<'a> {
         } else {
             fill(&mut []);
         }
-        // SAFETY: `allocated` made it, and it is an output already.
+        // SAFETY: `allocated` created it, and it is already an output.
         unsafe { (self.api.delete_tensor)(tensor) };
         Ok(())
     }
@@ -314,28 +314,28 @@ impl<'a> Outputs<'a> {
         let tensor = self.allocated(TF_STRING, shape, elements * STRING_SIZE)?;
         let mut whole = true;
         if elements > 0 {
-            // SAFETY: the tensor was just made.
+            // SAFETY: the tensor was just created.
             let data = unsafe { (self.api.tensor_data)(tensor) };
             for (i, ends) in offsets.windows(2).enumerate() {
                 let Some(text) = bytes.get(ends[0] as usize..ends[1] as usize) else {
                     whole = false;
                     break;
                 };
-                // SAFETY: TensorFlow has made `elements` empty strings of this size there (`allocated` compared the
-                // bytes), and frees them with the tensor. Nobody else has the tensor yet. The text is copied.
+                // SAFETY: TensorFlow has created `elements` empty strings of this size there (`allocated` compared the
+                // bytes), and frees them with the tensor. Nothing else accesses the tensor yet. The text is copied.
                 unsafe { (self.api.string_copy)(data.byte_add(i * STRING_SIZE), text.as_ptr().cast(), text.len()) };
             }
         }
-        // SAFETY: `allocated` made it, and it is an output already.
+        // SAFETY: `allocated` created it, and it is already an output.
         unsafe { (self.api.delete_tensor)(tensor) };
         if whole { Ok(()) } else { Err(fault()) }
     }
 
-    /// The next output, of memory that TensorFlow allocates. Whoever gets it has to delete it.
+    /// Allocates the next output in TensorFlow's memory. The caller must delete the tensor.
     fn allocated(&mut self, dtype: c_int, shape: &[usize], size: usize) -> Result<*mut Tensor, Failure> {
         let (dims, index) = (dimensions(shape)?, self.index()?);
         let rank = dims.len() as c_int;
-        // SAFETY: the context is that of the call under way, which has such an output; `dims` are `rank` sizes.
+        // SAFETY: the context belongs to the current call, which has this output. `dims` has `rank` sizes.
         let tensor = unsafe {
             if (self.api.output_type)(self.context, index) != dtype {
                 return Err(fault());
@@ -344,39 +344,42 @@ impl<'a> Outputs<'a> {
             (self.api.allocate_output)(self.context, index, dtype, dims.as_ptr(), rank, size, status)
         };
         self.status.result()?;
-        // SAFETY: there is a tensor, since there was no error.
+        // SAFETY: there was no error, so the tensor is valid.
         if unsafe { (self.api.tensor_bytes)(tensor) } != size {
-            // SAFETY: as above, and nobody else deletes it.
+            // SAFETY: as above, and nothing else deletes it.
             unsafe { (self.api.delete_tensor)(tensor) };
             return Err(Failure::new(
                 Code::Internal,
-                "this TensorFlow lays tensors out otherwise than fastpipe knows",
+                "this version of TensorFlow lays out tensors in a way that fastpipe doesn't know",
             ));
         }
         Ok(tensor)
     }
 
-    /// Makes a tensor the next output.
+    /// Sets the next output to a tensor.
     ///
     /// # Safety
     ///
-    /// It is a tensor or null, and ours.
+    /// `tensor` must be a tensor that the caller owns, or null.
     pub(crate) unsafe fn put(&mut self, tensor: *mut Tensor) -> Result<(), Failure> {
         if tensor.is_null() {
-            return Err(Failure::new(Code::Internal, "TensorFlow made no tensor over a batch"));
+            return Err(Failure::new(
+                Code::Internal,
+                "TensorFlow did not create a tensor over a batch",
+            ));
         }
         let index = self.index();
         if let Ok(index) = index {
-            // SAFETY: the context is that of the call under way, which has such an output; the tensor is one.
+            // SAFETY: the context belongs to the current call, which has this output. The tensor is valid.
             unsafe { (self.api.set_output)(self.context, index, tensor, self.status.as_ptr()) };
         }
-        // SAFETY: it is ours, and TensorFlow has a reference of its own by now, if it wants one.
+        // SAFETY: this function owns it. TensorFlow has acquired its own reference by now, if it needs one.
         unsafe { (self.api.delete_tensor)(tensor) };
         index?;
         self.status.result()
     }
 
-    /// Fills the outputs that are left with zeros, given for each its rank and its dimensions, one behind the other.
+    /// Fills the remaining outputs with zeros. `shapes` contains the rank and then the dimensions of each output.
     pub(crate) fn nothing(mut self, mut shapes: &[i64]) -> Result<(), Failure> {
         while let Some((&rank, rest)) = shapes.split_first() {
             let (dims, rest) = usize::try_from(rank)
@@ -385,13 +388,13 @@ impl<'a> Outputs<'a> {
                 .ok_or_else(fault)?;
             shapes = rest;
             let dims: Vec<usize> = dims.iter().map(|&size| size as usize).collect();
-            // SAFETY: the context is that of the call under way.
+            // SAFETY: the context belongs to the current call.
             let dtype = unsafe { (self.api.output_type)(self.context, self.next) };
             let each = match dtype {
                 TF_BOOL | 4 | 6 => 1,
                 5 | 17 => 2,
                 1 | 3 | 22 => 4,
-                // Strings aren't written: there are none.
+                // Strings aren't written, because these outputs contain none.
                 TF_STRING => STRING_SIZE,
                 _ => 8,
             };
@@ -401,8 +404,8 @@ impl<'a> Outputs<'a> {
             }
             let size = elements.checked_mul(each).ok_or_else(fault)?;
             let tensor = self.allocated(dtype, &dims, size)?;
-            // SAFETY: the tensor has `size` bytes (`allocated` looked), which nobody else has as long as this kernel
-            // runs; it is an output already.
+            // SAFETY: the tensor has `size` bytes (checked by `allocated`). Nothing else accesses them while this
+            // kernel runs. It is already an output.
             unsafe {
                 if size > 0 {
                     (self.api.tensor_data)(tensor).cast::<u8>().write_bytes(0, size);
@@ -420,9 +423,9 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// Drops a tensor's share of the batch's memory.
+/// Drops a tensor's reference to the memory of the batch.
 unsafe extern "C" fn give_back(_data: *mut c_void, _size: usize, memory: *mut c_void) {
-    // SAFETY: `share` made it of an `Arc`, and TensorFlow calls this once.
+    // SAFETY: `share` created it from an `Arc`, and TensorFlow calls this once.
     drop(unsafe { Arc::from_raw(memory.cast_const().cast::<Vec<Slab>>()) });
 }
 
@@ -430,7 +433,7 @@ fn next(parts: &mut dyn Iterator<Item = BufferRange>) -> Result<BufferRange, Fai
     parts.next().ok_or_else(fault)
 }
 
-/// Values of a leaf, given its first part.
+/// Number of values of a leaf, given its first part.
 fn count(leaf: Leaf, first: BufferRange) -> usize {
     match leaf {
         Leaf::Fixed(dtype) => first.len / dtype.size(),
@@ -438,7 +441,7 @@ fn count(leaf: Leaf, first: BufferRange) -> usize {
     }
 }
 
-/// The bytes of a part. Tensors over them may exist, but nobody writes to them before the kernel returns.
+/// Returns the bytes of a part. Tensors over them may exist, but nothing writes to them before the kernel returns.
 fn content(slabs: &[Slab], part: BufferRange) -> &[u8] {
     let end = part.offset.checked_add(part.len);
     let found = slabs.get(part.slab).zip(end);
@@ -447,9 +450,10 @@ fn content(slabs: &[Slab], part: BufferRange) -> &[u8] {
         .unwrap_or_default()
 }
 
-/// The numbers of a part that holds i64.
+/// Returns the numbers of a part that contains i64.
 fn numbers(slabs: &[Slab], part: BufferRange) -> &[i64] {
-    // SAFETY: any bits are an i64. The part begins at a multiple of 64 bytes, and what doesn't is left out.
+    // SAFETY: any bits are a valid i64. The part begins at a multiple of 64 bytes, and `align_to` skips unaligned
+    // bytes.
     unsafe { content(slabs, part).align_to().1 }
 }
 
@@ -471,6 +475,6 @@ fn dimensions(shape: &[usize]) -> Result<Vec<i64>, Failure> {
 fn fault() -> Failure {
     Failure::new(
         Code::Internal,
-        "a fault in fastpipe, please report it: a batch isn't what its element was said to be",
+        "internal error: a batch doesn't match the spec of its element; please report this",
     )
 }

@@ -1,7 +1,7 @@
-//! Serialized records to tensors: parsers by number, and the kernel that runs them.
+//! Decodes serialized records into tensors: parsers by number, and the kernel that runs them.
 //!
-//! A graph holds the number of a parser, since schemas that are compiled are no tensors. Parsers are never dropped:
-//! nobody says when the last graph with a number is gone.
+//! A graph contains the number of a parser, because compiled schemas aren't tensors. Parsers are never dropped, because
+//! nothing signals the end of the last graph with a number.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use crate::inputs::Input;
 use crate::outputs::{Column, Outputs, Wanted, columns};
 use crate::registered::guarded;
 
-/// What decodes records of a schema to the tensors of features.
+/// Decodes records of a schema into the tensors of features.
 struct Parser {
     known: Arc<KnownSchemas>,
     columns: Vec<Column>,
@@ -27,12 +27,11 @@ struct Parser {
 
 static PARSERS: LazyLock<RwLock<HashMap<i64, Arc<Parser>>>> = LazyLock::new(RwLock::default);
 
-/// Makes what decodes messages known by a number, which says schema and features: another parser of the same number is
-/// the same.
+/// Registers a parser under a number that identifies its schema and features. Parsers with the same number are equal.
 ///
 /// # Errors
 ///
-/// If the records have no such column.
+/// If the records lack a requested column.
 pub fn register(number: i64, known: Arc<KnownSchemas>, wanted: Vec<Wanted>) -> Result<(), Failure> {
     let columns = columns(known.specs(), wanted)?;
     let parser = Arc::new(Parser { known, columns });
@@ -46,9 +45,9 @@ fn find(number: i64) -> Option<Arc<Parser>> {
     parsers.get(&number).cloned()
 }
 
-/// `FastpipeParseAvro`: a vector of records to the parts of their columns, without Python.
+/// `FastpipeParseAvro`: decodes a vector of records into the parts of their columns, without Python.
 pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut Context) {
-    // SAFETY: TensorFlow calls this with the context of the call.
+    // SAFETY: TensorFlow calls this with a valid context.
     unsafe {
         guarded(context, |registered| {
             let api = &registered.api;
@@ -57,8 +56,8 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
             let rank = serialized.rank();
             if rank != 1 {
                 let reason = format!(
-                    "serialized is a vector of records, of rank 1, not of rank {rank}: batch() a dataset before it is \
-                     mapped, or give [record]"
+                    "serialized must be a vector of records (rank 1); got rank {rank}. Call batch() before map(), or \
+                     pass [record]"
                 );
                 return Err(Failure::new(Code::InvalidArgument, reason));
             }
@@ -78,7 +77,7 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
 
 #[cold]
 fn unknown() -> Failure {
-    let reason = "this process has no parser of this graph's number: a graph that was saved, or sent here, has only the number. \
-                  Call fastpipe.tf.parse_avro with the same schema and features here, before the graph runs";
+    let reason = "this process has no parser with this graph's number: a saved or transferred graph contains only the \
+                  number. Call fastpipe.tf.parse_avro with the same schema and features before the graph runs";
     Failure::new(Code::FailedPrecondition, reason)
 }

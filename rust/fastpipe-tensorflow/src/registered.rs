@@ -1,4 +1,4 @@
-//! The registered library, and how the work of a kernel is called.
+//! The state of the registered ops, and the wrapper around the work of a kernel.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
@@ -10,9 +10,9 @@ use crate::api::{Api, Code, Failure, OwnStatus};
 use crate::inputs::Argument;
 use crate::iteration::Iteration;
 
-/// Starts passes: Python.
+/// Starts passes. Python implements this trait.
 pub trait Host: Send + Sync {
-    /// Begins an iteration over the dataset that these arguments say, in a thread of its own. `None` once the program
+    /// Starts an iteration over the dataset that the arguments describe, in a separate thread. `None` once the program
     /// is ending.
     fn begin(&self, arguments: Vec<Argument>) -> Option<Result<Iteration, Failure>>;
 
@@ -20,33 +20,34 @@ pub trait Host: Send + Sync {
     fn class_name(&self, kind: ErrorKind) -> &'static str;
 }
 
-/// What kernels need: TensorFlow's functions, and what makes passes.
+/// The state that kernels need: TensorFlow's functions, and the host that starts passes.
 pub(super) struct Registered {
     pub(super) api: Api,
     pub(super) host: Box<dyn Host>,
-    /// Of the process that registered them; in a forked one TensorFlow doesn't work.
+    /// The process that registered the ops. TensorFlow doesn't work in a forked child.
     pub(super) process: u32,
 }
 
 pub(super) static REGISTERED: OnceLock<Registered> = OnceLock::new();
 
-/// Calls a kernel's work, and tells TensorFlow what goes wrong, panics too: those must not unwind into it.
+/// Runs the work of a kernel, and reports errors to TensorFlow. Panics are reported as well, because they must not
+/// unwind into TensorFlow.
 ///
 /// # Safety
 ///
-/// It is the context of a call to a kernel that is under way.
+/// `context` must belong to a kernel call that hasn't returned.
 pub(super) unsafe fn guarded(context: *mut Context, work: impl FnOnce(&Registered) -> Result<(), Failure>) {
     let Some(registered) = REGISTERED.get() else { return };
     let panicked = |_| {
         Err(Failure::new(
             Code::Internal,
-            "a fault in fastpipe, please report it: a kernel panicked",
+            "internal error: a kernel panicked; please report this",
         ))
     };
     if let Err(failure) = catch_unwind(AssertUnwindSafe(|| work(registered))).unwrap_or_else(panicked) {
         let status = OwnStatus::new(&registered.api);
         status.set(&failure);
-        // SAFETY: the caller's promise; the status is one.
+        // SAFETY: the caller guarantees that the context is valid; the status is valid.
         unsafe { (registered.api.fail)(context, status.as_ptr()) };
     }
 }

@@ -1,8 +1,8 @@
 //! Tickets: tensors that keep a pass alive.
 //!
-//! TensorFlow's iterator keeps the ticket of its first element as its state, and hands it over for each further one. It
-//! is a scalar over memory of ours, of which the deallocator ends the pass. So a pass ends when its iterator is
-//! dropped, whichever way that happens, and without Python.
+//! TensorFlow's iterator keeps the ticket of its first element as its state, and passes it along for each further
+//! element. The ticket is a scalar over memory of this crate, whose deallocator ends the pass. So a pass ends when its
+//! iterator is dropped, in any way and without Python.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ use crate::api::handle::Tensor;
 use crate::api::{Api, TF_INT64};
 use crate::iteration::Iteration;
 
-/// The memory of a ticket: aligned as TensorFlow wants it, which else would copy it and let go of it at once.
+/// The memory of a ticket. It is aligned as TensorFlow requires: TensorFlow would copy and release it otherwise.
 #[repr(C, align(64))]
 struct Ticket {
     number: i64,
@@ -32,7 +32,7 @@ fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A scalar that keeps a pass alive; null where TensorFlow refuses.
+/// Creates a scalar that keeps a pass alive. Returns null if TensorFlow refuses to create the tensor.
 pub(crate) fn issue(api: &Api, iteration: Iteration) -> *mut Tensor {
     let iteration = Arc::new(iteration);
     let number = {
@@ -46,8 +46,9 @@ pub(crate) fn issue(api: &Api, iteration: Iteration) -> *mut Tensor {
         number,
         _iteration: iteration,
     }));
-    // SAFETY: the ticket begins with the 8 bytes of a scalar, which stay where they are until `give_back` is called,
-    // once, when the tensor dies or can't be made; nobody else has the ticket. A scalar has no dimensions to be read.
+    // SAFETY: the ticket begins with the 8 bytes of a scalar. They stay valid until `give_back` is called, which
+    // happens
+    // once: when the tensor is released or can't be created. The ticket has no other owner. A scalar has no dimensions.
     unsafe {
         (api.new_tensor)(
             TF_INT64,
@@ -61,16 +62,16 @@ pub(crate) fn issue(api: &Api, iteration: Iteration) -> *mut Tensor {
     }
 }
 
-/// The pass of a ticket, unless it has ended.
+/// Returns the iteration of a ticket, unless it has ended.
 pub(crate) fn find(number: i64) -> Option<Arc<Iteration>> {
     known().iterations.get(&number)?.upgrade()
 }
 
 /// Ends the pass of a ticket.
 unsafe extern "C" fn give_back(_data: *mut c_void, _size: usize, ticket: *mut c_void) {
-    // SAFETY: `issue` made it of a box, and TensorFlow calls this once.
+    // SAFETY: `issue` created it from a box, and TensorFlow calls this once.
     let ticket = unsafe { Box::from_raw(ticket.cast::<Ticket>()) };
     known().iterations.remove(&ticket.number);
-    // Waits for the pass's threads, which need neither Python nor TensorFlow; the lock is free by now.
+    // Dropping waits for the pass's threads, which need neither Python nor TensorFlow. The lock is already released.
     drop(ticket);
 }
