@@ -1,25 +1,25 @@
-//! Where elements lie of which rows have any number.
+//! The locations of elements of which rows have any number.
 
 use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
 use crate::layout::LevelPart;
 use crate::slots::{ROWS, reserve};
 
-/// The start of no row.
+/// The start of a row that was drawn.
 const NOWHERE: usize = usize::MAX;
 
-/// Where the rows have their elements, at a level.
+/// The locations of the rows' elements at a level.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
-    /// By slot.
+    /// The range of each row, by slot.
     pub(crate) spans: Vec<Span>,
-    /// The rows that have any, by where they start: drawn ones, too, whose slot has another start by now.
+    /// Start and slot of each non-empty row, by start. Drawn rows are included: their slot has another start by now.
     rows: Vec<(usize, u32)>,
-    /// Elements in the arena, with holes.
+    /// Elements in the arena, including holes.
     pub(crate) filled: usize,
-    /// Elements of rows that weren't drawn.
+    /// Elements of rows that haven't been drawn.
     pub(crate) live: usize,
-    /// Elements for which there is memory.
+    /// Capacity of the arena in elements.
     pub(crate) room: usize,
 }
 
@@ -28,7 +28,7 @@ impl Arena {
         try_collect(slots.iter().map(|&slot| self.spans[slot as usize]), ROWS)
     }
 
-    /// Notes rows that are appended to the arena, from their ends in a chunk. There are `made` slots.
+    /// Adds rows that are appended to the arena, given their ends in a chunk. `made` is the number of slots.
     pub(crate) fn add(&mut self, slots: &[u32], ends: &[usize], made: usize) -> Result<()> {
         let new = made.saturating_sub(self.spans.len());
         try_reserve(&mut self.spans, new, ROWS)?;
@@ -49,7 +49,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Forgets rows that were drawn.
+    /// Removes rows that were drawn.
     pub(crate) fn forget(&mut self, slots: &[u32]) {
         for &slot in slots {
             let span = std::mem::replace(&mut self.spans[slot as usize], Span { start: NOWHERE, len: 0 });
@@ -57,7 +57,7 @@ impl Arena {
         }
     }
 
-    /// Moves rows together, and tells which stretches of elements are to be moved where.
+    /// Closes the holes. Returns the ranges of elements to move, and their new starts.
     pub(crate) fn compact(&mut self) -> Result<Vec<(Span, usize)>> {
         let mut moves: Vec<(Span, usize)> = try_with_capacity(self.rows.len(), ROWS)?;
         let mut filled = 0;
@@ -80,7 +80,7 @@ impl Arena {
     }
 }
 
-/// Makes the moves of a compaction, which leaves this many elements `filled`, and takes memory for `room`.
+/// Performs the moves of a compaction, after which `filled` elements remain, and reserves memory for `room` elements.
 pub(crate) fn part_room<T: Copy>(
     part: &LevelPart,
     data: &mut Vec<T>,

@@ -1,4 +1,4 @@
-//! Batches that come in: their arrays, and where in them the rows are.
+//! Incoming batches: their arrays, and the ranges of each row.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -7,14 +7,14 @@ use fastpipe_batch::{OutOfBounds, Result, try_with_capacity};
 
 use crate::layout::{LevelPart, RowLayout};
 
-/// A byte of an element. Elements may have padding, or come from memory that nobody wrote.
+/// A byte of an element. Elements may have padding, or come from uninitialized memory.
 pub type Byte = MaybeUninit<u8>;
 
-/// Where the elements of each row end, level by level from level 1; each begins with 0.
+/// The ends of each row's elements, for each level from 1 on. Each list begins with 0.
 #[derive(Clone, Debug, Default)]
 pub struct Ends(pub(crate) Vec<Vec<usize>>);
 
-/// Rows that came in.
+/// Incoming rows.
 #[derive(Clone, Debug)]
 pub struct Chunk<'a> {
     pub(crate) rows: usize,
@@ -24,11 +24,11 @@ pub struct Chunk<'a> {
 }
 
 impl Ends {
-    /// Adds up the lengths of a chunk.
+    /// Computes the ends from the lengths of a chunk.
     ///
     /// # Errors
     ///
-    /// If a length is negative, if there are more or fewer lengths than elements, or if there is no memory.
+    /// If a length is negative, if the number of lengths is wrong, or if there isn't enough memory.
     pub fn new(layout: &RowLayout, rows: usize, lengths: &[Vec<i64>]) -> Result<Ends> {
         let mut all: Vec<Vec<usize>> = Vec::with_capacity(lengths.len());
         if lengths.len() != layout.lengths().len() {
@@ -58,11 +58,11 @@ impl Ends {
 }
 
 impl<'a> Chunk<'a> {
-    /// Rows, with the ends that [`Ends::new`] made of these lengths.
+    /// Creates a chunk from the ends that [`Ends::new`] computed from these lengths.
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] if a part isn't as long as the ends say.
+    /// [`OutOfBounds`] if the length of a part doesn't match the ends.
     pub fn new(
         layout: &RowLayout,
         rows: usize,
@@ -98,7 +98,7 @@ impl<'a> Chunk<'a> {
         if sound { Ok(chunk) } else { Err(OutOfBounds) }
     }
 
-    /// The elements of some rows at a level.
+    /// Returns the range of some rows' elements at a level.
     pub(crate) fn stretch(&self, level: usize, rows: Range<usize>) -> Range<usize> {
         match level.checked_sub(1) {
             None => rows,
@@ -107,7 +107,7 @@ impl<'a> Chunk<'a> {
     }
 }
 
-/// A part's elements, of some rows.
+/// Returns a range of a part's elements.
 pub(crate) fn elements<'a, T>(data: &'a [T], part: &LevelPart, stretch: Range<usize>) -> &'a [T] {
     &data[stretch.start * part.width..stretch.end * part.width]
 }
@@ -122,7 +122,7 @@ mod tests {
         Part { kind, depth, width }
     }
 
-    /// Ragged rows of ragged rows, and a dense column.
+    /// A column with two ragged levels, and a dense column.
     fn layout() -> RowLayout {
         let bytes = |depth, width| part(PartKind::Bytes, depth, width);
         let lengths = |depth, width| part(PartKind::Lengths, depth, width);

@@ -1,7 +1,7 @@
-//! Copies of rows, shared out over threads where there is enough to copy.
+//! Copies of rows. Large copies are split over threads.
 //!
-//! The threads live for one call. To start one takes as long as to copy some hundred kilobytes, so few rows are copied
-//! by the caller; and nothing is left behind, neither when a rebatcher is dropped nor for a forked child.
+//! The threads live for one call. Starting one takes as long as copying some hundred kilobytes, so the caller copies
+//! few rows itself. No threads remain when a rebatcher is dropped or the process forks.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -9,20 +9,20 @@ use std::thread::ScopedJoinHandle;
 
 use fastpipe_batch::{OutOfBounds, Place, Span, gather, gather_places, gather_spans, scatter};
 
-/// What a thread must have to copy to be worth its start, and the wait for it where processors are busy.
+/// Minimum bytes per thread that are worth its start, and the wait for it when processors are busy.
 const BYTES_PER_THREAD: usize = 4 << 20;
 
-/// Which rows are copied.
+/// The rows to copy, and where they go.
 pub(crate) enum Which<'a, T> {
-    /// All, as they stand.
+    /// All rows, in the same places.
     All,
     /// Row `index[k]` to row `k`.
     From(&'a [u32]),
     /// Row `k` to row `index[k] - first`. The index ascends.
     To(&'a [u32], u32),
-    /// Spans, one behind the other.
+    /// Spans, to consecutive places.
     Spans(&'a [Span]),
-    /// Places in sources of their own, one behind the other.
+    /// Places in separate sources, to consecutive places.
     Places(&'a [&'a [T]], &'a [Place]),
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Copies<'a, T> {
 }
 
 impl<T: Copy> Copies<'_, T> {
-    /// What is copied, in bytes.
+    /// The size of the copied data in bytes.
     fn bytes(&self) -> usize {
         match self.which {
             Which::To(..) => size_of_val(self.source),
@@ -71,10 +71,10 @@ impl<T: Copy> Copies<'_, T> {
         }
     }
 
-    /// The first of `parts` shares of about the same size, and the rest.
+    /// Splits the copy into the first of `parts` shares of about the same size, and the rest.
     fn split(self, parts: usize) -> Result<(Self, Self), OutOfBounds> {
         let (width, len) = (self.width, self.target.len());
-        // What each has to do, and where the target and the source are cut; `None` where both look at the whole source.
+        // Work of both sides, and where the target and the source are split; `None` if both read the whole source.
         let (first, second, target_at, source_at) = match self.which {
             Which::All => (Which::All, Which::All, len / parts, Some(len / parts)),
             Which::From(index) => {
@@ -120,14 +120,14 @@ impl<T: Copy> Copies<'_, T> {
     }
 }
 
-/// Makes copies, by at most this many threads. Where it fails, some may have been made.
+/// Performs copies with at most this many threads. After an error, some copies may have been performed.
 pub(crate) fn copy_all<T: Copy + Send + Sync>(copies: Vec<Copies<'_, T>>, threads: usize) -> Result<(), OutOfBounds> {
     let bytes: usize = copies.iter().map(Copies::bytes).sum();
     let threads = threads.min(bytes / BYTES_PER_THREAD);
     if threads <= 1 {
         return copies.into_iter().try_for_each(Copies::run);
     }
-    // Every thread takes a share of every copy.
+    // Every thread gets a share of every copy.
     let mut shares: Vec<Vec<_>> = (0..threads).map(|_| Vec::with_capacity(copies.len())).collect();
     for mut rest in copies {
         for (i, share) in shares.iter_mut().enumerate().skip(1) {
@@ -137,7 +137,7 @@ pub(crate) fn copy_all<T: Copy + Send + Sync>(copies: Vec<Copies<'_, T>>, thread
         }
         shares[0].push(rest);
     }
-    // A thread that can't be started leaves its share to the others.
+    // If a thread can't be started, other threads take its share.
     let shares = Mutex::new(shares);
     let work = || {
         while let Some(share) = next(&shares) {

@@ -1,4 +1,4 @@
-//! Rows in batches of another size, in order.
+//! Regroups rows into another batch size, in order.
 
 use fastpipe_batch::{OutOfBounds, Result, try_reserve};
 
@@ -8,22 +8,23 @@ use crate::layout::{LevelPart, RowLayout};
 use crate::slots::ROWS;
 use crate::targets::{BatchSize, Targets};
 
-/// Cuts chunks into batches, in order.
+/// Regroups chunks into batches, in order.
 ///
-/// Rows go from a chunk straight to their batch; only those at its end that don't fill a batch are kept.
+/// Rows are copied directly from a chunk to their batch. Only the rows at the end of a chunk that don't fill a batch
+/// are kept.
 #[derive(Debug)]
 pub struct InOrder {
     layout: RowLayout,
     batch_size: usize,
     threads: usize,
-    /// Elements of the rows that are kept, level by level.
+    /// Number of kept elements, by level.
     kept: Vec<usize>,
     lengths: Vec<Vec<i64>>,
     values: Vec<Vec<Byte>>,
 }
 
 impl InOrder {
-    /// Cuts rows of this layout into batches of `batch_size`, and copies them with at most this many threads.
+    /// Creates a regrouper into batches of `batch_size` rows. It copies with at most this many threads.
     pub fn new(layout: RowLayout, batch_size: usize, threads: usize) -> Self {
         InOrder {
             kept: vec![0; layout.lengths().len() + 1],
@@ -35,18 +36,18 @@ impl InOrder {
         }
     }
 
-    /// Memory for rows, in bytes.
+    /// Size of the kept rows' memory in bytes.
     pub fn nbytes(&self) -> usize {
         let lengths: usize = self.lengths.iter().map(|data| data.capacity() * size_of::<i64>()).sum();
         lengths + self.values.iter().map(Vec::capacity).sum::<usize>()
     }
 
-    /// What the next batch takes, if there are enough rows in what was kept and in the chunk from row `from` on, or if
-    /// no more come. Otherwise the chunk's rows are kept, and `from` is behind them.
+    /// Returns the size of the next batch, if the kept rows and the chunk's rows from `from` on suffice, or if no more
+    /// rows come. Otherwise it keeps the chunk's rows, and moves `from` past them.
     ///
     /// # Errors
     ///
-    /// If there is no memory to keep them in.
+    /// If there isn't enough memory to keep the rows.
     pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         let fresh = chunk.map_or(0, |chunk| chunk.rows - *from);
         let rows = self.batch_size.min(self.kept[0] + fresh);
@@ -80,11 +81,11 @@ impl InOrder {
         Ok(None)
     }
 
-    /// Copies the batch that `advance` told of, and moves `from` behind its rows.
+    /// Copies the batch that `advance` returned, and moves `from` past its rows.
     ///
     /// # Errors
     ///
-    /// If it doesn't fit into `targets` exactly.
+    /// If `targets` doesn't have exactly the size of the batch.
     pub fn copy(
         &mut self,
         chunk: Option<&Chunk<'_>>,
@@ -118,7 +119,7 @@ impl InOrder {
     }
 }
 
-/// Two stretches, one behind the other.
+/// Adds copies of two ranges to consecutive places of the target.
 fn push<'a, T>(copies: &mut Vec<Copies<'a, T>>, sources: [&'a [T]; 2], part: &LevelPart, target: &'a mut [T]) {
     let (first, second) = target.split_at_mut(sources[0].len());
     for (source, target) in sources.into_iter().zip([first, second]) {

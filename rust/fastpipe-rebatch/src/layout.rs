@@ -1,8 +1,8 @@
-//! The rows of a batch, as what is moved: stretches of flat arrays.
+//! The layout of rows in a batch: ranges of flat arrays.
 //!
-//! A batch is the parts of its columns ([`Part`]), of each of which a row owns a stretch. The depths of all columns are
-//! numbered together here, as *levels*: level 0 is depth 0 of every column, and each part of lengths opens a level of
-//! its own. So a row is a stretch of each level, and moving rows is moving stretches, whatever the columns are.
+//! A batch consists of the parts of its columns ([`Part`]), and a row owns a range of each part. This module numbers
+//! the depths of all columns together, as *levels*. Level 0 is depth 0 of every column, and each part of lengths opens
+//! a separate level. So a row is a range of each level, and moving rows means moving ranges, for any kind of columns.
 
 use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Part, PartKind, Result};
 
@@ -11,11 +11,11 @@ use fastpipe_batch::{Error, ErrorKind, OutOfBounds, Part, PartKind, Result};
 pub struct LevelPart {
     /// The level: 0 is the rows, `k + 1` is the one opened by the `k`-th part of lengths.
     pub level: usize,
-    /// What each of its items has: lengths (of lengths), or bytes (of all else).
+    /// The width of an item: a number of lengths for parts of lengths, and of bytes for all other parts.
     pub width: usize,
 }
 
-/// The parts of all columns: lengths, which say where rows are, and all else, of which only bytes are known.
+/// The parts of all columns: lengths, which determine the ranges of rows, and other parts, which are opaque bytes.
 #[derive(Clone, Debug, Default)]
 pub struct RowLayout {
     lengths: Vec<LevelPart>,
@@ -23,12 +23,13 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// The layout of columns, each with its parts in their order ([`Form::parts`](fastpipe_batch::Form::parts)).
+    /// Creates the layout of columns. Each column has its parts in the order of
+    /// [`Form::parts`](fastpipe_batch::Form::parts).
     ///
     /// # Errors
     ///
-    /// If a column has a part at a depth that no lengths before it open: coordinates that name their rows are such
-    /// parts, so sparse columns come as CSR. If a width overflows.
+    /// If a column has a part at a depth that no earlier lengths open, or if a width overflows. COO coordinates, which
+    /// contain the row, are such parts, so sparse columns must be CSR.
     pub fn new<C: AsRef<[Part]>>(columns: &[C]) -> Result<RowLayout> {
         let mut layout = RowLayout::default();
         for column in columns {
@@ -53,12 +54,12 @@ impl RowLayout {
         Ok(layout)
     }
 
-    /// Lengths, as the columns have them one after the other. The `k`-th opens level `k + 1`.
+    /// Parts of lengths, in the order of the columns. The `k`-th opens level `k + 1`.
     pub fn lengths(&self) -> &[LevelPart] {
         &self.lengths
     }
 
-    /// All else, as the columns have them one after the other.
+    /// All other parts, in the order of the columns.
     pub fn values(&self) -> &[LevelPart] {
         &self.values
     }

@@ -1,39 +1,40 @@
-//! Batches of another size, in order or shuffled: what `fastpipe.rebatch` does.
+//! Regroups batches into another batch size, in order or shuffled. This is the core of `fastpipe.rebatch`.
 //!
 //! # How it works
 //!
-//! A batch is the parts of its columns ([`fastpipe_batch::Part`]), of which each row owns a stretch (`layout.rs`), so
-//! that moving a row is moving its stretches. Batches come in as *chunks* and go out as arrays that the caller has
-//! made. In order ([`InOrder`]), rows go straight from a chunk to their batch.
+//! A batch consists of the parts of its columns ([`fastpipe_batch::Part`]). Each row owns a range of every part
+//! (`layout.rs`), so moving a row means moving its ranges. Batches come in as *chunks*, and are copied out into arrays
+//! that the caller has allocated. In order ([`InOrder`]), rows are copied from a chunk directly to their batch.
 //!
-//! Shuffled ([`Shuffled`]), each row that comes in gets a *slot* (`slots.rs`), which it keeps until it is drawn: what
-//! is shuffled are slots. Where a row's elements lie meanwhile depends on the part:
+//! Shuffled ([`Shuffled`]), each row gets a *slot* when it comes in (`slots.rs`), and keeps it until it is drawn. Only
+//! slots are shuffled. Where the elements of a row are stored until then depends on the part:
 //!
-//! - Narrow elements of level 0, of which a row has one, are copied to a table, at their slots.
-//! - Wide ones, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to their batch
-//!   (`retained_arrays.rs`). An array is retained until its last row was drawn; few rows keep many arrays alive for
-//!   long, so what is left of the oldest is copied to a table when more than twice the rows are retained that the
-//!   buffer may have.
-//! - Elements of other levels, of which rows have any number, are appended to an arena, with a note of where each row
-//!   has them. Drawn ones leave a hole there, and when the arena is full it is compacted, or grown if that frees less
-//!   than half (`arena.rs`).
+//! - Narrow elements of level 0, one per row, are copied to a table, at their slots.
+//! - Wide elements of level 0, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to
+//!   their batch (`retained_arrays.rs`). An array is retained until its last row is drawn. A few rows would keep many
+//!   arrays alive for long. If more rows are retained than twice the capacity of the buffer, the remaining rows of the
+//!   oldest arrays are copied to a table.
+//! - Elements of other levels, any number per row, are appended to an arena, which records the range of each row. Rows
+//!   that are drawn leave holes. When the arena is full, it is compacted. If that frees less than half, it grows
+//!   (`arena.rs`).
 //!
-//! So a narrow row is copied in and out, a wide one out and at most once more, the variable part of a row in, out and
-//! about once more; and memory is at most about twice that of the rows. Copies are shared out over threads where there
-//! is enough to copy (`copies.rs`).
+//! So a narrow row is copied in and out. A wide row is copied out, and at most once more. The variable part of a row is
+//! copied in, out and about once more. The memory is at most about twice the size of the rows. Large copies are split
+//! over threads (`copies.rs`).
 //!
-//! # Why rows aren't gathered as from tables
+//! # Why rows aren't gathered like rows of tables
 //!
-//! A batch is a set of finished columns, and `fastpipe-columns` gathers rows of such, too. But its columns are there
-//! for as long as their source, and are of Arrow's types:
+//! A batch is a set of finished columns, and `fastpipe-columns` also gathers rows of finished columns. But its columns
+//! live as long as their source, and have Arrow's types:
 //!
-//! - A few rows of each batch wait for long. To gather them from where they came in would keep most batches alive, so
-//!   narrow rows and items are copied as they come in, to memory that is used again.
-//! - Bytes are moved here, of any dtype: complex numbers, structs and foreign byte orders, too. Nothing is made of the
-//!   arrays that come in, neither Arrow arrays nor bitmaps of masks.
-//! - Masks are bytes like others here, where gathering looks at each null. Batches of 1,024 rows of masked numbers take
-//!   it 3.4 times as long (CPU time), of masked lists 3.6, of lists of masked numbers 4.8, of sparse rows 1.8; of
-//!   numbers and strings about as long, of lists without masks 0.7.
+//! - Here, a few rows of each batch wait for long. Gathering them from the incoming arrays would keep most batches
+//!   alive. So narrow rows and items are copied when they come in, to memory that is reused.
+//! - This crate moves bytes of any dtype, including complex numbers, structs and foreign byte orders. It doesn't
+//!   convert incoming arrays, neither to Arrow arrays nor masks to bitmaps.
+//! - Masks are ordinary bytes here, while gathering from Arrow checks each null. Gathering takes 3.4 times the CPU time
+//!   for batches of 1,024 rows of masked numbers, 3.6 times for masked lists, 4.8 times for lists of masked numbers,
+//!   and 1.8 times for sparse rows. It takes about the same time for numbers and strings, and 0.7 times for lists
+//!   without masks.
 #![forbid(unsafe_code)]
 
 mod arena;

@@ -1,12 +1,12 @@
-//! Wide rows, where they came in.
+//! Wide rows, stored in the arrays that they came in.
 //!
-//! Chunks are retained until the last of their rows was drawn. Of a chunk as many rows as ever wait for long: in a
-//! buffer of `n` rows, a fraction of `1 / e` of them after `n` others came in. So a few rows would keep many chunks
-//! alive, and what is left of the oldest is copied to a table when too much is retained. Whatever their age, chunks
-//! lose their rows at the same rate: the oldest are the emptiest.
+//! A chunk is retained until its last row is drawn. Some rows of every chunk wait for long: in a buffer of `n` rows, a
+//! fraction of `1 / e` is left after `n` more rows have come in. So a few rows would keep many chunks alive. If too
+//! many rows are retained, the remaining rows of the oldest chunks are copied to a table. All chunks lose rows at the
+//! same rate, so the oldest chunks have the fewest rows left.
 //!
-//! With twice the rows retained that the buffer may have, that is one of ten rows in the long run, and none is copied
-//! more than once.
+//! The limit is twice the capacity of the buffer. In the long run, one row in ten is then copied to the table, and no
+//! row is copied there more than once.
 
 use std::collections::VecDeque;
 
@@ -15,14 +15,14 @@ use fastpipe_batch::{OutOfBounds, Place, Result, move_rows, try_collect, try_res
 use crate::chunk::Byte;
 use crate::slots::{ROWS, make_room};
 
-/// Elements of this many bytes or more stay where they came in. Narrower ones are faster copied to a table: it is in
-/// large pages, and most arrays aren't, so that each row that is read from them costs a walk through the page table.
+/// Elements of this many bytes or more stay in their arrays. Narrower elements are faster to copy to a table: the table
+/// uses large pages. Most arrays don't, so each row that is read from them costs a page table walk.
 pub(crate) const WIDE: usize = 512;
-/// Chunks of fewer rows are copied: to retain them would take more memory and time than the rows.
+/// Chunks with fewer rows are copied. Retaining them would cost more memory and time than copying the rows.
 const FEW: usize = 16;
-/// Rows that are retained at most, as a multiple of those that there may be.
+/// Maximum number of retained rows, as a multiple of the buffer's capacity.
 const MOST_RETAINED: usize = 2;
-/// The source that is the table.
+/// The source number of the table.
 const TABLE: u32 = 0;
 /// The place of rows that were drawn.
 const NOWHERE: Place = Place {
@@ -30,7 +30,7 @@ const NOWHERE: Place = Place {
     row: u32::MAX,
 };
 
-/// The elements of a chunk. They stay where they are, and are there, until it is dropped.
+/// The elements of a chunk. They stay valid at the same address until the array is dropped.
 pub trait Array: Send + Sync {
     /// The elements.
     fn bytes(&self) -> &[Byte];
@@ -39,36 +39,36 @@ pub trait Array: Send + Sync {
 /// Rows in the arrays that they came in.
 #[derive(Debug, Default)]
 pub(crate) struct RetainedArrays {
-    /// Of its parts.
+    /// Width of each part.
     widths: Vec<usize>,
-    /// Where rows are, by slot.
+    /// The places of rows, by slot.
     places: Vec<Place>,
     /// Source `k + 1` is chunk `k`.
     chunks: Vec<RetainedChunk>,
-    /// Chunks, the oldest first.
+    /// Chunks, oldest first.
     ages: VecDeque<u32>,
-    /// Numbers of chunks that were let go.
+    /// Unused indices of `chunks`.
     spare: Vec<u32>,
-    /// Rows of chunks that are retained, drawn ones, too.
+    /// Rows of retained chunks, including drawn rows.
     retained: usize,
     /// The elements of rows whose chunks were too old.
     table: Vec<Vec<Byte>>,
     /// Rows of the table that were drawn.
     free: Vec<u32>,
-    /// Rows of the table.
+    /// Number of rows in the table.
     made: usize,
-    /// Rows that there may be.
+    /// Capacity of the buffer in rows.
     most: usize,
 }
 
-/// A chunk.
+/// A chunk whose arrays are retained.
 #[derive(Default)]
 struct RetainedChunk {
     arrays: Vec<Box<dyn Array>>,
     rows: usize,
-    /// By row, of those that were taken in.
+    /// The slots of the rows that were taken in, by row.
     slots: Vec<u32>,
-    /// Rows that were taken in, and not drawn.
+    /// Number of rows that were taken in and haven't been drawn.
     live: usize,
 }
 
@@ -79,14 +79,14 @@ impl std::fmt::Debug for RetainedChunk {
 }
 
 impl RetainedChunk {
-    /// Whether all its rows were taken in.
+    /// Whether all rows were taken in.
     fn is_whole(&self) -> bool {
         self.slots.len() == self.rows
     }
 }
 
 impl RetainedArrays {
-    /// A buffer of at most this many rows of parts of these widths.
+    /// Creates a buffer of at most `most` rows, with parts of these widths.
     pub(crate) fn new(widths: Vec<usize>, most: usize) -> Self {
         RetainedArrays {
             table: vec![Vec::new(); widths.len()],
@@ -96,16 +96,16 @@ impl RetainedArrays {
         }
     }
 
-    /// Memory that it takes or keeps others from using, in bytes.
+    /// Size of the table and of the retained arrays, in bytes.
     pub(crate) fn nbytes(&self) -> usize {
         (self.retained + self.made) * self.widths.iter().sum::<usize>()
     }
 
-    /// Retains a chunk whose rows are going to be taken in.
+    /// Retains a chunk whose rows will be taken in.
     ///
     /// # Errors
     ///
-    /// If its arrays aren't as long as its rows say, or if rows of the one before are yet to be taken in.
+    /// If its arrays don't have the length of its rows, or if the previous chunk still has rows to take in.
     pub(crate) fn retain(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
         let fits = arrays.len() == self.widths.len()
             && arrays
@@ -135,7 +135,7 @@ impl RetainedArrays {
         Ok(())
     }
 
-    /// Takes in the next rows of the chunk that was retained last, at these slots, of which there are `made`.
+    /// Takes in the next rows of the chunk that was retained last, at these slots. `made` is the number of slots.
     pub(crate) fn take_in(&mut self, slots: &[u32], made: usize) -> Result<()> {
         let number = *self.ages.back().ok_or(OutOfBounds)?;
         let chunk = &mut self.chunks[number as usize];
@@ -158,14 +158,14 @@ impl RetainedArrays {
         self.settle()
     }
 
-    /// Where the rows at these slots are, which were drawn: nothing moves them any more, and they are yet to be
+    /// Draws the rows at these slots and returns their places. The rows stay there until they are
     /// [forgotten](RetainedArrays::forget).
     pub(crate) fn draw(&mut self, slots: &[u32]) -> Result<Vec<Place>> {
         let drawn = |&slot: &u32| std::mem::replace(&mut self.places[slot as usize], NOWHERE);
         try_collect(slots.iter().map(drawn), ROWS)
     }
 
-    /// Where places of a part are looked up.
+    /// Returns the sources of a part, which places refer to.
     pub(crate) fn sources(&self, part: usize) -> Result<Vec<&[Byte]>> {
         let chunks = self
             .chunks
@@ -174,7 +174,7 @@ impl RetainedArrays {
         try_collect(std::iter::once(&self.table[part][..]).chain(chunks), ROWS)
     }
 
-    /// Forgets rows that were drawn from these places, and lets go of chunks that have no others.
+    /// Forgets rows that were drawn from these places, and releases chunks without other rows.
     pub(crate) fn forget(&mut self, places: &[Place]) {
         for &place in places {
             if place.source == TABLE {
@@ -190,7 +190,7 @@ impl RetainedArrays {
         }
     }
 
-    /// Moves rows out of the oldest chunks until no more is retained than may be.
+    /// Moves rows out of the oldest chunks until the retained rows are within the limit.
     fn settle(&mut self) -> Result<()> {
         let may = self.most.saturating_mul(MOST_RETAINED);
         while let Some(&oldest) = self.ages.front() {
@@ -206,7 +206,7 @@ impl RetainedArrays {
         Ok(())
     }
 
-    /// Moves what is left of a chunk to the table.
+    /// Moves the remaining rows of a chunk to the table.
     fn move_out(&mut self, number: u32) -> Result<()> {
         let chunk = std::mem::take(&mut self.chunks[number as usize]);
         self.retained -= chunk.rows;
@@ -226,7 +226,7 @@ impl RetainedArrays {
         let fresh = rows.len() - to.len();
         to.extend((self.made..self.made + fresh).map(|row| row as u32));
         self.made += fresh;
-        // Each may be given back, which can't fail.
+        // Reserved here, so that `forget` can't fail.
         try_reserve(&mut self.free, self.made, ROWS)?;
         if self.made > self.most {
             return Err(OutOfBounds.into());

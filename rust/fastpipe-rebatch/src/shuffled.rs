@@ -1,4 +1,4 @@
-//! Rows in batches of another size, shuffled through a buffer.
+//! Regroups rows into another batch size, shuffled through a buffer.
 
 use fastpipe_batch::{Error, OutOfBounds, Place, Result, Span, try_reserve};
 use fastpipe_order::{FisherYates, Key};
@@ -16,35 +16,35 @@ use crate::targets::{BatchSize, Targets};
 pub struct Shuffled {
     layout: RowLayout,
     batch_size: usize,
-    /// Rows that a whole batch is drawn from.
+    /// Number of buffered rows that a whole batch is drawn from.
     needed: usize,
     threads: usize,
     order: FisherYates<u32>,
     slots: Slots,
     /// The slots of the batch that is about to be copied.
     drawn: Vec<u32>,
-    /// Of the levels from 1.
+    /// The arenas of the levels from 1 on.
     levels: Vec<Arena>,
     lengths: Vec<Vec<i64>>,
-    /// Those of retained parts stay empty.
+    /// The tables and arenas of values, by part. They stay empty for retained parts.
     values: Vec<Vec<Byte>>,
     retained: RetainedArrays,
-    /// Which parts of values stay where they came in, ascending.
+    /// Indices of the parts whose values stay in the incoming arrays, ascending.
     retained_parts: Vec<usize>,
 }
 
-/// The buffer may take in this fraction of a batch's needs beyond them: the more at once, the closer together the
-/// slots.
+/// The buffer may take in this fraction of a batch's needs in addition. The more rows come in at once, the closer
+/// together their slots are.
 const SLACK: u32 = 4;
 
 impl Shuffled {
-    /// Shuffles rows of this layout through a window of `span`, into batches of `batch_size`, and copies them with at
-    /// most this many threads. The window and the batch together have at most 2^32 - 1 rows. Unless all parts are to be
-    /// copied as they come in, some are [retained](Shuffled::retained_parts).
+    /// Shuffles rows of this layout through a window of `span` rows, into batches of `batch_size`, and copies them with
+    /// at most this many threads. The window and the batch together have at most 2^32 - 1 rows. With `copy`, all parts
+    /// are copied when they come in. Otherwise wide parts are [retained](Shuffled::retained_parts).
     ///
     /// # Errors
     ///
-    /// If they have more.
+    /// If the window and the batch have more rows.
     pub fn new(layout: RowLayout, batch_size: usize, span: u64, key: Key, threads: usize, copy: bool) -> Result<Self> {
         let batch_size = batch_size.max(1);
         let needed = span.max(1).checked_add(batch_size as u64 - 1).ok_or(OutOfBounds)?;
@@ -70,22 +70,23 @@ impl Shuffled {
         })
     }
 
-    /// Memory for rows, in bytes, that of the arrays that are retained included.
+    /// Size of the memory for rows in bytes, including retained arrays.
     pub fn nbytes(&self) -> usize {
         let lengths: usize = self.lengths.iter().map(|data| data.capacity() * size_of::<i64>()).sum();
         lengths + self.values.iter().map(Vec::capacity).sum::<usize>() + self.retained.nbytes()
     }
 
-    /// The parts of values whose elements stay where they came in.
+    /// Indices of the parts of values whose elements stay in the incoming arrays.
     pub fn retained_parts(&self) -> &[usize] {
         &self.retained_parts
     }
 
-    /// Retains those parts of a chunk, before it is first given to [`advance`](Shuffled::advance).
+    /// Retains the parts [`retained_parts`](Shuffled::retained_parts) of a chunk. Must be called before the chunk is
+    /// first passed to [`advance`](Shuffled::advance).
     ///
     /// # Errors
     ///
-    /// If they aren't as long as its rows say, or if the chunk before wasn't used up.
+    /// If an array doesn't have the length of the chunk, or if the previous chunk still has rows to take in.
     pub fn retain(&mut self, rows: usize, arrays: Vec<Box<dyn Array>>) -> Result<()> {
         if self.retained_parts.is_empty() && arrays.is_empty() {
             return Ok(());
@@ -93,12 +94,12 @@ impl Shuffled {
         self.retained.retain(rows, arrays)
     }
 
-    /// What the next batch takes, if the buffer, with rows of the chunk from row `from` on, is full enough to draw
-    /// from, or if no more come. Moves `from` behind the rows that were taken in.
+    /// Takes rows of the chunk into the buffer, from row `from` on, and moves `from` past them. Returns the size of the
+    /// next batch, if the buffer is full enough to draw from, or if no more rows come.
     ///
     /// # Errors
     ///
-    /// If there is no memory: none else that a caller could make.
+    /// If there isn't enough memory. Callers can't cause other errors.
     pub fn advance(&mut self, chunk: Option<&Chunk<'_>>, from: &mut usize, ended: bool) -> Result<Option<BatchSize>> {
         if let Some(chunk) = chunk
             && self.order.len() < self.needed
@@ -126,11 +127,11 @@ impl Shuffled {
         }))
     }
 
-    /// Copies the batch that `advance` told of.
+    /// Copies the batch that `advance` returned.
     ///
     /// # Errors
     ///
-    /// If it doesn't fit into `targets` exactly.
+    /// If `targets` doesn't have exactly the size of the batch.
     pub fn copy(&mut self, ready: &BatchSize, mut targets: Targets<'_>) -> Result<()> {
         targets.check(&self.layout, ready)?;
         let spans = self.levels.iter().map(|level| level.spans_of(&self.drawn));
@@ -206,7 +207,7 @@ impl Shuffled {
         Ok(copy_all(parts.collect::<Result<_>>()?, self.threads)?)
     }
 
-    /// Makes room for this many more elements at a level.
+    /// Makes room for `fresh` more elements at a level.
     fn make_room(&mut self, level: usize, fresh: usize) -> Result<()> {
         let arena = &mut self.levels[level - 1];
         if arena.filled.saturating_add(fresh) <= arena.room {
@@ -230,7 +231,7 @@ impl Shuffled {
     }
 }
 
-/// Which elements the rows at these slots have at a level.
+/// Selects the elements of the rows at these slots, at a level.
 fn at_level<'a, T>(level: usize, slots: &'a [u32], spans: &'a [Vec<Span>]) -> Which<'a, T> {
     match level.checked_sub(1) {
         None => Which::From(slots),
@@ -238,8 +239,8 @@ fn at_level<'a, T>(level: usize, slots: &'a [u32], spans: &'a [Vec<Span>]) -> Wh
     }
 }
 
-/// Takes in the elements of rows: appends them to their arena, or says how they are to be copied to their slots, of
-/// which there are `made` and may be `most`.
+/// Takes in the elements of rows: appends them to their arena, or returns the copy to their slots. The table has `made`
+/// slots, out of at most `most`.
 fn take_in_part<'a, T: Copy>(
     part: &LevelPart,
     fresh: &'a [T],
@@ -249,7 +250,7 @@ fn take_in_part<'a, T: Copy>(
     blank: T,
 ) -> Result<Option<Copies<'a, T>>> {
     if part.level > 0 {
-        // There is room, which was made before.
+        // `Shuffled::make_room` has already reserved the memory.
         data.extend_from_slice(fresh);
         return Ok(None);
     }

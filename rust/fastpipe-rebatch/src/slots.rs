@@ -1,17 +1,17 @@
-//! The slots of a row buffer, and tables that have an element at each.
+//! The slots of a row buffer, and tables with an element for each slot.
 
 use fastpipe_batch::{Error, Result, try_reserve, try_reserve_large, try_with_capacity};
 
-/// What memory is for.
-pub(crate) const ROWS: &str = "rows that wait; a smaller shuffle_buffer or batch_size needs less";
+/// The purpose of memory, for error messages.
+pub(crate) const ROWS: &str = "buffered rows; a smaller shuffle_buffer or batch_size needs less";
 
-/// Up to this many bytes of a table are asked for at once.
+/// Maximum bytes by which a table grows in advance.
 const AT_ONCE: usize = 64 << 20;
 
-/// Makes room in a table for `made` elements of `width`, of which there may be `most`. New ones are blank.
+/// Extends a table to `made` elements of `width`, out of at most `most`. New elements are `blank`.
 pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, most: usize, blank: T) -> Result<()> {
     if made * width > table.capacity() {
-        // Memory costs nothing before it is written, moving it does.
+        // Memory costs nothing before it is written, but moving it does.
         let at_once = AT_ONCE.checked_div(width * size_of::<T>()).unwrap_or(0);
         reserve(
             table,
@@ -22,31 +22,31 @@ pub(crate) fn make_room<T: Copy>(table: &mut Vec<T>, width: usize, made: usize, 
     Ok(())
 }
 
-/// Takes memory for this many elements in all, in large pages if it is much.
+/// Reserves memory for `capacity` elements in total, in large pages if it is large.
 pub(crate) fn reserve<T: Copy>(table: &mut Vec<T>, capacity: usize) -> Result<()> {
     try_reserve_large(table, capacity).map_err(|_| Error::out_of_memory(capacity.saturating_mul(size_of::<T>()), ROWS))
 }
 
-/// Gives out slots of a table, and takes them back.
+/// Allocates the slots of a table.
 ///
-/// Slots that are given out together ascend, and come from where most have been free for longest: a cursor goes round
-/// the table. So rows are written almost in sequence, wherever those before them were read from.
+/// Slots that are allocated together ascend. A cursor goes round the table, so they come from the region where most
+/// slots have been free for longest. Rows are thus written almost sequentially, wherever earlier rows were read from.
 #[derive(Debug)]
 pub(crate) struct Slots {
-    /// A bit for each slot that was taken back.
+    /// A bit for each slot that was returned.
     free: Vec<u64>,
-    /// The word of `free` that is looked at next.
+    /// The next word of `free` to examine.
     cursor: usize,
-    /// Slots that there are.
+    /// Number of slots in the table.
     made: usize,
-    /// Slots that there may be.
+    /// Maximum number of slots in the table.
     most: usize,
-    /// Slots that nobody has, of those that there may be.
+    /// Number of slots that can be allocated, including slots that the table doesn't have yet.
     available: usize,
 }
 
 impl Slots {
-    /// A table of up to `most` slots. It grows as slots are asked for.
+    /// Creates an allocator of up to `most` slots. The table grows on demand.
     pub(crate) fn new(most: u32) -> Self {
         Slots {
             free: Vec::new(),
@@ -57,23 +57,23 @@ impl Slots {
         }
     }
 
-    /// Slots that there are: all that were given out are below.
+    /// Number of slots in the table. All allocated slots are below it.
     pub(crate) fn made(&self) -> usize {
         self.made
     }
 
-    /// Slots that there may be.
+    /// Maximum number of slots in the table.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// Slots that can be had.
+    /// Number of slots that can be allocated.
     pub(crate) fn available(&self) -> usize {
         self.available
     }
 
-    /// Up to `count` slots, ascending: fewer where the cursor comes to the end of the table, and none only if none is
-    /// left.
+    /// Allocates up to `count` slots, ascending. There are fewer if the cursor reaches the end of the table, and none
+    /// only if no slot is free.
     pub(crate) fn take(&mut self, count: usize) -> Result<Vec<u32>> {
         let count = count.min(self.available);
         let fresh = count.min(self.most - self.made);
@@ -103,7 +103,7 @@ impl Slots {
         Ok(taken)
     }
 
-    /// Takes back slots that were given out.
+    /// Frees allocated slots.
     pub(crate) fn give_back(&mut self, slots: &[u32]) {
         for &slot in slots {
             self.free[slot as usize / 64] |= 1 << (slot % 64);
@@ -125,7 +125,7 @@ mod tests {
         for most in [1, 63, 64, 65, 200] {
             let mut slots = Slots::new(most);
             let mut held = BTreeSet::new();
-            // Which are given back is random, yet the same each time.
+            // The slots to return are random, but the same in each run.
             let mut shuffle = FisherYates::new(Key::default(), u64::MAX);
             for step in 0..2000 {
                 let before = slots.available();

@@ -1,4 +1,4 @@
-//! Batches that go out: how large their arrays have to be, and the arrays.
+//! Outgoing batches: the sizes of their arrays, and the arrays.
 
 use fastpipe_batch::OutOfBounds;
 
@@ -8,23 +8,23 @@ use crate::layout::{LevelPart, RowLayout};
 /// The size of a batch that can be copied out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchSize {
-    /// Its rows.
+    /// The number of rows.
     pub rows: usize,
-    /// Its elements, level by level; those of level 0 are the rows.
+    /// The number of elements by level. Level 0 is the rows.
     pub elements: Vec<usize>,
 }
 
-/// Where a batch is copied to: the parts as [`RowLayout`] lists them.
+/// The arrays that a batch is copied to, in the order of the parts of [`RowLayout`].
 #[derive(Debug)]
 pub struct Targets<'a> {
-    /// Offsets: a 0 and the running sums of the lengths.
+    /// Arrays of offsets: 0, and the running sums of the lengths.
     pub offsets: Vec<&'a mut [i64]>,
-    /// Values.
+    /// Arrays of values.
     pub values: Vec<&'a mut [Byte]>,
 }
 
 impl Targets<'_> {
-    /// Checks that a batch fits in exactly.
+    /// Checks that the arrays have exactly the size of a batch.
     pub(crate) fn check(&self, layout: &RowLayout, ready: &BatchSize) -> Result<(), OutOfBounds> {
         let size = |part: &LevelPart| ready.elements[part.level].checked_mul(part.width);
         let fits = self.offsets.len() == layout.lengths().len()
@@ -42,7 +42,7 @@ impl Targets<'_> {
         if fits { Ok(()) } else { Err(OutOfBounds) }
     }
 
-    /// Turns lengths, behind a 0, into offsets.
+    /// Converts lengths into offsets. The first entry is 0.
     pub(crate) fn add_up(&mut self) {
         for offsets in &mut self.offsets {
             let mut end = 0;
