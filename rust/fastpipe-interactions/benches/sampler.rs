@@ -1,4 +1,4 @@
-//! Sampling alone, on one core, for data of MovieLens' sizes: `cargo bench -p fastpipe-interactions`.
+//! Measures only sampling, on one core, with data of MovieLens' sizes: `cargo bench -p fastpipe-interactions`.
 
 use std::hint::black_box;
 
@@ -11,11 +11,11 @@ use measure::measure;
 
 const NEGATIVES: u32 = 4;
 
-/// Positives of users of whom few have many: `total` of them, about, between `users` users.
+/// Creates about `total` positives of `users` users. A few users have many positives.
 fn positives(users: u32, items: u32, total: u64) -> Positives {
     let draws = Draws::new(Key::default(), Purpose::Units, 9);
     let uniform = |position: u64| (draws.word(position) >> 11) as f64 / (1u64 << 53) as f64;
-    // Lognormal, by Box and Muller.
+    // Lognormal, by the method of Box and Muller.
     let weights: Vec<f64> = (0..u64::from(users))
         .map(|user| {
             let radius = (-2.0 * (1.0 - uniform(2 * user)).ln()).sqrt();

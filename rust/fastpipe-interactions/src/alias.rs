@@ -1,16 +1,16 @@
-//! Items by weight, with one look each.
+//! Draws items by weight with one table access each.
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_collect, try_with_capacity};
 
-/// Weights of items, and Walker's alias table of them: of as many columns as there are items, each has room for one
-/// item's share and, above it, for a part of another one's. (Vose: "A linear algorithm for generating random numbers
+/// The weights of items, and Walker's alias table. The table has one column per item. Each column has room for a share
+/// of that item and, above it, for a share of another item. (Vose: "A linear algorithm for generating random numbers
 /// with a given distribution", IEEE Transactions on Software Engineering 17, 1991.)
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Weights {
     weights: Vec<f64>,
-    /// For each column up to where it is its own item's, of 2^64, and whose the rest is.
+    /// For each column: the height up to which it belongs to its own item, out of 2^64, and the item of the rest.
     columns: Vec<(u64, u32)>,
-    /// Items that can be drawn.
+    /// Number of items that can be drawn.
     positive: u32,
 }
 
@@ -28,7 +28,7 @@ impl Weights {
             let found = weights[item];
             return fault(
                 ErrorKind::ValueRange,
-                format!("weights must be finite and not negative, found {found} of item {item}"),
+                format!("weights must be finite and not negative, found {found} for item {item}"),
             );
         }
         let heaviest = (0..).zip(weights).fold(
@@ -40,7 +40,7 @@ impl Weights {
         if heaviest.1 == 0.0 {
             return fault(ErrorKind::ValueRange, "all weights are 0: no item can be drawn".into());
         }
-        // Neither their sum nor the reciprocal of it must overflow.
+        // Scaled, so that neither the sum nor its reciprocal overflows.
         let weights = try_collect(weights.iter().map(|weight| weight / heaviest.1), WEIGHTS)?;
         Ok(Weights {
             columns: columns(&weights, heaviest.0)?,
@@ -54,18 +54,18 @@ impl Weights {
         self.weights.len()
     }
 
-    /// How many have a positive weight.
+    /// Number of items with a positive weight.
     pub(crate) fn positive(&self) -> u32 {
         self.positive
     }
 
-    /// The weight of an item; the largest is 1.
+    /// Returns the weight of an item. The largest weight is 1.
     #[inline]
     pub(crate) fn of(&self, item: u32) -> f64 {
         self.weights[item as usize]
     }
 
-    /// The item that a word stands for: its product with the number of items says which column, and how high in it.
+    /// Returns the item of a word. Its product with the number of items selects a column, and the height in the column.
     #[inline(always)]
     pub(crate) fn item(&self, word: u64) -> u32 {
         let product = u128::from(word) * self.columns.len() as u128;
@@ -75,16 +75,16 @@ impl Weights {
     }
 }
 
-/// What memory is for.
+/// The purpose of memory, for error messages.
 const WEIGHTS: &str = "the weights of items";
 
-/// Fills the columns. Items without weight get no part of any.
+/// Fills the columns. Items without weight get no share of any column.
 fn columns(weights: &[f64], heaviest: u32) -> Result<Vec<(u64, u32)>> {
     const FULL: f64 = 18_446_744_073_709_551_616.0; // 2^64
     let scale = weights.len() as f64 / weights.iter().sum::<f64>();
     let mut left = try_collect(weights.iter().map(|weight| weight * scale), WEIGHTS)?;
     let mut columns = try_collect((0..weights.len() as u32).map(|item| (u64::MAX, item)), WEIGHTS)?;
-    // Either may come to hold all items.
+    // Either list may grow to contain all items.
     let mut low = try_with_capacity(weights.len(), WEIGHTS)?;
     let mut high = try_with_capacity(weights.len(), WEIGHTS)?;
     for item in 0..weights.len() as u32 {
@@ -101,7 +101,7 @@ fn columns(weights: &[f64], heaviest: u32) -> Result<Vec<(u64, u32)>> {
             low.push(large);
         }
     }
-    // Rounding leaves some that should be full; they are, unless there was nothing to fill them with.
+    // Rounding leaves some columns that should be full. They keep their own item, unless it has no weight.
     for &item in &low {
         if weights[item as usize] == 0.0 {
             columns[item as usize] = (0, heaviest);
@@ -114,7 +114,7 @@ fn columns(weights: &[f64], heaviest: u32) -> Result<Vec<(u64, u32)>> {
 mod tests {
     use super::*;
 
-    /// Exactly how much of all words stands for each item.
+    /// Computes the exact share of all words that maps to each item.
     fn shares(weights: &Weights) -> Vec<f64> {
         let column = 1.0 / weights.len() as f64;
         let mut shares = vec![0.0; weights.len()];

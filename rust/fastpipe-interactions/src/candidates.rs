@@ -1,4 +1,4 @@
-//! Sampling for calls that want all of it at once: items to rank held-out ones among, or the negatives of an epoch.
+//! Samples in one call: candidates that held-out items are ranked among, or all negatives of an epoch.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_random::{Key, Purpose};
@@ -8,24 +8,24 @@ use crate::positives::Positives;
 use crate::sampler::Sampler;
 use crate::shards::cut;
 
-/// A user, and an item that counts as seen though it isn't among the user's positives: the one that was held out.
+/// A user, and optionally a held-out item that counts as seen although it isn't among the user's positives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The user.
     pub user: u32,
-    /// The item.
+    /// The held-out item.
     pub exclude: Option<u32>,
 }
 
-/// Requests that a thread takes at once.
+/// Number of requests in a task.
 const AT_ONCE: usize = 16;
 
-/// Positives of users that a thread takes at once, about.
+/// Approximate number of positives in a task.
 const POSITIVES_AT_ONCE: u64 = 4096;
 
-/// Draws items that users haven't seen, as many for each request as the sampler draws for a positive: of request `i` to
-/// the `i`-th stretch of `out`, the same for whatever number of threads. `first` is the number of the first request, by
-/// which draws are keyed.
+/// Draws items that users haven't seen. The number per request is the sampler's number of negatives. The items of
+/// request `i` are stored in the `i`-th group of `out`. The result doesn't depend on the number of threads. `first` is
+/// the number of the first request, which keys the draws.
 pub fn sample_unseen(
     positives: &Positives,
     sampler: &Sampler,
@@ -53,8 +53,8 @@ pub fn sample_unseen(
     )
 }
 
-/// Draws the negatives of all positives: what rows of an [`InteractionsSource`](crate::InteractionsSource) of them hold
-/// in the epoch of the key, in the order of the positives. `out` has room for as many.
+/// Draws the negatives of all positives, in the order of the positives. They equal the negatives that an
+/// [`InteractionsSource`](crate::InteractionsSource) yields in the epoch of the key. `out` must have exactly that size.
 pub fn sample_negatives(
     positives: &Positives,
     sampler: &Sampler,
@@ -101,7 +101,7 @@ pub(crate) fn of_user(user: u32, error: &Error) -> Error {
     Error::new(error.kind(), format!("user {user}: {}", error.reason()))
 }
 
-/// Items with one more, in their order.
+/// Returns the items with `exclude` inserted in order.
 fn with<'a>(items: &'a [u32], exclude: Option<u32>, seen: &'a mut Vec<u32>) -> &'a [u32] {
     match exclude.map(|item| (item, items.binary_search(&item))) {
         Some((item, Err(at))) => {

@@ -1,52 +1,53 @@
-//! Interactions to compressed sparse rows: by user, by item within a user, each pair once.
+//! Converts interactions into compressed sparse rows, sorted by user and by item within a user, without duplicate
+//! pairs.
 //!
-//! A counting sort by user, and then each user's items by themselves. Each thread has users of its own, so what it
-//! writes is a stretch of the result, and reads all interactions for them: reading in order is what memory does best.
-//! With times, an entry is an item and the number of its interaction, which says where its time is: so times are
-//! neither copied nor sorted as a whole.
+//! A counting sort by user is followed by a sort of each user's items. Each thread handles a range of users, so its
+//! output is a contiguous range of the result. It reads all interactions, because sequential reads are fast. With
+//! times, an entry is an item and the index of its interaction, which identifies the time. So times are neither copied
+//! nor sorted as a whole.
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
 use crate::parallel::{do_all, threads_for};
 
-/// Bits of the number of an interaction in an entry; the other 31 are of its item.
+/// Bits of an entry for the index of the interaction. The other 31 bits are the item.
 const NUMBER: u32 = 33;
 
-/// The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending.
+/// Items by user. The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Csr {
-    /// Where the items of each user start, and where the last one's end.
+    /// The start of each user's items, and the end of the last user's items.
     pub offsets: Vec<i64>,
-    /// Items.
+    /// The items.
     pub items: Vec<u32>,
-    /// The place of each in its user's history, from 0 for the earliest; if there are times.
+    /// If there are times: the position of each item in its user's history, from 0 for the earliest.
     pub sequence: Option<Vec<u32>>,
 }
 
-/// Interactions: a user and an item each, and perhaps a time.
+/// Interactions: a user and an item each, and optionally a time.
 #[derive(Clone, Copy, Debug)]
 pub struct Interactions<'a, T> {
-    /// Users, below their number.
+    /// Users, each less than the number of users.
     pub users: &'a [u32],
-    /// Items, below 2^31.
+    /// Items, each less than 2^31.
     pub items: &'a [u32],
-    /// Times, as many if they are known.
+    /// Times, one for each interaction, if they are known.
     pub times: Option<&'a [T]>,
 }
 
-/// Which of several interactions of the same user and item stays; of those at the same time (or without times) the
-/// first or last in the input.
+/// Selects the interaction that is kept if a user and an item have several. At equal times, or without times, the order
+/// of the input decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stays {
-    /// The earliest.
+    /// Keeps the earliest.
     First,
-    /// The latest.
+    /// Keeps the latest.
     Last,
 }
 
-/// A time: only the order matters.
+/// A type of times. Only the order matters.
 pub trait Time: Copy + Send + Sync {
-    /// A number that orders as the time does. Equal times have equal ones.
+    /// Converts the time into a number with the same order. Equal times have equal numbers.
     fn key(self) -> u64;
 }
 
@@ -77,7 +78,7 @@ impl Time for f32 {
     }
 }
 
-/// Sorts interactions by user and item, and leaves one of several of the same user and item.
+/// Sorts interactions by user and item, and keeps one interaction of each pair.
 pub fn to_csr<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, threads: usize) -> Result<Csr> {
     check(&all, users)?;
     let threads = threads_for(all.users.len(), threads);
@@ -142,23 +143,26 @@ pub fn to_csr<T: Time>(all: Interactions<'_, T>, users: usize, stays: Stays, thr
 fn check<T>(all: &Interactions<'_, T>, users: usize) -> Result<()> {
     let count = all.users.len();
     if all.items.len() != count || all.times.is_some_and(|times| times.len() != count) {
-        return Err(Error::new(ErrorKind::Shape, "expected as many users, items and times"));
+        return Err(Error::new(
+            ErrorKind::Shape,
+            "users, items and times must have the same length",
+        ));
     }
     if count as u64 >= 1 << NUMBER || users as u64 >= 1 << 31 {
-        let reason = format!("expected less than 2^{NUMBER} interactions of less than 2^31 users");
+        let reason = format!("expected fewer than 2^{NUMBER} interactions and fewer than 2^31 users");
         return Err(Error::new(ErrorKind::Limit, reason));
     }
     let wrong = all.users.iter().any(|&user| user as usize >= users) || all.items.iter().any(|&item| item >> 31 != 0);
     match wrong {
         true => Err(Error::new(
             ErrorKind::ValueRange,
-            "a user or an item has a number that is too large",
+            "the number of a user or an item is too large",
         )),
         false => Ok(()),
     }
 }
 
-/// Where each user's entries start, and where the last one's end, before any is left out.
+/// Returns the start of each user's entries, and the end of the last user's, including duplicates.
 fn starts(all: &[u32], users: usize, threads: usize) -> Result<Vec<i64>> {
     let mut offsets = try_with_capacity(users + 1, "users")?;
     offsets.resize(users + 1, 0_i64);
@@ -184,12 +188,12 @@ fn starts(all: &[u32], users: usize, threads: usize) -> Result<Vec<i64>> {
     Ok(offsets)
 }
 
-/// All entries by user; how many of each user's are left; and of each thread's stretch where it starts, and how many
-/// entries it has, which are its first.
+/// All entries by user; the number of entries that each user keeps; and for each thread's range, its start and the
+/// number of kept entries, which come first.
 type Scattered<E> = (Vec<E>, Vec<u32>, Vec<(usize, usize)>);
 
-/// Brings entries together by user, and has each user's settled: `settle` says how many are left, which are then the
-/// first.
+/// Groups entries by user, and calls `settle` for each user. `settle` moves the entries to keep to the front, and
+/// returns their number.
 fn scattered<T: Time, E: Copy + Default + Send>(
     all: Interactions<'_, T>,
     offsets: &[i64],
@@ -207,7 +211,7 @@ fn scattered<T: Time, E: Copy + Default + Send>(
         (Vec::new(), &mut entries[..], &mut lengths[..], 0);
     let mut kept = vec![0; threads];
     for (number, kept) in (1..).zip(&mut kept) {
-        // Of each about as many entries.
+        // Each range has about the same number of entries.
         let until = (all.users.len() as u128 * number / threads as u128) as i64;
         let end = if number == threads as u128 {
             users
@@ -249,7 +253,7 @@ fn scattered<T: Time, E: Copy + Default + Send>(
     Ok((entries, lengths, stretches))
 }
 
-/// Where each user's items start once these are that many.
+/// Recomputes the offsets for the number of items that each user keeps.
 fn summed(mut offsets: Vec<i64>, lengths: &[u32]) -> Vec<i64> {
     let mut end = 0;
     for (offset, &length) in offsets[1..].iter_mut().zip(lengths) {
@@ -259,7 +263,7 @@ fn summed(mut offsets: Vec<i64>, lengths: &[u32]) -> Vec<i64> {
     offsets
 }
 
-/// Sorts, and leaves the first of equal entries; how many are left.
+/// Sorts entries and moves the first of equal entries to the front. Returns the number of entries to keep.
 fn deduplicated<E: Ord + Copy>(row: &mut [E], what: impl Fn(E) -> u32) -> Result<usize> {
     row.sort_unstable();
     let mut left = 0;
@@ -272,11 +276,11 @@ fn deduplicated<E: Ord + Copy>(row: &mut [E], what: impl Fn(E) -> u32) -> Result
     Ok(left)
 }
 
-/// Sorts a user's entries by item, leaves one of each, and puts its place in the history where the number of its
-/// interaction was; how many are left.
+/// Sorts a user's entries by item, keeps one of each, and replaces the index of its interaction by its position in the
+/// user's history. Returns the number of entries to keep.
 fn placed<T: Time>(row: &mut [u64], times: &[T], stays: Stays) -> Result<usize> {
     let number = |entry: u64| entry & ((1 << NUMBER) - 1);
-    // Entries of an item are in the order of the input.
+    // After the sort, entries of an item are in the order of the input.
     let age = |entry: u64| (times[number(entry) as usize].key(), number(entry));
     row.sort_unstable();
     let mut left = 0;

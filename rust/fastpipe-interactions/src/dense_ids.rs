@@ -1,9 +1,9 @@
-//! Dense numbers for ids that are integers: each id's place among the distinct ones, in order.
+//! Maps integer ids to dense numbers: the index of each id among the sorted distinct ids.
 //!
-//! Ids of a range that isn't much wider than there are ids are marked in a bitmap, and an id's place is how many bits
-//! are set before its own: a bit and a half for each number of the range. Others are put into hash tables, one for each
-//! thread, which keeps those whose hash is in its share. Either way memory besides the result goes by how many
-//! *different* ids there are.
+//! If the range of the ids isn't much larger than their count, the ids are marked in a bitmap. An id's number is then
+//! the count of bits set before its own bit. This takes a bit and a half for each number of the range. Otherwise the
+//! ids are stored in hash tables, one per thread. Each thread keeps the ids whose hash is in its share. Either way,
+//! memory besides the result depends on the number of *different* ids.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,14 +13,14 @@ use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
 use crate::parallel::{AT_ONCE, do_all, shares};
 
-/// Up to this many times as many numbers as there are ids are marked in a bitmap.
+/// A bitmap is used if the range of the ids is at most this many times their count.
 const RANGE: u64 = 8;
-/// A range that always is.
+/// A bitmap is always used for ranges up to this size.
 const SMALL: u64 = 1 << 20;
 
-/// An id, from 0.
+/// An id, at least 0.
 pub trait Id: Copy + Send + Sync {
-    /// The same number.
+    /// Returns the id as `u64`.
     fn wide(self) -> u64;
 }
 
@@ -46,16 +46,16 @@ ids! {
     i64, id => id as u64;
 }
 
-/// Ids, numbered.
+/// Ids with dense numbers.
 #[derive(Debug, PartialEq, Eq)]
 pub struct DenseIds {
-    /// Each id once, in ascending order.
+    /// The distinct ids in ascending order.
     pub distinct: Vec<u64>,
-    /// The place of each id that came.
+    /// The number of each input id.
     pub codes: Vec<u32>,
 }
 
-/// Numbers ids, none of which is negative, on up to this many threads.
+/// Assigns dense numbers to ids on up to this many threads. No id may be negative.
 pub fn dense_ids<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let mut most = shares(ids.len(), threads).map(|share| (share, 0)).collect::<Vec<_>>();
     let tasks = most.iter_mut().collect();
@@ -72,7 +72,7 @@ pub fn dense_ids<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     }
 }
 
-/// Numbers ids up to `most` by a bitmap.
+/// Assigns numbers to ids up to `most` with a bitmap.
 fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
     let count = (most / 64 + 1) as usize;
     let mut words: Vec<AtomicU64> = try_with_capacity(count, "ids")?;
@@ -85,7 +85,7 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
         |(), _, share| {
             for id in &ids[share] {
                 let (word, bit) = at(id.wide());
-                // Most are marked already, and to look is cheaper.
+                // Most bits are already set, and a load is cheaper than an update.
                 if word.load(Relaxed) & bit == 0 {
                     word.fetch_or(bit, Relaxed);
                 }
@@ -118,7 +118,7 @@ fn marked<T: Id>(ids: &[T], most: u64, threads: usize) -> Result<DenseIds> {
 
 type Table = HashMap<u64, u32, BuildHasherDefault<Mixed>>;
 
-/// Numbers any ids by hash tables.
+/// Assigns numbers to any ids with hash tables.
 fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     let count = threads.clamp(1, 1 + ids.len() / AT_ONCE);
     let share_of = |id: u64| (((mix(id) >> 32) * count as u64) >> 32) as usize;
@@ -167,7 +167,7 @@ fn hashed<T: Id>(ids: &[T], threads: usize) -> Result<DenseIds> {
     Ok(DenseIds { distinct, codes })
 }
 
-/// The code of each id.
+/// Computes the code of each id.
 fn coded<T: Id>(ids: &[T], threads: usize, code: impl Fn(u64) -> u32 + Sync) -> Result<Vec<u32>> {
     let mut codes = try_with_capacity(ids.len(), "the numbers of ids")?;
     codes.resize(ids.len(), 0);
@@ -191,7 +191,7 @@ fn too_many() -> Error {
     Error::new(ErrorKind::Limit, "there are more than 2^32 different ids")
 }
 
-/// Spreads ids, many of which are alike in some bits: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Mixes ids, many of which have bits in common: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 #[inline(always)]
 fn mix(id: u64) -> u64 {
     let id = (id ^ (id >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -199,7 +199,7 @@ fn mix(id: u64) -> u64 {
     id ^ (id >> 31)
 }
 
-/// Hashes a number.
+/// A hasher of numbers.
 #[derive(Default)]
 struct Mixed(u64);
 

@@ -1,4 +1,4 @@
-//! Some of the positives: which ones a k-core has, and what is left when others go.
+//! Subsets of positives: the k-core, and the positives that a mask keeps.
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_with_capacity};
 
@@ -13,7 +13,7 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Takes rows, which must be such as [`Csr`] has.
+    /// Takes rows in the form of [`Csr`].
     pub fn new(offsets: &'a [i64], items: &'a [u32], sequence: Option<&'a [u32]>) -> Result<Rows<'a>> {
         let ascend = offsets.windows(2).all(|pair| pair[0] <= pair[1]);
         let ends = (
@@ -22,10 +22,7 @@ impl<'a> Rows<'a> {
         );
         let places = sequence.is_none_or(|sequence| sequence.len() == items.len());
         if !ascend || ends != (true, true) || !places {
-            return Err(Error::new(
-                ErrorKind::Shape,
-                "offsets, items and places don't fit each other",
-            ));
+            return Err(Error::new(ErrorKind::Shape, "offsets, items and sequence don't match"));
         }
         Ok(Rows {
             offsets,
@@ -38,9 +35,10 @@ impl<'a> Rows<'a> {
         self.offsets.windows(2).map(|pair| pair[0] as usize..pair[1] as usize)
     }
 
-    /// Marks the largest set of positives in which each user and each item that is left has that many.
+    /// Marks the largest set of positives in which each user has at least `least_user` and each item at least
+    /// `least_item` positives.
     ///
-    /// What has too few is left out, again and again; in which order doesn't matter.
+    /// Users and items with too few positives are removed repeatedly. The order of removal doesn't matter.
     pub fn core(&self, num_items: usize, least_user: u64, least_item: u64) -> Result<Vec<bool>> {
         let mut kept = try_with_capacity(self.items.len(), "positives")?;
         kept.resize(self.items.len(), true);
@@ -75,10 +73,10 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Those that are marked, of the same users. Places in histories close up.
+    /// Returns the marked positives of all users. Positions in histories are renumbered without gaps.
     pub fn keep(&self, kept: &[bool]) -> Result<Csr> {
         if kept.len() != self.items.len() {
-            return Err(Error::new(ErrorKind::Shape, "expected as many marks as positives"));
+            return Err(Error::new(ErrorKind::Shape, "expected one mark for each positive"));
         }
         let total = kept.iter().filter(|kept| **kept).count();
         let (mut offsets, mut items) = (
@@ -105,7 +103,7 @@ impl<'a> Rows<'a> {
             let (Some(all), Some(out)) = (self.sequence, &mut sequence) else {
                 continue;
             };
-            // How many are left before each place.
+            // The number of kept positives before each position.
             places.clear();
             places
                 .try_reserve(row.len() + 1)
@@ -128,11 +126,11 @@ impl<'a> Rows<'a> {
 }
 
 fn no_item() -> Error {
-    Error::new(ErrorKind::ValueRange, "an item has a number that is too large")
+    Error::new(ErrorKind::ValueRange, "the number of an item is too large")
 }
 
 fn no_place() -> Error {
-    Error::new(ErrorKind::ValueRange, "a place in a history lies behind its end")
+    Error::new(ErrorKind::ValueRange, "a position in a history is past its end")
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Implicit feedback as rows: what users have interacted with, and, anew each epoch, items that they have not.
+//! Implicit feedback as rows: the items that users have interacted with, and sampled items that they haven't seen. The
+//! sample changes each epoch.
 //!
-//! # One page
+//! # Overview
 //!
-//! [`Positives`] are the items of each user, in 4 bytes each. A [`Sampler`] draws items that a user has not seen; it
-//! says what is drawn where, which depends on the seed, the epoch and the position alone. An [`InteractionsSource`]
-//! puts both together:
+//! [`Positives`] contain the items of each user, in 4 bytes each. A [`Sampler`] draws items that a user has not seen.
+//! Each draw depends only on the seed, the epoch and the position. An [`InteractionsSource`] combines both:
 //!
 //! ```text
 //!             positives, by user                a shard, open                         rows
@@ -15,16 +15,17 @@
 //!                                         user 1   2 | 8 6 0 3
 //! ```
 //!
-//! - **A unit is a [`Shard`]**: consecutive users, none of whom is in two. To open one is to draw its negatives, so an
-//!   epoch needs no more of them at once than its window does, and any batch can be made by itself.
+//! - **A unit is a [`Shard`]**: consecutive users. Each user is in exactly one shard. Opening a shard draws its
+//!   negatives. So an epoch holds only the negatives of its current window, and any batch can be made independently.
 //! - **Threads, ranks and cuts change nothing.** Draws are keyed by the position of the negative in the whole data, and
-//!   no user's depend on another's. A part of the data draws what it draws in the whole, if it is told where it starts.
-//! - **Exactly uniform.** The sampler's own page proves it; tests hold it against a naive one, draw by draw.
-//! - **No more memory than it takes.** Open shards keep 2 bytes an item while that is enough, and rows get their types
-//!   when they are copied to their batch, some hundred at a time, column by column.
+//!   no user's draws depend on other users. A part of the data draws the same as the whole, given its first position.
+//! - **Exactly uniform.** The module `sampler` proves it. Tests compare the sampler with a naive one, draw by draw.
+//! - **Compact.** Open shards take 2 bytes per item while the item fits. Rows get their types when they are copied to
+//!   their batch, some hundred at a time, column by column.
 //!
-//! Before that, [`dense_ids`] gives ids dense numbers, [`to_csr`] brings interactions into rows by user, and [`Rows`]
-//! leaves some out. [`sample_unseen`] draws what held-out items are ranked among, and [`sample_negatives`] an epoch's
+//! Before that, [`dense_ids`] maps ids to dense numbers, [`to_csr`] sorts interactions into rows by user, and [`Rows`]
+//! leaves out positives. [`sample_unseen`] draws the candidates that held-out items are ranked among, and
+//! [`sample_negatives`] draws an epoch's negatives as one array.
 //! negatives as one array.
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Tasks on several threads, for calls that end when all are done.
+//! Runs tasks on several threads and waits for all of them.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,15 +6,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Result};
 
-/// Of elements that take some nanoseconds each, this many are worth a thread.
+/// Minimum number of elements that justify a thread, if each takes some nanoseconds.
 pub(crate) const AT_ONCE: usize = 1 << 16;
 
-/// As many threads of those that there may be as are worth it for this many elements, at least one.
+/// Returns how many threads are worthwhile for this many elements, at least one.
 pub(crate) fn threads_for(count: usize, threads: usize) -> usize {
     threads.clamp(1, 1 + count / AT_ONCE)
 }
 
-/// Stretches of this many elements, one for each thread.
+/// Splits elements into one range per thread.
 pub(crate) fn shares(count: usize, threads: usize) -> impl Iterator<Item = Range<usize>> {
     let each = count.div_ceil(threads_for(count, threads)).max(1);
     (0..count).step_by(each).map(move |from| from..count.min(from + each))
@@ -24,8 +24,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does tasks on up to this many threads, each of which starts with what `start` makes. The error is that of the
-/// earliest task that fails, as if they had been done one after the other.
+/// Runs tasks on up to this many threads. Each thread gets a state that `start` creates. After errors, returns the
+/// error of the earliest task that failed, like sequential execution.
 pub(crate) fn do_all<T: Send, S>(
     tasks: Vec<T>,
     threads: usize,
@@ -46,14 +46,14 @@ pub(crate) fn do_all<T: Send, S>(
                 if failed.as_ref().is_none_or(|(earlier, _)| number < *earlier) {
                     *failed = Some((number, error));
                 }
-                // Those in front of it are under way, or done.
+                // Earlier tasks are running or done.
                 next.store(tasks.len(), Ordering::Relaxed);
             }
         }
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(tasks.len()) {
-            // Where no thread can be started, fewer do the work.
+            // If a thread can't be started, fewer threads do the work.
             let builder = std::thread::Builder::new().name("fastpipe-sampler".into());
             if builder.spawn_scoped(scope, run).is_err() {
                 break;

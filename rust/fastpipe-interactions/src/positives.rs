@@ -1,23 +1,23 @@
-//! What users have interacted with: the positives, sorted by user, in one compact structure.
+//! The items that users have interacted with, the positives, sorted by user in one compact structure.
 
 use std::ops::Range;
 
 use fastpipe_batch::{Error, ErrorKind, Result, try_collect};
 
-/// Users, and items, at most: both are handed out as int32.
+/// Maximum number of users and of items: batches contain both as int32.
 const MOST: u64 = i32::MAX as u64;
 
-/// The items of each user, as compressed sparse rows: 4 bytes a positive and 8 a user, whatever the number of items.
+/// The items of each user, as compressed sparse rows: 4 bytes per positive and 8 per user, for any number of items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Positives {
-    /// Where the items of each user start, and where the last one's end.
+    /// The start of each user's items, and the end of the last user's items.
     offsets: Vec<usize>,
     items: Vec<u32>,
     num_items: u32,
 }
 
 impl Positives {
-    /// Takes over positives: those of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending, each below
+    /// Takes positives. The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending, each below
     /// `num_items`.
     pub fn new(offsets: &[i64], items: Vec<u32>, num_items: u64) -> Result<Positives> {
         let shape = |reason: String| Err(Error::new(ErrorKind::Shape, reason));
@@ -44,7 +44,7 @@ impl Positives {
             ));
         }
         let positives = Positives {
-            // They ascend from 0 to a length.
+            // The casts are exact: offsets ascend from 0 to a length.
             offsets: try_collect(offsets.iter().map(|&offset| offset as usize), "users")?,
             items,
             num_items: num_items as u32,
@@ -58,9 +58,12 @@ impl Positives {
             let items = self.of(user);
             let fault = if let Some(pair) = items.windows(2).find(|pair| pair[0] >= pair[1]) {
                 let (before, item) = (pair[0], pair[1]);
-                format!("items must ascend, each once, found {item} behind {before}: sort them, and drop duplicates")
+                format!("items must ascend, each once, found {item} after {before}: sort them, and drop duplicates")
             } else if let Some(item) = items.last().filter(|item| **item >= self.num_items) {
-                format!("expected items below {}, their number, found {item}", self.num_items)
+                format!(
+                    "expected items below {}, the number of items, found {item}",
+                    self.num_items
+                )
             } else {
                 continue;
             };
@@ -69,12 +72,12 @@ impl Positives {
         Ok(())
     }
 
-    /// Number of users, of whom some may have no positives.
+    /// Number of users. Some may have no positives.
     pub fn users(&self) -> u32 {
         (self.offsets.len() - 1) as u32
     }
 
-    /// Number of items, of which some may be in no positive.
+    /// Number of items. Some may have no positives.
     pub fn num_items(&self) -> u32 {
         self.num_items
     }
@@ -84,18 +87,18 @@ impl Positives {
         self.items.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no positives.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The items of a user, ascending.
+    /// Returns the items of a user, ascending.
     #[inline]
     pub fn of(&self, user: u32) -> &[u32] {
         &self.items[self.range(user)]
     }
 
-    /// The numbers of a user's positives.
+    /// Returns the indices of a user's positives.
     #[inline]
     pub fn range(&self, user: u32) -> Range<usize> {
         self.offsets[user as usize]..self.offsets[user as usize + 1]
@@ -132,21 +135,21 @@ mod tests {
                 &[9, 3, 1],
                 10,
                 ValueRange,
-                "user 1: items must ascend, each once, found 1 behind 3",
+                "user 1: items must ascend, each once, found 1 after 3",
             ),
             (
                 &[0, 2],
                 &[3, 3],
                 10,
                 ValueRange,
-                "user 0: items must ascend, each once, found 3 behind 3",
+                "user 0: items must ascend, each once, found 3 after 3",
             ),
             (
                 &[0, 1],
                 &[5],
                 5,
                 ValueRange,
-                "expected items below 5, their number, found 5",
+                "expected items below 5, the number of items, found 5",
             ),
             (&[0], &[], 0, Limit, "found 0 items"),
             (&[0], &[], 1 << 31, Limit, "items"),

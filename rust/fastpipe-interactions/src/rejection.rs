@@ -1,4 +1,4 @@
-//! The words that stand at a position, attempt by attempt; [`sampler`](crate::sampler) has the scheme.
+//! The random words of a position, attempt by attempt. The module [`sampler`](crate::sampler) describes the scheme.
 
 use std::convert::Infallible;
 
@@ -6,24 +6,24 @@ use fastpipe_random::{AT_ONCE, Blocks, Draws, Key, LANES, Purpose};
 
 use crate::unseen::Unseen;
 
-/// What bits stand for.
+/// Maps random bits to items.
 pub(crate) trait Proposal: Copy {
-    /// Attempts for which the bits of one word are enough.
+    /// Number of attempts that one word has enough bits for.
     const PER_WORD: usize;
 
-    /// What is known when attempts have come to an end.
+    /// The data for the last draw, after the attempts are exhausted.
     type Spent;
 
-    /// Whether no attempt is made with the words of a round.
+    /// Returns `Some` if no attempt is made with the words of a round.
     fn spent(&self, round: u64, words: &[u64; 4]) -> Option<Self::Spent>;
 
-    /// Draws when attempts have come to an end: one of `unseen`, without the items that are `drawn`.
+    /// Draws after the attempts are exhausted: one of `unseen`, except the items that are `drawn`.
     fn last(&self, spent: Self::Spent, unseen: &mut Unseen, drawn: impl Fn(u32) -> bool) -> u32;
 
-    /// The item that the lower bits of a word stand for, and whether it counts.
+    /// Returns the item that the lower bits of a word map to, and whether the attempt is valid.
     fn item(&self, bits: u64) -> (u32, bool);
 
-    /// The first of the items that the words of one position stand for that will do.
+    /// Returns the first acceptable item that the words of one position map to.
     #[inline(always)]
     fn first(&self, words: [u64; 4], will_do: &impl Fn(u32) -> bool) -> Option<u32> {
         for word in words {
@@ -38,7 +38,7 @@ pub(crate) trait Proposal: Copy {
     }
 }
 
-/// Any number below a count, each as likely as any other.
+/// Draws numbers below a count with equal probability.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Uniform {
     count: u32,
@@ -56,7 +56,7 @@ impl Uniform {
 
 impl Proposal for Uniform {
     const PER_WORD: usize = 2;
-    /// Attempts go on until one will do: at least 7 of 16 would.
+    /// Attempts never end without success: at least 7 of 16 succeed.
     type Spent = Infallible;
 
     fn spent(&self, _round: u64, _words: &[u64; 4]) -> Option<Infallible> {
@@ -74,14 +74,14 @@ impl Proposal for Uniform {
     }
 }
 
-/// The words of all positions.
+/// The random words of all positions.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     key: Key,
     purpose: Purpose,
     first: Blocks,
     second: Blocks,
-    /// Words of first attempts that were made last, and where the first of them stands.
+    /// The current block of words for first attempts, and the index of its first word.
     words: [u64; AT_ONCE as usize],
     from: Option<u64>,
 }
@@ -98,7 +98,7 @@ impl Attempts {
         }
     }
 
-    /// Words of first attempts, and how many of them stand in front of that at `word`.
+    /// Returns words of first attempts, and the index of word `word` among them.
     #[inline(always)]
     fn words(&mut self, word: u64) -> (&[u64; AT_ONCE as usize], usize) {
         let from = match self.from {
@@ -113,7 +113,7 @@ impl Attempts {
         (&self.words, (word - from) as usize)
     }
 
-    /// Makes the first attempt at each position from `position` on, and notes which of them won't do.
+    /// Makes the first attempt at each position from `position` on, and records the positions that are rejected.
     #[inline(always)]
     pub(crate) fn first<P: Proposal>(
         &mut self,
@@ -139,7 +139,7 @@ impl Attempts {
                 let (number, counts) = proposal.item(word >> (64 / per_word * (i % per_word)));
                 let (item, will_do) = take(number);
                 *slot = item;
-                // Most will do, but nobody can foresee which.
+                // Most attempts succeed, but which ones is unpredictable. So this code has no branch.
                 rejected[count] = (done + k) as u32;
                 count += usize::from(!(counts & will_do));
             }
@@ -148,7 +148,7 @@ impl Attempts {
         rejected.truncate(count);
     }
 
-    /// Makes further attempts at positions from `position` on, where the first one won't do.
+    /// Makes further attempts at the positions that the first attempt rejected.
     #[inline(always)]
     pub(crate) fn again<P: Proposal>(
         &self,
@@ -171,7 +171,7 @@ impl Attempts {
         }
     }
 
-    /// Makes further attempts at a position, from a round on.
+    /// Makes further attempts at a position, starting from a round.
     pub(crate) fn later<P: Proposal>(
         &self,
         proposal: P,
@@ -192,12 +192,12 @@ impl Attempts {
         }
     }
 
-    /// A number below a count, which may be another one at each position.
+    /// Returns a number below a count. The count may differ between positions.
     #[inline(always)]
     pub(crate) fn below(&mut self, position: u64, count: u32) -> u32 {
         let (words, skip) = self.words(position / 2);
         let product = u64::from((words[skip % AT_ONCE as usize] >> (position % 2 * 32)) as u32) * u64::from(count);
-        // A division tells what doesn't count, and rarely has to be made.
+        // A division is needed to decide whether the attempt is valid, but only rarely.
         if (product as u32) < count {
             let uniform = Uniform::below(count);
             if (product as u32) < uniform.excess {
@@ -213,7 +213,7 @@ impl Attempts {
 mod tests {
     use super::*;
 
-    /// Of all halves of words, as many stand for each number as for any other.
+    /// The same number of halves of words maps to each number.
     #[test]
     fn numbers_are_exactly_uniform() {
         for count in [1, 2, 3, 7, 1000, 26_744, 65_537, 1 << 20, 0x5555_5556, i32::MAX as u32] {
@@ -222,7 +222,7 @@ mod tests {
             let numbers = [0, 1, count / 3, count / 2, count.wrapping_sub(2), count - 1];
             for number in numbers.into_iter().filter(|number| *number < count) {
                 let halves = first(u64::from(number))..first(u64::from(number) + 1);
-                // Only the first may not count: for few numbers there are too many to look at each.
+                // Only the first half may be invalid. Checking every half would take too long.
                 let (start, end) = (halves.start, halves.end);
                 let seen = (start..end.min(start + 3)).filter(|half| uniform.item(*half).1).count() as u64;
                 let all = seen + end.saturating_sub(start + 3);

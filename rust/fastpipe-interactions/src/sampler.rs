@@ -1,51 +1,51 @@
-//! Items that a user has not seen.
+//! Draws items that a user has not seen.
 //!
 //! # The scheme
 //!
-//! The `k`-th negative of positive `p` stands at position `p * negatives + k`. What is drawn there depends on the seed,
-//! the epoch, that position, and which items the user has seen, and on nothing else: neither on other users, nor on who
-//! draws first. First attempts at neighbouring positions share the words of [`Draws`], of which most are used. Where
-//! one is rejected, the next ones come from words of the position's own, eight or four at once:
+//! The `k`-th negative of positive `p` has position `p * negatives + k`. The draw at a position depends only on the
+//! seed, the epoch, the position, and the items that the user has seen. It doesn't depend on other users, or on the
+//! sequence of draws. First attempts at neighboring positions share the words of [`Draws`], most of which are used. If
+//! an attempt is rejected, the next attempts use separate words of the position, eight or four at once:
 //!
 //! | attempts | stream | words |
 //! |---|---|---|
-//! | first | 0 | the bits at `position`: halves of words, the lower first; whole words where items have weights |
+//! | first | 0 | the bits at `position`: halves of words, the lower first; whole words if items have weights |
 //! | next 8 (4) | 1 | block `position` |
 //! | next 8 (4) | 2 | block `position`, and so on |
 //!
-//! **Uniform** (exactly: no item is more frequent than another by any amount). A half `h` stands for `h * n / 2^32` of
-//! `n` things; it is rejected if the lower half of the product is below `2^32 mod n` (Lemire: "Fast random integer
-//! generation in an interval", ACM Transactions on Modeling and Computer Simulation 29, 2019). A user who has seen `s`
-//! of `i` items draws
+//! **Uniform.** The draws are exactly uniform. A half `h` of a word maps to `h * n / 2^32` to select one of `n` values.
+//! It is rejected if the lower half of the product is below `2^32 mod n` (Lemire: "Fast random integer generation in an
+//! interval", ACM Transactions on Modeling and Computer Simulation 29, 2019). For a user who has seen `s` of `i` items,
+//! the method is
 //!
-//! - *by rejection*, if `s <= i / 8`: an item of all, until it is one that isn't seen;
-//! - *by rank*, else: one of the items that aren't seen, which are listed for that.
+//! - *by rejection*, if `s <= i / 8`: draws from all items until one is unseen;
+//! - *by rank* otherwise: draws from a list of the unseen items.
 //!
-//! Without repeats the `n` negatives of one positive are distinct, which is the same as drawing them one after the
-//! other from what is left. With `s + n <= i / 8` they are rejected like items that are seen; else they are taken from
-//! the list, by the first `n` steps of a Fisher-Yates shuffle of it, which are undone for the next positive.
+//! Without repeats, the `n` negatives of one positive are distinct. This equals drawing them one after another from the
+//! remaining items. If `s + n <= i / 8`, items that were already drawn are rejected like seen ones. Otherwise the first
+//! `n` steps of a Fisher-Yates shuffle draw them from the list. The steps are undone for the next positive.
 //!
-//! **By weight.** A word stands for an item by an alias table, and is rejected if that is seen, or drawn already. After
-//! [`ROUNDS`] rounds of words of its own a position draws from the sums of the weights of all that is left to draw,
-//! with the first word of the next round. So those who have seen almost all of the weight don't take for ever; and it
-//! changes no probability, since rejections say nothing of what comes next.
+//! **By weight.** An alias table maps a word to an item. The attempt is rejected if the item is seen or already drawn.
+//! After [`ROUNDS`] rounds of its own words, a position draws from the cumulative weights of all remaining items, with
+//! the first word of the next round. So users who have seen almost all of the weight don't take forever. The last step
+//! changes no probability, because rejections contain no information about later words.
 //!
-//! Files are in training somewhere, so the scheme doesn't change; golden tests pin it.
+//! Files of this version are in use for training, so the scheme must not change. Golden tests pin it.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 
 use crate::alias::Weights;
 
-/// Items are listed for users who have seen more than one in that many.
+/// Unseen items are listed for users who have seen more than one in this many items.
 pub const DENSE: u64 = 8;
 
-/// Rounds of attempts with words of a position's own before all that can be drawn is weighed.
+/// Rounds of attempts with a position's own words, before all remaining items are weighed.
 pub const ROUNDS: u64 = 3;
 
-/// Negatives of a positive at most.
+/// Maximum number of negatives per positive.
 const MOST_NEGATIVES: u32 = i32::MAX as u32 - 1;
 
-/// How negatives are drawn.
+/// The parameters of drawing negatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampler {
     num_items: u32,
@@ -55,8 +55,9 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Draws `negatives` of `num_items` items for each positive: with the same probability each or, if there are
-    /// `weights`, in proportion to them; with `repeats`, each independently.
+    /// Creates a sampler that draws `negatives` of `num_items` items for each positive. All items have the same
+    /// probability or, if there are `weights`, a probability in proportion to its weight. With `repeats`, each draw is
+    /// independent.
     pub fn new(num_items: u32, negatives: u32, repeats: bool, weights: Option<&[f64]>) -> Result<Sampler> {
         if negatives > MOST_NEGATIVES {
             let reason = format!("expected at most {MOST_NEGATIVES} negatives for each positive, found {negatives}");
@@ -70,7 +71,7 @@ impl Sampler {
         })
     }
 
-    /// Negatives of each positive.
+    /// Number of negatives per positive.
     pub fn negatives(&self) -> u32 {
         self.negatives
     }
@@ -87,13 +88,13 @@ impl Sampler {
         self.weights.as_ref()
     }
 
-    /// Whether what isn't seen is listed for users who have seen this many items.
+    /// Whether the unseen items are listed for users who have seen this many items.
     pub(crate) fn is_listed(&self, seen: usize) -> bool {
         let besides = if self.repeats { 0 } else { u64::from(self.negatives) };
         (seen as u64 + besides) * DENSE > u64::from(self.num_items)
     }
 
-    /// How many items can be drawn for a user who has seen these.
+    /// Number of items that can be drawn for a user who has seen these items.
     pub fn left(&self, seen: &[u32]) -> u32 {
         match &self.weights {
             None => self.num_items - seen.len() as u32,
@@ -102,7 +103,7 @@ impl Sampler {
         }
     }
 
-    /// How many there must be of them.
+    /// Number of drawable items that a user must have.
     pub fn needed(&self) -> u32 {
         match (self.negatives, self.repeats) {
             (0, _) => 0,

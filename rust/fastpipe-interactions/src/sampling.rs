@@ -1,4 +1,4 @@
-//! A sampler at work. [`sampler`](crate::sampler) says what is drawn.
+//! The state of a sampler while it draws. The module [`sampler`](crate::sampler) describes the scheme.
 
 use fastpipe_batch::{Error, ErrorKind, Result};
 use fastpipe_random::{Key, Purpose};
@@ -9,20 +9,20 @@ use crate::sampler::{ROUNDS, Sampler};
 use crate::seen::Seen;
 use crate::unseen::Unseen;
 
-/// A sampler with what it needs to draw: memory that is used again for each user.
+/// A sampler with its working memory, which is reused for each user.
 #[derive(Debug)]
 pub struct Sampling<'s> {
     sampler: &'s Sampler,
     attempts: Attempts,
     seen: Seen,
     unseen: Unseen,
-    /// Where the first attempt won't do.
+    /// Indices of the draws whose first attempt was rejected.
     rejected: Vec<u32>,
-    /// What is to be undone behind a positive: items that were marked, or steps of a shuffle.
+    /// The changes to undo after a positive: items that were marked, or steps of a shuffle.
     undo: Vec<u32>,
 }
 
-/// An item by its weight.
+/// Draws items by weight.
 #[derive(Clone, Copy)]
 struct Weighted<'a> {
     weights: &'a Weights,
@@ -54,7 +54,7 @@ impl Proposal for Weighted<'_> {
 }
 
 impl Sampler {
-    /// Gets ready to draw.
+    /// Creates the state for draws with a key.
     pub fn start(&self, key: Key, purpose: Purpose) -> Sampling<'_> {
         Sampling::new(self, key, purpose)
     }
@@ -72,15 +72,15 @@ impl<'s> Sampling<'s> {
         }
     }
 
-    /// Draws items for the positions from `first` on, for a user who has seen other items: as many for each positive as
-    /// the sampler says, one positive after the other. `seen` ascends, each item once.
+    /// Draws items for the positions from `first` on, for a user who has seen the items `seen`. They are grouped by
+    /// positive; a group has the sampler's number of negatives. `seen` must ascend, without duplicates.
     ///
-    /// An error if there are too few.
+    /// Returns an error if there are too few unseen items.
     pub fn draw(&mut self, seen: &[u32], first: u64, out: &mut [u32]) -> Result<()> {
         let sampler = self.sampler;
         let (left, needed) = (sampler.left(seen), sampler.needed());
         if left < needed {
-            let reason = format!("{needed} items that the user has not seen are needed, and there are {left}");
+            let reason = format!("{needed} unseen items are needed, but the user has only {left}");
             return Err(Error::new(ErrorKind::ValueRange, reason));
         }
         if needed == 0 || out.is_empty() {
@@ -98,7 +98,7 @@ impl<'s> Sampling<'s> {
         Ok(())
     }
 
-    /// Proposes items of all until they aren't seen.
+    /// Draws from all items until the item is unseen.
     #[inline(always)]
     fn by_rejection<P: Proposal>(&mut self, proposal: P, items: &[u32], first: u64, out: &mut [u32]) {
         let sampler = self.sampler;
@@ -124,8 +124,7 @@ impl<'s> Sampling<'s> {
         items.iter().for_each(|&item| self.seen.clear(item));
     }
 
-    /// Goes through what was proposed first, and draws again where it is rejected, or was drawn for the same positive
-    /// before.
+    /// Checks the first attempts in order. Draws again if one was rejected, or repeats an item of the same positive.
     fn make_distinct<P: Proposal>(&mut self, proposal: P, items: &[u32], first: u64, out: &mut [u32]) {
         let negatives = self.sampler.negatives() as usize;
         let (attempts, seen) = (&self.attempts, &mut self.seen);
@@ -151,7 +150,7 @@ impl<'s> Sampling<'s> {
         }
     }
 
-    /// Draws from a list of what isn't seen.
+    /// Draws from a list of the unseen items.
     fn by_rank(&mut self, items: &[u32], first: u64, out: &mut [u32]) {
         let sampler = self.sampler;
         let (attempts, rejected) = (&mut self.attempts, &mut self.rejected);

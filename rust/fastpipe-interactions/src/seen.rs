@@ -1,15 +1,15 @@
-//! Whether an item is among some others, in one look.
+//! A set of items with constant-time membership tests.
 
-/// Bits at least: 32 KB, which stay in the fastest cache.
+/// Minimum number of bits: 32 KB, which stay in the L1 cache.
 const FEWEST_BITS: usize = 1 << 18;
 
-/// Bits for each item that is in, where there are fewer bits than items.
+/// Number of bits per item in the set, if there are fewer bits than items.
 const BITS_AN_ITEM: usize = 16;
 
 /// The items of one user as a bitmap.
 ///
-/// With up to 2^18 items each has a bit of its own. Of more items several share a bit, so that the bitmap stays in the
-/// cache; then a set bit says that the item *may* be in, and whoever needs to know looks it up.
+/// With up to 2^18 items, each has its own bit. With more, several items share a bit, so that the bitmap stays in the
+/// cache. A set bit then means that the item *may* be in the set, and the caller must look it up to be certain.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     words: Vec<u64>,
@@ -19,7 +19,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Room for `many` of `num_items` items. None is in.
+    /// Makes room for `many` of `num_items` items. The set must be empty.
     pub(crate) fn resize(&mut self, many: usize, num_items: u32) {
         let enough = FEWEST_BITS.max(many.saturating_mul(BITS_AN_ITEM));
         let bits = enough.min(num_items as usize).next_power_of_two().max(64);
@@ -41,14 +41,14 @@ impl Seen {
         ((bit / 64) as usize, bit % 64)
     }
 
-    /// Whether an item may be in.
+    /// Whether an item may be in the set.
     #[inline(always)]
     pub(crate) fn may_have(&self, item: u32) -> bool {
         let (word, bit) = self.place(item);
         self.words[word] >> bit & 1 == 1
     }
 
-    /// Puts an item in. Whether its bit was clear before.
+    /// Inserts an item. Returns whether its bit was clear before.
     #[inline(always)]
     pub(crate) fn insert(&mut self, item: u32) -> bool {
         let (word, bit) = self.place(item);

@@ -1,26 +1,26 @@
-//! Shards: what is sampled at once.
+//! Shards: the units of sampling.
 
 use fastpipe_batch::{Result, try_reserve};
 
 use crate::positives::Positives;
 use crate::sampler::Sampler;
 
-/// Users of a shard at most: within it they are counted in 16 bits.
+/// Maximum number of users in a shard: the users of a shard are counted in 16 bits.
 const MOST_USERS: u32 = 1 << 16;
 
-/// Consecutive users, none of whom is in another shard too.
+/// Consecutive users. Each user is in exactly one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// The first of them.
+    /// The first user.
     pub first_user: u32,
-    /// The user behind the last.
+    /// The user after the last one.
     pub end_user: u32,
-    /// Their positives, without those of users who are left out.
+    /// Number of the users' positives, without users who are left out.
     pub positives: u64,
 }
 
-/// Cuts users into shards: each has users as long as they have at most `most` positives together, and at least one
-/// user. Users for whom the sampler has too few items count as if they had no positives.
+/// Splits users into shards. A shard has at least one user, and further users while they have at most `most` positives
+/// together. Users for whom the sampler has too few items count as having no positives.
 pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Result<Vec<Shard>> {
     let mut shards: Vec<Shard> = Vec::new();
     for user in 0..positives.users() {
@@ -47,7 +47,7 @@ pub(crate) fn cut(positives: &Positives, sampler: &Sampler, most: u64) -> Result
     Ok(shards)
 }
 
-/// Whether a user has positives, and too few items besides to draw negatives from.
+/// Whether a user has positives, but too few other items to draw negatives from.
 pub fn is_full(positives: &Positives, sampler: &Sampler, user: u32) -> bool {
     let items = positives.of(user);
     !items.is_empty() && sampler.left(items) < sampler.needed()

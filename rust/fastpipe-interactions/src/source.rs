@@ -1,4 +1,4 @@
-//! Interactions as a source: its units are shards.
+//! Interactions as a source whose units are shards.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use crate::sampler::Sampler;
 use crate::shards::{Shard, cut, is_full};
 use crate::unit::{Groups, Layout, OpenShard};
 
-/// Positives that a shard has, about, where nothing else is asked for.
+/// Approximate number of positives per shard by default.
 pub const SHARD_POSITIVES: u64 = 32_000;
 
-/// Where all shards together take more bytes than this, each one takes more than [`SHARD_POSITIVES`]: rows that are
-/// picked from all over them lie in more pages than the processor remembers the places of, unless pages are large.
+/// If all shards together take more bytes than this, shards are larger than [`SHARD_POSITIVES`]. Rows that are picked
+/// at random would otherwise be spread over more pages than the TLB holds, unless pages are large.
 const MANY_BYTES: u64 = 64 << 20;
 
-/// Bytes of such a shard, about: two large pages.
+/// Approximate size of a large shard in bytes: two large pages.
 const LARGE_SHARD: u64 = 4 << 20;
 
-/// Positives of a shard, about, if there are that many, each of which takes this many bytes. Part of what orders are
-/// made from.
+/// Returns the approximate number of positives per shard, given the total and the bytes per positive. Orders depend on
+/// this number.
 fn shard_positives(positives: u64, stride: u64) -> u64 {
     match positives.saturating_mul(stride) {
         ..=MANY_BYTES => SHARD_POSITIVES,
@@ -34,21 +34,21 @@ fn shard_positives(positives: u64, stride: u64) -> u64 {
     }
 }
 
-/// How interactions become rows.
+/// Options of the conversion of interactions into rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The type of the column of items: an integer type in which each fits.
+    /// The type of the item column: an integer type that can represent each item.
     pub item_dtype: DType,
-    /// The type of the column of labels: int8 or float32.
+    /// The type of the label column: int8 or float32.
     pub label_dtype: DType,
-    /// Whether users for whom there are too few items are left out; else they are an error.
+    /// Whether users with too few unseen items are left out. Otherwise they are an error.
     pub skip_full: bool,
-    /// The number of the first user, for data that are a part of others.
+    /// The number of the first user, if the data is a part of a larger dataset.
     pub first_user: u32,
-    /// The number of the first positive, for data that are a part of others.
+    /// The number of the first positive, if the data is a part of a larger dataset.
     pub first_positive: u64,
-    /// Positives of a shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more where there are
-    /// many.
+    /// Maximum number of positives per shard, unless its first user has more; `None` for [`SHARD_POSITIVES`], or more
+    /// if the data is large.
     pub shard_positives: Option<u64>,
 }
 
@@ -65,22 +65,22 @@ impl Default for Settings {
     }
 }
 
-/// Where a row comes from.
+/// The origin of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The shard.
     pub shard: u64,
     /// The user.
     pub user: u32,
-    /// The positive, counted over all of them.
+    /// The index of the positive in the whole dataset.
     pub positive: u64,
     /// 0 for the positive itself, `k + 1` for its `k`-th negative.
     pub draw: u32,
 }
 
-/// Positives, each with its negatives, as rows of `user` (int32), `item` and `label` (1 or 0).
+/// Positives and their negatives, as rows of `user` (int32), `item` and `label` (1 or 0).
 ///
-/// Row `r` of a shard is of its positive `r / (1 + negatives)`: that itself, and then its negatives.
+/// Row `r` of a shard belongs to its positive `r / (1 + negatives)`. The positive comes first, then its negatives.
 #[derive(Debug)]
 pub struct InteractionsSource {
     positives: Arc<Positives>,
@@ -92,12 +92,12 @@ pub struct InteractionsSource {
 }
 
 impl InteractionsSource {
-    /// Rows of these positives, and of what the sampler draws for them.
+    /// Creates a source from positives, and a sampler that draws their negatives.
     pub fn new(positives: Arc<Positives>, sampler: Sampler, settings: Settings) -> Result<InteractionsSource> {
         let most_users = i32::MAX as u32 - settings.first_user.min(i32::MAX as u32);
         if positives.users() > most_users {
             let (users, first) = (positives.users(), settings.first_user);
-            let reason = format!("{users} users from number {first} on have numbers beyond those of int32");
+            let reason = format!("{users} users from number {first} on exceed the range of int32");
             return Err(Error::new(ErrorKind::Limit, reason));
         }
         check_dtype(settings.item_dtype, positives.num_items())?;
@@ -157,7 +157,7 @@ impl InteractionsSource {
         &self.shards
     }
 
-    /// Where a row of a unit comes from, if there is such a row.
+    /// Returns the origin of a row of a unit, if the row exists.
     pub fn place_of(&self, unit: u64, record: u32) -> Option<Place> {
         let shard = self.shards.get(usize::try_from(unit).ok()?)?;
         let width = 1 + self.sampler.negatives();
@@ -206,7 +206,7 @@ impl InteractionsSource {
     }
 }
 
-/// Whether a type has room for each of this many items.
+/// Checks that labels can have this type.
 fn check_label_dtype(dtype: DType) -> Result<()> {
     if matches!(dtype, DType::I8 | DType::F32) {
         return Ok(());
@@ -215,6 +215,7 @@ fn check_label_dtype(dtype: DType) -> Result<()> {
     Err(Error::new(ErrorKind::Unsupported, reason).at_feature("label"))
 }
 
+/// Checks that a type can represent each of `num_items` items.
 fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
     let bits = match dtype {
         DType::I8 => 7,
@@ -225,11 +226,11 @@ fn check_dtype(dtype: DType, num_items: u32) -> Result<()> {
         DType::Bool | DType::F16 | DType::F32 | DType::F64 | DType::Datetime(_) | DType::Timedelta(_) => 0,
     };
     if bits == 0 {
-        let reason = format!("items are integers, and can't be {dtype}");
+        let reason = format!("items must have an integer type; got {dtype}");
         return Err(Error::new(ErrorKind::Unsupported, reason).at_feature("item"));
     }
     if u64::from(num_items) > 1 << bits {
-        let reason = format!("{num_items} items have numbers beyond those of {dtype}; take int32");
+        let reason = format!("{dtype} cannot represent {num_items} items: use int32");
         return Err(Error::new(ErrorKind::ValueRange, reason).at_feature("item"));
     }
     Ok(())
@@ -247,7 +248,7 @@ impl Source for InteractionsSource {
     fn describe(&self, unit: u64) -> UnitInfo {
         let shard = &self.shards[unit as usize];
         UnitInfo {
-            // Checked when the source was made.
+            // The cast is exact, which `new` has checked.
             rows: shard.positives as u32 * (1 + self.sampler.negatives()),
             range: None,
             class: 0,
@@ -292,7 +293,7 @@ impl Source for InteractionsSource {
 mod tests {
     use super::*;
 
-    /// The order of rows depends on it.
+    /// Changes to this function would change the order of rows.
     #[test]
     fn shards_are_as_large_as_they_are() {
         assert_eq!(shard_positives(0, 12), 32_000);

@@ -1,8 +1,8 @@
-//! A shard with its negatives drawn.
+//! A shard with its drawn negatives.
 //!
-//! A positive and its negatives lie together: the user, counted within the shard, the positive's item, the negatives'
-//! items, in 2 bytes each or in 4. With 4 negatives and up to 65,536 items that is 2.4 bytes a row, where a row of a
-//! batch has 7 to 12, and a row that is picked takes no more than a look at one place in memory.
+//! Each positive is stored together with its negatives: the user, counted within the shard, the positive's item, and
+//! the negatives' items. Each takes 2 bytes or 4. With 4 negatives and up to 65,536 items this is 2.4 bytes per row,
+//! while a row of a batch takes 7 to 12. Picking a row accesses only one place in memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use fastpipe_batch::{
     own_units, prefetch_of, try_collect,
 };
 
-/// Rows that are picked meanwhile before one is looked at that was asked for.
+/// Number of rows that are picked between the prefetch of a row and its access.
 const AHEAD: usize = 16;
 
-/// Rows that are gathered before they are copied to their batch.
+/// Number of rows that are gathered before they are copied to their batch.
 const SOME: usize = 256;
 
-/// How the rows of all shards lie in memory, and how they are handed out.
+/// The memory layout of all shards, and the types of the columns.
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
     pub(crate) negatives: u32,
-    /// Bytes of a number: 2, where that is enough for all items, or 4.
+    /// Size of a number in bytes: 2 if that suffices for all items, otherwise 4.
     width: usize,
     pub(crate) item_dtype: DType,
     pub(crate) label_dtype: DType,
-    /// The columns, which have one value a row each.
+    /// The indices of the columns. Each has one value per row.
     cells: Arc<[u32]>,
 }
 
@@ -34,7 +34,7 @@ impl Layout {
     pub(crate) fn new(num_items: u32, negatives: u32, item_dtype: DType, label_dtype: DType) -> Layout {
         Layout {
             negatives,
-            // The users of a shard are counted in 16 bits anyway.
+            // The users of a shard always fit in 16 bits.
             width: if num_items <= 1 << 16 { 2 } else { 4 },
             item_dtype,
             label_dtype,
@@ -42,12 +42,12 @@ impl Layout {
         }
     }
 
-    /// Bytes from one positive to the next.
+    /// Distance between two positives in bytes.
     pub(crate) fn stride(&self) -> usize {
         (2 + self.negatives as usize) * self.width
     }
 
-    /// Picks rows of several shards, as `Source::pick` says.
+    /// Picks rows of several shards, like `Source::pick`.
     pub(crate) fn pick(
         &self,
         units: &[&dyn Unit],
@@ -96,7 +96,7 @@ impl Layout {
         gathered.flush()
     }
 
-    /// Where a record lies in a shard.
+    /// Returns the location of a record in a shard.
     #[inline(always)]
     fn find<'a, const N: usize>(&self, bytes: &'a [u8], first_user: u32, record: u32) -> Found<'a> {
         let (group, draw) = (record / (1 + self.negatives), record % (1 + self.negatives));
@@ -109,15 +109,15 @@ impl Layout {
     }
 }
 
-/// A user, an item, and whether that is one of the user's positives.
+/// A user, an item, and whether the item is one of the user's positives.
 type Point = (u32, u32, bool);
 
-/// Where a row lies.
+/// The location of a row.
 #[derive(Clone, Copy, Default)]
 struct Found<'a> {
-    /// The positive with its negatives; empty if there is no such row.
+    /// The positive with its negatives; empty if the row doesn't exist.
     group: &'a [u8],
-    /// Which of them.
+    /// Index within the group: 0 is the positive.
     draw: u32,
     first_user: u32,
 }
@@ -127,7 +127,7 @@ impl Found<'_> {
         (1 + self.draw as usize) * N
     }
 
-    /// Asks for it to be brought into the cache.
+    /// Prefetches the row into the cache.
     #[inline(always)]
     fn expect<const N: usize>(&self) {
         for at in [0, self.place::<N>()] {
@@ -146,7 +146,7 @@ impl Found<'_> {
         };
         match (number(0), number(self.place::<N>())) {
             (Some(user), Some(item)) => Ok((self.first_user + user, item, self.draw == 0)),
-            _ => Err(internal("a record is picked that the shard doesn't have")),
+            _ => Err(internal("a picked record is not in the shard")),
         }
     }
 }
@@ -189,7 +189,7 @@ impl<'g, 's> Gathered<'g, 's> {
         Ok(())
     }
 
-    /// Copies them. Items fit their type: the source has checked it.
+    /// Copies the gathered rows. Items fit their type, which the source has checked.
     #[inline(never)]
     fn flush(&mut self) -> Result<()> {
         match self.layout.item_dtype {
@@ -227,11 +227,11 @@ fn internal(reason: &str) -> Error {
     Error::new(ErrorKind::Internal, reason)
 }
 
-/// An open shard.
+/// A shard whose negatives were drawn.
 pub(crate) struct OpenShard {
     pub(crate) layout: Layout,
     pub(crate) rows: u32,
-    /// The first user of the shard, as batches name it.
+    /// The number of the shard's first user in batches.
     pub(crate) first_user: u32,
     pub(crate) bytes: Buffer,
 }
@@ -263,7 +263,7 @@ impl Unit for OpenShard {
         self.bytes.capacity()
     }
 
-    /// None: it knows where each row is, so marks count rows alone.
+    /// None: rows have fixed places, so marks count only rows.
     fn bytes(&self) -> usize {
         0
     }
@@ -290,14 +290,14 @@ impl Unit for OpenShard {
     }
 }
 
-/// The positives of a shard that is being opened, with their negatives.
+/// The unwritten positives of a shard that is being opened, with their negatives.
 pub(crate) struct Groups<'a> {
     layout: &'a Layout,
     left: &'a mut [u8],
 }
 
 impl Groups<'_> {
-    /// Adds the positives of a user, and their negatives, one positive's after the other's.
+    /// Adds the positives of a user, with their negatives grouped by positive.
     pub(crate) fn extend(&mut self, user: u32, items: &[u32], drawn: &[u32]) {
         match self.layout.width {
             2 => self.extend_by(user, items, drawn, |number| (number as u16).to_le_bytes()),

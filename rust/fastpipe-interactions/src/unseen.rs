@@ -1,24 +1,24 @@
-//! What a user has not seen, as a list.
+//! The list of items that a user has not seen.
 
 use crate::alias::Weights;
 
-/// The items that one user has not seen, and the sums of their weights. Made where they are needed.
+/// The items that one user has not seen, and their cumulative weights. Both are computed on demand.
 #[derive(Debug, Default)]
 pub(crate) struct Unseen {
     items: Vec<u32>,
     is_listed: bool,
-    /// For each of the items the sum of the weights up to and with it.
+    /// The cumulative weights of the items, each inclusive.
     sums: Vec<f64>,
 }
 
 impl Unseen {
-    /// Begins with another user.
+    /// Resets the list for another user.
     pub(crate) fn clear(&mut self) {
         self.is_listed = false;
         self.sums.clear();
     }
 
-    /// Lists what a user who has seen these items hasn't seen.
+    /// Lists the items that are not in `seen`.
     pub(crate) fn list(&mut self, seen: &[u32], num_items: u32) -> &mut [u32] {
         if !self.is_listed {
             self.is_listed = true;
@@ -41,7 +41,7 @@ impl Unseen {
         self.search(word)
     }
 
-    /// Draws one of the listed items by weight, but none that is `drawn`.
+    /// Draws one of the listed items by weight, except the items that are `drawn`.
     pub(crate) fn weigh_without(&mut self, weights: &Weights, word: u64, drawn: impl Fn(u32) -> bool) -> u32 {
         self.sum(weights, drawn);
         self.search(word)
@@ -56,13 +56,13 @@ impl Unseen {
         }));
     }
 
-    /// The item at a share of the whole weight: the share is made of the upper 53 bits of a word.
+    /// Returns the item at a fraction of the total weight. The fraction is the upper 53 bits of a word.
     fn search(&self, word: u64) -> u32 {
         let all = self.sums.last().copied().unwrap_or(0.0);
         let share = (word >> 11) as f64 / (1u64 << 53) as f64 * all;
         let mut at = self.sums.partition_point(|sum| *sum <= share);
         if at == self.sums.len() {
-            // The product was rounded up to the whole: the last item that adds to it.
+            // The product was rounded up to the total. The result is the last item with a positive weight.
             at = self.sums.partition_point(|sum| *sum < all);
         }
         self.items[at]

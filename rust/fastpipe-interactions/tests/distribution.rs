@@ -1,10 +1,10 @@
-//! What is drawn is drawn as often as it ought to be.
+//! Checks that items are drawn with the expected frequencies.
 
 use fastpipe_interactions::Sampler;
 use fastpipe_random::{Key, Purpose};
 
-/// How many standard deviations of the normal distribution a chi-square statistic is from what was to be expected
-/// (Wilson and Hilferty, 1931): beyond 4.5 once in 150,000 times.
+/// Converts a chi-square statistic to standard deviations of the normal distribution (Wilson and Hilferty, 1931). A
+/// result beyond 4.5 has a probability of 1 in 150,000.
 fn deviation(counts: &[u64], probabilities: &[f64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     let sum: f64 = probabilities.iter().sum();
@@ -37,7 +37,7 @@ fn draws(sampler: &Sampler, seen: &[u32], seed: u64, positives: usize) -> Vec<u3
     out
 }
 
-/// How often each item was drawn, as the first, second, ... of its positive.
+/// Counts how often each item was drawn, separately for the first, second, ... draw of a positive.
 fn counts(out: &[u32], negatives: usize, num_items: usize) -> Vec<Vec<u64>> {
     let mut counts = vec![vec![0; num_items]; negatives];
     for group in out.chunks(negatives) {
@@ -56,7 +56,7 @@ fn uniform(num_items: u32, seen: &[u32]) -> Vec<f64> {
         .collect()
 }
 
-/// Both methods, with repeats and without, at each place within a positive.
+/// Tests both methods, with and without repeats, at each place within a positive.
 #[test]
 fn unseen_items_are_equally_frequent_at_each_place() {
     let users: [(u32, Vec<u32>); 5] = [
@@ -82,7 +82,7 @@ fn unseen_items_are_equally_frequent_at_each_place() {
     }
 }
 
-/// Pairs of what is drawn for one positive: independent with repeats, each ordered pair as likely as any other without.
+/// Pairs of draws for one positive are independent with repeats. Without repeats, all ordered pairs are equally likely.
 #[test]
 fn pairs_are_as_frequent_as_they_ought_to_be() {
     for (num_items, seen) in [(64u32, (0..4).collect::<Vec<u32>>()), (12, (0..6).collect())] {
@@ -114,7 +114,7 @@ fn by_weight(weights: &[f64], without: impl Fn(usize) -> bool) -> Vec<f64> {
     (0..weights.len()).map(|i| kept(i) / all).collect()
 }
 
-/// Also of users who have seen nearly all of the weight, for whom attempts come to an end.
+/// Includes users who have seen nearly all of the weight, for whom attempts are exhausted.
 #[test]
 fn weighted_items_are_as_frequent_as_their_weights() {
     let weights: Vec<f64> = (0..40)
@@ -131,7 +131,7 @@ fn weighted_items_are_as_frequent_as_their_weights() {
     }
 }
 
-/// Without repeats it is drawing one after the other from what is left, in proportion to its weights.
+/// Without repeats, draws equal successive draws from the remaining items, in proportion to their weights.
 #[test]
 fn weighted_pairs_without_repeats_come_one_after_the_other() {
     let weights = [1000.0, 1.0, 2.0, 3.0, 4.0, 0.0, 5000.0];
@@ -146,7 +146,7 @@ fn weighted_pairs_without_repeats_come_one_after_the_other() {
             let second = by_weight(&weights, |item| item == i || seen.contains(&(item as u32)));
             (0..7).for_each(|j| expected[i * 7 + j] = first[i] * second[j]);
         }
-        // Pairs that are too rare to be counted, together.
+        // Pairs that are too rare to count are combined.
         let rare: Vec<usize> = (0..49).filter(|i| expected[*i] < 1e-4).collect();
         let (count, p) = rare.iter().fold((0, 0.0), |(n, p), &i| (n + pairs[i], p + expected[i]));
         rare.iter().for_each(|&i| (pairs[i], expected[i]) = (0, 0.0));
@@ -157,7 +157,7 @@ fn weighted_pairs_without_repeats_come_one_after_the_other() {
     }
 }
 
-/// A single item that is left is drawn, whatever it weighs, and all of them if as many are asked for as there are.
+/// The only remaining item is drawn, however small its weight. If all remaining items are requested, all are drawn.
 #[test]
 fn the_last_items_are_drawn() {
     for weights in [None, Some([1.0, 1e-300, 1.0, 1e-12, 1.0])] {
@@ -191,7 +191,7 @@ fn too_few_items_are_an_error() {
     fails(Sampler::new(4, 3, false, Some(&[1.0, 1.0, 0.0, 1.0])).unwrap(), &[3]);
 }
 
-/// These tests tell samplers that are wrong as such samplers are.
+/// The tests detect samplers with typical errors.
 #[test]
 fn samplers_that_are_wrong_fail() {
     let seen: Vec<u32> = (0..10).map(|i| i * 7).collect();

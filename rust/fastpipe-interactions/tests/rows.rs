@@ -1,4 +1,4 @@
-//! Interactions as rows: of shards, however they are cut and read.
+//! Rows of interactions, for any split into shards and any way of reading.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ const KEY: Key = Key { seed: 7, epoch: 3 };
 
 type Point = (i32, i64, i8);
 
-/// Positives of this many users each.
+/// Creates positives with a given count for each user.
 fn positives(counts: &[u32], num_items: u32) -> Arc<Positives> {
     let (mut offsets, mut items) = (vec![0], Vec::new());
     for (user, &count) in (0..).zip(counts) {
@@ -56,7 +56,7 @@ fn open(source: &InteractionsSource, unit: u64, pool: &BufferPool) -> Box<dyn Un
     unit
 }
 
-/// Lets something write to a batch of `n` rows, and reads it.
+/// Writes a batch of `n` rows with `write`, and returns the rows.
 fn batch(source: &InteractionsSource, n: usize, write: impl FnOnce(&mut Sink<'_>)) -> Vec<Point> {
     let parts = source.facts().columns.iter().flat_map(ColumnSpec::parts).collect();
     let rows = Rows::new(parts, n, &SlabPool::new(0)).unwrap();
@@ -76,14 +76,14 @@ fn batch(source: &InteractionsSource, n: usize, write: impl FnOnce(&mut Sink<'_>
     };
     let (users, items, labels) = (column(0), column(1), column(2));
     let points = users.zip(items).zip(labels);
-    // The bits of 1 as a float are no number of 8 bits.
+    // The bits of the float 1.0 don't fit in 8 bits.
     let label = |bits: i64| i8::try_from(bits).unwrap_or_else(|_| f32::from_bits(bits as u32) as i8);
     points
         .map(|((user, item), bits)| (user as i32, item, label(bits)))
         .collect()
 }
 
-/// All rows of all shards, read in sequence.
+/// Reads all rows of all shards in sequence.
 fn read(source: &InteractionsSource) -> Vec<Vec<Point>> {
     let pool = BufferPool::default();
     let unit = |unit| {
@@ -102,7 +102,7 @@ fn read(source: &InteractionsSource) -> Vec<Vec<Point>> {
     (0..source.units()).map(unit).collect()
 }
 
-/// What a sampler draws for each positive by itself, as rows.
+/// Draws the negatives of each positive separately, and returns the rows.
 fn expected(positives: &Positives, negatives: u32, first_user: i32, first_positive: u64) -> Vec<Point> {
     let sampler = Sampler::new(positives.num_items(), negatives, true, None).unwrap();
     let mut sampling = sampler.start(KEY, Purpose::Negatives);
@@ -194,7 +194,7 @@ proptest! {
     }
 }
 
-/// Rows of several shards at once, in any order, on any slots, and in every type that items may have.
+/// Rows of several shards are picked together, in any order, for any slots, and with every type of items.
 #[test]
 fn rows_are_picked_in_any_order() {
     let pool = BufferPool::default();
@@ -233,7 +233,7 @@ fn rows_are_picked_in_any_order() {
     }
 }
 
-/// What no order would ask for is an error, never a panic.
+/// Rows that no order would request raise errors, never panics.
 #[test]
 fn rows_that_are_not_there_are_an_error() {
     let source = source(&positives(&[5, 5], 20), 2, settings(5));
@@ -355,7 +355,7 @@ fn candidates_are_the_same_on_any_number_of_threads_and_however_they_are_asked_f
             );
         }
     }
-    // The held-out item counts as seen, so one less is left.
+    // The held-out item counts as seen, so one fewer item remains.
     let sampler = Sampler::new(60, 60 - counts[13], false, None).unwrap();
     let sample = |exclude, threads| {
         let mut out = vec![0; 20 * sampler.negatives() as usize];

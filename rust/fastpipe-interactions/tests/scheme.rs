@@ -1,4 +1,4 @@
-//! The scheme of the sampler, held against one that draws position by position, attempt by attempt.
+//! Compares the sampler with a naive one that draws position by position and attempt by attempt.
 
 use fastpipe_interactions::{DENSE, ROUNDS, Sampler};
 use fastpipe_random::{Draws, Key, Purpose};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 const KEY: Key = Key { seed: 11, epoch: 4 };
 const PURPOSE: Purpose = Purpose::Negatives;
 
-/// The bits of attempt `attempt` at a position, `halves` of words or words.
+/// Returns the bits of an attempt at a position: half a word or a word.
 fn bits(position: u64, attempt: u64, halves: bool) -> u64 {
     let (a_word, size) = if halves { (2, 32) } else { (1, 64) };
     let (stream, at) = match attempt {
@@ -25,7 +25,7 @@ fn bits(position: u64, attempt: u64, halves: bool) -> u64 {
     }
 }
 
-/// A number below `n`, of the first attempt that counts and will do.
+/// Returns a number below `n`: the first attempt that is valid and acceptable.
 fn below(position: u64, n: u64, will_do: impl Fn(u64) -> bool) -> u64 {
     let numbers = (0..).map(|attempt| bits(position, attempt, true) * n);
     let counts = |product: &u64| product % (1 << 32) >= (1 << 32) % n && will_do(product >> 32);
@@ -71,7 +71,7 @@ fn drawn(sampler: &Sampler, users: &[(&[u32], u64, usize)]) -> Vec<Vec<u32>> {
     users.iter().map(draw).collect()
 }
 
-/// Some of `0..num_items`, ascending.
+/// A random subset of `0..num_items`, ascending.
 fn some_items(num_items: u32, share: f64, seed: u64) -> Vec<u32> {
     let draws = Draws::new(Key { seed, epoch: 0 }, Purpose::Units, 77);
     let chosen = |item: &u32| ((draws.word(u64::from(*item)) >> 11) as f64 / (1u64 << 53) as f64) < share;
@@ -98,7 +98,7 @@ proptest! {
             .iter()
             .map(|(seen, first, positives)| (&seen[..], *first, positives * negatives as usize))
             .collect();
-        // One after the other, with what users in front have left behind.
+        // All users share one sampler, so state that a user leaves behind would show.
         let found = drawn(&sampler, &requests);
         for ((seen, first, count), found) in requests.into_iter().zip(found) {
             let expected = naive_uniform(num_items, negatives, repeats, seen, first, count);
@@ -123,7 +123,7 @@ proptest! {
         prop_assume!(sampler.left(&seen) >= sampler.needed());
         let n = negatives as usize;
         let [all] = &drawn(&sampler, &[(&seen, first, positives * n)])[..] else { unreachable!() };
-        // However it is cut.
+        // The draws don't depend on how they are split into calls.
         let requests: Vec<_> = (0..positives).map(|p| (&seen[..], first + (p * n) as u64, n)).collect();
         prop_assert_eq!(&drawn(&sampler, &requests).concat(), all);
         for (k, &item) in all.iter().enumerate() {
@@ -133,11 +133,11 @@ proptest! {
     }
 }
 
-/// More items than the bitmap has bits, so that several share one.
+/// With more items than the bitmap has bits, several items share a bit.
 #[test]
 fn items_that_share_a_bit_are_told_apart() {
     let num_items = 3 << 20;
-    // Of each some of the same bit are seen.
+    // For each bit, some of the items that share it are seen.
     let seen: Vec<u32> = (0..num_items)
         .filter(|item| item % (1 << 18) < 300 && item >> 18 != 5)
         .collect();
@@ -168,7 +168,7 @@ fn items_that_share_a_bit_are_told_apart() {
     }
 }
 
-/// One item more than half of all words could stand for: almost half of all attempts don't count.
+/// The largest number of items. Almost half of all attempts are invalid.
 #[test]
 fn as_many_items_as_there_may_be() {
     let sampler = Sampler::new(i32::MAX as u32, 3, true, None).unwrap();
@@ -182,7 +182,7 @@ fn as_many_items_as_there_may_be() {
     assert_eq!(found, &expected);
 }
 
-/// The scheme is a promise: this was written down when it was made.
+/// Pins the scheme, which must not change.
 #[test]
 fn draws_stay_as_they_are() {
     assert_eq!((DENSE, ROUNDS), (8, 3));

@@ -1,4 +1,4 @@
-//! The locations of elements of which rows have any number.
+//! The locations of elements at levels where a row may have any number of elements.
 
 use fastpipe_batch::{Result, Span, try_collect, try_reserve, try_with_capacity};
 
