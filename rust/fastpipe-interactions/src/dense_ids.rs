@@ -191,7 +191,7 @@ fn too_many() -> Error {
     Error::new(ErrorKind::Limit, "there are more than 2^32 different ids")
 }
 
-/// Mixes ids, many of which have bits in common: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
+/// Mixes ids, since similar ids have many bits in common: the finalizer of SplitMix64 (Steele, Lea and Flood, 2014).
 #[inline(always)]
 fn mix(id: u64) -> u64 {
     let id = (id ^ (id >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

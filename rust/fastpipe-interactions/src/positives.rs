@@ -87,7 +87,7 @@ impl Positives {
         self.items.len()
     }
 
-    /// Whether there are no positives.
+    /// Whether the structure is empty.
     pub fn is_empty(&self) -> bool {
         self.items.is_empty()
     }

@@ -26,7 +26,7 @@
 //! `n` steps of a Fisher-Yates shuffle draw them from the list. The steps are undone for the next positive.
 //!
 //! **By weight.** An alias table maps a word to an item. The attempt is rejected if the item is seen or already drawn.
-//! After [`ROUNDS`] rounds of its own words, a position draws from the cumulative weights of all remaining items, with
+//! After [`ROUNDS`] rounds of separate words, a position draws from the cumulative weights of all remaining items, with
 //! the first word of the next round. So users who have seen almost all of the weight don't take forever. The last step
 //! changes no probability, because rejections contain no information about later words.
 //!

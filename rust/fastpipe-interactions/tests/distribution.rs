@@ -208,6 +208,6 @@ fn samplers_that_are_wrong_fail() {
     );
     assert!(
         fails(&|item| if item % 7 == 1 && item < 50 { item + 1 } else { item }),
-        "what follows a positive is rarer"
+        "items after a positive are rarer"
     );
 }

@@ -98,7 +98,7 @@ proptest! {
             .iter()
             .map(|(seen, first, positives)| (&seen[..], *first, positives * negatives as usize))
             .collect();
-        // All users share one sampler, so state that a user leaves behind would show.
+        // All users share one sampler, so leftover state of a user would show.
         let found = drawn(&sampler, &requests);
         for ((seen, first, count), found) in requests.into_iter().zip(found) {
             let expected = naive_uniform(num_items, negatives, repeats, seen, first, count);
