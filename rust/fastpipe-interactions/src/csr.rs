@@ -1,5 +1,4 @@
-//! Converts interactions into compressed sparse rows, sorted by user and by item within a user, without duplicate
-//! pairs.
+//! Converts interactions into compressed sparse rows, sorted by user and then by item, without duplicate pairs.
 //!
 //! A counting sort by user is followed by a sort of each user's items. Each thread handles a range of users, so its
 //! output is a contiguous range of the result. It reads all interactions, because sequential reads are fast. With

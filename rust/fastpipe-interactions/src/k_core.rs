@@ -13,7 +13,7 @@ pub struct Rows<'a> {
 }
 
 impl<'a> Rows<'a> {
-    /// Takes rows in the form of [`Csr`].
+    /// Creates rows from the arrays of a [`Csr`].
     pub fn new(offsets: &'a [i64], items: &'a [u32], sequence: Option<&'a [u32]>) -> Result<Rows<'a>> {
         let ascend = offsets.windows(2).all(|pair| pair[0] <= pair[1]);
         let ends = (

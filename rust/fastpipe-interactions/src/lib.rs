@@ -21,7 +21,7 @@
 //!   no user's draws depend on other users. A part of the data draws the same as the whole, given its first position.
 //! - **Exactly uniform.** The module `sampler` proves it. Tests compare the sampler with a naive one, draw by draw.
 //! - **Compact.** Open shards take 2 bytes per item while the item fits. Rows get their types when they are copied to
-//!   their batch, some hundred at a time, column by column.
+//!   their batch, a few hundred at a time, column by column.
 //!
 //! Before that, [`dense_ids`] maps ids to dense numbers, [`to_csr`] sorts interactions into rows by user, and [`Rows`]
 //! leaves out positives. [`sample_unseen`] draws the candidates that held-out items are ranked among, and

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastpipe_batch::{Error, Result};
 
-/// Minimum number of elements that justify a thread, if each takes some nanoseconds.
+/// Minimum number of elements that justify a thread, if each takes a few nanoseconds.
 pub(crate) const AT_ONCE: usize = 1 << 16;
 
 /// Returns how many threads are worthwhile for this many elements, at least one.

@@ -17,8 +17,8 @@ pub struct Positives {
 }
 
 impl Positives {
-    /// Takes positives. The items of user `u` are `items[offsets[u]..offsets[u + 1]]`, ascending, each below
-    /// `num_items`.
+    /// Creates positives. The items of user `u` are `items[offsets[u]..offsets[u + 1]]`. They must ascend and be less
+    /// than `num_items`.
     pub fn new(offsets: &[i64], items: Vec<u32>, num_items: u64) -> Result<Positives> {
         let shape = |reason: String| Err(Error::new(ErrorKind::Shape, reason));
         let users = offsets.len().saturating_sub(1) as u64;

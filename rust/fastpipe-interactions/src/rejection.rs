@@ -56,7 +56,7 @@ impl Uniform {
 
 impl Proposal for Uniform {
     const PER_WORD: usize = 2;
-    /// Attempts never end without success: at least 7 of 16 succeed.
+    /// Attempts continue until one succeeds. At least 7 of 16 do.
     type Spent = Infallible;
 
     fn spent(&self, _round: u64, _words: &[u64; 4]) -> Option<Infallible> {

@@ -1,6 +1,6 @@
 //! Copies of rows. Large copies are split over threads.
 //!
-//! The threads live for one call. Starting one takes as long as copying some hundred kilobytes, so the caller copies
+//! The threads live for one call. Starting one takes as long as copying a few hundred kilobytes, so the caller copies
 //! few rows itself. No threads remain when a rebatcher is dropped or the process forks.
 
 use std::panic::resume_unwind;

@@ -12,8 +12,8 @@
 //! - Narrow elements of level 0, one per row, are copied to a table, at their slots.
 //! - Wide elements of level 0, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to
 //!   their batch (`retained_arrays.rs`). An array is retained until its last row is drawn. A few rows would keep many
-//!   arrays alive for long. If more rows are retained than twice the capacity of the buffer, the remaining rows of the
-//!   oldest arrays are copied to a table.
+//!   arrays alive for a long time. If more rows are retained than twice the capacity of the buffer, the remaining rows of
+//!   the oldest arrays are copied to a table.
 //! - Elements of other levels, any number per row, are appended to an arena, which records the range of each row. Rows
 //!   that are drawn leave holes. When the arena is full, it is compacted. If that frees less than half, it grows
 //!   (`arena.rs`).
@@ -27,8 +27,8 @@
 //! A batch is a set of finished columns, and `fastpipe-columns` also gathers rows of finished columns. But its columns
 //! live as long as their source, and have Arrow's types:
 //!
-//! - Here, a few rows of each batch wait for long. Gathering them from the incoming arrays would keep most batches
-//!   alive. So narrow rows and items are copied when they come in, to memory that is reused.
+//! - Here, a few rows of each batch wait for a long time. Gathering them from the incoming arrays would keep most
+//!   batches alive. So narrow rows and items are copied when they come in, to memory that is reused.
 //! - This crate moves bytes of any dtype, including complex numbers, structs and foreign byte orders. It doesn't
 //!   convert incoming arrays, neither to Arrow arrays nor masks to bitmaps.
 //! - Masks are ordinary bytes here, while gathering from Arrow checks each null. Gathering takes 3.4 times the CPU time

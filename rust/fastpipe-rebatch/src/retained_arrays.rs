@@ -1,6 +1,6 @@
 //! Wide rows, stored in the arrays that they came in.
 //!
-//! A chunk is retained until its last row is drawn. Some rows of every chunk wait for long: in a buffer of `n` rows, a
+//! A chunk is retained until its last row is drawn. Some rows of every chunk wait long: in a buffer of `n` rows, a
 //! fraction of `1 / e` is left after `n` more rows have come in. So a few rows would keep many chunks alive. If too
 //! many rows are retained, the remaining rows of the oldest chunks are copied to a table. All chunks lose rows at the
 //! same rate, so the oldest chunks have the fewest rows left.

@@ -33,8 +33,8 @@ pub struct Shuffled {
     retained_parts: Vec<usize>,
 }
 
-/// The buffer may take in this fraction of a batch's needs in addition. The more rows come in at once, the closer
-/// together their slots are.
+/// The buffer may contain `1 / SLACK` more rows than it needs for a batch, or one more batch if that is larger. The
+/// more rows come in at once, the closer together their slots are.
 const SLACK: u32 = 4;
 
 impl Shuffled {

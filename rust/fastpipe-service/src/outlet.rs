@@ -125,7 +125,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Whether the client is gone.
+    /// Whether the client is gone or the server is stopping.
     pub fn is_closed(&self) -> bool {
         self.sender.is_closed()
     }

@@ -35,7 +35,7 @@ pub struct Stretch {
     pub stop: u64,
     /// The time when the server started the next batch, in seconds.
     pub since: f64,
-    /// Whether another server has these batches too, and is late.
+    /// Whether another server has also taken these batches, and is late.
     pub again: bool,
 }
 

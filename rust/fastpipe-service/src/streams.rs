@@ -23,7 +23,7 @@ pub use self::drawn::Drawn;
 use self::drawn::{Alive, Counted, Room};
 use self::kept::{PassSlot, State, Stream};
 
-/// Maximum number of steps that a pass may be before the requested one. Starting a new pass would cost more.
+/// Maximum distance from a pass to the requested step. Within it, drawing the steps between costs less than a new pass.
 const NEAR: u64 = 16;
 
 /// How long a thread waits before it checks the state again.
@@ -162,7 +162,7 @@ pub struct Streams<K> {
     state: Mutex<State<K>>,
     changed: Condvar,
     alive: Arc<Alive>,
-    /// Held while a pass starts, so that no other pass starts in the same room.
+    /// Held while a pass starts, so that two passes never claim the same memory.
     beginning: Mutex<()>,
 }
 

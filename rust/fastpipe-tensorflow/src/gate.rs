@@ -3,8 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Admits threads into Python until it is closed. A thread that enters an interpreter during its shutdown never
-/// returns,
-/// so a program that waits for its kernel would hang.
+/// returns, so a program that waits for its kernel would hang.
 pub(crate) struct Gate {
     state: Mutex<State>,
     left: Condvar,

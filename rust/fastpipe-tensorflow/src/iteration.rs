@@ -16,8 +16,7 @@ use crate::outputs::Column;
 /// The columns of elements, and the pass that yields them.
 pub struct Iteration {
     pub(crate) columns: Vec<Column>,
-    /// The shape of each feature in the notation of tensorflow-io, if errors of decoding use the words of
-    /// tensorflow-io.
+    /// The shape of each feature in the notation of tensorflow-io, if decoding errors use its words.
     pub(crate) shapes: Option<HashMap<String, String>>,
     /// Whether the iteration continues after damaged blocks. Its pass then covers one epoch.
     skips: bool,
@@ -80,8 +79,7 @@ impl Iteration {
         }
     }
 
-    /// Handles an error of a pass: continues after the damaged block, if allowed. If that fails, returns the next
-    /// error.
+    /// Handles an error of a pass: continues after the damaged block, if allowed. Returns an error if that fails.
     pub(crate) fn leave(&self, pass: &Arc<RunningPass>, error: &Error) -> Result<(), Error> {
         let mut stage = self.stage();
         if !stage.pass.as_ref().is_some_and(|current| Arc::ptr_eq(current, pass)) {

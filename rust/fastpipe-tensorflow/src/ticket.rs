@@ -47,8 +47,8 @@ pub(crate) fn issue(api: &Api, iteration: Iteration) -> *mut Tensor {
         _iteration: iteration,
     }));
     // SAFETY: the ticket begins with the 8 bytes of a scalar. They stay valid until `give_back` is called, which
-    // happens
-    // once: when the tensor is released or can't be created. The ticket has no other owner. A scalar has no dimensions.
+    // happens once: when the tensor is released or can't be created. The ticket has no other owner. A scalar has no
+    // dimensions.
     unsafe {
         (api.new_tensor)(
             TF_INT64,
