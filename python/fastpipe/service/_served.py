@@ -137,7 +137,7 @@ class Served:
             ) from error
 
     def description(self) -> dict[str, Any]:
-        """Returns the description that clients receive first, in JSON types. File names are given without folders."""
+        """Returns the description that clients receive first, in types of JSON. File names have no folders."""
         parts, data = self._parts, self._data
         words = data.words
         return {

@@ -175,8 +175,9 @@ class Server:
             8 MiB are used until two clients have read the same stream.
         memory_limit: Maximum size of the batches of all clients, in bytes or as text such as `"4GiB"`. After `keep` is
             subtracted, a quarter is for batches that are being sent, and the rest for passes. A pass gets the limit of
-            its reader if that fits, and otherwise an equal share for each of `max_passes`. If the limits of more passes
-            don't fit, fewer are open. Memory of Python, gRPC and the readers is not included. None for no limit.
+            its reader as far as it fits, or an equal share for each of `max_passes` if the reader has no limit. Fewer
+            passes are open if their limits don't fit together. Memory of Python, gRPC and the readers is not included.
+            None for no limit.
         max_requests: Maximum number of requests that are answered at once. Further requests are refused as busy; the
             clients ask other servers and retry later. Defaults to 512.
         metrics_port: HTTP port for metrics; 0 for any free port, see `metrics_url` (extra `metrics`). `/metrics` serves
@@ -293,13 +294,19 @@ class Server:
         """Returns counters since the start of the server, and current sizes.
 
         Returns:
-            A dict of numbers. `requests`, `batches`, `bytes`: requests for batches, and what was sent. `errors`: errors
-            sent to clients. `decoded`, `begun`: decoded batches, and started passes. `kept_hits`: batches sent again
-            after another request had them decoded. `refused`: requests refused because the server was busy. `closed`:
-            connections closed because their clients stopped reading while others waited. `clients`, `streams`,
-            `passes`, `kept_bytes`: current numbers. `batch_bytes`: size of all batches in memory. `making_seconds`:
-            time that requests waited for batches to be made. `held_back_seconds`: time that batches waited for slow
-            clients. Both times are summed over requests.
+            A dict of numbers:
+
+            - `requests`: Requests for batches.
+            - `batches`, `bytes`: Batches that were sent, and their size.
+            - `errors`: Errors that were sent to clients.
+            - `decoded`, `begun`: Batches that were decoded, and passes that were started for them.
+            - `kept_hits`: Batches that were sent without decoding, because another request had them decoded.
+            - `refused`: Requests that were refused because the server was busy.
+            - `closed`: Connections that were closed because their clients stopped reading while others waited.
+            - `clients`, `streams`, `passes`: Streams that are being sent, current streams, and open passes.
+            - `kept_bytes`, `batch_bytes`: Size of the batches that are kept, and of all batches in memory.
+            - `making_seconds`: Time that requests have waited for batches to be made, summed over requests.
+            - `held_back_seconds`: Time that batches have waited for slow clients, summed over requests.
         """
         return self._flight.stats()
 
@@ -362,5 +369,5 @@ def listening(readers: Reader | Mapping[str, Reader], url: str, options: dict[st
     if found.scheme not in ("grpc", "grpc+tcp", "grpc+tls") or host is None:
         raise ValueError(f"a server's URL must be grpc://host:port; got {url!r:.200}")
     if (found.scheme == "grpc+tls") != (options.get("tls") is not None):
-        raise ValueError("a grpc+tls:// URL requires tls=(certificate, key), and the reverse")
+        raise ValueError("a grpc+tls:// URL requires tls=(certificate, key), and tls requires such a URL")
     return Server(readers, host=host, port=port, **options)

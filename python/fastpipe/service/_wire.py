@@ -2,8 +2,8 @@
 
 A ticket requests the batches from `start` up to `stop` of an epoch, in an order. It is JSON after a checksum, because a
 ticket that is damaged in transit could request other batches. The answer is a stream of Arrow record batches with one
-binary column. Its values are the bytes of the batches' slabs, cut to sizes that suit the transport. The first message
-of a batch, or of several small batches that are sent together, describes them in its metadata (`rust/fastpipe-wire`).
+binary column. Its values are the bytes of the batches' slabs, in sizes that suit the transport. The first message of
+a batch, or of several small batches that are sent together, describes them in its metadata (`rust/fastpipe-wire`).
 An error replaces a batch: it is JSON in the metadata of an empty message.
 """
 

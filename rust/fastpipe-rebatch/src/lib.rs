@@ -12,8 +12,8 @@
 //! - Narrow elements of level 0, one per row, are copied to a table, at their slots.
 //! - Wide elements of level 0, of `WIDE` bytes or more, stay in the arrays that they came in, and are copied once, to
 //!   their batch (`retained_arrays.rs`). An array is retained until its last row is drawn. A few rows would keep many
-//!   arrays alive for a long time. If more rows are retained than twice the capacity of the buffer, the remaining rows of
-//!   the oldest arrays are copied to a table.
+//!   arrays alive for a long time. If more rows are retained than twice the capacity of the buffer, the remaining rows
+//!   of the oldest arrays are copied to a table.
 //! - Elements of other levels, any number per row, are appended to an arena, which records the range of each row. Rows
 //!   that are drawn leave holes. When the arena is full, it is compacted. If that frees less than half, it grows
 //!   (`arena.rs`).
