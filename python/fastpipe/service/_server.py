@@ -222,7 +222,7 @@ class Server:
         if not named:
             raise ValueError("readers is empty: pass at least one reader")
         if client_ca is not None and tls is None:
-            raise ValueError("client_ca requires tls=(certificate, key)")
+            raise ValueError("client_ca needs tls=(certificate, key)")
         if max_passes < 1:
             raise ValueError(f"max_passes must be at least 1; got {max_passes}")
         if metrics_host is not None and metrics_port is None:

@@ -56,8 +56,8 @@ pub(super) unsafe extern "C" fn parse_avro(_kernel: *mut c_void, context: *mut C
             let rank = serialized.rank();
             if rank != 1 {
                 let reason = format!(
-                    "serialized must be a vector of records (rank 1); got rank {rank}. Call batch() before map(), or \
-                     pass [record]"
+                    "serialized must be a vector of records, of rank 1, not of rank {rank}: batch() a dataset before it \
+                     is mapped, or pass [record]"
                 );
                 return Err(Failure::new(Code::InvalidArgument, reason));
             }
