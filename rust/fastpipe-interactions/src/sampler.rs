@@ -55,8 +55,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Creates a sampler that draws `negatives` of `num_items` items for each positive. All items have the same
-    /// probability or, if there are `weights`, a probability in proportion to its weight. With `repeats`, each draw is
+    /// Creates a sampler that draws `negatives` of `num_items` items for each positive. The probabilities
+    /// of the items are equal or, if there are `weights`, in proportion to their weights. With `repeats`, each draw is
     /// independent.
     pub fn new(num_items: u32, negatives: u32, repeats: bool, weights: Option<&[f64]>) -> Result<Sampler> {
         if negatives > MOST_NEGATIVES {

@@ -263,7 +263,7 @@ impl Unit for OpenShard {
         self.bytes.capacity()
     }
 
-    /// None: rows have fixed places, so marks count only rows.
+    /// Zero: rows have fixed places, so marks count only rows.
     fn bytes(&self) -> usize {
         0
     }
