@@ -129,7 +129,7 @@ DEFAULT_DIALECT = Dialect.of(",", '"', True, None, ".", DEFAULT_NULLS, "error")
 SUFFIXES = ((".csv", ".csv.gz", ".csv.zst"), (".tsv", ".tsv.gz", ".tsv.zst"))
 
 _WORDS = SourceWording(
-    units="stretches",
+    units="chunks",
     advice={
         "reading": "Storage is the limit. Use faster disks. More threads help only if the storage is remote.",
         "parsing": "Read fewer columns, or numbers with fewer digits. More threads help. Parquet, Arrow and Avro "

@@ -45,7 +45,7 @@ impl Order {
             data.get().source().check_random().py(py)?;
         }
         if rows.is_some() && data.get().bringer().is_some() {
-            let reason = "servers do not support rows by index: select rows on the server, and serve the result";
+            let reason = "servers do not support rows by index: use sample() or take() on a local reader";
             return Err(Error::new(ErrorKind::Unsupported, reason)).py(py);
         }
         let rows = rows
