@@ -119,7 +119,7 @@ fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo 
 bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
-lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs and documentation
+lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs, documentation and prose
 
 lint-rust: $(STAMPS)/venv
 	$(CARGO) fmt --all --check
@@ -135,6 +135,7 @@ lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml fastpipe._fastpipe
+	$(BIN)/python tests/prose.py
 
 lines: ## count the lines of each part
 	@for part in rust python tests benches examples docs; do \
