@@ -1,4 +1,4 @@
-"""Messages: bare datums, single objects, and those of a registry, to one batch."""
+"""Decoding messages into one batch: bare datums, single-object encoding, and the registry format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATER = wire.record("User", scores=wire.list_of("double"), more=["null", "string
 
 
 def fingerprint(schema: Any) -> bytes:
-    """Little-endian, as messages have it."""
+    """Returns the fingerprint of a schema in little-endian order, as messages contain it."""
     form = fastavro.schema.to_parsing_canonical_form(fastavro.parse_schema(schema))
     return bytes.fromhex(fastavro.schema.fingerprint(form, "CRC-64-AVRO"))
 
@@ -85,7 +85,7 @@ FORMS: dict[str, Callable[[list[bytes]], Any]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms_of_messages(form: str) -> None:
+def test_buffers_of_messages(form: str) -> None:
     rows = users(50)
     messages = FORMS[form]([datum(USER, row) for row in rows])
     batch = fastpipe.decode_messages(messages, USER)
@@ -94,13 +94,13 @@ def test_forms_of_messages(form: str) -> None:
 
 
 @pytest.mark.parametrize("given", [USER, json.dumps(USER), json.dumps(USER, indent=2), fastavro.parse_schema(USER)])
-def test_forms_of_schemas(given: Any) -> None:
+def test_schema_arguments(given: Any) -> None:
     rows = users(3)
     messages = [datum(USER, row) for row in rows]
     assert listed(fastpipe.decode_messages(messages, given)) == columns(rows)
 
 
-def test_schemas_that_are_no_records() -> None:
+def test_schemas_that_are_not_records() -> None:
     assert listed(fastpipe.decode_messages([b"\x02", b"\x01"], "long")) == {"value": [1, -1]}
     assert listed(fastpipe.decode_messages([b"\x02"], '"long"')) == {"value": [1]}
     union = ["null", "long"]
@@ -111,7 +111,9 @@ def test_schemas_that_are_no_records() -> None:
 @hypothesis.settings(max_examples=SOME)
 @given(schemas(), st.integers(0, 2**32), st.integers(1, 40), st.sampled_from([None, "single-object", "registry"]))
 def test_any_schema(schema: Any, seed: int, count: int, framing: Any) -> None:
-    """The same as from a file of these records, which other tests hold against an oracle."""
+    """Checks that messages decode to the same values as a file of the same records, which other tests compare with an
+    oracle.
+    """
     rng = random.Random(seed)
     root = oracle.resolve(schema)
     records = Values(seed).rows(root, count)
@@ -132,7 +134,7 @@ def test_any_schema(schema: Any, seed: int, count: int, framing: Any) -> None:
         assert oracle.same(oracle.rows(value), oracle.rows(expected[name])), name
     empty = decoder([])
     assert {name: len(oracle.rows(value)) for name, value in empty.items()} == dict.fromkeys(found, 0)
-    # Cut anywhere, or with a byte behind it, a message is damaged, and so is its number told.
+    # A message that is truncated, or followed by another byte, is malformed, and the error contains its index.
     at = rng.randrange(count)
     if len(messages[at]) > 0:
         cut = messages[at][: rng.randrange(len(messages[at]))]
@@ -158,8 +160,8 @@ def test_single_objects(schema: Any) -> None:
     assert {len(oracle.rows(value)) for value in decoder(messages).values()} <= {3}
 
 
-def test_fingerprints_are_those_of_the_specification() -> None:
-    """Of share/test/data/schema-tests.txt."""
+def test_fingerprints_match_the_specification() -> None:
+    """Uses examples of `share/test/data/schema-tests.txt` in the Avro repository."""
     for schema, number in [
         ("null", 7195948357588979594),
         ("int", 8247732601305521295),
@@ -212,7 +214,7 @@ def test_a_registry() -> None:
     assert listed(decoder(messages)) == columns(rows)
 
 
-def test_a_number_is_asked_for_once_by_many_threads() -> None:
+def test_many_threads_look_a_schema_up_once() -> None:
     asked: list[int] = []
 
     def find(number: int) -> Any:
@@ -227,14 +229,14 @@ def test_a_number_is_asked_for_once_by_many_threads() -> None:
     assert found == [columns(users(50))] * 8
 
 
-def test_many_messages_by_any_number_of_threads() -> None:
+def test_any_number_of_threads_decodes_the_same() -> None:
     rows = users(20_000)
     messages = [datum(USER, row) for row in rows]
     one = listed(fastpipe.MessageDecoder(USER, num_threads=1)(messages))
     assert one == columns(rows)
     for threads in (2, 7):
         assert listed(fastpipe.MessageDecoder(USER, num_threads=threads)(messages)) == one
-    # The first that is damaged is told, whichever thread meets one.
+    # The error reports the first malformed message, regardless of which thread finds one.
     for number in (19_999, 12_345, 7, 12):
         messages[number] = messages[number][:-1]
         with pytest.raises(fastpipe.MalformedFileError) as error:
@@ -269,7 +271,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("framing", GOOD)
-def test_what_is_wrong_with_a_message(framing: Any) -> None:
+def test_errors_of_malformed_messages(framing: Any) -> None:
     good, header = GOOD[framing], {None: 0, "single-object": 10, "registry": 5}[framing]
     decoder = fastpipe.MessageDecoder({7: USER} if framing == "registry" else USER, framing=framing)
     huge = good[:header] + b"\x00\x00" + wire.long(2**62)
@@ -317,7 +319,7 @@ def test_wrong_headers() -> None:
         registry([registered(8, USER, users(1)[0])])
 
 
-def test_items_of_no_bytes_are_bounded() -> None:
+def test_zero_byte_items_are_limited() -> None:
     nulls = {"type": "array", "items": "null"}
     message = wire.long(2**14) + b"\x00"
     assert len(fastpipe.decode_messages([message], nulls)["value"].row(0)) == 2**14
@@ -368,7 +370,7 @@ def test_decoders_are_pickled() -> None:
     assert listed(decoder([GOOD["registry"]])) == {"id": [0]}
 
 
-def test_batches_outlive_what_they_were_made_of() -> None:
+def test_batches_outlive_their_messages() -> None:
     decoder = fastpipe.MessageDecoder(USER)
     batches = [decoder([datum(USER, row)]) for row in users(20)]
     del decoder

@@ -1,4 +1,4 @@
-"""Metrics of readers: what was yielded, how long the program waited, and what other libraries read of that."""
+"""Metrics of readers: what a reader yielded, how long the program waited, and what metrics libraries report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastpipe._fastpipe import ReaderTotals
 from fastpipe._reader.passes import passes_of
 from processes import outputs, run, together
 
-# The fixture that makes readers of each source.
+# The fixture that creates a reader of each source.
 __all__ = ["make"]
 
 WORK = ("reading", "opening", "indexing", "skipping", "decoding", "assembling", "planning")
@@ -35,7 +35,7 @@ def totals(reader: Any) -> dict[str, Any]:
 
 def nbytes(node: Any) -> int:
     if isinstance(node, np.ndarray):
-        # The rows of a dense shape and the like are computed for a batch, and not of it.
+        # `dense_shape` and similar parts are computed on access and don't belong to the memory of the batch.
         return node.nbytes
     parts = [part for name, part in node.items() if name != "valid"] if isinstance(node, dict) else []
     if isinstance(node, fastpipe.batch.Form):
@@ -44,7 +44,7 @@ def nbytes(node: Any) -> int:
 
 
 class Tally:
-    """Counts the batches that a program gets."""
+    """Counts the batches that a program receives."""
 
     def __init__(self) -> None:
         self.batches = self.rows = self.bytes = 0
@@ -71,33 +71,33 @@ def numbers(**options: Any) -> fastpipe.Reader:
 # --- what is counted ---
 
 
-def test_totals_are_of_what_was_yielded(make: Make) -> None:
+def test_totals_count_yielded_batches(make: Make) -> None:
     reader, seen = make(batch_size=32, shuffle=True, seed=3), Tally()
     assert seen.agrees(reader)
     for _ in seen.over(reader):
         assert seen.agrees(reader)
     assert totals(reader)["epoch"] == 0
-    # A pass that is left, whose other batches were made or not.
+    # A pass that is closed early, no matter how many more batches were prepared.
     for step, _ in enumerate(seen.over(reader)):
         if step == 2:
             break
     reader.close()
     assert seen.agrees(reader)
     assert totals(reader)["epoch"] == 1
-    # Resumed, here and by another reader, which has its own totals.
+    # This reader resumes, and so does another reader, which has separate totals.
     reader.load_state_dict(reader.state_dict())
     again, other = pickle.loads(pickle.dumps(reader)), Tally()
     assert [len(list(seen.over(reader))), len(list(other.over(again)))] == [5, 5]
     assert seen.agrees(reader)
     assert other.agrees(again)
-    # A batch that is looked at isn't one of a pass.
+    # Looking at a batch doesn't count as reading it.
     reader.batch_at(0)
     reader.explain()
     assert seen.agrees(reader)
 
 
 @pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
-def test_two_ranks_have_totals_of_their_own(uneven: str) -> None:
+def test_ranks_have_separate_totals(uneven: str) -> None:
     ranks = [numbers(batch_size=8, shuffle=True, seed=1, uneven=uneven, rank=rank, world_size=2) for rank in range(2)]
     for reader in ranks:
         seen = Tally()
@@ -110,19 +110,19 @@ def test_two_ranks_have_totals_of_their_own(uneven: str) -> None:
     assert [passes_of(reader).totals.rank for reader in ranks] == [0, 1]
 
 
-def test_rows_that_are_left_out_are_reported() -> None:
+def test_rows_left_out_are_reported() -> None:
     with pytest.warns(fastpipe.RowsLeftOutWarning):
         reader = numbers(batch_size=64, drop_last=True)
     assert totals(reader)["rows_left_out"] == 0, "no pass has begun"
     assert (len(list(reader)), totals(reader)["rows_left_out"]) == (1, 36)
 
 
-def test_shares_that_adapters_take_count_for_the_user_s_reader() -> None:
+def test_shards_of_adapters_count_for_the_reader() -> None:
     reader = numbers()
     share = passes_of(reader).share(2, 1)
     assert len(list(share.start().batches)) == totals(reader)["batches"] == 5
     assert passes_of(reader).totals.rank == 1
-    # A share that the user takes is another reader.
+    # A shard that the user creates is a separate reader.
     assert totals(reader.shard(2, 0))["batches"] == 0
 
 
@@ -173,7 +173,7 @@ def test_several_threads_draw_from_one_pass() -> None:
     assert (totals(reader)["batches"], sum(totals(reader)["waits"])) == (100, 100)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_counts_from_zero() -> None:
     reader = numbers()
@@ -205,7 +205,7 @@ def test_batches_of_servers_are_counted() -> None:
         assert totals(remote)["read_bytes"] == 0
 
 
-def test_batches_that_become_something_else_are_counted() -> None:
+def test_converted_batches_are_counted() -> None:
     reader = numbers()
     assert [len(batch["id"]) for batch in fastpipe.rebatch(reader, 64)] == [64, 36]
     assert totals(reader)["batches"] == 10
@@ -256,7 +256,7 @@ def counts_of(waits: np.ndarray) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("number", [1, 2, 10, 1000])
-def test_quantiles_are_within_a_bucket_of_numpy_s(seed: int, number: int) -> None:
+def test_quantiles_are_within_a_bucket_of_numpy(seed: int, number: int) -> None:
     random = np.random.default_rng(seed)
     waits = np.exp(random.uniform(np.log(1e-7), np.log(100.0), number))
     if seed == 4:
@@ -266,11 +266,11 @@ def test_quantiles_are_within_a_bucket_of_numpy_s(seed: int, number: int) -> Non
         exact = np.quantile(waits, quantile, method="inverted_cdf")
         bucket = np.searchsorted(bounds, exact, "right")
         assert bounds[bucket - 1] <= metrics._quantile(counts_of(waits), quantile) <= bounds[bucket]
-    assert metrics._quantile(counts_of(np.array([1e6])), 0.5) == bounds[-2], "more than what is told apart"
+    assert metrics._quantile(counts_of(np.array([1e6])), 0.5) == bounds[-2], "longer waits than the last bucket's bound"
 
 
 class Slow:
-    """Units of one row that take some time to read."""
+    """Units of one row, each with a delay before its row is returned."""
 
     def __init__(self, seconds: list[float]) -> None:
         pa = pytest.importorskip("pyarrow")
@@ -286,7 +286,7 @@ class Slow:
         return "slow"
 
 
-def test_waits_are_those_of_the_program() -> None:
+def test_waits_are_measured_in_the_program() -> None:
     seconds = [0.001] * 10 + [0.03] * 10
     reader = fastpipe.read_units(Slow(seconds), batch_size=1, num_threads=1, prefetch=1)
     batches, own = iter(reader), []
@@ -296,7 +296,7 @@ def test_waits_are_those_of_the_program() -> None:
         own.append(time.perf_counter() - began)
     found = totals(reader)
     assert found["fetch_seconds"] >= sum(seconds)
-    # The time of each call includes the wait, and hardly anything else.
+    # The time of each call is little more than the wait.
     assert 0.5 * sum(own) < found["wait_seconds"] < sum(own)
     for quantile in (0.1, 0.5, 0.95):
         assert metrics._quantile(found["waits"], quantile) <= 1.25 * np.quantile(own, quantile, method="inverted_cdf")
@@ -306,7 +306,7 @@ def test_waits_are_those_of_the_program() -> None:
 
 
 def scraped(registry: Any) -> dict[tuple[str, str], float]:
-    """Returns values by the name of the sample and its labels, of what a scrape gets in either format."""
+    """Returns the value of each sample by its name and labels, after parsing a scrape in both text formats."""
     import prometheus_client.exposition as plain
     import prometheus_client.openmetrics.exposition as open_metrics
     import prometheus_client.openmetrics.parser as open_parser
@@ -359,7 +359,7 @@ def test_prometheus_reads_totals() -> None:
     assert (samples["fastpipe_rows_total", "job=demo,rank=0,reader=train"], totals(train)["rows"]) == (200, 200)
 
 
-def test_the_registry_of_prometheus_is_the_default() -> None:
+def test_prometheus_uses_its_default_registry() -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
     reader = numbers()
     collector = metrics.prometheus(reader)
@@ -385,7 +385,7 @@ def test_labels() -> None:
     metrics.prometheus({}, registry=prometheus_client.CollectorRegistry())
 
 
-def test_what_is_registered_does_not_keep_the_reader() -> None:
+def test_registering_does_not_keep_the_reader_alive() -> None:
     prometheus_client = pytest.importorskip("prometheus_client")
     registry, reader = prometheus_client.CollectorRegistry(), numbers()
     metrics.prometheus(reader, registry=registry)
@@ -402,7 +402,7 @@ def test_what_is_registered_does_not_keep_the_reader() -> None:
 
 @pytest.fixture
 def observed() -> Iterator[tuple[Any, Callable[[], dict[str, list[tuple[dict[str, Any], float]]]]]]:
-    """A meter of OpenTelemetry, and how to read it: observations by the name of their instrument."""
+    """Returns an OpenTelemetry meter and a function that returns its observations by the name of their instrument."""
     pytest.importorskip("opentelemetry.sdk")
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -449,7 +449,7 @@ def test_opentelemetry_reads_totals(observed: Any) -> None:
         for labels, reader in zip(own, (train, valid), strict=True)
         for activity, seconds in totals(reader)["work_seconds"].items()
     ]
-    # The first reader had no wait since the previous collection.
+    # Only the second reader waited since the previous collection.
     waits = totals(valid)["waits"]
     assert found["fastpipe.wait_quantile_seconds"] == [
         (own[1] | {"quantile": str(quantile)}, metrics._quantile(waits, quantile)) for quantile in (0.5, 0.95, 0.99)
@@ -459,7 +459,7 @@ def test_opentelemetry_reads_totals(observed: Any) -> None:
 # --- loggers ---
 
 
-def test_scalars_are_those_since_the_call_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scalars_cover_the_time_since_the_previous_call(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     reader = numbers()
@@ -504,13 +504,13 @@ def test_scalars_of_several_readers() -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, None, "train", [], fastpipe.rebatch([], 2)], ids=repr)
-def test_other_things_than_readers_are_refused(wrong: Any) -> None:
+def test_arguments_that_are_not_readers_are_refused(wrong: Any) -> None:
     for readers in (wrong, {"train": numbers(), "other": wrong}):
         with pytest.raises(TypeError, match=r"reader is a Reader, as fastpipe\.read_avro makes one, not"):
             metrics.Scalars(readers)
 
 
-def test_without_the_libraries_errors_name_them() -> None:
+def test_errors_name_missing_libraries() -> None:
     script = """
         import sys
         sys.modules["prometheus_client"] = sys.modules["opentelemetry"] = None

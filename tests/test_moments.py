@@ -1,4 +1,4 @@
-"""Mean and deviation in one pass are those of exact arithmetic, however the values are split."""
+"""Mean and deviation, computed in one pass, match exact arithmetic no matter how the values are split."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def of(values: np.ndarray) -> Moments:
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=40), st.integers(0, 40))
-def test_integers_are_exact_however_they_are_split(values, at):
+def test_integers_are_exact_for_every_split(values, at):
     array = np.array(values, np.int64)
     found = of(array[:at])
     found.merge(of(array[at:]))
@@ -37,7 +37,7 @@ def test_large_offsets_do_not_cancel(dtype):
     assert found.deviation == pytest.approx(small.std(), rel=1e-9)
 
 
-def test_nan_and_infinities_are_counted_apart():
+def test_nan_and_infinities_are_counted_separately():
     found = of(np.array([1.0, np.nan, np.inf, 3.0, -np.inf], "float32"))
     assert (found.count, found.nans, found.infinities, found.mean, found.deviation) == (2, 1, 2, 2.0, 1.0)
     empty = of(np.array([np.nan]))
@@ -52,7 +52,7 @@ def test_text_is_refused():
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=40), st.integers(0, 40))
-def test_floats_are_close_however_they_are_split(values, at):
+def test_floats_are_close_for_every_split(values, at):
     array = np.array(values)
     found = of(array[:at])
     found.merge(of(array[at:]))

@@ -1,6 +1,6 @@
-"""Mutated files in every order: no abort, no panic, no hang, no untyped error.
+"""Mutated files, read in every order, never cause an abort, a panic, a hang or an untyped error.
 
-FASTPIPE_MUTATIONS says how many; `make soak` takes 200,000.
+`FASTPIPE_MUTATIONS` is the number of mutated files. `make soak` reads 200,000.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import pytest
 MUTATIONS = int(os.environ.get("FASTPIPE_MUTATIONS", "100"))
 FIRST = int(os.environ.get("FASTPIPE_FIRST_MUTATION", "0"))
 PATIENCE = 60.0
-"""Seconds without output from a child until it counts as hung, on a machine that does other things as well."""
+"""Seconds without output after which a child counts as hung. Allows for a busy machine."""
 LONGEST = 10.0
-"""Seconds of CPU time that a file may take, in every order."""
+"""Seconds of CPU time that reading one file in every order may take."""
 SCRIPT = Path(__file__).parent / "mutations.py"
 
 pytestmark = [
@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class Child:
-    """A process that reads mutations from one number on, and what is heard of it."""
+    """A process that reads mutations from a given index on, and the parser of its output."""
 
     def __init__(self, first: int, count: int) -> None:
         self.number, self.heard = first, b""
@@ -40,7 +40,7 @@ class Child:
         )
 
     def listen(self) -> str | None:
-        """Hears it out. Returns why it ended, if that wasn't its end."""
+        """Reads the output until the process ends. Returns the reason if it failed, or None."""
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self.process.stdout, selectors.EVENT_READ)
@@ -48,7 +48,7 @@ class Child:
                 if not selector.select(PATIENCE):
                     self.process.kill()
                     self.process.communicate()
-                    return f"mutation {self.number}: no word for {PATIENCE} s"
+                    return f"mutation {self.number}: no output for {PATIENCE} s"
                 data = os.read(self.process.stdout.fileno(), 1 << 16)
                 if not data:
                     break
@@ -75,7 +75,7 @@ def test_mutated_files_end_in_rows_or_typed_errors() -> None:
     outcomes: Counter[str] = Counter()
     number, end = FIRST, FIRST + MUTATIONS
     while number < end and len(failures) < 20:
-        # A process now and then, so that what one file leaves behind can't stay unseen, nor blur what others do.
+        # Each process reads 5,000 files. A fresh one makes leaks visible and keeps one file from affecting many others.
         child = Child(number, min(end - number, 5_000))
         failed = child.listen()
         failures += child.slow
@@ -85,5 +85,5 @@ def test_mutated_files_end_in_rows_or_typed_errors() -> None:
         number = child.number + 1
     print(f"{number - FIRST} files: {dict(outcomes)}")
     assert not failures, "\n".join(failures)
-    # The files are neither all sound nor all refused.
+    # Some of the files are still valid, and some are refused.
     assert {"", "MalformedFileError"} <= outcomes.keys()

@@ -1,4 +1,4 @@
-"""NaN that stands for null, since its spec has `fill=nan`, is null in Arrow data; any other NaN is a value."""
+"""NaN is null in Arrow data if the spec has `fill=nan`. Any other NaN is a value."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = 60
 
 
 class Source(NamedTuple):
-    """Makes readers of the columns `id` and `x`, which has these values."""
+    """Creates readers of the columns `id` and `x`, where `x` contains the given values."""
 
     read: Callable[..., fastpipe.Reader]
     values: list[float | None]
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 )
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     path = tmp_path_factory.mktemp("nan") / "rows"
-    # SQLite has no NaN. Each batch has nulls, and NaN, at other places.
+    # SQLite has no NaN. In each batch the nulls and NaNs are in different rows.
     nan = None if request.param == "sql" else NAN
     values = [None if i % 5 == 0 else nan if i % 7 == 0 else i / 4 for i in range(ROWS)]
     table = pa.table({"id": range(ROWS), "x": pa.array(values, pa.float64(), from_pandas=False)})
@@ -74,7 +74,7 @@ def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             connection.executemany("INSERT INTO t VALUES (?, ?)", [tuple(row.values()) for row in rows])
             connection.commit()
     elif request.param == "local service" and sys.platform != "linux":
-        pytest.skip("processes share memory by means of Linux")
+        pytest.skip("processes share memory only on Linux")
     with contextlib.ExitStack() as services:
         yield Source(readers[request.param], values)
 
@@ -88,17 +88,17 @@ def without_nan(values: list[Any]) -> list[Any]:
 
 
 def is_same(found: Any, expected: Any) -> bool:
-    """Whether values are the same. NaN is the same as NaN, and as nothing else."""
+    """Returns whether two values are the same. NaN equals NaN and nothing else."""
     return repr(found) == repr(expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_nan_that_stands_for_null_is_null(source: Source, dtype: str) -> None:
+def test_nan_as_the_fill_value_is_null(source: Source, dtype: str) -> None:
     features = features_of(DenseSpec((), dtype, fill=NAN))
     reader, twin = (source.read(features=features, batch_size=16) for _ in range(2))
     table = pa.table(reader)
     assert table["x"].to_pylist() == without_nan(source.values)
-    # The metadata of the table have the specs.
+    # The metadata of the table contains the specs.
     again = fastpipe.from_arrow(table, batch_size=16)
     assert again.features == features
     for record_batch, batch, other in zip(reader.to_reader(), twin, again, strict=True):
@@ -107,7 +107,7 @@ def test_nan_that_stands_for_null_is_null(source: Source, dtype: str) -> None:
         assert np.array_equal(batch["x"], other["x"], equal_nan=True)
         assert record_batch["x"].null_count == missing.sum()
         assert fastpipe.to_arrow(batch, features).equals(record_batch)
-        # Without specs it isn't known which NaN stand for null.
+        # Without specs, fastpipe can't know which NaNs represent nulls.
         assert fastpipe.to_arrow(batch)["x"].null_count == 0
 
 
@@ -120,13 +120,13 @@ def test_nan_that_stands_for_null_is_null(source: Source, dtype: str) -> None:
     ],
     ids=["mask", "zero", "fill"],
 )
-def test_other_nan_are_values(source: Source, spec: Spec, null: float | None) -> None:
+def test_nan_is_a_value_without_that_fill(source: Source, spec: Spec, null: float | None) -> None:
     reader = source.read(features=features_of(spec), batch_size=16)
     assert is_same(pa.table(reader)["x"].to_pylist(), [null if value is None else value for value in source.values])
 
 
 @pytest.mark.parametrize("library", ["polars", "pandas", "duckdb"])
-def test_frames_have_nulls(source: Source, library: str) -> None:
+def test_data_frames_have_nulls(source: Source, library: str) -> None:
     module = pytest.importorskip(library)
     reader = source.read(features=features_of(DenseSpec((), "float64", fill=NAN)), batch_size=16)
     expected = without_nan(source.values)
@@ -147,7 +147,7 @@ def test_ranks_have_the_nulls_of_their_rows(source: Source) -> None:
     assert [rows[i] for i in range(ROWS)] == without_nan(source.values)
 
 
-def test_records_that_are_written_have_nulls(source: Source, tmp_path: Path) -> None:
+def test_written_records_have_nulls(source: Source, tmp_path: Path) -> None:
     features = features_of(DenseSpec((), "float64", fill=NAN))
     path = tmp_path / "written.avro"
     fastpipe.write_avro(path, source.read(features=features, batch_size=16))
@@ -169,7 +169,7 @@ def test_inferred_floats_of_csv_have_nulls() -> None:
 
 
 def lists(*levels: int | None) -> pa.DataType:
-    """Lists of doubles; where a level has a size, of that size."""
+    """Returns a type of nested lists of doubles. Levels with a size are fixed-size lists."""
     kind = pa.float64()
     for size in reversed(levels):
         kind = pa.list_(kind, -1 if size is None else size)
@@ -243,12 +243,12 @@ def test_values_in_lists_are_null(kind: Any, spec: Spec, rows: list[Any], origin
         assert is_same(fastpipe.to_arrow(batch).to_pylist(), fastpipe.to_arrow(other).to_pylist())
     path = tmp_path / "written.avro"
     fastpipe.write_avro(path, reader)
-    if spec.dtype != "float16":  # Which Avro doesn't have.
+    if spec.dtype != "float16":  # Avro has no float16.
         written = pa.table(fastpipe.read_avro(path, features=again.features, batch_size=4))
         assert written["x"].to_pylist() == nulls_for_nan(rows)
 
 
-def test_masks_of_batches_stay() -> None:
+def test_masks_of_batches_are_kept() -> None:
     spec = DenseSpec((), "float64", fill=NAN)
     masked = fastpipe.Masked(np.array([1.0, NAN, 3.0]), np.array([True, True, False]))
     assert fastpipe.to_arrow({"x": masked}, {"x": spec})["x"].to_pylist() == [1.0, None, None]

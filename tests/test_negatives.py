@@ -1,4 +1,4 @@
-"""Sampled negatives: none is a positive, each unseen item is as likely as it should be, and draws are independent."""
+"""Sampled negatives: none is a positive, each unseen item has the right probability, and draws are independent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from interaction_statistics import (
     uniforms,
 )
 
-# `make soak` takes a hundred times as many.
+# `make soak` draws a hundred times more.
 NEGATIVES = int(os.environ.get("FASTPIPE_NEGATIVES", str(10**7)))
 OF_TWINS = 10**6
 
@@ -41,19 +41,19 @@ def positives() -> Interactions:
 
 
 @pytest.mark.parametrize("negatives", [1, 4, 7])
-def test_each_unseen_item_is_as_likely_as_any_other(positives: Interactions, negatives: int) -> None:
+def test_unseen_items_are_equally_likely(positives: Interactions, negatives: int) -> None:
     counts = tally(Fastpipe(positives, negatives=negatives), positives, NEGATIVES)
     per_epoch = np.diff(positives.indptr) * negatives
     assert (counts.sum(axis=1) % np.maximum(per_epoch, 1) == 0).all()
     assert min(fairness(counts, seen(positives))) > ALPHA
 
 
-def test_a_sound_twin_passes(positives: Interactions) -> None:
+def test_a_correct_twin_passes(positives: Interactions) -> None:
     assert min(fairness(tally(Twin(positives, 4), positives, OF_TWINS), seen(positives))) > ALPHA
 
 
 @pytest.mark.parametrize("twin", [Truncating, NeverLast, Probing])
-def test_a_twin_that_favours_items_fails(positives: Interactions, twin: type[Twin]) -> None:
+def test_a_twin_that_prefers_items_fails(positives: Interactions, twin: type[Twin]) -> None:
     found = fairness(tally(twin(positives, 4), positives, OF_TWINS), seen(positives))
     assert found.users < ALPHA
     if twin is NeverLast:
@@ -69,7 +69,7 @@ def test_a_twin_that_draws_positives_fails(positives: Interactions) -> None:
 
 
 @pytest.mark.parametrize("negatives", [2, 4, 9])
-def test_without_repeats_each_set_is_as_likely_as_any_other(positives: Interactions, negatives: int) -> None:
+def test_sets_without_repeats_are_equally_likely(positives: Interactions, negatives: int) -> None:
     reading = Fastpipe(positives, negatives=negatives, repeats=False)
     counts = tally(reading, positives, NEGATIVES // 4)
     assert fairness_of_sets(counts, seen(positives), negatives) > ALPHA
@@ -78,15 +78,15 @@ def test_without_repeats_each_set_is_as_likely_as_any_other(positives: Interacti
         assert (sets[:, 1:] > sets[:, :-1]).all()
 
 
-def test_with_repeats_sets_are_not(positives: Interactions) -> None:
-    """So that the test above can't be passed by what draws with repeats."""
+def test_sets_with_repeats_are_not_equally_likely(positives: Interactions) -> None:
+    """Proves that the test above fails for draws with repeats."""
     counts = tally(Fastpipe(positives, negatives=9), positives, NEGATIVES // 4)
     assert fairness_of_sets(counts, seen(positives), 9) < ALPHA
 
 
 @pytest.mark.parametrize("unseen", [1, 2, 3, 4])
 def test_few_unseen_items_without_repeats(unseen: int) -> None:
-    """All of them at the least, in any order."""
+    """Checks that all unseen items are drawn, in a random order, when only that many exist."""
     items = 40
     few = Interactions.from_arrays(
         [0] * (items - unseen) + [1], [*range(unseen, items), 0], users=[0, 1], items=range(items)
@@ -102,12 +102,12 @@ def test_few_unseen_items_without_repeats(unseen: int) -> None:
 
 
 @pytest.mark.parametrize("power", [0.5, 0.75, 1.0, 1.5])
-def test_popular_items_are_as_likely_as_their_weight_says(positives: Interactions, power: float) -> None:
+def test_item_probabilities_follow_their_weights(positives: Interactions, power: float) -> None:
     counts = tally(Fastpipe(positives, sampling="popularity", power=power), positives, NEGATIVES)
     weights = positives.item_counts**power
     found = fairness(counts, seen(positives), weights)
     assert min(found.users, found.deciles) > ALPHA
-    # Nobody has the last item.
+    # No user has interacted with the last item.
     assert positives.item_counts[-1] == 0
     assert found.last == 1
     other = fairness(counts, seen(positives), positives.item_counts ** (power + 0.1))
@@ -123,7 +123,8 @@ def test_power_zero_is_uniform(positives: Interactions) -> None:
 
 
 def drawn(positives: Interactions, seed: int, epoch: int, **options: Any) -> np.ndarray:
-    """The draws of an epoch as numbers that are uniform and independent, if they are: `[positives, negatives]`."""
+    """Returns an epoch's draws as an array `[positives, negatives]` that is uniform and independent if the draws are.
+    """
     reading = Fastpipe(positives, negatives=4, **options)
     parts = list(reading(seed, epoch))
     points = np.concatenate([users for users, _ in parts]), np.concatenate([items for _, items in parts])
@@ -147,7 +148,7 @@ def test_epochs_and_seeds_are_independent(positives: Interactions, which: str) -
     assert order_statistics.independent(first.reshape(-1), first.reshape(-1)) < ALPHA
 
 
-def test_candidates_are_independent_of_what_is_read(positives: Interactions) -> None:
+def test_candidates_are_independent_of_the_rows_read(positives: Interactions) -> None:
     users = np.repeat(np.arange(positives.num_users), np.diff(positives.indptr))
     held_out = fastpipe.HeldOut(users, positives.indices.astype(np.int64))
     candidates = fastpipe.evaluation_candidates(positives, held_out, 4, seed=1)

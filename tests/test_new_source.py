@@ -1,7 +1,8 @@
-"""What a new source touches: its own crate and files, and some lines where sources are listed.
+"""Adding a source changes only its own crate and files, and a few lines where sources are listed.
 
-`toy_source/rust.patch` adds one: square numbers. Where it doesn't fit any more, apply it by hand, and write it anew
-with `git diff --cached -U1 -- . ':!Cargo.lock'`.
+`toy_source/rust.patch` adds a source of square numbers. If it no longer applies, apply it by hand and regenerate it
+with
+`git diff --cached -U1 -- . ':!Cargo.lock'`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PATCH = Path(__file__).with_name("toy_source") / "rust.patch"
 
-# Lines that may be added to what stands: members and dependencies of the workspace, and one line or one class each in
-# bindings and stubs.
+# Maximum number of lines added to existing files: members and dependencies of the workspace, and one line or one class
+# in each of the bindings and stubs.
 LISTS = {
     "Cargo.toml": 2,
     "rust/fastpipe-python/Cargo.toml": 1,
@@ -59,21 +60,21 @@ def test_a_source_touches_its_own_files_and_the_lists() -> None:
         name = re.match(r"a/(\S+)", part)
         assert name is not None
         body = part.split("\n@@", 1)[1]
-        assert not re.search(r"^-", body, re.MULTILINE), f"{name[1]}: nothing that stands is changed"
+        assert not re.search(r"^-", body, re.MULTILINE), f"{name[1]}: existing lines must not change"
         files[name[1]] = ("new file mode" in part, len(re.findall(r"^\+", body, re.MULTILINE)))
     assert {name for name, (new, _) in files.items() if new} == OWN
     assert {name: lines for name, (new, lines) in files.items() if not new} == LISTS
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git isn't there")
-def test_it_fits() -> None:
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_patch_applies() -> None:
     done = subprocess.run(["git", "apply", "--check", str(PATCH)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif("FASTPIPE_TOY" not in os.environ, reason="builds the extension: make soak")
 @pytest.mark.timeout(3600)
-def test_it_works(tmp_path: Path) -> None:
+def test_the_new_source_works(tmp_path: Path) -> None:
     tree = tmp_path / "fastpipe"
     ignored = shutil.ignore_patterns("target", ".venv", ".git", "*.so", ".*_cache", ".hypothesis", ".envs", ".cache")
     shutil.copytree(ROOT, tree, ignore=ignored)

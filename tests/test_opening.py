@@ -1,4 +1,4 @@
-"""Opening many files at once: the same outcome as one after the other, and Ctrl-C."""
+"""Opening many files at once has the same outcome as opening them one by one, and Ctrl-C interrupts it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ID = {"id": fastpipe.DenseSpec((), "int64")}
 
 
 def write(folder: Path, count: int) -> list[str]:
-    """Files of a row each, every third of another schema."""
+    """Writes files of one row. Every third file has a different schema."""
     paths = []
     for i in range(count):
         path = folder / f"{i:03}.avro"
@@ -38,7 +38,7 @@ def test_files_keep_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [[0], [299], [7, 150, 298], list(range(100, 300))])
-def test_the_first_that_fails_is_the_one_that_is_told(tmp_path: Path, bad: list[int]) -> None:
+def test_the_first_file_that_fails_is_reported(tmp_path: Path, bad: list[int]) -> None:
     paths = write(tmp_path, 300)
     for i in bad:
         Path(paths[i]).write_bytes(b"Obj\x01 damaged")
@@ -60,7 +60,7 @@ def test_each_schema_is_checked_once_in_the_order_of_the_files(tmp_path: Path) -
 
     _fastpipe.AvroDataset(lowered(paths), ["id"], check=check)
     assert checked == [paths[0], paths[2]]
-    # What it raises comes before the error of a later file.
+    # The error of `check` is raised before the error of a later file.
     os.unlink(paths[20])
 
     def refuse(path: str, schema: str) -> None:
@@ -80,9 +80,9 @@ def test_small_files_have_no_entry_in_the_cache(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such timer")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signal.setitimer")
 @pytest.mark.parametrize("paths", [100_000, 1])
-def test_ctrl_c_ends_it(tmp_path: Path, paths: int) -> None:
+def test_ctrl_c_ends_opening(tmp_path: Path, paths: int) -> None:
     (path,) = write(tmp_path, 1)
     if paths == 1:
         Path(path).write_bytes(wire.container('"long"', [(1, wire.long(1))]) + wire.block(1, wire.long(1)) * 2_000_000)

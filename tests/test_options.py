@@ -1,4 +1,4 @@
-"""Options that all readers share: documented, given defaults and checked once, and shown by every function."""
+"""Options that all readers share are documented, checked in one place, and shown by every function."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ NAMES = list(fastpipe.Options.__annotations__)
 
 
 def said_of(text: str) -> list[str]:
-    """The names that a docstring says something of."""
+    """Returns the names of the arguments that a docstring documents."""
     return re.findall(r"^ {4}(\w+): ", inspect.cleandoc(text), re.MULTILINE)
 
 
-def test_all_functions_are_looked_at() -> None:
-    """Each public one that returns a reader takes the options, unless it takes a reader, or a server's."""
+def test_all_functions_take_the_options() -> None:
+    """Checks that every public function that returns a reader accepts the options, unless it takes a reader or connects
+    to a server.
+    """
     public = [getattr(fastpipe, name) for name in fastpipe.__all__]
     made = {function for function in public if getattr(function, "__annotations__", {}).get("return") == "Reader"}
     assert made - {fastpipe.sample, fastpipe.take, fastpipe.connect} == set(FUNCTIONS)
@@ -57,7 +59,7 @@ def test_signatures_and_docstrings_show_every_option(function: Callable[..., Any
 
 
 @functions
-def test_types_are_those_of_the_options(function: Callable[..., Any]) -> None:
+def test_signatures_have_the_types_of_options(function: Callable[..., Any]) -> None:
     hints = typing.get_type_hints(function)
     assert hints["options"] == typing.Unpack[fastpipe.Options]
     assert typing.get_type_hints(fastpipe.Options).keys() == set(NAMES)
@@ -69,7 +71,7 @@ def test_options_are_documented_in_order() -> None:
 
 
 @functions
-def test_defaults_are_what_signatures_say(function: Callable[..., Any]) -> None:
+def test_defaults_match_the_signatures(function: Callable[..., Any]) -> None:
     shown = {name: inspect.signature(function).parameters[name].default for name in NAMES}
     none, all_ = Settings(function, 5, {}), Settings(function, 5, typing.cast("fastpipe.Options", shown))
     assert none.running == all_.running
@@ -89,7 +91,7 @@ def test_defaults_are_what_signatures_say(function: Callable[..., Any]) -> None:
         ("workers", ": it takes "),
     ],
 )
-def test_a_misspelled_option_says_what_was_meant(function: Callable[..., Any], wrong: str, hint: str) -> None:
+def test_misspelled_options_get_a_suggestion(function: Callable[..., Any], wrong: str, hint: str) -> None:
     data = fastpipe.Interactions.from_arrays(np.array([0, 0, 1]), np.array([0, 1, 2]))
     given: Any = data if function is fastpipe.read_interactions else {"x": np.arange(3)}
     name = function.__name__
@@ -100,12 +102,12 @@ def test_a_misspelled_option_says_what_was_meant(function: Callable[..., Any], w
         function(given, batch_size=2, **others, **{wrong: 1})
 
 
-def test_own_keywords_are_suggested_too() -> None:
+def test_keywords_of_a_function_are_suggested() -> None:
     with pytest.raises(TypeError, match="'num_fetch'; did you mean 'num_fetches'"):
         fastpipe.read_parquet("x", batch_size=1, num_fetch=3)  # type: ignore[call-arg]
 
 
-def test_what_a_docstring_says_itself_stays() -> None:
+def test_options_documented_by_a_function_are_kept() -> None:
     @takes_options(seed=3)
     def read(x: int, **options: typing.Unpack[fastpipe.Options]) -> Any:
         """Reads.
@@ -128,7 +130,7 @@ def test_what_a_docstring_says_itself_stays() -> None:
     assert after.endswith("(extra `progress`). Defaults to False.\n\nReturns:\n    It.")
 
 
-def test_without_docstrings_it_works_too() -> None:
+def test_options_work_without_docstrings() -> None:
     program = "import fastpipe, inspect; print(fastpipe.read_avro.__doc__, inspect.signature(fastpipe.read_avro))"
     done = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("None (source: ")

@@ -1,4 +1,4 @@
-"""What every order promises of an epoch: each row once, with its own values, the same batches on any machine."""
+"""The guarantees of every order: each row once per epoch, with its own values, in the same batches on any machine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from processes import together
 from samples import SHUFFLES, Data
 from strategies import SOME, layouts, orders
 
-# Data sets here are so small that a last batch is much of them.
+# The last batch is a large part of the small datasets of these tests.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """501 rows in three files."""
+    """Writes 501 rows in three files."""
     return samples.write(
         tmp_path_factory.mktemp("order"), [samples.blocks_of(200), [], samples.blocks_of(301, (20, 1))], "deflate"
     )
@@ -36,7 +36,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Rows so large that the work of a batch is shared out among threads."""
+    """Writes rows so large that several threads share the work of one batch."""
     return samples.write(tmp_path_factory.mktemp("heavy"), [samples.blocks_of(300, (3, 0, 40, 1))], rest=8192)
 
 
@@ -44,7 +44,7 @@ def heavy(tmp_path_factory: pytest.TempPathFactory) -> Data:
 @hypothesis.given(
     layouts, orders(), st.sampled_from([1, 3]), st.sampled_from([1, 3]), st.sampled_from(["null", "deflate"])
 )
-def test_each_row_comes_once_an_epoch(
+def test_each_row_is_read_once_per_epoch(
     tmp_path: Path, files: list[list[int]], order: dict[str, Any], epochs: int, threads: int, codec: str
 ) -> None:
     data = samples.write(tmp_path, files, codec)
@@ -55,7 +55,7 @@ def test_each_row_comes_once_an_epoch(
     if order["drop_last"]:
         sizes = [rows for rows in sizes if rows == size]
     assert len(reader) == len(batches) == len(sizes) * epochs
-    assert [len(batch["id"]) for batch in batches] == sizes * epochs, "no batch straddles epochs"
+    assert [len(batch["id"]) for batch in batches] == sizes * epochs, "no batch spans two epochs"
     for number, batch in enumerate(batches):
         epoch, step = divmod(number, len(sizes))
         assert list(batch) == list(samples.FEATURES)
@@ -123,7 +123,7 @@ def test_epochs_and_seeds_are_shuffled_differently(data: Data, shuffle: Any) -> 
     for a, b in itertools.combinations(found, 2):
         assert sum(x == y for x, y in zip(a, b, strict=True)) < len(a) / 4
     assert ids(1, 1) == found[4]
-    # A pass of several epochs has those that passes of one have.
+    # A pass over several epochs yields the same rows as passes over one epoch each.
     reader = data.read(shuffle=shuffle, seed=0, batch_size=10, columns=["id"], epochs=2)
     assert samples.ids_of(reader) == found[0] + found[1]
     assert samples.ids_of(itertools.islice(reader, 51)) == ids(0, 2)
@@ -135,7 +135,7 @@ def test_true_means_windows(data: Data) -> None:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES[1:])
-def test_a_drawn_seed_is_shown_and_repeats_the_order(data: Data, shuffle: Any) -> None:
+def test_a_generated_seed_is_shown_and_repeats_the_order(data: Data, shuffle: Any) -> None:
     reader = data.read(shuffle=shuffle, batch_size=20)
     assert f"seed={reader.seed}" in repr(reader)
     again = data.read(shuffle=shuffle, batch_size=20, seed=reader.seed)
@@ -145,7 +145,7 @@ def test_a_drawn_seed_is_shown_and_repeats_the_order(data: Data, shuffle: Any) -
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("progress", [False, True])
-def test_a_pass_without_end(
+def test_an_endless_pass(
     data: Data, shuffle: Any, progress: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     order = {"shuffle": shuffle, "batch_size": 100, "seed": 4}
@@ -154,7 +154,7 @@ def test_a_pass_without_end(
         len(reader)
     batches = iter(reader)
     assert samples.digests(itertools.islice(batches, 24)) == samples.digests(data.read(**order, epochs=4))
-    # The epoch of the last batch.
+    # The reader reports the epoch of the last batch.
     assert reader.epoch == 3
     del batches
     empty = samples.write(tmp_path, [[], [0, 0]])
@@ -196,21 +196,21 @@ def test_a_pass_without_end(
         ({"uneven": True}, ValueError, "uneven must be"),
     ],
 )
-def test_arguments_that_cannot_be(data: Data, arguments: dict, error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_refused(data: Data, arguments: dict, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         data.read(batch_size=10, **arguments)
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_damage_is_an_error_where_it_stands(tmp_path: Path, shuffle: Any) -> None:
+def test_damage_is_reported_at_its_batch(tmp_path: Path, shuffle: Any) -> None:
     data = samples.write(tmp_path, [[5, 7] * 4, [7, 5] * 4])
-    # Smaller than the data set, so that the damaged block isn't looked at before it is needed.
+    # The buffer is smaller than the dataset, so the reader decodes the damaged block only when it is needed.
     order = {"shuffle": shuffle, "batch_size": 3, "seed": 8, **({"shuffle_buffer": 12} if shuffle else {})}
     reader = data.read(**order)
     expected = samples.digests(reader)
     block = fastpipe.AvroFile(data.paths[1]).blocks[3]
     damaged = bytearray(Path(data.paths[1]).read_bytes())
-    # Behind the block's header of three bytes: the first record begins with a varint that doesn't end.
+    # After the block's header of three bytes, the first record begins with a varint that doesn't end.
     start = int(block["offset"]) + 3
     damaged[start : start + 11] = b"\xff" * 11
     Path(data.paths[1]).write_bytes(damaged)
@@ -228,7 +228,7 @@ def test_damage_is_an_error_where_it_stands(tmp_path: Path, shuffle: Any) -> Non
             with pytest.raises(fastpipe.MalformedFileError) as caught:
                 next(batches)
             assert (caught.value.path, caught.value.block) == (data.paths[1], 3)
-        # A state that is saved now stands in front of the damage.
+        # The state that is saved now is the position just before the damage.
         again = data.read(**order)
         again.load_state_dict(reader.state_dict())
         with pytest.raises(fastpipe.MalformedFileError):
@@ -242,7 +242,7 @@ def test_damage_is_an_error_where_it_stands(tmp_path: Path, shuffle: Any) -> Non
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_what_is_out_of_range_is_an_index_error(data: Data, shuffle: Any) -> None:
+def test_batches_out_of_range_raise_index_errors(data: Data, shuffle: Any) -> None:
     reader = data.read(shuffle=shuffle, seed=2, batch_size=100)
     assert len(reader.batch_at(5)["id"]) == 1
     assert reader.locate(5, 0, epoch=3) in data.ids
@@ -266,7 +266,7 @@ def test_what_is_out_of_range_is_an_index_error(data: Data, shuffle: Any) -> Non
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_looking_batches_up_leaves_the_pass_alone(data: Data, shuffle: Any) -> None:
+def test_looking_batches_up_does_not_affect_the_pass(data: Data, shuffle: Any) -> None:
     reader = data.read(shuffle=shuffle, seed=2, batch_size=50)
     expected = samples.digests(reader)
     reader.set_epoch(0)
@@ -279,7 +279,7 @@ def test_looking_batches_up_leaves_the_pass_alone(data: Data, shuffle: Any) -> N
 
 
 def check_nothing_stays(reader: fastpipe.Reader) -> None:
-    """Passes that are closed or dropped midway leave neither threads nor memory."""
+    """Checks that passes that are closed or dropped midway leave neither threads nor memory."""
     process = psutil.Process()
 
     def leave(times: int) -> int:
@@ -296,19 +296,19 @@ def check_nothing_stays(reader: fastpipe.Reader) -> None:
         return process.memory_info().rss
 
     resident = [leave(60) for _ in range(6)]
-    # Pools and malloc have what they keep by then; what forgot some blocks now and then would grow by far more.
+    # By now pools and malloc have reached their steady size. Leaking a few blocks would grow by far more.
     assert max(resident[2:]) - resident[1] < 8 << 20
     assert samples.threads_are(0)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_leaving_early_leaves_nothing_behind(heavy: Data, shuffle: Any) -> None:
+def test_leaving_early_releases_everything(heavy: Data, shuffle: Any) -> None:
     buffer = {} if shuffle is False else {"shuffle_buffer": 40}
     check_nothing_stays(heavy.read(shuffle=shuffle, seed=1, batch_size=16, num_threads=2, prefetch=4, **buffer))
 
 
-# Not strict: whether batches wait in the moment in which their pass is closed is for the threads to say.
+# Not strict: it depends on the timing of the threads whether batches wait when their pass is closed.
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
 def test_leaving_early_while_batches_wait_for_each_other(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[300]], rest=8192)
@@ -320,10 +320,10 @@ def _digests_in_child(reader: fastpipe.Reader, out: Any) -> None:
     out.put(samples.digests(reader))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_forked_child_reads_while_the_parent_goes_on(data: Data, shuffle: Any) -> None:
+def test_a_forked_child_reads_while_the_parent_continues(data: Data, shuffle: Any) -> None:
     reader = data.read(shuffle=shuffle, seed=1, batch_size=20, num_threads=2, epochs=2)
     expected = samples.digests(reader)
     reader.set_epoch(0)
@@ -333,7 +333,7 @@ def test_a_forked_child_reads_while_the_parent_goes_on(data: Data, shuffle: Any)
     out = context.Queue()
     process = context.Process(target=_digests_in_child, args=(reader, out))
     process.start()
-    # The pass that the parent has begun counts as an epoch, so the child's begins with the next one.
+    # The pass that the parent has begun counts as an epoch, so the child begins with the next epoch.
     later = data.read(shuffle=shuffle, seed=1, batch_size=20, epochs=2)
     later.set_epoch(1)
     assert out.get(timeout=60) == samples.digests(later)

@@ -1,4 +1,4 @@
-"""Block order: from a pool of blocks, each drawn in proportion to what it has left, the next record comes."""
+"""Block order: picks a block of the pool in proportion to its remaining records, and yields the block's next record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pool(
     by_rows: bool = True,
     key: Callable[[int, int], tuple[int, ...]] = lambda *key: key,
 ) -> Sampler:
-    """A pool, one block after the other by what it has left, or each block as likely as any other."""
+    """Returns a pool that draws blocks in proportion to their remaining rows, or with equal probability."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         random = generator(*key(seed, epoch)).random(sum(counts))
@@ -58,22 +58,22 @@ def pool(
 
 
 def each_block_alike(counts: Sequence[int], n: int) -> Sampler:
-    """Draws blocks, not rows."""
+    """Draws blocks with equal probability."""
     return pool(counts, n, by_rows=False)
 
 
 def too_small(counts: Sequence[int], n: int) -> Sampler:
-    """Keeps half as many rows as it should."""
+    """Keeps only half of the rows that it should in its pool."""
     return pool(counts, (n + 1) // 2)
 
 
 def too_large(counts: Sequence[int], n: int) -> Sampler:
-    """Keeps twice as many rows as it should."""
+    """Keeps twice the number of rows that it should in its pool."""
     return pool(counts, 2 * n)
 
 
 def out_of_sequence(counts: Sequence[int], n: int) -> Sampler:
-    """Draws any row of the pool."""
+    """Draws any row of the pool instead of the next record of a block."""
     good = pool(counts, n)
 
     def sample(seed: int, epoch: int) -> np.ndarray:
@@ -90,7 +90,9 @@ def out_of_sequence(counts: Sequence[int], n: int) -> Sampler:
 
 
 def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
-    """The probability of each order: of each draw what the block has left, of what all in the pool have left."""
+    """Returns the probability of each order. Each draw has the probability of its block's share of the rows left in the
+    pool.
+    """
     found: dict[Hashable, Fraction] = {}
     firsts = [sum(counts[:block]) for block in range(len(counts))]
 
@@ -119,10 +121,10 @@ def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
         ([2, 2, 1], 100, 4, out_of_sequence),
     ],
 )
-def test_small_orders_are_as_frequent_as_they_should_be(
+def test_small_orders_have_the_right_frequencies(
     tmp_path: Path, counts: list[int], n: int, batch_size: int, twin: Twin
 ) -> None:
-    """`frequencies` of all orders."""
+    """Checks the `frequencies` of all orders."""
     expected = all_orders(counts, n)
     assert frequencies(Fastpipe(tmp_path, counts, "block", n, batch_size), expected) > ALPHA
     assert frequencies(twin(counts, n), expected) < ALPHA
@@ -133,8 +135,8 @@ def test_small_orders_are_as_frequent_as_they_should_be(
 COUNTS = [int(count) for count in generator(5).integers(1, 60, size=300)] + [0, 1, 500, 0, 1, 1]
 
 
-def test_blocks_are_drawn_by_what_they_have_left(tmp_path: Path) -> None:
-    """`uniform` and `successive` of the draws of some 19,000 rows, in pools of 200."""
+def test_blocks_are_drawn_by_their_remaining_rows(tmp_path: Path) -> None:
+    """Checks that about 19,000 draws from pools of 200 rows are `uniform` and `successive` draws are independent."""
     n = 200
 
     def p(sampler: Sampler) -> tuple[float, float]:
@@ -154,22 +156,22 @@ def test_blocks_are_drawn_by_what_they_have_left(tmp_path: Path) -> None:
     seed=st.integers(0, 2**64 - 1),
 )
 def test_records_come_in_sequence_and_from_the_pool(tmp_path: Path, counts, n, batch_size, seed) -> None:
-    """Exactly; and every row once."""
+    """Checks the sequence exactly, and that every row is read once."""
     order = Fastpipe(tmp_path, counts, "block", n, batch_size)(seed, 0)
     block_draws(order, counts, n, generator(0))
     assert sorted(order) == list(range(sum(counts)))
 
 
 @pytest.mark.parametrize("twin", [out_of_sequence, too_large])
-def test_other_rows_are_noticed(twin: Twin) -> None:
-    """The test above would fail."""
+def test_unexpected_rows_are_detected(twin: Twin) -> None:
+    """Proves that the test above would fail for wrong orders."""
     with pytest.raises(ValueError, match="can't come here"):
         block_draws(twin([10, 10, 10], 10)(0, 0), [10, 10, 10], 10, generator(0))
 
 
 @pytest.mark.parametrize("which", PAIRS)
 def test_epochs_and_seeds_are_independent(tmp_path: Path, which: str) -> None:
-    """`independent` of the draws at the same places of 40 pairs of orders of 300 rows."""
+    """Checks that draws at the same positions are `independent` in 40 pairs of orders of 300 rows."""
     counts, n = [5, 20] * 12, 60
 
     def p(sampler: Sampler) -> float:

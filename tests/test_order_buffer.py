@@ -1,4 +1,4 @@
-"""Buffer order: in distribution what `tf.data.Dataset.shuffle` yields."""
+"""Buffer order has the same distribution as `tf.data.Dataset.shuffle`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from order_statistics import (
 
 
 def textbook(total: int, n: int, key: Callable[[int, int], tuple[int, ...]] = lambda *key: key) -> Sampler:
-    """A buffer as in a textbook; the same for all with the same key."""
+    """Returns a textbook shuffle buffer. Orders with the same key are equal."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         random = generator(*key(seed, epoch)).random(total)
@@ -50,12 +50,12 @@ def textbook(total: int, n: int, key: Callable[[int, int], tuple[int, ...]] = la
 
 
 def one_less(total: int, n: int) -> Sampler:
-    """Never draws the row that came last."""
+    """Never draws the row that entered the buffer last."""
     return textbook(total, n - 1)
 
 
 def windows(total: int, n: int) -> Sampler:
-    """Fills the buffer only when it is empty."""
+    """Refills the buffer only when it is empty."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         random = generator(seed, epoch)
@@ -68,8 +68,9 @@ def windows(total: int, n: int) -> Sampler:
 
 
 def all_orders(total: int, n: int) -> dict[Hashable, Fraction]:
-    """The probability of each order: as `tf.data` documents it, a buffer is filled with `n` rows, one of them is drawn
-    at random, and the next row takes its place.
+    """Returns the probability of each order.
+
+    As `tf.data` documents it, a buffer is filled with `n` rows. A row is drawn at random, and the next row replaces it.
     """
     found: dict[Hashable, Fraction] = {}
 
@@ -94,10 +95,10 @@ def all_orders(total: int, n: int) -> dict[Hashable, Fraction]:
         ([5], 2**31, 3, one_less),
     ],
 )
-def test_small_orders_are_as_frequent_as_they_should_be(
+def test_small_orders_have_the_right_frequencies(
     tmp_path: Path, counts: list[int], n: int, batch_size: int, twin: Callable[[int, int], Sampler]
 ) -> None:
-    """`frequencies` of all orders."""
+    """Checks the `frequencies` of all orders."""
     total = sum(counts)
     expected = all_orders(total, n)
     assert frequencies(Fastpipe(tmp_path, counts, "buffer", n, batch_size), expected) > ALPHA
@@ -110,7 +111,7 @@ TOTAL, BUFFER = 2000, 32
 
 
 def test_draws_are_uniform_and_independent(tmp_path: Path) -> None:
-    """`uniform` and `successive` of the draws of 20,000 rows."""
+    """Checks that the draws of 20,000 rows are `uniform` and successive draws are independent."""
 
     def p(sampler: Sampler) -> tuple[float, float]:
         random = generator(2)
@@ -124,7 +125,7 @@ def test_draws_are_uniform_and_independent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", PAIRS)
 def test_epochs_and_seeds_are_independent(tmp_path: Path, which: str) -> None:
-    """`independent` of the draws at the same places of 40 pairs of orders of 300 rows."""
+    """Checks that draws at the same positions are `independent` in 40 pairs of orders of 300 rows."""
     total, n = 300, 20
 
     def p(sampler: Sampler) -> float:
@@ -138,12 +139,12 @@ def test_epochs_and_seeds_are_independent(tmp_path: Path, which: str) -> None:
     assert p(textbook(total, n, PAIRS[which][1])) < ALPHA
 
 
-# --- TensorFlow's own ---
+# --- TensorFlow ---
 
 RUNS = 300
 
-# In a process of its own: TensorFlow's threads and memory would be with all tests that come after, and some of them
-# fork or measure memory.
+# In a separate process: TensorFlow's threads and memory would affect all later tests, some of which fork or measure
+# memory.
 SHUFFLE = """
 import sys
 import numpy as np
@@ -156,16 +157,16 @@ np.save(path, np.stack([rows.numpy() for rows in data]))
 
 
 @pytest.mark.skipif(
-    # As in pyproject.toml, where it is required.
+    # The condition under which pyproject.toml requires it.
     not (sys.platform == "linux" and platform.machine() == "x86_64" and sys.version_info < (3, 14)),
     reason="there are no wheels of tensorflow-cpu",
 )
-def test_displacements_are_those_of_tensorflow(tmp_path: Path) -> None:
-    """Compares 300 orders of 2,000 rows with as many that TensorFlow makes.
+def test_displacements_match_tensorflow(tmp_path: Path) -> None:
+    """Compares 300 orders of 2,000 rows with 300 orders of TensorFlow.
 
-    Null distribution: rows of one order depend on each other, but orders don't. So each of the numbers that
-    `displacements` makes of an order is compared over orders, in a two-sample test after Kolmogorov and Smirnov: exact
-    where there are no ties, and with them rather too cautious. The smallest of k p-values times k is a p-value.
+    Null distribution: rows of one order depend on each other, but orders don't. So a two-sample Kolmogorov-Smirnov test
+    compares each number of `displacements` over orders. The test is exact without ties, and conservative with them. The
+    smallest of k p-values times k is a p-value.
     """
     path = tmp_path / "shuffled.npy"
     arguments = [str(path), str(TOTAL), str(BUFFER), str(RUNS)]
@@ -181,16 +182,17 @@ def test_displacements_are_those_of_tensorflow(tmp_path: Path) -> None:
     assert p(Fastpipe(tmp_path, [7] * 285 + [5], "buffer", BUFFER, 64)) > ALPHA
     assert p(one_less(TOTAL, BUFFER)) < ALPHA
     assert p(windows(TOTAL, BUFFER)) < ALPHA
-    # What other tests hold our draws against is true of TensorFlow's.
+    # TensorFlow's draws pass the other tests of our draws.
     random = generator(4)
     draws = np.concatenate([buffer_draws(order, BUFFER, random) for order in theirs[:10]])
     assert min(uniform(draws), successive(draws)) > ALPHA
 
 
 def displacements(order: np.ndarray) -> list[float]:
-    """What is looked at of an order: how far rows move back, or to the front, in several ways, and how many as far to
-    the front as can be; where the first and the last row go; how far apart rows are that come one after the other, and
-    how alike they moved.
+    """Returns statistics of an order.
+
+    They measure how far rows move in either direction, how many move forward by the maximum, where the first and last
+    row end up, how far apart consecutive rows are, and how similar their moves are.
     """
     moved = np.argsort(order) - np.arange(len(order))
     return [

@@ -1,4 +1,4 @@
-"""The order of more than 65,536 blocks, which isn't drawn but computed, is told from a random one by nothing here."""
+"""The order of more than 65,536 blocks is computed, not drawn. No test here distinguishes it from a random order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import order_model as model
 from order_statistics import ALPHA, Fastpipe, Sampler, crossings, generator, places, two_sided
 
 MANY = 70_000
-"""Blocks of a row each. In windows of one row their order is that of the rows."""
+"""Number of blocks, with one row each. With windows of one row, the order of blocks is the order of rows."""
 
 
 @pytest.fixture(scope="module")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
-    """Two epochs of two seeds."""
+    """Returns the orders of two epochs with each of two seeds."""
     return four(Fastpipe(tmp_path_factory.mktemp("many"), [1] * MANY, "window", 1, 1))
 
 
@@ -29,18 +29,18 @@ def four(sampler: Sampler) -> np.ndarray:
 
 
 def by_multiplication(seed: int, epoch: int) -> np.ndarray:
-    """As even as can be."""
+    """Spreads the blocks as evenly as possible."""
     factor, start = generator(seed, epoch).integers(MANY // 70, size=2)
     return (np.arange(MANY) * (70 * int(factor) + 11) + start) % MANY
 
 
 def in_few_rounds(seed: int, epoch: int) -> np.ndarray:
-    """A network that mixes too little."""
+    """Uses a network with too few rounds to mix well."""
     return model.keyed(MANY, seed, epoch, rounds=2)
 
 
 def in_tens(seed: int, epoch: int) -> np.ndarray:
-    """Ten blocks stay together."""
+    """Keeps every ten blocks together."""
     tens = generator(seed, epoch).permutation(MANY // 10)
     return (tens[:, np.newaxis] * 10 + np.arange(10)).ravel()
 
@@ -49,13 +49,13 @@ def in_tens(seed: int, epoch: int) -> np.ndarray:
 
 
 def each_place(orders: np.ndarray) -> float:
-    """`places` in 50 groups, of all orders together and of each by itself."""
+    """Tests `places` in 50 groups, for all orders together and for each order separately."""
     by_itself = crossings(np.tile(np.arange(MANY), (len(orders), 1)), orders, 50)
     return min(1.0, 2 * min(by_itself, places(orders, 50)))
 
 
 def differences(orders: np.ndarray) -> float:
-    """How far it is from a block to the next one, around the end.
+    """Tests the distances from each block to the next, around the end.
 
     Null distribution: each distance from 1 to `n - 1` has probability `1 / (n - 1)`. Distances of one order depend on
     each other so little (a correlation of the order of `1 / n^2`) that Pearson's statistic of 500 groups is chi-square.
@@ -66,11 +66,11 @@ def differences(orders: np.ndarray) -> float:
     return two_sided(((cells - expected) ** 2 / expected).sum(), 499)
 
 
-def neighbours(orders: np.ndarray) -> float:
-    """Whether blocks of some groups follow those of others too often, in pairs that have no block in common.
+def neighbors(orders: np.ndarray) -> float:
+    """Tests whether blocks of one group follow blocks of another too often, in pairs that share no block.
 
-    Null distribution: given which blocks come first in a pair and which second, all ways to pair them are equally
-    likely; so Pearson's statistic, a little less for that, is chi-square with 29^2 degrees for each order.
+    Null distribution: given the first and the second blocks of all pairs, every pairing is equally likely. So Pearson's
+    statistic, slightly reduced to account for that, is chi-square with 29^2 degrees of freedom for each order.
     """
     total = 0.0
     for order in orders * 30 // MANY:
@@ -84,11 +84,11 @@ def neighbours(orders: np.ndarray) -> float:
     [
         (each_place, [by_multiplication, in_few_rounds, in_tens]),
         (differences, [by_multiplication, in_few_rounds, in_tens]),
-        (neighbours, [by_multiplication, in_few_rounds, in_tens]),
+        (neighbors, [by_multiplication, in_few_rounds, in_tens]),
     ],
 )
 def test_orders_are_random(orders: np.ndarray, p: Callable[[np.ndarray], float], twins: list[Sampler]) -> None:
-    """As each p-value's function says."""
+    """Checks the null hypothesis that each function of a p-value documents."""
     assert p(orders) > ALPHA
     for twin in twins:
         assert p(four(twin)) < ALPHA
@@ -98,10 +98,10 @@ def test_orders_are_random(orders: np.ndarray, p: Callable[[np.ndarray], float],
 
 
 def overlap(first: np.ndarray, second: np.ndarray, bins: int) -> float:
-    """Whether windows of the same number share more blocks than others, or less.
+    """Tests whether windows with the same index share more or fewer blocks than expected.
 
-    Null distribution: as in `places`, the number of all that are shared has mean `n / bins`, and variance
-    `(n / bins)^2 (bins - 1) / (n - 1)`; the sum over pairs is normal.
+    Null distribution: as in `places`, the number of shared blocks has mean `n / bins` and variance `(n / bins)^2 (bins
+    - 1) / (n - 1)`. The sum over pairs is normal.
     """
     group = np.arange(MANY) * bins // MANY
     shared = sum((group[np.argsort(a)] == group[np.argsort(b)]).sum() for a, b in zip(first, second, strict=True))
@@ -109,8 +109,8 @@ def overlap(first: np.ndarray, second: np.ndarray, bins: int) -> float:
     return 2 * stats.norm.sf(abs(shared - len(first) * MANY / bins) / deviation)
 
 
-def test_epochs_have_nothing_in_common(tmp_path) -> None:
-    """`overlap` and `crossings` of 100 windows of successive epochs, 24 of them."""
+def test_epochs_are_independent(tmp_path) -> None:
+    """Checks `overlap` and `crossings` of 100 windows between successive epochs of 24."""
 
     def p(sampler: Sampler) -> tuple[float, float]:
         orders = np.array([sampler(9, epoch) for epoch in range(24)])

@@ -1,4 +1,4 @@
-"""The orders, row for row: they are those of the model, and what they always were."""
+"""The orders match the model row for row, and never change between versions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ epochs = st.one_of(st.integers(0, 3), st.integers(0, LARGEST_EPOCH), st.just(LAR
 )
 @example([], 1, 3, 4, 0, 0, False, None)
 @example([0, 0], 2, 3, 4, 0, 0, True, None)
-def test_orders_are_those_of_the_model(
+def test_orders_match_the_model(
     tmp_path: Path, shuffle, counts, files, batch_size, shuffle_buffer, seed, epoch, drop_last, which
 ) -> None:
     cuts = [len(counts) * i // files for i in range(files + 1)]
@@ -48,14 +48,14 @@ def test_orders_are_those_of_the_model(
     assert found.steps == len(batches)
     for step, batch in enumerate(batches):
         assert pairs(found, epoch, step) == batch
-    # Batches in any order are the same ones.
+    # Batches are the same when they are requested in any order.
     for _ in range(min(len(batches), 10)):
         step = which.randrange(len(batches))
         assert pairs(found, epoch, step) == batches[step]
 
 
 def pairs(found, epoch: int, step: int) -> list[model.Row]:
-    """Block and record of each row of a batch."""
+    """Returns the block and record of each row of a batch."""
     blocks, records = found.rows(epoch, step)
     assert (blocks.dtype, records.dtype) == (np.uint64, np.uint32)
     return list(zip(blocks.tolist(), records.tolist(), strict=True))
@@ -63,7 +63,7 @@ def pairs(found, epoch: int, step: int) -> list[model.Row]:
 
 @pytest.mark.parametrize("shuffle", ["buffer", "block"])
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_shuffle_blocks_of_their_own(tmp_path: Path, shuffle: str, world_size: int) -> None:
+def test_ranks_shuffle_their_own_blocks(tmp_path: Path, shuffle: str, world_size: int) -> None:
     counts = [4, 0, 7, 1, 1, 3, 9, 2]
     data = dataset(write(tmp_path / "rows.avro", counts))
     for rank in range(world_size):
@@ -76,7 +76,7 @@ def test_ranks_shuffle_blocks_of_their_own(tmp_path: Path, shuffle: str, world_s
 
 @pytest.mark.parametrize("blocks", [65_536, 65_537, 131_072])
 def test_many_blocks(tmp_path: Path, blocks: int) -> None:
-    """Up to 65,536 blocks their order is a table, then a keyed permutation."""
+    """Checks both sides of the limit: the order of up to 65,536 blocks is a table, of more a keyed permutation."""
     path = tmp_path / "rows.avro"
     write(path, [1])
     header, one = path.read_bytes()[:-19], path.read_bytes()[-19:]
@@ -92,7 +92,7 @@ def test_many_blocks(tmp_path: Path, blocks: int) -> None:
             assert [block for block, _ in pairs(found, epoch, step)] == expected
 
 
-# Two epochs of each order. What was trained in them must be trained in them again: they never change.
+# Two epochs of each order. They must never change: a training run must be reproducible with later versions.
 GOLDEN = {
     "sequential": [
         [0, 1, 2, 3],
@@ -139,7 +139,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 def test_golden_orders(tmp_path: Path, shuffle: str) -> None:
-    """What users read: values count rows as they stand."""
+    """Checks what users read. The values number the rows in file order."""
     reader = fastpipe.read_avro(
         write(tmp_path / "rows.avro", [3, 0, 1, 6, 2, 3]),
         batch_size=4,
@@ -152,7 +152,7 @@ def test_golden_orders(tmp_path: Path, shuffle: str) -> None:
 
 
 def test_golden_order_of_many_blocks() -> None:
-    """The model's, which fastpipe's is."""
+    """Checks the model, which the tests above compare with fastpipe."""
     assert model.keyed(70_000, 42, 1)[:5].tolist() == [44_572, 33_840, 35_210, 42_654, 20_250]
     largest = model.keyed(1_000_000, LARGEST_SEED, LARGEST_EPOCH)
     assert largest[:5].tolist() == [671_777, 812_086, 784_698, 294_519, 971_341]

@@ -1,4 +1,4 @@
-"""Window order: blocks in random order, windows uniform permutations, whatever the seed, epoch and window."""
+"""Window order: blocks are in random order, and windows are uniform permutations, for any seed, epoch and window."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def cut(rows: np.ndarray, n: int) -> list[np.ndarray]:
 
 
 def in_random_blocks(counts: Sequence[int], random: np.random.Generator) -> np.ndarray:
-    """Rows of blocks in random order."""
+    """Returns the rows of blocks in random order."""
     rows = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     return np.concatenate([rows[block] for block in random.permutation(len(counts))])
 
 
 def naive(counts: Sequence[int], n: int) -> Sampler:
-    """Swaps each place with any, not with one that is still open."""
+    """Swaps each position with any position, instead of one that is still open."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         random = generator(seed, epoch)
@@ -55,7 +55,7 @@ def naive(counts: Sequence[int], n: int) -> Sampler:
     return sample
 
 
-def blocks_as_they_stand(counts: Sequence[int], n: int) -> Sampler:
+def blocks_in_file_order(counts: Sequence[int], n: int) -> Sampler:
     """Shuffles windows, but not blocks."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def same_in_each_window(counts: Sequence[int], n: int) -> Sampler:
 
 
 def same_for_blocks_and_rows(counts: Sequence[int], n: int) -> Sampler:
-    """Shuffles blocks with the draws of the first window."""
+    """Shuffles blocks with the same draws as the first window."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         windows = cut(in_random_blocks(counts, generator(seed, epoch)), n)
@@ -86,7 +86,7 @@ def same_for_blocks_and_rows(counts: Sequence[int], n: int) -> Sampler:
 
 
 def rotated(counts: Sequence[int], n: int) -> Sampler:
-    """Begins anywhere: each row is equally often at each place."""
+    """Begins at a random row, so each row is equally often at each position, but only rotates."""
 
     def sample(seed: int, epoch: int) -> np.ndarray:
         rows = np.arange(sum(counts))
@@ -99,7 +99,7 @@ def rotated(counts: Sequence[int], n: int) -> Sampler:
 
 
 def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
-    """The probability of each order: all orders of blocks are equally likely, and all of each window's rows."""
+    """Returns the probability of each order. All orders of blocks, and of the rows in a window, are equally likely."""
     rows = np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
     seen: Counter[Hashable] = Counter()
     for blocks in permutations(rows):
@@ -116,34 +116,34 @@ def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
         ([1] * 5, 1, 1, rotated),  # Only blocks.
         ([1] * 4, 4, 2, same_for_blocks_and_rows),
         ([2, 0, 3], 5, 5, naive),
-        ([2, 1, 1], 2, 1, blocks_as_they_stand),
-        ([1, 2, 2], 3, 3, blocks_as_they_stand),  # Windows cut blocks.
+        ([2, 1, 1], 2, 1, blocks_in_file_order),
+        ([1, 2, 2], 3, 3, blocks_in_file_order),  # Windows cut blocks.
         ([4], 2, 2, same_in_each_window),
     ],
 )
-def test_small_orders_are_as_frequent_as_they_should_be(
+def test_small_orders_have_the_right_frequencies(
     tmp_path: Path, counts: list[int], n: int, batch_size: int, twin: Callable[[Sequence[int], int], Sampler]
 ) -> None:
-    """`frequencies` of all orders."""
+    """Checks the `frequencies` of all orders."""
     expected = all_orders(counts, n)
     assert frequencies(Fastpipe(tmp_path, counts, "window", n, batch_size), expected) > ALPHA
     assert frequencies(twin(counts, n), expected) < ALPHA
 
 
-def test_rows_stand_at_each_place_of_a_window(tmp_path: Path) -> None:
-    """`places` of 64 rows in one window, over 2,000 seeds."""
+def test_rows_are_at_each_position_of_a_window(tmp_path: Path) -> None:
+    """Checks `places` of 64 rows in one window, over 2,000 seeds."""
 
     def p(sampler: Sampler) -> float:
         return places(np.array([sampler(seed, 5) for seed in range(2000)]), 64)
 
     assert p(Fastpipe(tmp_path, [9, 1, 0, 30, 4, 20], "window", 64, 16)) > ALPHA
-    # Of one block, since the random order of several would hide the flaw.
+    # The twin has one block, since the random order of several blocks would hide the flaw.
     assert p(naive([64], 64)) < ALPHA
 
 
-@pytest.mark.parametrize("twin", [rotated, blocks_as_they_stand])
-def test_blocks_stand_at_each_place_of_an_epoch(tmp_path: Path, twin: Callable[[Sequence[int], int], Sampler]) -> None:
-    """`places` of 240 blocks of a row, in windows of four, over 500 epochs."""
+@pytest.mark.parametrize("twin", [rotated, blocks_in_file_order])
+def test_blocks_are_at_each_position_of_an_epoch(tmp_path: Path, twin: Callable[[Sequence[int], int], Sampler]) -> None:
+    """Checks `places` of 240 blocks of one row, in windows of four, over 500 epochs."""
     counts = [1] * 240
 
     def p(sampler: Sampler) -> float:
@@ -154,7 +154,10 @@ def test_blocks_stand_at_each_place_of_an_epoch(tmp_path: Path, twin: Callable[[
 
 
 def test_draws_of_windows_are_uniform_and_independent(tmp_path: Path) -> None:
-    """`uniform`, `successive`, and `independent` of what stands a window apart: over 40,000 rows in windows of 20."""
+    """Checks that draws are `uniform`, and `independent` of the draw before and the draw one window before.
+
+    Uses 40,000 rows in windows of 20.
+    """
     n = 20
 
     def p(sampler: Sampler) -> list[float]:
@@ -172,13 +175,13 @@ def test_draws_of_windows_are_uniform_and_independent(tmp_path: Path) -> None:
 
 
 def keyed_by(counts: Sequence[int], key: Callable[[int, int], tuple[int, ...]]) -> Sampler:
-    """Good orders, but the same for all with the same key."""
+    """Returns valid orders, but orders with the same key are equal."""
     return lambda seed, epoch: generator(*key(seed, epoch)).permutation(sum(counts))
 
 
 @pytest.mark.parametrize("which", PAIRS)
 def test_epochs_and_seeds_are_independent(tmp_path: Path, which: str) -> None:
-    """`crossings` and `rank_correlation` of 200 pairs of orders of 400 rows, all in one window."""
+    """Checks `crossings` and `rank_correlation` of 200 pairs of orders of 400 rows, all in one window."""
     counts = [1, 99] * 4
 
     def p(sampler: Sampler) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Running out of memory: a typed error or MemoryError, never the end of the process; and the reader can be used again.
+"""When memory runs out, a reader raises a typed error or MemoryError and can be used again. The process survives.
 
 `make soak` tests many more runs.
 """
@@ -23,15 +23,15 @@ import wire
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits address space")
 
 RUNS = int(os.environ.get("FASTPIPE_OOM_RUNS", "2"))
-# Runs differ by number: of each kind of data with each codec one after the other. A few are of many kinds.
+# The index of a run selects its kind of data and codec in turn, so a few runs cover many kinds.
 NUMBERS = range(RUNS) if RUNS >= 16 else range(0, 5 * RUNS, 5)
-# Errors that say that memory has run out; what Python raises by itself is a MemoryError.
+# Errors that report exhausted memory. Errors that Python itself raises are MemoryError.
 TYPED = {"OutOfMemoryError", "MemoryError"}
-PATIENCE = 60  # Seconds until a run is taken to hang.
+PATIENCE = 60  # Seconds after which a run counts as hung.
 
 
 class Runs:
-    """The server that forks runs."""
+    """The client of the server that forks a process for each run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class Runs:
         return int(self._server.stdout.readline())
 
     def run(self, number: int) -> dict[str, Any]:
-        """What a run found out, or how it ended."""
+        """Returns the result of a run. Fails if the run crashed or hung."""
         child = self._ask(f"{number} {self._folder}")
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -55,10 +55,10 @@ class Runs:
         self._server.stdin.flush()
         hangs = not select.select([self._server.stdout], [], [], PATIENCE)[0]
         if hangs:
-            os.kill(child, signal.SIGABRT)  # With the stacks of its threads.
+            os.kill(child, signal.SIGABRT)  # Dumps the stacks of the run's threads.
         status = int(self._server.stdout.readline())
         log = (self._folder / f"{number}.log").read_text(errors="replace")
-        ended = "it hung" if hangs else f"it ended with status {status}"
+        ended = "the run hung" if hangs else f"the run ended with status {status}"
         assert status == 0, f"{ended}: {vars(exhausted.Run(number, self._folder))}\n{log}"
         found: dict[str, Any] = json.loads((self._folder / f"{number}.json").read_text())
         return found
@@ -79,7 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_batches_that_are_kept_until_there_is_no_memory(runs: Runs, number: int) -> None:
+def test_batches_are_kept_until_memory_runs_out(runs: Runs, number: int) -> None:
     found = runs.run(number)
     assert found["error"] in TYPED, found
     assert found["again"] == "the same", found

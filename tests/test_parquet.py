@@ -1,4 +1,4 @@
-"""What Parquet files alone have: folders that are columns, statistics, and row groups."""
+"""Features of Parquet files only: partition folders, statistics and row groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ rows = FORMATS["parquet"].rows
 
 
 def lay_out(files: dict[str, Any]) -> None:
-    """Writes files, each of one row or of a dict of columns."""
+    """Writes files. Each contains one row or a dict of columns."""
     for name, content in files.items():
         path = Path("data", name, "part.parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def lay_out(files: dict[str, Any]) -> None:
 
 
 def patched(path: str, old: int, new: int, is_so: Callable[[Any], bool]) -> None:
-    """Changes the one byte of a file's footer from `old` to `new` by which its metadata become what is wanted."""
+    """Changes one byte of a file's footer from `old` to `new`, where that makes `is_so` true of the file's metadata."""
     data = Path(path).read_bytes()
     for at in range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8):
         if data[at] == old:
@@ -85,7 +85,7 @@ def test_folders_are_columns(folder: Path, files: dict[str, Any], found: list[di
     assert again.features == fastpipe.read_parquet("data", batch_size=9).features
 
 
-def test_folders_above_count_too(folder: Path) -> None:
+def test_parent_folders_are_columns(folder: Path) -> None:
     lay_out({"y=1/m=2": 10})
     assert rows("data/y=1") == [{"x": 10, "y": 1, "m": 2}]
     assert rows("data/y=1/m=2/part.parquet") == [{"x": 10, "y": 1, "m": 2}]
@@ -99,7 +99,7 @@ def test_folders_of_different_depth_are_refused(folder: Path) -> None:
     assert rows("data", partitioning=None) == [{"x": 20}, {"x": 10}]
 
 
-def test_columns_of_folders_are_chosen(folder: Path) -> None:
+def test_folder_columns_can_be_selected(folder: Path) -> None:
     lay_out({"y=1": {"x": [1, 2], "z": [3, 4]}, "y=2": {"x": [5], "z": [6]}})
     assert rows("data", columns=["y"]) == [{"y": 1}, {"y": 1}, {"y": 2}]
     assert rows("data", columns=["y", "z"]) == [{"y": 1, "z": 3}, {"y": 1, "z": 4}, {"y": 2, "z": 6}]
@@ -114,7 +114,7 @@ def test_columns_of_folders_are_chosen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("statistics", [True, False, ["x"]])
-def test_statistics_say_what_may_be_null(folder: Path, statistics: Any) -> None:
+def test_statistics_determine_nullability(folder: Path, statistics: Any) -> None:
     table = pa.table({"x": [1, 2, 3], "y": [1, None, 3], "l": [[1], [2], [3]], "s": [{"a": 1}] * 3})
     parquet.write_table(table, "file", row_group_size=1, write_statistics=statistics)
     nulls = {name: spec.nulls for name, spec in fastpipe.read_parquet("file", batch_size=2).features.items()}
@@ -132,9 +132,9 @@ def test_one_row_group_with_nulls_is_enough(folder: Path) -> None:
 
 
 def test_wrong_statistics_are_overruled_by_a_spec(folder: Path) -> None:
-    """That a column has no nulls is a file's word, on which only the default rests."""
+    """Checks that a spec overrides the statistics, which only determine the default."""
     parquet.write_table(pa.table({"x": [1, None, 3]}), "file")
-    # The least number, and then the number of nulls as Thrift writes it.
+    # In Thrift, the minimum is followed by the null count.
     data, least = Path("file").read_bytes(), (1).to_bytes(8, "little")
     assert data.count(least + b"\x16\x02") > 0
     Path("file").write_bytes(data.replace(least + b"\x16\x02", least + b"\x16\x00"))
@@ -160,7 +160,7 @@ def test_structs_that_are_all_null(folder: Path, nullable: bool) -> None:
 @pytest.mark.parametrize("texts", [[None] * 3, [None, {"a": "x"}, None]], ids=["all null", "some null"])
 @pytest.mark.parametrize("options", [{}, {"store_schema": False}], ids=str)
 def test_dictionaries_in_structs(folder: Path, nullable: bool, texts: list[Any], options: dict[str, Any]) -> None:
-    """The statistics that pyarrow writes say that they have no nulls, and their keys below nulls are of no value."""
+    """pyarrow's statistics claim that dictionaries have no nulls. Their keys are meaningless under null structs."""
     inner = pa.struct([pa.field("a", pa.dictionary(pa.int8(), pa.string()), nullable)])
     for kind, column in ((inner, texts), (pa.struct({"o": inner}), [text and {"o": text} for text in texts])):
         written = pa.table({"s": pa.array(column, kind), "x": range(3)})
@@ -176,7 +176,7 @@ def test_dictionaries_in_structs(folder: Path, nullable: bool, texts: list[Any],
 # --- Row groups ---
 
 
-# Seven and ten as Thrift's varints have them.
+# Thrift encodes 7 and 10 as the varints 14 and 20.
 @pytest.mark.parametrize(
     ("old", "new", "is_so", "match"),
     [
@@ -186,7 +186,7 @@ def test_dictionaries_in_structs(folder: Path, nullable: bool, texts: list[Any],
         (20, 22, lambda m: m.num_rows == 11, r"the row groups have 10 rows in total, .* the file has 11"),
     ],
 )
-def test_numbers_of_rows_that_are_not_true(
+def test_wrong_row_counts_are_refused(
     folder: Path, old: int, new: int, is_so: Callable[[Any], bool], match: str
 ) -> None:
     table = pa.table({"x": range(10)})
@@ -202,7 +202,7 @@ def test_numbers_of_rows_that_are_not_true(
 
 @pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
 @pytest.mark.parametrize("has_checksums", [True, False])
-def test_pages_are_held_against_their_checksums(
+def test_page_checksums_are_verified(
     folder: Path, monkeypatch: pytest.MonkeyPatch, has_checksums: bool, slice_bytes: int
 ) -> None:
     monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
@@ -229,8 +229,8 @@ def test_pages_are_held_against_their_checksums(
 
 
 @pytest.mark.parametrize("slice_bytes", [8 << 20, 100])
-def test_strings_stay_in_their_dictionaries(folder: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
-    """Row groups have some columns in dictionaries, and others not: which doesn't change a batch."""
+def test_dictionary_strings_are_not_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch, slice_bytes: int) -> None:
+    """Checks that batches are equal whether or not a row group encodes a column as a dictionary."""
     monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", slice_bytes)
     few, many = [None, "a", "", "some longer text"], [f"{i} is one of many texts" for i in range(1000)]
     columns = {
@@ -254,7 +254,7 @@ def test_strings_stay_in_their_dictionaries(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("pyarrow.parquet.ParquetFile", opened)
     assert rows("file") == table.to_pylist()
     assert ["t", "b", "a.b"] in asked
-    assert ["b", "a.b"] in asked, "the last row groups have one text of another in t"
+    assert ["b", "a.b"] in asked, "the last row groups contain strings outside of the dictionary of t"
     shuffled = rows("file", shuffle=True, seed=1, columns=["m", "t", "b"])
     assert sorted(shuffled, key=str) == sorted(table.select(["m", "t", "b"]).to_pylist(), key=str)
 
@@ -278,7 +278,7 @@ def test_rows_are_located(folder: Path) -> None:
 
 
 def test_only_wanted_columns_are_read(folder: Path) -> None:
-    """A column whose data are damaged hurts only who reads it."""
+    """Checks that damage in one column doesn't affect readers of other columns."""
     columns = {"x": list(range(1000)), "y": [f"a long text {i}" * 9 for i in range(1000)]}
     parquet.write_table(pa.table(columns), "file", compression="zstd", use_dictionary=False)
     chunk = parquet.read_metadata("file").row_group(0).column(1)
@@ -303,12 +303,12 @@ def test_only_wanted_columns_count_for_the_window(folder: Path, monkeypatch: pyt
         reader = fastpipe.read_parquet("file", columns=columns, batch_size=100, shuffle=True, seed=1)
         return {len({x // 100 for x in batch["x"].tolist()}) for batch in reader}
 
-    # 32,768 rows would fit of 8 bytes, 262 rows of 1000, less those at both edges.
+    # The window would fit 32,768 rows of 8 bytes, or 262 rows of 1,000 bytes minus the rows at both edges.
     assert groups_of_batches(["x"]) == {8}
     assert groups_of_batches(["x", "t"]) == groups_of_batches(["f", "x"]) == {1}
 
 
-def test_types_that_are_not_read_are_named(folder: Path) -> None:
+def test_unsupported_types_are_named(folder: Path) -> None:
     parquet.write_table(pa.table({"x": [1], "d": pa.array([1], pa.decimal256(70, 3))}), "file")
     found = rows("file", columns=["x"])
     assert found == [{"x": 1}]

@@ -1,4 +1,4 @@
-"""Columns that folders stand for: `year=2026/part-0.avro`."""
+"""Partition columns: values in the names of folders, as in `year=2026/part-0.avro`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 
 
 def write(path: Path, ids: range, schema: str = SCHEMA, block: int = 3) -> Path:
-    """A file of these rows, a few in a block."""
+    """Writes a file of the given rows with `block` rows per block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     blocks = [ids[at : at + block] for at in range(0, len(ids), block)]
     encoded = [(len(some), b"".join(wire.long(i) + wire.text(f"n{i}") for i in some)) for some in blocks]
@@ -32,14 +32,14 @@ def write(path: Path, ids: range, schema: str = SCHEMA, block: int = 3) -> Path:
 
 
 def values(column: Any) -> list[Any]:
-    """A column as a list, None for null."""
+    """Returns a column as a list, with None for null."""
     if isinstance(column, fastpipe.Masked):
         return [value if there else None for value, there in zip(values(column.values), column.valid, strict=True)]
     return column.to_list() if isinstance(column, fastpipe.Strings) else column.tolist()
 
 
 def rows(reader: fastpipe.Reader) -> list[tuple[Any, ...]]:
-    """All rows of a pass."""
+    """Returns all rows of a pass."""
     found: list[tuple[Any, ...]] = []
     for batch in reader:
         found += zip(*(values(column) for column in batch.values()), strict=True)
@@ -70,7 +70,7 @@ def test_columns_of_folders_are_inferred_and_read(data: Path) -> None:
     assert rows(fastpipe.read_avro(data, batch_size=4, partitioning=None)) == [row[:2] for row in whole]
 
 
-def test_columns_of_folders_are_chosen_like_others(data: Path) -> None:
+def test_columns_of_folders_can_be_selected(data: Path) -> None:
     for columns, at in ((["year", "id"], (1, 0)), (["city"], (2,)), (["id", "city", "year"], (0, 2, 1))):
         reader = fastpipe.read_avro(data, batch_size=3, columns=columns)
         assert list(reader.features) == columns
@@ -105,14 +105,14 @@ def test_specs_of_columns_of_folders(data: Path) -> None:
         assert error.value.feature == "it"
 
 
-def test_a_field_of_the_files_counts_more(tmp_path: Path) -> None:
+def test_a_field_of_the_file_wins(tmp_path: Path) -> None:
     write(tmp_path / "d/id=1000/day=1/x.avro", range(3))
     write(tmp_path / "d/id=1000/day=2/x.avro", range(3, 5), wire.record("R", id="long", other="string"))
     found = rows(fastpipe.read_avro(tmp_path / "d", batch_size=2, columns=["id", "day"]))
     assert found == [(0, 1), (1, 1), (2, 1), (3, 2), (4, 2)]
 
 
-def test_folders_that_only_some_files_lie_in_are_an_error_if_they_count(tmp_path: Path) -> None:
+def test_a_partition_that_some_files_lack_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "d/day=1/x.avro", range(3))
     write(tmp_path / "d/y.avro", range(3, 5))
     with pytest.raises(fastpipe.SchemaError, match=r"folders day=.*partitioning=None ignores them"):
@@ -150,7 +150,7 @@ def test_each_row_has_the_values_of_its_file_in_every_order(tmp_path: Path, shuf
 def test_values_of_folders_are_part_of_a_state(data: Path) -> None:
     options: dict[str, Any] = {"batch_size": 4}
     old = fastpipe.read_avro(data, partitioning=None, **options).state_dict()
-    assert "partitions" not in old["data"], "states without such columns are as they were"
+    assert "partitions" not in old["data"], "states of readers without partition columns are unchanged"
     reader = fastpipe.read_avro(data, **options)
     reader.load_state_dict(old)
     state = samples.through_json(reader.state_dict())
@@ -173,7 +173,7 @@ def test_sparse_columns_beside_columns_of_folders(tmp_path: Path) -> None:
         ids = list(range(6))[4 * number : 4 * number + 4]
         samples.check(batch, ids)
         assert batch["day"].tolist() == [i // 2 for i in ids]
-    # Arrow reads sparse columns in another layout, which is compiled apart.
+    # Arrow conversion reads sparse columns in another layout, which is compiled separately.
     assert pa.table(reader)["day"].to_pylist() == [0, 0, 1, 1, 2, 2]
 
 
@@ -192,7 +192,7 @@ def test_the_schema_of_files_without_records_does_not_matter(tmp_path: Path) -> 
     assert (list(alone.features), rows(alone)) == (["x"], [])
 
 
-def test_files_of_zero_bytes_are_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_empty_files_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "d/b.avro", range(5))
     for name in ("a.avro", "c.avro"):
         (tmp_path / "d" / name).touch()
@@ -223,7 +223,7 @@ TEXTS = st.one_of(
     keys=st.lists(KEYS, min_size=1, max_size=2, unique=True),
     files=st.lists(st.tuples(TEXTS, TEXTS, st.integers(0, 4)), min_size=1, max_size=6),
 )
-def test_avro_and_parquet_read_the_same_of_folders(
+def test_avro_and_parquet_read_the_same_partitions(
     tmp_path_factory: pytest.TempPathFactory, keys: list[str], files: list[tuple[str | None, str | None, int]]
 ) -> None:
     import urllib.parse
@@ -246,7 +246,7 @@ def test_avro_and_parquet_read_the_same_of_folders(
     assert {name: avro.features[name] for name in keys} == {name: parquet.features[name] for name in keys}
     by_id = lambda reader: sorted(rows(reader), key=lambda row: row[0])  # noqa: E731
     assert by_id(avro) == by_id(parquet)
-    # Hive's own values, as pyarrow discovers them where it takes all for text.
+    # The reference is what pyarrow discovers when it reads all Hive values as strings.
     schema = pa.schema([pa.field(key, pa.string()) for key in keys])
     hive = pa.dataset.HivePartitioning(schema, segment_encoding="uri")
     whole = pa.dataset.dataset(folder / "parquet", format="parquet", partitioning=hive).to_table().sort_by("id")

@@ -1,4 +1,4 @@
-"""Adapters take whoever yields batches by step, here a reader of whose batches a column is doubled."""
+"""Adapters accept any object that yields batches by step, here a reader with one column doubled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {
 
 
 class Doubled(Passes):
-    """The batches of others, with twice the numbers in one column."""
+    """The batches of another pass, with the numbers of one column doubled."""
 
     def __init__(self, passes: Passes, name: str) -> None:
         self._of, self._name = passes, name
@@ -102,7 +102,7 @@ class Doubled(Passes):
 
 
 class Reading:
-    """What a user would have: neither a `Reader` nor passes, but something that has passes."""
+    """A custom user class that is neither a `Reader` nor a `Passes`, but has a `_passes` attribute."""
 
     def __init__(self, data: Data, **options: Any) -> None:
         self._passes = Doubled(data.read(**OPTIONS | options)._passes, "vector")
@@ -127,7 +127,7 @@ def drawn(batches: Iterator[Any], count: int) -> list[Any]:
     return [next(batches) for _ in range(count)]
 
 
-def test_torch_takes_them(data: Data) -> None:
+def test_torch_accepts_custom_passes(data: Data) -> None:
     wanted = expected(data)
     dataset = fastpipe.torch.IterableDataset(Reading(data))
     loader = DataLoader(dataset, batch_size=None, num_workers=0)
@@ -146,14 +146,14 @@ def test_torch_takes_them(data: Data) -> None:
     assert found(DataLoader(again, batch_size=None, num_workers=0)) == wanted[4:]
 
 
-def test_workers_of_torch_share_them(data: Data) -> None:
+def test_torch_workers_share_custom_passes(data: Data) -> None:
     loader = DataLoader(
         fastpipe.torch.IterableDataset(Reading(data)), batch_size=None, num_workers=2, multiprocessing_context="spawn"
     )
     assert found(loader) == expected(data)
 
 
-def test_jax_takes_them(data: Data) -> None:
+def test_jax_accepts_custom_passes(data: Data) -> None:
     wanted = expected(data)
     batches = fastpipe.jax.iterator(Reading(data))
     first = drawn(batches, 4)
@@ -167,7 +167,7 @@ def test_jax_takes_them(data: Data) -> None:
     assert found(again) == wanted[4:]
 
 
-def test_the_ring_of_cuda_takes_them(data: Data) -> None:
+def test_cuda_rings_accept_custom_passes(data: Data) -> None:
     wanted = expected(data)
     prefetcher = fastpipe.cuda.Prefetcher(Reading(data), [PlainEngine()], 2, several=False)
     batches = iter(prefetcher)
@@ -179,7 +179,7 @@ def test_the_ring_of_cuda_takes_them(data: Data) -> None:
     assert found(again) == wanted[4:]
 
 
-def test_what_draws_without_python_refuses_them(data: Data) -> None:
+def test_native_consumers_refuse_custom_passes(data: Data) -> None:
     passes = passes_of(Reading(data))
     with pytest.raises(fastpipe.UnsupportedError, match="Python makes the batches"):
         passes.start_in_engine()
@@ -195,7 +195,7 @@ def test_a_reader_has_passes_and_no_further_public_name(data: Data) -> None:
 
 
 @pytest.mark.parametrize("other", [None, [], {"_passes": 1}, DataLoader([1])])
-def test_others_have_none(other: object) -> None:
+def test_other_objects_are_refused(other: object) -> None:
     with pytest.raises(TypeError, match=f"reader is a Reader, .* not {type(other).__name__}: try another"):
         passes_of(other, ": try another")
 
@@ -229,7 +229,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_passes_begin_and_end_at_any_batch(data: Data, shuffle: bool) -> None:
+def test_passes_can_start_and_end_at_any_batch(data: Data, shuffle: bool) -> None:
     reader = data.read(batch_size=7, shuffle=shuffle, seed=3)
     reader.set_epoch(1)
     wanted = found(reader)

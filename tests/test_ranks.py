@@ -1,4 +1,4 @@
-"""Ranks: together they read everything once, in step, and at any step their number may change."""
+"""Ranks read everything exactly once and in step, and their number may change at any step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import samples
 from samples import ELASTIC, SHUFFLES, Data
 from strategies import FEW, SOME, layouts, orders
 
-# Data sets here are so small that a last batch is much of them.
+# The last batch is a large part of the small datasets of these tests.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 UNEVEN = ("drop", "pad", "allow")
@@ -25,29 +25,29 @@ UNEVEN = ("drop", "pad", "allow")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """411 rows in two files of small blocks, so that windows are short by default."""
+    """Writes 411 rows in two files of small blocks, so that the default windows are short."""
     return samples.write(
         tmp_path_factory.mktemp("ranks"), [samples.blocks_of(210, (3, 0, 1, 2)), samples.blocks_of(201, (2, 1))]
     )
 
 
 def world(data: Data, size: int, **options: Any) -> list[fastpipe.Reader]:
-    """A reader for each rank."""
+    """Returns a reader for each rank."""
     return [data.read(**options, rank=rank, world_size=size, num_threads=1) for rank in range(size)]
 
 
 def steps_of(readers: list[fastpipe.Reader]) -> list[list[dict[str, Any] | None]]:
-    """For each step the batch of each rank; None if it has none."""
+    """Returns the batches of all ranks for each step, with None for ranks without a batch."""
     return list(map(list, itertools.zip_longest(*readers)))
 
 
 def all_of(steps: list[list[dict[str, Any] | None]]) -> list[dict[str, Any]]:
-    """The batches of all steps that some rank has."""
+    """Returns all batches, step by step."""
     return [batch for step in steps for batch in step if batch is not None]
 
 
 def in_step(readers: list[fastpipe.Reader], steps: int) -> list[list[dict[str, Any] | None]]:
-    """The batches of the next steps, up to the first that not all ranks have."""
+    """Returns the batches of the next steps, ending at the first step that some rank doesn't have."""
     passes = [iter(reader) for reader in readers]
     found = []
     while len(found) < steps:
@@ -92,7 +92,7 @@ def test_ranks_share_every_row(
     if uneven != "drop" and not order["drop_last"]:
         assert sorted(ids) == list(range(data.total))
     elif uneven == "drop" and not own_blocks:
-        assert batches - len(steps) * size < size, "fewer batches are dropped than there are ranks"
+        assert batches - len(steps) * size < size, "the number of dropped batches is less than the number of ranks"
     for step, batches in enumerate(steps):
         for reader, batch in zip(readers, batches, strict=True):
             if batch is not None:
@@ -102,7 +102,7 @@ def test_ranks_share_every_row(
 
 
 def check_padded(batch: dict[str, Any], batch_size: int) -> None:
-    """A batch has all its rows, the real ones in front."""
+    """Checks that a padded batch is full, with the real rows first."""
     assert list(batch)[-1] == "valid"
     valid = batch["valid"]
     assert (valid.dtype, valid.shape) == (np.bool_, (batch_size,))
@@ -113,7 +113,7 @@ def check_padded(batch: dict[str, Any], batch_size: int) -> None:
 @pytest.mark.parametrize(("shuffle", "shard_by"), [*ELASTIC, ("block", "block"), ("buffer", "block")])
 @pytest.mark.parametrize("uneven", UNEVEN)
 def test_padding_and_dropping(data: Data, shuffle: Any, shard_by: str, uneven: str) -> None:
-    """411 rows are 82 batches of 5 and one of 1; 83 batches are 20 for each of 4 ranks, and 3."""
+    """Uses 411 rows: 82 batches of 5 rows and one of 1 row. These 83 batches are 20 for each of 4 ranks, and 3 more."""
     options = {"shuffle": shuffle, "shard_by": shard_by, "uneven": uneven, "batch_size": 5, "seed": 1}
     readers = world(data, 4, **options)
     steps = steps_of(readers)
@@ -132,7 +132,7 @@ def test_padding_and_dropping(data: Data, shuffle: Any, shard_by: str, uneven: s
         assert [int(batch["valid"].sum()) for batch in all_of([last])] == [5, 5, 1, 0]
     if uneven == "drop":
         (alone,) = world(data, 1, **options)
-        assert len(samples.ids_of(alone)) == 411, "with one rank nothing is dropped"
+        assert len(samples.ids_of(alone)) == 411, "a single rank drops nothing"
 
 
 def test_a_feature_named_valid_cannot_be_padded(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ schedules = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 25)), min_size=
 @pytest.mark.parametrize(("shuffle", "shard_by"), ELASTIC)
 @hypothesis.settings(max_examples=FEW)
 @hypothesis.given(schedules, st.integers(1, 3), st.sampled_from([3, 4, 11]), st.sampled_from(UNEVEN), st.booleans())
-def test_worlds_change(
+def test_the_number_of_ranks_may_change(
     data: Data,
     shuffle: Any,
     shard_by: str,
@@ -161,8 +161,8 @@ def test_worlds_change(
     uneven: str,
     drop_last: bool,
 ) -> None:
-    """Stopped and gone on with by other numbers of ranks, again and again; the last ones read to the end."""
-    # With "allow" ranks are not in step any more where the first epoch ends.
+    """Stops and resumes with different numbers of ranks, repeatedly. The last ranks read to the end."""
+    # With "allow", ranks are no longer in step after the end of the first epoch.
     epochs = 1 if uneven == "allow" else 2
     options = {"shuffle": shuffle, "shard_by": shard_by, "batch_size": batch_size, "drop_last": drop_last, "seed": 3}
     options |= {"columns": ["id", "items"], "uneven": uneven, "epochs": epochs}
@@ -178,7 +178,7 @@ def test_worlds_change(
                 reader.load_state_dict(state)
         last = number + 1 == len(schedule)
         taken = in_step(readers, len(expected) + 1 if last else steps)
-        # What ranks without a batch get has no valid row.
+        # Ranks without a batch yield one without valid rows.
         found += samples.digests(batch for batch in all_of(taken) if batch.get("valid", np.ones(1)).any())
         if taken and None in taken[-1]:
             break
@@ -206,8 +206,10 @@ def test_states_of_all_ranks_are_equal(data: Data, shuffle: Any, shard_by: str |
 
 
 @pytest.mark.parametrize(("shuffle", "shard_by"), ELASTIC)
-def test_states_are_equal_where_some_ranks_have_more(data: Data, shuffle: Any, shard_by: str) -> None:
-    """59 batches are 19 for each of 3 ranks, and 2: as long as all have had equally many any state serves all."""
+def test_states_are_equal_if_some_ranks_have_more(data: Data, shuffle: Any, shard_by: str) -> None:
+    """Uses 59 batches: 19 for each of 3 ranks, and 2 more. While all have read the same number, any state fits all
+    ranks.
+    """
     options = {"shuffle": shuffle, "shard_by": shard_by, "uneven": "allow", "batch_size": 7, "seed": 1}
     readers = world(data, 3, **options)
     passes = [iter(reader) for reader in readers]
@@ -219,7 +221,7 @@ def test_states_are_equal_where_some_ranks_have_more(data: Data, shuffle: Any, s
 
 
 @pytest.mark.parametrize("shuffle", ["block", "buffer"])
-def test_blocks_of_their_own_stay_with_as_many_ranks(data: Data, shuffle: Any) -> None:
+def test_block_shards_need_the_same_number_of_ranks(data: Data, shuffle: Any) -> None:
     options = {"shuffle": shuffle, "batch_size": 5, "seed": 1}
     readers = world(data, 3, **options)
     begun = readers[0].state_dict()
@@ -229,8 +231,8 @@ def test_blocks_of_their_own_stay_with_as_many_ranks(data: Data, shuffle: Any) -
         for reader in world(data, size, **options):
             with pytest.raises(fastpipe.StateError, match=f"world_size=3, but this reader has world_size={size}"):
                 reader.load_state_dict(state)
-            reader.load_state_dict(begun)  # An epoch that wasn't begun is anybody's.
-    # Any rank's state serves all of as many ranks.
+            reader.load_state_dict(begun)  # Any number of ranks can load an epoch that hasn't begun.
+    # The state of any rank serves all ranks if their number is the same.
     again = world(data, 3, **options)
     for reader in again:
         reader.load_state_dict(state)
@@ -253,9 +255,9 @@ def test_fewer_blocks_than_ranks(tmp_path: Path, shuffle: Any) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("size", [2, 3])
-def test_no_rank_decodes_blocks_of_another(tmp_path: Path, shuffle: bool, size: int) -> None:
-    """Where windows are as long as whole blocks; else only those that an edge cuts."""
-    # By default windows have as many rows as 64 blocks.
+def test_ranks_decode_only_their_own_blocks(tmp_path: Path, shuffle: bool, size: int) -> None:
+    """Checks that ranks share no block if windows consist of whole blocks, and else only blocks cut by an edge."""
+    # By default a window has the number of rows of 64 blocks.
     for blocks, cut in (([10] * 64 * 12, False), (samples.blocks_of(640 * 12, (7, 13, 10)), True)):
         data = samples.write(tmp_path, [blocks])
         readers = world(data, size, shuffle=shuffle, batch_size=16, seed=6, features=samples.ONLY_ID)
@@ -277,4 +279,4 @@ def test_one_rank_and_many_see_the_same_batches(data: Data, shuffle: Any, shard_
     steps = steps_of(world(data, 3, **options))
     assert sorted(samples.digests(all_of(steps))) == sorted(alone)
     if shard_by == "batch":
-        assert samples.digests(all_of(steps)) == alone, "at each step the next ones"
+        assert samples.digests(all_of(steps)) == alone, "each step has the next batches"

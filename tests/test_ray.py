@@ -1,4 +1,4 @@
-"""`fastpipe.ray`: leases among Ray's actors, more and fewer of them, some of which die. Ray is real, and local."""
+"""`fastpipe.ray`: Ray actors share leases while actors join, leave and crash. Uses a real, local Ray."""
 
 from __future__ import annotations
 
@@ -66,16 +66,16 @@ def expected(reader: fastpipe.Reader) -> list[tuple[int, int, list[int]]]:
 
 
 def check(results: list[fastpipe.ray.Result], reader: fastpipe.Reader) -> None:
-    """Each batch once, in the order that `join` promises, with its rows."""
+    """Checks that each batch is returned once, in the order that `join` promises, with its rows."""
     assert [(epoch, step, value[1:]) for epoch, step, _, value in results] == expected(reader)
 
 
-def test_each_batch_once_while_workers_come_and_go(reader: fastpipe.Reader, each_url: str, tmp_path: Path) -> None:
+def test_each_batch_is_used_once_while_workers_change(reader: fastpipe.Reader, each_url: str, tmp_path: Path) -> None:
     hurry = tmp_path / "hurry"
 
     def slowly(batch: dict[str, Any]) -> list[int]:
         if not hurry.exists():
-            time.sleep(0.3)  # So that nobody is done before the last of them has started.
+            time.sleep(0.3)  # Lets all workers start before the first one finishes.
         return [os.getpid(), *batch["id"].tolist()]
 
     with fastpipe.ray.LeaseWorkers(
@@ -97,7 +97,7 @@ def test_each_batch_once_while_workers_come_and_go(reader: fastpipe.Reader, each
 
 
 class Dying:
-    """Ends its process with its fifth batch, in the first two lives of a file's count."""
+    """Exits its process at its fifth batch, until a counter in a file reaches two exits."""
 
     def __init__(self, lives: Path) -> None:
         self._lives, self._used = lives, 0
@@ -111,7 +111,7 @@ class Dying:
         return ids(batch)
 
 
-def test_a_worker_that_dies_is_started_again(reader: fastpipe.Reader, url: str, tmp_path: Path) -> None:
+def test_a_worker_that_exits_is_restarted(reader: fastpipe.Reader, url: str, tmp_path: Path) -> None:
     lives = tmp_path / "lives"
     lives.write_text("")
     with fastpipe.ray.LeaseWorkers(
@@ -122,7 +122,7 @@ def test_a_worker_that_dies_is_started_again(reader: fastpipe.Reader, url: str, 
     check(results, reader)
 
 
-def test_workers_that_die_too_often_end_the_pool(reader: fastpipe.Reader, url: str) -> None:
+def test_too_many_exits_end_the_pool(reader: fastpipe.Reader, url: str) -> None:
     def die(batch: dict[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,7 +135,7 @@ def test_workers_that_die_too_often_end_the_pool(reader: fastpipe.Reader, url: s
     assert error.value.step is None
 
 
-def test_errors_say_which_batch(reader: fastpipe.Reader, url: str) -> None:
+def test_errors_name_the_batch(reader: fastpipe.Reader, url: str) -> None:
     def fail(batch: dict[str, Any]) -> int:
         if 17 in batch["id"]:
             raise ZeroDivisionError("no 17")
@@ -154,14 +154,14 @@ def test_errors_say_which_batch(reader: fastpipe.Reader, url: str) -> None:
 
 
 class Locked(Exception):
-    """Can't be pickled."""
+    """An error that can't be pickled."""
 
     def __init__(self) -> None:
         super().__init__("locked")
         self.lock = threading.Lock()
 
 
-def test_errors_that_cannot_be_pickled_are_told(reader: fastpipe.Reader, url: str) -> None:
+def test_errors_that_cannot_be_pickled_are_reported(reader: fastpipe.Reader, url: str) -> None:
     def fail(batch: dict[str, Any]) -> None:
         raise Locked
 
@@ -173,7 +173,7 @@ def test_errors_that_cannot_be_pickled_are_told(reader: fastpipe.Reader, url: st
     assert error.value.__cause__ is None
 
 
-def test_errors_of_the_ledger_are_its_own(reader: fastpipe.Reader, url: str) -> None:
+def test_errors_of_the_ledger_are_raised_unchanged(reader: fastpipe.Reader, url: str) -> None:
     other = fastpipe.from_arrays({"id": np.arange(7)}, batch_size=1)
     with other.lease(url, worker="other"):
         pass
@@ -185,7 +185,7 @@ def test_errors_of_the_ledger_are_its_own(reader: fastpipe.Reader, url: str) -> 
 
 
 class Counting:
-    """A class is built once for each worker."""
+    """A consumer class that counts its calls, to show that each worker creates one instance."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -195,7 +195,7 @@ class Counting:
         return self.count
 
 
-def test_a_class_is_built_once_a_worker(reader: fastpipe.Reader, url: str) -> None:
+def test_a_class_is_instantiated_once_per_worker(reader: fastpipe.Reader, url: str) -> None:
     with fastpipe.ray.LeaseWorkers(reader, url, Counting, num_workers=2, actor_options=LIGHT, **LEASE) as pool:
         counts: dict[str, list[int]] = {}
         for result in pool:
@@ -205,13 +205,13 @@ def test_a_class_is_built_once_a_worker(reader: fastpipe.Reader, url: str) -> No
     assert most.total() >= 2 * STEPS
 
 
-def test_results_wait_until_they_are_taken(reader: fastpipe.Reader, url: str) -> None:
+def test_results_wait_for_the_consumer(reader: fastpipe.Reader, url: str) -> None:
     with fastpipe.ray.LeaseWorkers(
         reader, url, ids, num_workers=2, actor_options=LIGHT, max_results=1, **LEASE
     ) as pool:
         results = iter(pool)
         first = next(results)
-        # Two results are kept or on their way, and those may be committed; nothing beyond.
+        # Two results are queued or on their way, and may be committed. No further batch is.
         time.sleep(1)
         status = fastpipe.Ledger(url).status()
         assert not status.finished
@@ -220,7 +220,7 @@ def test_results_wait_until_they_are_taken(reader: fastpipe.Reader, url: str) ->
     assert first[:2] not in [result[:2] for result in rest]
 
 
-def test_without_results_the_ledger_says_what_is_done(reader: fastpipe.Reader, url: str, tmp_path: Path) -> None:
+def test_without_results_the_ledger_reports_progress(reader: fastpipe.Reader, url: str, tmp_path: Path) -> None:
     def keep(batch: dict[str, Any]) -> None:
         with (tmp_path / str(os.getpid())).open("a") as file:
             file.write("".join(f"{row}\n" for row in batch["id"]))
@@ -229,19 +229,19 @@ def test_without_results_the_ledger_says_what_is_done(reader: fastpipe.Reader, u
         assert pool.join() == []
     assert fastpipe.Ledger(url).status().finished
     rows = Counter(int(line) for path in tmp_path.glob("[0-9]*") for line in path.read_text().split())
-    # Copies of stragglers' stretches may be used twice; nothing is left out.
+    # A copied lease range of a straggler may be used twice, but no row is left out.
     assert rows.keys() == set(range(ROWS))
     assert min(rows.values()) >= 2
 
 
-def test_a_closed_pool_gives_its_leases_up(reader: fastpipe.Reader, url: str) -> None:
+def test_a_closed_pool_releases_its_leases(reader: fastpipe.Reader, url: str) -> None:
     with fastpipe.ray.LeaseWorkers(reader, url, ids, num_workers=2, actor_options=LIGHT, **LEASE) as pool:
         taken = [next(iter(pool))]
     pool.close()
     assert list(pool) == []
     with pytest.raises(WorkerError, match="closed"):
         pool.scale(2)
-    # Another pool goes on at once, with what isn't committed.
+    # Another pool resumes at once with the batches that aren't committed.
     with fastpipe.ray.LeaseWorkers(reader, url, ids, actor_options=LIGHT, max_results=1000, **LEASE) as pool:
         rest = pool.join()
     assert 0 < len(rest) < 2 * STEPS

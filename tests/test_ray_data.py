@@ -1,4 +1,4 @@
-"""`fastpipe.ray.dataset` and `shard`: Ray Data and Ray Train are real, on two nodes of one machine."""
+"""`fastpipe.ray.dataset` and `shard`, with real Ray Data and Ray Train on two nodes of one machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = MARKS
 @pytest.fixture(scope="module", autouse=True)
 def _ray_data(cluster: None) -> Iterator[None]:
     ray.data.DataContext.get_current().enable_progress_bars = False
-    # Ray Train installs its own handler of Ctrl-C, and keeps it: a later test's Ctrl-C would start another Ray.
+    # Ray Train installs a handler of Ctrl-C and keeps it. Without this, Ctrl-C in a later test would start another Ray.
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in handlers.items():
@@ -39,7 +39,7 @@ def _ray_data(cluster: None) -> Iterator[None]:
 
 
 def table_of(dataset: Any, **options: Any) -> Any:
-    """What a pass over a data set yields."""
+    """Returns the rows of one pass over a dataset."""
     return pa.concat_tables(dataset.iter_batches(batch_format="pyarrow", **{"batch_size": None} | options))
 
 
@@ -50,7 +50,7 @@ def numbers(**options: Any) -> fastpipe.Reader:
 # Ray Data.
 
 
-def test_a_million_rows_are_the_reader_s_in_each_pass() -> None:
+def test_each_pass_has_the_million_rows_of_the_reader() -> None:
     draw = np.random.default_rng(3)
     arrays = {"id": np.arange(1_000_000), "x": draw.random((1_000_000, 3), "float32")}
     reader = fastpipe.from_arrays(arrays, batch_size=1000, shuffle=True, shuffle_buffer=50_000, seed=7)
@@ -69,7 +69,7 @@ def test_a_million_rows_are_the_reader_s_in_each_pass() -> None:
 def test_rows_of_each_source(make: Make, request: pytest.FixtureRequest) -> None:
     reader = make(batch_size=32, shuffle=True, shuffle_buffer=64, seed=3)
     if "text" in reader.features and "codes" in request.node.name:
-        # Views of text in memory, which Ray can't pickle.
+        # Ray can't pickle string views in memory.
         with pytest.raises(fastpipe.UnsupportedError, match="string_view"):
             fastpipe.ray.dataset(reader)
         return
@@ -97,7 +97,7 @@ def test_the_number_of_rows_is_known(options: dict[str, Any], shuffle: Any, unev
     assert sum(tasks) == sum(rows)
 
 
-def test_each_row_is_where_the_reader_has_it_whatever_is_made_of_a_data_set() -> None:
+def test_operations_on_a_dataset_keep_the_order() -> None:
     reader = numbers()
     ids = [row for batch in reader for row in batch["id"].tolist()]
     reader.set_epoch(0)
@@ -112,7 +112,7 @@ def test_each_row_is_where_the_reader_has_it_whatever_is_made_of_a_data_set() ->
     assert parts[0] + parts[1] == ids
 
 
-def test_a_data_set_of_a_service() -> None:
+def test_a_dataset_of_a_service() -> None:
     with fastpipe.ray.serve(numbers(), num_servers=1, actor_options={"num_cpus": 0}) as service:
         dataset = fastpipe.ray.dataset(service.connect(), epoch=1, num_cpus=0.5)
         reader = numbers()
@@ -127,7 +127,7 @@ def test_a_reader_without_rows() -> None:
     assert dataset.schema().names == ["id"]
 
 
-def test_what_makes_no_data_set_is_refused() -> None:
+def test_unsupported_readers_are_refused() -> None:
     reader = numbers()
     next(iter(reader))
     again = numbers()
@@ -150,7 +150,7 @@ def test_what_makes_no_data_set_is_refused() -> None:
 
 
 def train(config: dict[str, Any]) -> None:
-    """Trains for some steps, reports the state with the fifth one, and fails if that is all; else to the end."""
+    """Trains some steps and reports the state at step 5. Then fails if the config says so, else trains to the end."""
     import ray.train
 
     reader = fastpipe.from_arrays({"id": np.arange(1000)}, batch_size=10, shuffle=True, seed=7)
@@ -168,20 +168,20 @@ def train(config: dict[str, Any]) -> None:
     for step, batch in enumerate(share, 1):
         rows += batch["id"].tolist()
         if config["fails"] and step == 5:
-            # Before the others are told: when one fails, Ray ends the rest.
+            # Saves before reporting to Ray: when one worker fails, Ray ends the others.
             keep(rows)
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "state.json").write_text(json.dumps(share.state_dict()))
                 made = ray.train.Checkpoint.from_directory(folder) if share.rank == 0 else None
                 ray.train.report({"step": step}, checkpoint=made)
-            # Ray knows a checkpoint once its trainer has heard of it.
+            # Ray can resume from a checkpoint only after its controller has recorded it.
             snapshot = Path(config["storage"], "run", "checkpoint_manager_snapshot.json")
             assert wait_until(snapshot.exists, 60.0)
             raise RuntimeError("a machine went")
     keep(rows)
 
 
-def test_a_training_run_goes_on_with_another_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_resumes_with_another_number_of_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     from ray.train import RunConfig, ScalingConfig, TrainingFailedError
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
@@ -208,7 +208,7 @@ def test_a_training_run_goes_on_with_another_number_of_workers(tmp_path: Path, m
     assert sorted(row for of in rows for row in of) == list(range(1000))
 
 
-def test_a_share_is_for_workers_of_ray_train() -> None:
+def test_shard_requires_a_ray_train_worker() -> None:
     pytest.importorskip("ray.train", exc_type=ImportError)
     with pytest.raises(RuntimeError, match="train"):
         fastpipe.ray.shard(numbers())

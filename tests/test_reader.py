@@ -1,4 +1,4 @@
-"""The reader: batches in order, whatever the threads; memory, errors, and ways to stop."""
+"""The reader: batches in order with any number of threads, memory, errors, and ways to stop."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def write(path: Path, records: list[dict], codec: str = "null", block: int = 200
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Three files of 1,000 rows in blocks of different sizes and codecs, and an empty one among them."""
+    """Writes three files with 1,000 rows in total, in blocks of different sizes and codecs, and an empty file."""
     folder = tmp_path_factory.mktemp("data")
     return [
         write(folder / "a.avro", rows(0, 400), "deflate", 500),
@@ -77,7 +77,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def same(a: object, b: object) -> bool:
-    """Whether two batches or parts of batches hold the same bytes, shapes and types."""
+    """Returns whether two batches, or parts of batches, contain the same bytes, shapes and types."""
     if isinstance(a, dict):
         assert isinstance(b, dict)
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
@@ -95,7 +95,7 @@ def arrays(value: object) -> list[np.ndarray]:
     return [array for part in parts for array in arrays(part)]
 
 
-def test_files_with_other_field_orders_types_and_symbols(tmp_path: Path) -> None:
+def test_files_with_different_field_orders_types_and_symbols(tmp_path: Path) -> None:
     def record(fields: list[dict]) -> dict:
         return {"type": "record", "name": "R", "fields": fields}
 
@@ -173,12 +173,12 @@ def test_sources(files: list[str], tmp_path: Path) -> None:
         ({"batch_size": 1, "features": {"terms": fastpipe.SparseSpec((5, 5), "float32")}}, fastpipe.SchemaError),
     ],
 )
-def test_what_cannot_be_is_an_error_at_once(files: list[str], arguments: dict, error: type[Exception]) -> None:
+def test_invalid_arguments_are_refused_at_once(files: list[str], arguments: dict, error: type[Exception]) -> None:
     with pytest.raises(error):
         fastpipe.read_avro(files, **arguments)
 
 
-def test_a_misfit_names_everything(files: list[str]) -> None:
+def test_errors_have_file_block_and_feature(files: list[str]) -> None:
     features = {"items": fastpipe.DenseSpec((2,), "int32")}
     batches = iter(fastpipe.read_avro(files[3], features=features, batch_size=100))
     with pytest.raises(fastpipe.ShapeError, match="expected 2 items, found") as caught:
@@ -187,7 +187,7 @@ def test_a_misfit_names_everything(files: list[str]) -> None:
     assert (error.path, error.block, error.feature) == (files[3], 0, "items")
     assert error.offset is not None
     assert error.record == 0
-    with pytest.raises(fastpipe.ShapeError):  # Not StopIteration: nobody shall take it for the end of the data.
+    with pytest.raises(fastpipe.ShapeError):  # Not StopIteration, which the program would take for the end of the data.
         next(batches)
     index = {"terms": fastpipe.SparseSpec((2,), "float32")}
     with pytest.raises(fastpipe.ValueRangeError, match="below 2"):
@@ -198,13 +198,13 @@ def test_a_misfit_names_everything(files: list[str]) -> None:
     assert caught_range.value.feature == "id"
 
 
-def test_batches_before_damage_are_handed_over(tmp_path: Path) -> None:
+def test_batches_before_damage_are_delivered(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", rows(0, 300), block=300)
     blocks = fastpipe.AvroFile(path).blocks
     features = fastpipe.infer_features(path)
     damaged = bytearray(Path(path).read_bytes())
     hit = len(blocks) // 2
-    # The id that the block starts with becomes a varint that never ends.
+    # Turns the id at the start of the block into a varint that never ends.
     start = int(blocks["offset"][hit]) + 4
     damaged[start : start + 11] = b"\xff" * 11
     Path(path).write_bytes(damaged)
@@ -217,11 +217,11 @@ def test_batches_before_damage_are_handed_over(tmp_path: Path) -> None:
         assert (caught.value.block, caught.value.offset) == (hit, int(blocks["offset"][hit]))
 
 
-def test_arrays_are_views_of_the_engine(files: list[str]) -> None:
+def test_arrays_are_views_of_engine_memory(files: list[str]) -> None:
     for batch in fastpipe.read_avro(files, batch_size=100):
         found = arrays(batch)
         bases = {id(a.base) for a in found if a is not batch["terms"].dense_shape}
-        assert len(bases) == 1, "one owner a batch"
+        assert len(bases) == 1, "each batch must have one owner"
         assert type(found[0].base).__name__ == "Memory"
         for array in found:
             assert array.flags.c_contiguous
@@ -230,19 +230,19 @@ def test_arrays_are_views_of_the_engine(files: list[str]) -> None:
         for array in (batch["id"], batch["vector"], batch["items"].values, batch["items"].offsets):
             assert array.ctypes.data % 64 == 0
         spans = sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in found if a.nbytes)
-        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "no two overlap"
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "arrays must not overlap"
 
 
-def test_memory_is_used_again_only_when_nobody_looks(files: list[str]) -> None:
+def test_memory_is_reused_only_after_release(files: list[str]) -> None:
     kept = []
     copies = []
     for batch in fastpipe.read_avro(files, batch_size=10):
         kept.append(batch)
         copies.append(pickle.loads(pickle.dumps(batch)))
-    assert all(same(a, b) for a, b in zip(kept, copies, strict=True)), "keeping every batch is safe"
+    assert all(same(a, b) for a, b in zip(kept, copies, strict=True)), "kept batches must not change"
     addresses = {b["id"].ctypes.data for b in kept}
     assert len(addresses) == len(kept)
-    # One array is enough to keep its batch's memory.
+    # A single array keeps the memory of its whole batch.
     last = kept[-1]["vector"]
     expected = last.copy()
     del kept, batch
@@ -261,7 +261,7 @@ def test_dropped_batches_are_recycled(tmp_path: Path) -> None:
             addresses.append(batch["id"].ctypes.data)
             del batch
     assert len(addresses) == 750
-    assert len(set(addresses)) <= 12, "batches in flight, and a few more, share slabs for ever"
+    assert len(set(addresses)) <= 12, "the number of slabs must not exceed the batches in flight by much"
 
 
 def test_epochs(files: list[str]) -> None:
@@ -269,7 +269,7 @@ def test_epochs(files: list[str]) -> None:
     assert reader.epoch == 0
     assert len(reader) == 8
     sizes = [len(b["id"]) for b in reader]
-    assert sizes == [300, 300, 300, 100] * 2, "batches don't straddle epochs"
+    assert sizes == [300, 300, 300, 100] * 2, "batches must not span epochs"
     assert reader.epoch == 2
     reader.set_epoch(7)
     batches = iter(reader)
@@ -304,16 +304,16 @@ def test_leaving_early_stops_the_threads(files: list[str]) -> None:
     for _ in reader:
         assert samples.threads_are(3)
         break
-    assert samples.threads_are(0), "a dropped pass"
+    assert samples.threads_are(0), "a dropped pass must stop its threads"
     with reader:
         kept = iter(reader)
         next(kept)
         assert samples.threads_are(3)
-    assert samples.threads_are(0), "a closed reader"
+    assert samples.threads_are(0), "a closed reader must stop its threads"
     kept = iter(reader)
     next(kept)
     del reader
-    assert samples.threads_are(3), "a pass outlives its reader"
+    assert samples.threads_are(3), "a pass must outlive its reader"
     del kept
     assert samples.threads_are(0)
 
@@ -324,7 +324,7 @@ def test_leaving_early_stops_the_threads(files: list[str]) -> None:
 
     with pytest.raises(RuntimeError, match="mine"):
         fail()
-    assert samples.threads_are(0), "an exception of the consumer"
+    assert samples.threads_are(0), "an exception in the consumer must stop the threads"
 
 
 def test_a_reader_can_be_pickled(files: list[str]) -> None:
@@ -348,7 +348,7 @@ def _sum_ids(reader: fastpipe.Reader, out: multiprocessing.queues.Queue) -> None
 def test_readers_in_other_processes(files: list[str], method: str) -> None:
     reader = fastpipe.read_avro(files, batch_size=8, num_threads=2)
     if method == "fork":
-        # A pass with threads at work; the child has none of them, and must neither use nor wait for them.
+        # A pass with running threads. The child has none of the threads, and must neither use nor wait for them.
         active = iter(reader)
         next(active)
     context = multiprocessing.get_context(method)
@@ -359,12 +359,12 @@ def test_readers_in_other_processes(files: list[str], method: str) -> None:
     process.join(timeout=500)
     assert process.exitcode == 0
     if method == "fork":
-        assert 8 + sum(len(b["id"]) for b in active) == 1000, "the parent's pass goes on"
+        assert 8 + sum(len(b["id"]) for b in active) == 1000, "the parent's pass must continue"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_pass_of_the_parent_is_an_error_in_the_child(files: list[str]) -> None:
+def test_a_pass_of_the_parent_fails_in_the_child(files: list[str]) -> None:
     batches = iter(fastpipe.read_avro(files, batch_size=1))
     kept = next(batches)
     child = os.fork()
@@ -381,9 +381,9 @@ def test_a_pass_of_the_parent_is_an_error_in_the_child(files: list[str]) -> None
     assert next(batches)["id"].tolist() == [1]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
-def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
-    """While the main thread waits for a batch that takes long: one of a single huge block."""
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.kill with SIGINT")
+def test_ctrl_c_interrupts_at_once(tmp_path: Path) -> None:
+    """Interrupts the main thread while it waits for a slow batch of a single huge block."""
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": {"type": "array", "items": "long"}}]}
     path = tmp_path / "huge.avro"
     with path.open("wb") as file:
@@ -410,7 +410,7 @@ def test_ctrl_c_comes_back_at_once(tmp_path: Path) -> None:
     interrupted, closed = map(int, ran.stdout.split())
     # The batch has 50 blocks. A busy machine may decode some of them before it wakes the thread.
     assert interrupted < 50
-    # A block that was begun may be decoded to its end, and no other one begins.
+    # The block in progress may be decoded to its end, but no other block begins.
     assert closed <= interrupted + 1
 
 
@@ -423,7 +423,7 @@ def private():  # Megabytes.
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_private_memory_is_bounded(tmp_path: Path) -> None:
-    """128 MB through a reader of 1,024-row batches; what it holds doesn't grow with the file."""
+    """Reads 128 MB in batches of 1,024 rows. The memory that the reader holds doesn't grow with the file."""
     values = np.arange(400, dtype=np.float32).tolist()
     path = write(tmp_path / "x.avro", [{**row, "vector": values} for row in rows(0, 2000)], block=1 << 20)
     program = f"""
@@ -446,8 +446,10 @@ def test_private_memory_is_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_readers_leave_memory_to_each_other_but_not_to_one_with_a_limit(tmp_path: Path) -> None:
-    """40 readers in turn take as much memory as one, and hardly any page faults; a limit counts from the start."""
+def test_readers_share_memory_except_with_a_limit(tmp_path: Path) -> None:
+    """Checks that 40 successive readers use as much memory as one, with few page faults, and that a limit counts from
+    the start.
+    """
     values = np.arange(400, dtype=np.float32).tolist()
     path = write(tmp_path / "x.avro", [{**row, "vector": values} for row in rows(0, 2000)], block=1 << 20)
     program = f"""
@@ -497,7 +499,7 @@ def test_progress(files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "1.00k/1.00k" in capsys.readouterr().err
 
 
-def test_passes_dropped_in_a_row_leave_nothing(files: list[str]) -> None:
+def test_passes_dropped_in_a_row_leak_nothing(files: list[str]) -> None:
     reader = fastpipe.read_avro(files, batch_size=16, num_threads=4, prefetch=4)
     for i in range(200):
         batches = iter(reader)
@@ -520,19 +522,19 @@ def test_container_file(files: list[str]) -> None:
     assert file.blocks["offset"].tolist() == [b.offset for b in blocks]
     data = Path(files[0]).read_bytes()
     for block in file.blocks[:3]:
-        # A header of two varints, the data, the marker.
+        # A block consists of a header of two varints, the data and the sync marker.
         end = int(block["offset"] + block["size"])
         assert file.sync_marker in data[end + 2 : end + 8 + len(file.sync_marker)]
 
 
-def test_signals_are_those_of_the_main_thread() -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "fastpipe installs no handlers"
+def test_no_signal_handlers_are_installed() -> None:
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "fastpipe must not install handlers"
 
 
-def test_a_file_that_changes_between_epochs_is_an_error(tmp_path: Path) -> None:
-    """Where records start is kept from epoch to epoch, and held against what is read.
+def test_files_that_change_between_epochs_are_refused(tmp_path: Path) -> None:
+    """Checks that a reader compares the record offsets that it keeps between epochs with the data.
 
-    That is the second line: a change that shows in the file's size or time is told as such (test_changed_files.py).
+    This is the second line of defense. test_changed_files.py tests changes of a file's size or time.
     """
     path = tmp_path / "texts.avro"
 

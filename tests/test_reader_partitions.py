@@ -1,4 +1,7 @@
-"""Parts of a reader's data: what each has, together and apart. `test_every_source` reads one in every way."""
+"""Partitions of a reader's data, read one at a time and all together.
+
+`test_every_source` reads a partition in every way.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fastpipe import Partition
 
 
 def write(path: Path, blocks: list[int]) -> Path:
-    """A file of blocks with this many rows."""
+    """Writes a file of blocks with the given numbers of rows."""
     fastpipe.write_avro(path, {"i": np.arange(blocks[0], dtype=np.int64)})
     at = blocks[0]
     for rows in blocks[1:]:
@@ -35,7 +38,7 @@ def ids(reader: fastpipe.Reader) -> list[int]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 40))
-def test_each_row_is_in_one_part(tmp_path_factory: pytest.TempPathFactory, blocks: list[int], count: int) -> None:
+def test_each_row_is_in_one_partition(tmp_path_factory: pytest.TempPathFactory, blocks: list[int], count: int) -> None:
     path = write(tmp_path_factory.mktemp("parts") / "x.avro", blocks)
     reader = fastpipe.read_avro(path, batch_size=7)
     parts = reader.partition(count)
@@ -45,13 +48,13 @@ def test_each_row_is_in_one_part(tmp_path_factory: pytest.TempPathFactory, block
     assert (parts[0].start, parts[-1].stop) == (0, len(blocks))
     assert all(one.stop == other.start for one, other in pairwise(parts))
     assert [i for part in parts for i in ids(reader.read_partition(part))] == list(range(sum(blocks)))
-    # No part is larger than the mean by more than a block, of 20 bytes beside its rows.
+    # A partition exceeds the mean by at most one block, which has 20 bytes besides its rows.
     costs = np.array([rows * 2 + 40 for rows in blocks], float)
     for part in parts:
         assert costs[part.start : part.stop].sum() <= costs.sum() / count + 2 * costs.max()
 
 
-def test_parts_go_through_json_pickle_and_processes(tmp_path: Path) -> None:
+def test_partitions_pass_through_json_pickle_and_processes(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
     parts = reader.partition(4)
@@ -70,13 +73,13 @@ def test_parts_go_through_json_pickle_and_processes(tmp_path: Path) -> None:
     assert json.loads(elsewhere.stdout) == expected
     assert sorted(expected) == list(range(1000, 1500))
     assert expected != sorted(expected)
-    assert ids(pickle.loads(pickle.dumps(here))) != expected, "the next epoch has another order"
+    assert ids(pickle.loads(pickle.dumps(here))) != expected, "the next epoch must have another order"
     here.set_epoch(0)
     assert here.locate(0, 0).block == 10 + (expected[0] - 1000) // 100
     assert "part 2 of 4 of" in repr(here)
 
 
-def test_states_fit_their_part(tmp_path: Path) -> None:
+def test_states_fit_only_their_partition(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32, shuffle=True, seed=3)
     parts = reader.partition(4)
@@ -94,7 +97,7 @@ def test_states_fit_their_part(tmp_path: Path) -> None:
             other.load_state_dict(state)
 
 
-def test_negatives_of_a_part_are_those_of_the_whole() -> None:
+def test_partitions_have_the_negatives_of_the_whole() -> None:
     users = np.repeat(np.arange(400), 50)
     positives = fastpipe.Interactions.from_arrays(users, (users * 7 + np.arange(len(users))) % 900)
 
@@ -110,7 +113,7 @@ def test_negatives_of_a_part_are_those_of_the_whole() -> None:
     assert [point for part in parts for point in points(reader.read_partition(part))] == points(reader)
 
 
-def test_what_cannot_be_divided(tmp_path: Path) -> None:
+def test_unsupported_partitions_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", [100] * 20)
     reader = fastpipe.read_avro(path, batch_size=32)
     (part,) = reader.partition(1)

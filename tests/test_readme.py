@@ -1,4 +1,4 @@
-"""The examples of README.md and of the pages in `docs/` run as they are printed there."""
+"""The examples of README.md and of the pages in `docs/` run exactly as printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from manual import Example
 
 PAGES = [manual.README, *manual.PAGES]
 EXAMPLES = [example for page in PAGES for example in manual.examples(page)]
-# What an example reads beside the files.
+# Variables that examples use in addition to the files.
 RANDOM = np.random.default_rng(3)
 GIVEN: dict[str, Any] = {
     "user_ids": np.repeat(np.arange(40), 30),
@@ -36,7 +36,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(request: pytest.FixtureRequest, written: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files, fresh for each page, that all of the page's examples share."""
+    """Returns a fresh folder with the files for each page. All examples of the page share it."""
     folder = tmp_path_factory.mktemp(request.param.stem)
     shutil.copytree(written, folder, dirs_exist_ok=True)
     return folder
@@ -55,11 +55,11 @@ def _run_python(example: Example) -> None:
     if "fastpipe.cuda" in code:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():
-            pytest.skip("there is no GPU")
+            pytest.skip("requires a GPU")
     for framework in ("torch", "jax", "tensorflow"):
         if re.search(rf"\b(import|from|fastpipe\.)\s*{framework}\b", code):
             pytest.importorskip(framework)
-    assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "it doesn't import what it uses"
+    assert re.search(r"^(import|from) fastpipe", code, re.MULTILINE), "the example must import fastpipe"
     names = dict(GIVEN)
     exec(compile(code, _name(example.page), "exec"), names)
     assert names.keys() > GIVEN.keys()

@@ -24,11 +24,11 @@ from processes import together
 
 
 def order(total: int, buffer: int, seed: int, epoch: int) -> list[int]:
-    """What stands where when all rows have passed through the buffer: test_order_buffer.py says how likely it is."""
+    """Returns the order of all rows after they pass through the buffer. test_order_buffer.py tests its distribution."""
     return [row for _, row in order_model.buffer([total], buffer or 1, seed, epoch)]
 
 
-# --- Columns: how to make one of lists, and how to make lists ---
+# --- Columns: build them from lists, and convert them to lists ---
 
 Make = Callable[[list[Any]], Any]
 
@@ -144,7 +144,7 @@ COLUMNS: dict[str, tuple[st.SearchStrategy[Any], Make]] = {
 
 
 def check_sound(form: Any, rows: int) -> None:
-    """Nothing beyond what the rows hold, and all of it in memory of its own."""
+    """Checks that a column has its own memory, and holds no values beyond its rows."""
     parts = form if not isinstance(form, np.ndarray) else [form]
     for part in parts:
         if isinstance(part, np.ndarray):
@@ -167,7 +167,7 @@ def check_sound(form: Any, rows: int) -> None:
 
 @pytest.mark.parametrize("name", COLUMNS)
 @given(data=st.data())
-def test_rows_are_those_of_the_naive_order(name: str, data: st.DataObject) -> None:
+def test_rows_match_the_naive_order(name: str, data: st.DataObject) -> None:
     strategy, make = COLUMNS[name]
     chunks = data.draw(st.lists(st.lists(strategy, max_size=9), max_size=6))
     size, buffer = data.draw(st.integers(1, 8)), data.draw(st.integers(0, 12))
@@ -197,7 +197,7 @@ def test_rows_are_those_of_the_naive_order(name: str, data: st.DataObject) -> No
 
 @pytest.mark.parametrize("buffer", [0, 1000])
 def test_many_columns_and_many_rows(buffer: int) -> None:
-    """Enough for slots to be used again many times, arenas to be compacted, and threads to be started."""
+    """Uses enough rows to reuse slots many times, compact arenas and start threads."""
     rng = np.random.default_rng(0)
     total, size = 20_000, 2700
     lengths = rng.integers(0, 50, total)
@@ -225,7 +225,7 @@ def test_many_columns_and_many_rows(buffer: int) -> None:
 # --- The iterator ---
 
 
-def test_the_seed_is_shown_and_makes_the_same_again() -> None:
+def test_the_seed_is_shown_and_repeats_the_order() -> None:
     batches = [{"x": np.arange(50)}]
     first = rebatch(batches, 8, shuffle_buffer=20)
     assert isinstance(first, Rebatcher)
@@ -254,7 +254,7 @@ def test_nothing_is_read_before_it_is_needed(buffer: int) -> None:
 
 
 @pytest.mark.parametrize("buffer", [0, 3, 50])
-def test_arrays_may_be_written_anew_where_they_are_copied_or_no_rows_wait(buffer: int) -> None:
+def test_input_arrays_may_be_overwritten(buffer: int) -> None:
     memory = np.zeros(20, dtype=np.int64)
     wide = np.zeros((20, 64), dtype=np.int64)
     items = np.zeros(40, dtype=np.int64)
@@ -279,8 +279,8 @@ def test_arrays_may_be_written_anew_where_they_are_copied_or_no_rows_wait(buffer
     size=st.integers(1, 60),
     buffer=st.integers(1, 200),
 )
-def test_wide_rows_are_drawn_from_where_they_came_in(copy: bool, chunks: list[int], size: int, buffer: int) -> None:
-    """Some stay in their arrays, others are moved to a table when their arrays are too old."""
+def test_wide_rows_are_drawn_from_their_input_arrays(copy: bool, chunks: list[int], size: int, buffer: int) -> None:
+    """Some rows stay in their input arrays. Rows of arrays that have waited too long are moved to a table."""
     total = sum(chunks)
     numbers = np.arange(total, dtype=np.int32)
     whole = {"x": np.repeat(numbers, 128).reshape(total, 128), "y": np.repeat(numbers, 131).reshape(total, 131)}
@@ -299,7 +299,7 @@ def test_wide_rows_are_drawn_from_where_they_came_in(copy: bool, chunks: list[in
     assert found == order(total, buffer, 7, 0)
 
 
-def test_arrays_are_let_go_when_their_rows_were_drawn_or_are_few() -> None:
+def test_arrays_with_few_waiting_rows_are_released() -> None:
     arrays: list[weakref.ref[np.ndarray]] = []
     most = 0
 
@@ -316,7 +316,7 @@ def test_arrays_are_let_go_when_their_rows_were_drawn_or_are_few() -> None:
     assert not any(array() is not None for array in arrays)
 
 
-def test_large_arrays_are_made_in_memory_that_was_used_before() -> None:
+def test_large_arrays_reuse_memory() -> None:
     def source() -> Iterator[dict[str, Any]]:
         for i in range(30):
             yield {"x": np.full((100, 512), i, dtype=np.float64)}
@@ -340,7 +340,7 @@ def test_large_arrays_are_made_in_memory_that_was_used_before() -> None:
 
 @pytest.mark.parametrize("how", ["close", "drop", "end"])
 @pytest.mark.parametrize("buffer", [0, 4])
-def test_nothing_is_kept_afterwards(how: str, buffer: int) -> None:
+def test_nothing_is_kept_after_the_end(how: str, buffer: int) -> None:
     ended = []
     chunk = np.arange(10)
 
@@ -366,7 +366,7 @@ def test_nothing_is_kept_afterwards(how: str, buffer: int) -> None:
         del batches
         assert alive() is None
     assert ended == [True]
-    assert len(gc.get_referrers(chunk)) <= 2  # This frame, and the cell that `source` sees it by.
+    assert len(gc.get_referrers(chunk)) <= 2  # This frame, and the closure cell of `source`.
 
 
 @pytest.mark.parametrize("kind", ["dense", "ragged"])
@@ -387,18 +387,18 @@ def test_memory_stays_below_about_twice_the_rows(kind: str) -> None:
             most = max(most, batches._rows._buffer.nbytes)
     needed = (buffer + size - 1) * 64
     assert seen == 40 * rows
-    # Ragged rows have a length each, besides.
+    # Each ragged row also has a length.
     assert needed < most < 2 * needed + (0 if kind == "dense" else needed)
 
 
-def test_a_buffer_larger_than_the_data_takes_no_more_than_they_do() -> None:
+def test_a_large_buffer_uses_no_more_memory_than_the_data() -> None:
     batches = rebatch(({"x": np.zeros((100, 100))} for _ in range(10)), 64, shuffle_buffer=2**31 - 1)
     assert sum(len(batch["x"]) for batch in batches) == 1000
 
 
 @pytest.mark.parametrize("width", [1, 200])
 @pytest.mark.parametrize("buffer", [0, 50])
-def test_an_array_whose_rows_wait_is_not_resized(buffer: int, width: int) -> None:
+def test_arrays_with_waiting_rows_are_not_resized(buffer: int, width: int) -> None:
     array = np.ones((100, width))
     batches = fastpipe.rebatch([{"x": array}, {"x": np.zeros((40, width))}], 10, shuffle_buffer=buffer, seed=1)
     next(batches)
@@ -419,9 +419,9 @@ def test_threads_share_the_batches() -> None:
     assert sorted(seen) == list(range(10_000))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_goes_on_by_itself() -> None:
+def test_a_forked_child_continues_independently() -> None:
     source = [{"x": np.arange(4000 * i, 4000 * (i + 1)), "wide": np.zeros((4000, 200))} for i in range(4)]
     batches = rebatch(source, 3000, shuffle_buffer=2000, seed=3)
     first = next(batches)["x"].tolist()
@@ -474,7 +474,7 @@ OFFSETS = np.array([0, 2, 3])
     ],
 )
 @pytest.mark.parametrize("masked", [False, True])
-def test_sparse_columns_that_cannot_be_are_refused(column: Any, message: str, masked: bool) -> None:
+def test_invalid_sparse_columns_are_refused(column: Any, message: str, masked: bool) -> None:
     batch = {"x": Masked(column, np.ones(2, bool)) if masked else column}
     with pytest.raises(ValueError, match=f"column 'x'.*{message}"):
         list(rebatch([batch], 2))
@@ -489,15 +489,15 @@ def test_sizes_of_sparse_columns_grow_to_the_largest_seen() -> None:
     assert found == [[2, 5, 3], [2, 5, 9], [2, 5, 9]]
 
 
-def test_a_reader_can_be_rebatched_together_with_others() -> None:
+def test_a_reader_can_be_rebatched_with_other_batches() -> None:
     whole = [{"x": np.arange(10), "s": strings()([str(i) for i in range(10)])}]
     twice = rebatch(rebatch(whole, 3), 4)
     assert [listed(b["s"]) for b in twice] == [["0", "1", "2", "3"], ["4", "5", "6", "7"], ["8", "9"]]
 
 
-def test_views_of_any_layout_can_come_in() -> None:
+def test_input_views_may_have_any_layout() -> None:
     x = np.arange(60).reshape(10, 6)
-    inner = Ragged(np.arange(100), np.array([3, 5, 5, 9]))  # Neither from 0 nor to the end.
+    inner = Ragged(np.arange(100), np.array([3, 5, 5, 9]))  # The offsets neither begin at 0 nor end at the last value.
     batches = [{"x": x[:3, ::2], "r": inner}, {"x": x[::-3][:3, ::-2], "r": inner}, {"x": x[:3].T[:3], "r": inner}]
     batches[2]["x"] = np.asfortranarray(batches[1]["x"])
     (found,) = rebatch(batches, 100)
@@ -506,19 +506,19 @@ def test_views_of_any_layout_can_come_in() -> None:
     assert fastpipe.rebatch is rebatch
 
 
-# --- What can't be ---
+# --- Refused input ---
 
 
 class Shouting(dict[str, Any]):
-    """A dict that has more to say than the one that it is."""
+    """A dict subclass that returns other values than it stores."""
 
     def __getitem__(self, name: str) -> Any:
         return super().__getitem__(name) + 100
 
 
 @pytest.mark.parametrize("buffer", [0, 3])
-def test_plain_batches_come_in_any_order_of_columns_between_others(buffer: int) -> None:
-    """Arrays as they stand go a shorter way than views, subclasses and mappings of other kinds."""
+def test_columns_may_come_in_any_order(buffer: int) -> None:
+    """Mixes plain arrays, which take a faster path, with views, subclasses and other mappings."""
     whole = {"x": np.arange(30, dtype=np.int32), "y": np.arange(60.0).reshape(30, 2), "z": np.arange(30) % 2 == 0}
 
     def cut(first: int) -> dict[str, Any]:
@@ -542,7 +542,7 @@ def test_plain_batches_come_in_any_order_of_columns_between_others(buffer: int) 
         assert found.tolist() == column[rows].tolist()
 
 
-def test_what_a_dict_of_another_kind_says_is_believed() -> None:
+def test_dict_subclasses_are_read_by_their_methods() -> None:
     batches = [{"x": np.arange(3)}, Shouting(x=np.arange(3)), {"x": np.arange(3)}]
     assert [batch["x"].tolist() for batch in rebatch(batches, 3)] == [[0, 1, 2], [100, 101, 102], [0, 1, 2]]
 
@@ -620,7 +620,7 @@ NOT_IN_ORDER = "indices of column 'x' are not sorted by row, or outside of its 2
         (sparse_of(0), csr(1, dense(float))([[], []]), TypeError, "column 'x' is SparseCSR in a batch, but Sparse"),
     ],
 )
-def test_forms_that_differ_or_are_broken_are_refused(
+def test_inconsistent_or_broken_columns_are_refused(
     form: Any, other: Any, error: type[Exception], message: str
 ) -> None:
     batches = rebatch([{"x": form}, {"x": other}], 1000)
@@ -674,17 +674,17 @@ def test_arguments_out_of_range_are_refused(options: dict[str, Any], error: type
         rebatch([], **{"batch_size": 1, **options})
 
 
-def test_what_is_not_iterable_is_refused_at_once() -> None:
+def test_non_iterables_are_refused_at_once() -> None:
     with pytest.raises(TypeError, match="not iterable"):
         rebatch(3, 1)  # type: ignore[arg-type]
 
 
-def test_a_single_batch_is_no_iterable_of_batches() -> None:
+def test_a_single_batch_is_not_an_iterable_of_batches() -> None:
     with pytest.raises(TypeError, match=r"got a dict. For a single batch, pass \[batch\]"):
         rebatch({"x": a()}, 1)  # type: ignore[arg-type]
 
 
-def test_an_error_of_a_batch_says_which_one_it_is() -> None:
+def test_errors_name_the_input_batch() -> None:
     batches = rebatch([{"x": a()}, {"x": a(0)}, {"x": a(), "y": a()}], 1)
     with pytest.raises(ValueError, match="also has") as caught:
         list(batches)
@@ -698,7 +698,7 @@ def test_an_error_of_a_batch_says_which_one_it_is() -> None:
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_rows_lost_to_an_interrupt_are_not_left_out_without_a_word(interrupt: type[BaseException]) -> None:
+def test_rows_lost_to_an_interrupt_are_reported(interrupt: type[BaseException]) -> None:
     def source() -> Iterator[dict[str, Any]]:
         yield {"x": np.arange(3)}
         raise interrupt
@@ -712,7 +712,7 @@ def test_rows_lost_to_an_interrupt_are_not_left_out_without_a_word(interrupt: ty
             next(batches)
 
 
-def test_batches_cannot_be_made_of_those_that_come_out() -> None:
+def test_output_cannot_be_its_own_input() -> None:
     made: list[Rebatcher] = []
 
     def source() -> Iterator[dict[str, Any]]:
@@ -726,7 +726,7 @@ def test_batches_cannot_be_made_of_those_that_come_out() -> None:
 
 
 @pytest.mark.parametrize("at", ["yield", "end"])
-def test_whoever_makes_the_batches_may_close(at: str) -> None:
+def test_the_source_may_close_the_iterator(at: str) -> None:
     made: list[Rebatcher] = []
 
     def source() -> Iterator[dict[str, Any]]:
@@ -742,7 +742,7 @@ def test_whoever_makes_the_batches_may_close(at: str) -> None:
     assert [batch["x"].tolist() for batch in made[0]] == [[0, 1]]
 
 
-def test_an_error_of_the_source_is_not_the_end_of_it() -> None:
+def test_iteration_continues_after_an_error_of_the_source() -> None:
     def source() -> Iterator[dict[str, Any]]:
         yield {"x": np.arange(3)}
         raise RuntimeError("no more today")
@@ -755,7 +755,7 @@ def test_an_error_of_the_source_is_not_the_end_of_it() -> None:
 
 
 def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
-    """Whatever the Python side does, nothing is copied beyond an array."""
+    """Checks that the buffer never copies beyond an array, even if its Python caller passes wrong sizes."""
     f4 = np.dtype(np.float32)
     options: dict[str, Any] = {
         "batch_size": 2,
@@ -814,7 +814,7 @@ def test_the_buffer_refuses_parts_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("shuffle_buffer", [1, 7, 40, 1000])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_it_yields_what_a_reader_with_a_buffer_yields(tmp_path: Path, shuffle_buffer: int, epoch: int) -> None:
+def test_rebatching_matches_a_reader_with_a_buffer(tmp_path: Path, shuffle_buffer: int, epoch: int) -> None:
     path = tmp_path / "numbers.avro"
     with open(path, "wb") as file:
         fastavro.writer(file, "long", range(300), sync_interval=40)

@@ -1,4 +1,4 @@
-"""Random schemas, data and specs: what fastavro, apache-avro or the oracle wrote is what comes out."""
+"""Random schemas, data and specs: readers return exactly what fastavro, apache-avro or the oracle wrote."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def new_file(folder: Path) -> Iterator[Path]:
-    """A path that no file had before: one that is mapped mustn't be written again."""
+    """Yields a path that was never used before, because a mapped file must not be overwritten."""
     path = folder / f"{next(_numbers)}.avro"
     try:
         yield path
     finally:
-        with contextlib.suppress(OSError):  # Windows keeps what is mapped; the folder goes later.
+        with contextlib.suppress(OSError):  # Windows can't delete a mapped file. The folder is deleted later.
             path.unlink()
 
 
@@ -62,7 +62,7 @@ def write(path: Path, schema: Any, records: list[Any], codec: str, block_bytes: 
 
 @dataclass
 class Schemas:
-    """Draws schemas. Each named type gets a name of its own, and may be used again by that."""
+    """Draws schemas. Each named type gets a unique name, and later types may refer to it by that name."""
 
     draw: st.DrawFn
     named: list[tuple[str, str]] = field(default_factory=list)  # Full name and kind.
@@ -74,7 +74,7 @@ class Schemas:
         return self.any(3, "")
 
     def any(self, depth: int, space: str) -> Any:
-        """A type, perhaps as a union with null or as one of its own."""
+        """Returns a type, possibly in a union with null or in a union of one branch."""
         union = self.draw(st.sampled_from(["", "", "", "", "null first", "null last", "one"]))
         kind = self.draw(st.sampled_from(LEAVES + NESTED * 2 if depth > 0 else LEAVES))
         if union in ("null first", "null last") and kind == "null":
@@ -90,7 +90,7 @@ class Schemas:
             return {"type": "map", "values": self.any(depth - 1, space)}
         if kind not in ("record", "enum", "fixed"):
             return kind
-        # A name without a namespace can't be told from one in the namespace around it.
+        # A name without a namespace would be resolved in the enclosing namespace.
         again = [name for name, of in self.named if of == kind and ("." in name or not space)]
         if again and self.draw(st.booleans()):
             return self.draw(st.sampled_from(again))
@@ -109,7 +109,7 @@ class Schemas:
         inside = full.rpartition(".")[0]
         names = self.draw(st.lists(st.sampled_from(FIELD_NAMES), min_size=least, max_size=4, unique=True))
         schema["fields"] = [{"name": name, "type": self.any(depth - 1, inside)} for name in names]
-        self.named.append((full, "record"))  # Only now: a type that holds itself isn't read.
+        self.named.append((full, "record"))  # Only now, because recursive types are not read.
         return schema
 
     def name(self, kind: str, space: str) -> tuple[str, dict[str, Any]]:
@@ -127,7 +127,7 @@ class Schemas:
 def schemas(draw: st.DrawFn) -> Any:
     schema = Schemas(draw).root()
     if not oracle.leaves(oracle.resolve(schema)):
-        # Empty records all the way down: nothing to read.
+        # The schema contains nothing but empty records, so add a field that can be read.
         return {
             "type": "record",
             "name": "Around",
@@ -137,7 +137,7 @@ def schemas(draw: st.DrawFn) -> Any:
 
 
 class Values:
-    """Makes random values. The arrays of some types all have the same length, so that they are inferred as dense."""
+    """Generates random values. All arrays of some types have the same length, so that they are inferred as dense."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -212,7 +212,7 @@ passes = st.fixed_dictionaries(
 
 
 def read_all_and_some(path: Path, schema: Any, records: list[Any], options: dict[str, Any], rng: random.Random) -> None:
-    """Compares all columns, then some of them, by name and by spec."""
+    """Compares all columns with the records, and then a selection by name and by spec."""
     root = oracle.resolve(schema)
 
     def expected(name: str, record: Any) -> Any:
@@ -255,7 +255,7 @@ def test_arrays_and_maps_in_several_blocks(
 @settings(max_examples=60)
 @given(schemas(), seeds, counts, passes)
 def test_fields_read_more_than_once(folder: Path, schema: Any, seed: int, count: int, options: dict[str, Any]) -> None:
-    """Each field twice, as it is inferred and with every array ragged, and the lengths of all arrays."""
+    """Reads each field twice, as inferred and with every array ragged, and also reads the lengths of all arrays."""
     root = oracle.resolve(schema)
     records = Values(seed).rows(root, count)
     found = {leaf.name: leaf for leaf in oracle.leaves(root)}
@@ -315,20 +315,20 @@ def test_any_schema_by_apache_avro(
         with path.open("rb") as file:
             reader = fastavro.reader(file)
             assert reader.codec == codec
-            # Its maps have an order of their own.
+            # The order of its maps differs.
             again = list(reader)
         assert oracle.same(in_order(again), in_order(records))
         read_all_and_some(path, schema, again, options, random.Random(seed))
 
 
 def in_order(value: Any) -> Any:
-    """The value with its dicts sorted by key."""
+    """Returns the value with its dicts sorted by key."""
     if isinstance(value, dict):
         return {key: in_order(value[key]) for key in sorted(value)}
     return [in_order(item) for item in value] if isinstance(value, list) else value
 
 
-def test_what_cannot_be_rewritten_is_answered(folder: Path, rewriter: Callable[..., str]) -> None:
+def test_the_rewriter_reports_errors(folder: Path, rewriter: Callable[..., str]) -> None:
     assert rewriter("nowhere.avro", folder / "x.avro", "null", 1).startswith("error: ")
     assert rewriter("two", "fields").startswith("error: ")
 
@@ -351,14 +351,14 @@ DTYPES = {
 
 
 class Misfit(Exception):
-    """A value that a spec refuses, and the errors for it; which one is met first is left open."""
+    """The value doesn't fit the spec. Contains all possible errors, because any of them may be found first."""
 
     def __init__(self, *errors: type[fastpipe.FastpipeError]) -> None:
         self.errors = errors
 
 
 class Each:
-    """Collects what several values are, or all that is wrong with them."""
+    """Collects the results for several values, or the errors of all values that are wrong."""
 
     def __init__(self) -> None:
         self.errors: list[type[fastpipe.FastpipeError]] = []
@@ -376,7 +376,7 @@ class Each:
 
 
 def convert(value: Any, kind: str, dtype: str) -> Any:
-    """A value that isn't null as the dtype has it; of enums the symbol."""
+    """Returns a non-null value as the dtype represents it. An enum is represented by its symbol."""
     if kind == "enum":
         return value.encode() if dtype == "bytes" else value
     if dtype == "string":
@@ -407,15 +407,15 @@ def full(shape: Sequence[int], value: Any) -> Any:
 
 
 def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: int = 0) -> Any:
-    """What a row of a spec is, from the nested lists that are in the file.
+    """Returns what a row with this spec should be, from the nested lists in the file.
 
     Raises:
-        Misfit: if the spec refuses it.
+        Misfit: If the value doesn't fit the spec.
     """
     shape = spec.shape
     ragged = max((i + 1 for i, size in enumerate(shape) if size is None), default=0)
     fixed = [i for i, flag in enumerate(nullable) if flag and i >= ragged]
-    masked = max(fixed, default=-1) if spec.nulls == "mask" else -1  # The one level of the mask of a fixed shape.
+    masked = max(fixed, default=-1) if spec.nulls == "mask" else -1  # The level that the mask covers.
     if value is None:
         if spec.nulls == "error":
             raise Misfit(fastpipe.NullValueError)
@@ -427,18 +427,18 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
         return full(shape[level:], fill)
     if level == len(shape):
         return convert(value, kind, spec.dtype)
-    if isinstance(value, bytes):  # A fixed as its bytes.
+    if isinstance(value, bytes):  # Reads a fixed as its bytes.
         return [convert(byte, "int", spec.dtype) for byte in value]
     pad = getattr(spec, "pad", None)
     size = shape[level]
     each = Each()
-    # What is beyond the size is either cut or too much.
+    # Items beyond the size are either cut off or refused.
     items = [each(shaped, item, spec, kind, nullable, level + 1) for item in (value if pad is None else value[:size])]
     if pad is None and size is not None and len(value) != size:
         each.errors.append(fastpipe.ShapeError)
     each.close()
     if size is not None and len(items) < size:
-        # Under a mask, what pads isn't there either.
+        # Under a mask, the padding is masked too.
         padding = full(shape[level + 1 : masked], None) if masked > level else full(shape[level + 1 :], pad)
         items += [padding] * (size - len(items))
     return items
@@ -446,10 +446,10 @@ def shaped(value: Any, spec: Any, kind: str, nullable: Sequence[bool], level: in
 
 @dataclass
 class Field:
-    """A field with arrays around its values, of which each level may be null, and a spec to read it by."""
+    """A field with arrays around its values, where each level may be nullable, and a spec to read it with."""
 
     kind: str
-    levels: list[str]  # array, map, or records in an array.
+    levels: list[str]  # "array", "map", or "records" in an array.
     unions: list[str]
     spec: Any
     name: str = "x"
@@ -507,7 +507,7 @@ class Field:
 
 
 def scalar(rng: random.Random, kind: str, dtype: str, tame: bool, fixed_size: int) -> Any:
-    """A value of an Avro type. A tame one fits the dtype."""
+    """Returns a value of an Avro type. A tame value fits the dtype."""
     if kind == "bytes" and dtype == "string":
         return rng.choice(TEXTS).encode()
     node = oracle.Type(kind, parts=tuple(SYMBOLS), size=fixed_size)
@@ -523,7 +523,7 @@ def scalar(rng: random.Random, kind: str, dtype: str, tame: bool, fixed_size: in
 
 
 def constant(draw: st.DrawFn, dtype: str) -> Any:
-    """A value to fill or to pad with."""
+    """Returns a constant for `fill` or `pad`."""
     if dtype == "string":
         return draw(st.sampled_from(["", "none", "¿?"]))
     if dtype == "bytes":
@@ -567,7 +567,7 @@ def fields(draw: st.DrawFn) -> Field:
 def expect(
     path: Path, features: dict[str, Any], records: list[Any], row: Callable[[str, Any], Any], options: dict[str, Any]
 ) -> None:
-    """Reads all batches: equal to the rows, or one of the errors that rows are due."""
+    """Reads all batches. They must equal the rows, or raise an error that one of the rows calls for."""
     due: set[type[fastpipe.FastpipeError]] = set()
     for record in records:
         for name in features:
@@ -578,7 +578,7 @@ def expect(
     if due:
         with pytest.raises(tuple(due)) as caught:
             list(fastpipe.read_avro(path, features=features, **options))
-        # The feature, or the field on the way to it where the fault lies.
+        # The error names the feature, or a field on the path to the feature.
         where = caught.value.feature
         assert where is not None
         assert any(f"{name}.".startswith(f"{where}.") or where.startswith(f"{name}.") for name in features)
@@ -619,13 +619,13 @@ def test_any_spec(
 
 @dataclass
 class SparseField:
-    """A record of indices and values, and a spec to read it by."""
+    """A record of indices and values, and a spec to read it with."""
 
     kind: str
     spec: fastpipe.SparseSpec
-    names: list[str]  # Of the fields, in the order of the file.
-    wires: list[str]  # Types of the indices, by dimension.
-    unions: dict[str, str]  # Of the record ("") and of its fields.
+    names: list[str]  # Names of the fields, in file order.
+    wires: list[str]  # Types of the indices of each dimension.
+    unions: dict[str, str]  # Unions around the record ("") and around its fields.
     item_union: str
     fixed_size: int = 3
 
@@ -679,7 +679,7 @@ class SparseField:
         return rng.randrange(size)
 
     def row(self, record: Any) -> Any:
-        """The entries of a row; raises Misfit."""
+        """Returns the entries of a row, or raises Misfit."""
         spec = self.spec
         fills = spec.nulls == "fill"
         if record is None:
@@ -754,7 +754,7 @@ def sparse_schema(values: Any) -> Any:
     return {"type": "record", "name": "R", "fields": [{"name": "s", "type": sparse}]}
 
 
-def test_codes_of_sparse_enums_are_those_of_the_first_file(folder: Path) -> None:
+def test_sparse_enums_use_the_codes_of_the_first_file(folder: Path) -> None:
     with new_file(folder) as first, new_file(folder) as second:
         row = {"s": {"indices0": [0, 7, 3], "values": ["A", "B", "A"]}}
         for path, symbols in [(first, ["A", "B"]), (second, ["B", "A"])]:
@@ -783,8 +783,8 @@ def test_negative_indices(folder: Path, index: int, layout: Any, size: int | Non
 @pytest.mark.parametrize(
     "kind", ["bytes", {"type": "fixed", "name": "F", "size": 2}, {"type": "array", "items": "bytes"}], ids=str
 )
-def test_strings_are_text(folder: Path, kind: Any) -> None:
-    """Bytes that aren't UTF-8 never come out as strings."""
+def test_strings_are_utf_8(folder: Path, kind: Any) -> None:
+    """Checks that bytes that aren't UTF-8 are never returned as strings."""
     several = isinstance(kind, dict) and kind["type"] == "array"
     value = b"\xff\xfe"
     with new_file(folder) as path:

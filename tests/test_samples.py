@@ -1,4 +1,4 @@
-"""Random samples: of every source, of CSV files, and how rows are drawn."""
+"""Random samples of every source and of CSV files, and the distribution of their rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ids(reader: fastpipe.Reader) -> list[int]:
 
 @pytest.mark.parametrize("rows", [1, 99, 100, 5000, ROWS])
 @pytest.mark.parametrize("replace", [False, True])
-def test_a_sample_has_rows_as_they_stand(rows: int, replace: bool) -> None:
+def test_a_sample_has_rows_in_file_order(rows: int, replace: bool) -> None:
     drawn = fastpipe.sample(of_arrays(), rows, replace=replace, seed=3)
     assert drawn.num_rows == rows
     assert len(drawn) == -(-rows // 100)
@@ -41,7 +41,7 @@ def test_a_sample_has_rows_as_they_stand(rows: int, replace: bool) -> None:
     if not replace:
         assert len(set(found)) == rows
     if rows > 1000:
-        # So many of them are drawn at least once.
+        # The expected number of distinct rows.
         distinct = ROWS * (1 - (1 - 1 / ROWS) ** rows) if replace else rows
         assert abs(len(set(found)) - distinct) < 4 * np.sqrt(rows) + 1
     again = fastpipe.sample(of_arrays(num_threads=3, batch_size=7), rows, replace=replace, seed=3)
@@ -49,7 +49,7 @@ def test_a_sample_has_rows_as_they_stand(rows: int, replace: bool) -> None:
     assert ids(fastpipe.sample(of_arrays(), rows, replace=replace, seed=4)) != found or rows == ROWS
 
 
-def test_epochs_have_other_rows() -> None:
+def test_epochs_have_different_rows() -> None:
     drawn = fastpipe.sample(of_arrays(epochs=3), 1000, seed=3)
     found = np.array(ids(drawn)).reshape(3, 1000)
     for epoch in range(3):
@@ -113,7 +113,7 @@ def test_errors_of_arguments(options: dict[str, Any], error: type, match: str) -
         fastpipe.sample(of_arrays(), **options)
 
 
-def test_readers_that_are_no_populations() -> None:
+def test_readers_that_cannot_be_sampled() -> None:
     with pytest.raises(TypeError, match=r"reader must be a fastpipe\.Reader; got list"):
         fastpipe.sample([1], 1)  # type: ignore[arg-type]
     ranks = of_arrays(world_size=2, seed=1)
@@ -140,10 +140,10 @@ def test_readers_that_are_no_populations() -> None:
         {"weights": np.full(50_000, 2.5)},
         {"weights": np.full(50_000, 2.5), "replace": True},
     ],
-    ids=["exact", "replaced", "strata", "strata, replaced", "weights", "weights, replaced"],
+    ids=["exact", "with replacement", "strata", "strata with replacement", "weights", "weights with replacement"],
 )
-def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, how: dict[str, Any]) -> None:
-    """Twenty samples: the least of 40 p-values is below 0.001 / 40 with a probability of a thousandth."""
+def test_long_and_short_rows_are_equally_likely(tmp_path: Path, how: dict[str, Any]) -> None:
+    """Draws twenty samples. The smallest of 40 p-values is below 0.001 / 40 with a probability of 0.001."""
     count = 50_000
     size, before = write(tmp_path / "x.csv", count)
     values = []
@@ -152,12 +152,14 @@ def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, how: dict[st
         assert (drawn.values[:, 0] == drawn.rows).all()
         values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
     assert min(values) > 0.001 / 40
-    # Which rows stand at random bytes is biased, and this finds it.
+    # Proves that the test detects bias: picking the rows at random bytes is biased.
     assert by_length(naive_rows(size, 5000), size) < 1e-9
 
 
-def test_the_variance_of_a_mean_is_that_of_simple_random_sampling(tmp_path: Path) -> None:
-    """Of a file that is sorted by its target: within a fifth, which is five standard deviations of 1,000 samples."""
+def test_means_vary_as_in_simple_random_sampling(tmp_path: Path) -> None:
+    """Samples a file that is sorted by its target. The tolerance of one fifth is five standard deviations of 1,000
+    samples.
+    """
     count, rows = 2000, 100
     path = tmp_path / "x.csv"
     path.write_text("y\n" + "".join(f"{i * i}\n" for i in range(count)))
@@ -222,7 +224,7 @@ def test_floats_keep_integers_and_finite_numbers(method: Any) -> None:
         ("1e400", "float64", "leave the column out"),
     ):
         with pytest.raises(fastpipe.ValueRangeError, match=f"feature 'b': .*{text.strip()}.* exact as {dtype}.*{hint}"):
-            # Some draws at random bytes miss a row.
+            # Sampling at random byte offsets misses a row with some seeds.
             [drawn(text, dtype=dtype, seed=seed) for seed in range(20 if method == "estimate" else 1)]
     for text in ("16777216", "0.1", "123456789.5", "1e38", "inf", "-Infinity", "33554436", "-0", ""):
         found = drawn(text, dtype="float32")
@@ -231,7 +233,7 @@ def test_floats_keep_integers_and_finite_numbers(method: Any) -> None:
     assert method == "estimate" or drawn("9007199254740993", dtype="int64").max() == 2**53 + 1
 
 
-def test_several_files_are_one_population(tmp_path: Path) -> None:
+def test_several_files_form_one_population(tmp_path: Path) -> None:
     for number in range(3):
         numbers = range(number * 100, number * 100 + 100)
         (tmp_path / f"{number}.csv").write_text("i\n" + "\n".join(map(str, numbers)))
@@ -240,7 +242,7 @@ def test_several_files_are_one_population(tmp_path: Path) -> None:
     assert drawn.rows.max() > 200
 
 
-def test_only_the_units_of_batches_under_way_are_held(tmp_path: Path) -> None:
+def test_only_units_of_batches_in_flight_are_held(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("i,pad\n" + "".join(f"{i},{'x' * 1000}\n" for i in range(40_000)))
     reader = fastpipe.read_csv(path, columns=["i"], batch_size=20, num_threads=2)
@@ -251,11 +253,11 @@ def test_only_the_units_of_batches_under_way_are_held(tmp_path: Path) -> None:
     assert stats["rows_reopened"] == 0
 
 
-# --- Not all alike ---
+# --- Shuffles, strata and weights ---
 
 
 @pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
-def test_a_shuffle_is_not_dropped(shuffle: Any) -> None:
+def test_a_shuffle_is_not_ignored(shuffle: Any) -> None:
     reader = of_arrays(shuffle=shuffle, seed=3)
     for name, select in (
         ("take", lambda: fastpipe.take(reader, [3, 1])),
@@ -264,7 +266,7 @@ def test_a_shuffle_is_not_dropped(shuffle: Any) -> None:
     ):
         with pytest.raises(fastpipe.UnsupportedError, match=rf"^{name}\(\) .*shuffle={shuffle!r}.*rebatch\(") as told:
             select()
-    # The hint does what it says.
+    # The code in the hint works.
     chosen = fastpipe.take(of_arrays(), np.arange(0, ROWS, 40))
     hint = str(told.value).rpartition(" then ")[2]
     found = ids(eval(hint, {"fastpipe": fastpipe, "chosen": chosen}))
@@ -273,14 +275,14 @@ def test_a_shuffle_is_not_dropped(shuffle: Any) -> None:
 
 
 def learned(batches: Any, weights: np.ndarray) -> None:
-    """Steps of logistic regression, each with a batch."""
+    """Performs a step of logistic regression with each batch."""
     for batch in batches:
         x, y = batch["x"], batch["y"]
         weights += 0.5 * x.T @ (y - 1 / (1 + np.exp(-x @ weights))) / len(y)
 
 
 def test_cross_validation_on_sorted_data() -> None:
-    """The manual's recipe learns what a plain shuffle does, from files whose rows are sorted by class."""
+    """Checks that the manual's recipe learns as well as a plain shuffle from files whose rows are sorted by class."""
     draw = np.random.default_rng(2)
     y = np.repeat([0.0, 1.0], 2000)
     x = np.column_stack([draw.normal(size=(4000, 4)) + 0.35 * (2 * y - 1)[:, np.newaxis], np.ones(4000)])
@@ -312,7 +314,7 @@ def test_cross_validation_on_sorted_data() -> None:
     assert mean["in file order"] < mean["plain"] - 0.05, mean
 
 
-def test_rows_are_taken_by_number() -> None:
+def test_rows_are_taken_by_index() -> None:
     taken = fastpipe.take(of_arrays(), [70, 3, 19_999, 3])
     assert ids(taken) == [3, 3, 70, 19_999]
     assert taken.num_rows == 4
@@ -334,7 +336,7 @@ def test_rows_are_taken_by_number() -> None:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_strata_have_their_share(replace: bool) -> None:
+def test_strata_are_sampled_proportionally(replace: bool) -> None:
     draw = np.random.default_rng(2)
     group = draw.choice(["a", "b", "c"], ROWS, p=[0.7, 0.29, 0.01])
     reader = fastpipe.from_arrays({"i": np.arange(ROWS), "g": codes(group)}, batch_size=100)
@@ -349,8 +351,8 @@ def test_strata_have_their_share(replace: bool) -> None:
         assert not set(more) & set(found)
 
 
-def test_parts_of_strata_have_all_rows() -> None:
-    """Also where rows aren't a multiple of the sample, and strata are smaller than the number of parts."""
+def test_parts_of_strata_cover_all_rows() -> None:
+    """Covers row counts that aren't a multiple of the sample size, and strata with fewer rows than there are parts."""
     group = np.random.default_rng(2).integers(0, 300, ROWS)
     reader = of_arrays()
     parts = [ids(fastpipe.sample(reader, 900, seed=5, part=part, stratify=group)) for part in range(22)]
@@ -361,8 +363,8 @@ def test_parts_of_strata_have_all_rows() -> None:
         fastpipe.sample(reader, 900, seed=5, part=22, stratify=group)
 
 
-def test_strata_of_all_sources_agree(tmp_path: Path) -> None:
-    """Text and numbers sort differently, and the same strata are drawn alike."""
+def test_all_sources_draw_the_same_strata(tmp_path: Path) -> None:
+    """Text and numbers sort differently, but equal strata must yield equal samples."""
     path, group = tmp_path / "x.csv", np.random.default_rng(2).integers(0, 300, 3000)
     path.write_text("i,g\n" + "".join(f"{i},{g}\n" for i, g in enumerate(group)))
     drawn = [fastpipe.sample_csv(path, 500, seed=3, columns=["i"], stratify=stratify).rows for stratify in ("g", group)]
@@ -379,8 +381,8 @@ def codes(values: Any) -> Any:
     return np.unique(values, return_inverse=True)[1]
 
 
-def test_rows_of_a_stratum_are_drawn_alike() -> None:
-    """Of 40 tenths of strata none is drawn so often, or so seldom, with a probability of a thousandth."""
+def test_rows_of_a_stratum_are_equally_likely() -> None:
+    """The probability that this fails by chance for any of the 40 tenths of strata is 0.001."""
     group = np.arange(ROWS) % 4
     counts = np.zeros((4, 10))
     for seed in range(20):
@@ -391,14 +393,14 @@ def test_rows_of_a_stratum_are_drawn_alike() -> None:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_weights_are_chances(replace: bool) -> None:
+def test_rows_are_drawn_by_weight(replace: bool) -> None:
     weights = np.array([0.0, 1, 2, 5])[np.arange(ROWS) % 4]
     counts = np.zeros(4)
     for seed in range(20):
         found = np.array(ids(fastpipe.sample(of_arrays(), 100, seed=seed, weights=weights, replace=replace)))
         counts += np.bincount(found % 4, minlength=4)
     assert counts[0] == 0
-    # So few of so many are drawn that it hardly matters that they aren't put back.
+    # The sample is so small that drawing without replacement hardly changes the proportions.
     assert scipy_stats.chisquare(counts[1:], 2000 * np.array([1, 2, 5]) / 8).pvalue > 0.001
     with pytest.raises(ValueError, match="15000 rows have weights above 0, fewer than the 15001"):
         fastpipe.sample(of_arrays(), 15_001, weights=weights)
@@ -415,18 +417,18 @@ def test_weights_are_chances(replace: bool) -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 @pytest.mark.parametrize("scale", [1e308, 1e-308, 1e-320, 2.0**-1022])
-def test_weights_of_any_size_are_chances(scale: float, replace: bool) -> None:
-    """The sum of large weights overflows, and so does what is divided by small ones."""
+def test_weights_may_have_any_magnitude(scale: float, replace: bool) -> None:
+    """Covers weights whose sum overflows, and weights so small that dividing by them overflows."""
     weights = np.array([0.0, 0.125, 0.25, 0.625])[np.arange(ROWS) % 4]
     many = weights * scale
     drawn = ids(fastpipe.sample(of_arrays(), 5000, seed=2, weights=many, replace=replace))
     counts = np.bincount(np.array(drawn) % 4, minlength=4)
     if scale == 2.0**-1022 or scale == 1e308:
-        # Such products are exact, or nearly.
+        # Scaling by these factors is exact, or nearly exact.
         assert drawn == ids(fastpipe.sample(of_arrays(), 5000, seed=2, weights=weights, replace=replace))
     assert counts[0] == 0
     assert counts[1] < counts[2] < counts[3]
-    # Of weights that are small beside others, none is drawn before them, and all are drawn alike.
+    # Rows with tiny weights are drawn only after the rows with large ones, and are equally likely.
     mixed = np.where(np.arange(ROWS) < 100, 1.0, np.where(np.arange(ROWS) % 2, 1e-320, 0.0))
     found = ids(fastpipe.sample(of_arrays(), 1000, seed=2, weights=mixed, replace=replace))
     assert set(found) >= set(range(100))
@@ -451,14 +453,14 @@ def test_strata_and_weights_of_csv(tmp_path: Path) -> None:
     assert (again.rows == drawn.rows).all()
 
 
-def test_blocks_say_how_much_they_say(tmp_path: Path) -> None:
-    """The variance of the mean of a sorted column, and what samples report of it, within a fifth."""
+def test_block_samples_report_their_design_effect(tmp_path: Path) -> None:
+    """Checks that the design effect that samples of a sorted column report is within 20 % of the measured one."""
     path = tmp_path / "x.csv"
     count, rows = 20_000, 2000
     draw = np.random.default_rng(4)
     noise = draw.standard_normal(count)
     path.write_text("y,z,pad\n" + "".join(f"{i},{noise[i]},{'x' * 800}\n" for i in range(count)))
-    # The file is scanned once: an index is kept of files that weren't modified just now.
+    # The file is scanned once, because only files that weren't modified recently are indexed.
     os.utime(path, (1e9, 1e9))
     options: dict[str, Any] = {"method": "block", "columns": ["y", "z"], "dtype": "float64"}
     means, effects = [], []
@@ -471,7 +473,7 @@ def test_blocks_say_how_much_they_say(tmp_path: Path) -> None:
         effects.append(drawn.design_effect)
     table = np.column_stack([np.arange(count), noise])
     simple = table.var(0, ddof=1) / rows * (1 - rows / count)
-    # 400 samples tell the variance within 7 % (one standard deviation).
+    # 400 samples determine the variance to within 7 % (one standard deviation).
     actual = np.var(means, axis=0, ddof=1) / simple
     assert actual[0] > 40
     assert (abs(np.mean(effects, axis=0) / actual - 1) < 0.2).all()
@@ -484,11 +486,11 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
     parts = [fastpipe.sample_csv(path, 500, seed=1, method="block", columns=["y"], part=part) for part in range(3)]
     found = np.concatenate([part.rows for part in parts])
     assert len(set(found.tolist())) == 1500
-    # Neighbours come together.
+    # Blocks consist of adjacent rows.
     assert all((np.diff(part.rows) == 1).mean() > 0.9 for part in parts)
     whole = fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"])
     assert whole.rows.tolist() == list(range(5000))
-    # Parts are successive arcs: together they have each row once.
+    # Parts are consecutive arcs, which together contain each row once.
     arcs = [fastpipe.sample_csv(path, 1250, seed=1, method="block", columns=["y"], part=part).rows for part in range(4)]
     assert np.sort(np.concatenate(arcs)).tolist() == list(range(5000))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 parts of 5000 rows each: the dataset has only 5000 rows"):

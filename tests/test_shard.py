@@ -1,4 +1,4 @@
-"""Shards of readers: what frameworks' workers and ranks read."""
+"""Shards of readers, which the workers and ranks of frameworks read."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_a_shard_is_a_rank_of_a_larger_world(data: Data, shuffle: bool, world: i
     assert sorted(seen) == list(range(411))
 
 
-def test_shards_share_a_seed_that_was_drawn(data: Data) -> None:
+def test_shards_share_a_generated_seed(data: Data) -> None:
     reader = data.read(batch_size=4, shuffle=True, uneven="allow")
     parts = [row for index in range(3) for batch in rows(reader.shard(3, index)) for row in batch]
     assert sorted(parts) == list(range(411))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_shards_begin_where_a_loaded_state_stands(data: Data, shuffle: bool) -> None:
+def test_shards_begin_at_the_loaded_state(data: Data, shuffle: bool) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": shuffle, "seed": 3, "uneven": "allow"}
     reader = data.read(**options)
     batches = iter(reader)
@@ -73,7 +73,7 @@ def test_shards_begin_at_the_epoch(data: Data) -> None:
     assert rows(shard) == rows(other)
 
 
-def test_a_state_that_cant_be_shared_out_is_refused(data: Data) -> None:
+def test_states_that_cannot_be_sharded_are_refused(data: Data) -> None:
     options: dict[str, Any] = {"batch_size": 4, "shuffle": "buffer", "seed": 3, "uneven": "allow"}
     reader = data.read(**options)
     batches = iter(reader)
@@ -84,7 +84,7 @@ def test_a_state_that_cant_be_shared_out_is_refused(data: Data) -> None:
         resumed.shard(2, 0)
 
 
-def test_shards_that_there_arent(data: Data, tmp_path: Path) -> None:
+def test_invalid_shards_are_refused(data: Data, tmp_path: Path) -> None:
     reader = data.read(batch_size=4)
     for shards, index in ((2, 2), (0, 0), (2, -1)):
         with pytest.raises(ValueError, match="is between"):

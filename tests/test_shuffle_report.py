@@ -26,7 +26,7 @@ UNEVEN = (37, 5, 60, 1, 44, 18, 60, 23, 9, 80, 31, 2, 55, 40, 35)
 
 
 def write(path: Path, sizes: Sequence[int], first: int = 0) -> Path:
-    """A file of blocks with this many rows, which are numbered from `first` on."""
+    """Writes a file of blocks with the given numbers of rows. Rows are numbered from `first`."""
     ends = np.cumsum([first, *sizes]).tolist()
     blocks = [(stop - start, b"".join(map(long, range(start, stop)))) for start, stop in pairwise(ends)]
     path.write_bytes(container(ID, blocks))
@@ -34,7 +34,7 @@ def write(path: Path, sizes: Sequence[int], first: int = 0) -> Path:
 
 
 def write_empty_rows(path: Path, sizes: Sequence[int]) -> Path:
-    """The same of records without fields, which take no bytes."""
+    """Writes blocks of records without fields, which occupy no bytes."""
     path.write_bytes(container(NONE, [(size, b"") for size in sizes]))
     return path
 
@@ -52,12 +52,12 @@ def scores(report: ShuffleReport) -> dict[str, float]:
     return {name: getattr(report, name).score for name in ("displacement", "blocks", "files", "same_block_pairs")}
 
 
-# --- Against what readers yield ---
+# --- Comparison with the batches of readers ---
 
 
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
 @pytest.mark.parametrize(("batch_size", "seed", "epoch"), [(16, 0, 0), (7, 5, 3), (500, 1, 0), (1000, 1, 1), (1, 2, 0)])
-def test_measures_are_those_of_the_batches_that_are_read(
+def test_measures_match_the_batches_of_a_reader(
     tmp_path: Path, shuffle: bool, batch_size: int, seed: int, epoch: int
 ) -> None:
     files = [UNEVEN[:4], (), (0, 30, 0), UNEVEN[4:]]
@@ -105,12 +105,12 @@ def test_the_map_counts_rows(tmp_path: Path) -> None:
     for place, row in enumerate(rows):
         counts[place * 12 // 500, row * 40 // 500] += 1
     perfect = np.array([[(500 / 12) / 40]])
-    # Lines and columns have a row more or less than others.
+    # Some cells of the map cover one row more than others.
     np.testing.assert_allclose(np.array(report.density), counts / perfect, rtol=0.1)
     assert np.array(report.density).shape == (12, 40)
 
 
-def test_the_map_of_a_few_rows_is_as_small(tmp_path: Path) -> None:
+def test_the_map_of_a_few_rows_is_small(tmp_path: Path) -> None:
     report = shuffle_report(write(tmp_path / "a.avro", [2, 3]), batch_size=2, shuffle=False)
     assert np.array(report.density).tolist() == (np.eye(5) * 5).tolist()
     assert report.map.splitlines() == ["█    ", " █   ", "  █  ", "   █ ", "    █"]
@@ -121,7 +121,7 @@ def test_shades() -> None:
     assert _shuffle_report.shaded(density) == "  ░░▒▒▒▓▓██ "
 
 
-# --- What a perfect permutation has ---
+# --- Values of a perfect permutation ---
 
 
 def test_the_probability_to_miss_a_group_is_exact() -> None:
@@ -134,7 +134,7 @@ def test_the_probability_to_miss_a_group_is_exact() -> None:
 
 @pytest.mark.parametrize("total", [130, 131, 160, 200, 1000, 20_000])
 def test_the_probability_to_miss_a_large_group(total: int) -> None:
-    # Both are beyond the number of terms that are added one by one.
+    # Covers arguments beyond the number of terms that are added one by one.
     for drawn in {65, 66, 100, total // 4, total // 2, total - 65} - set(range(65)):
         groups = np.unique([65, 66, 80, total // 3, total - drawn])
         groups = groups[(groups > _shuffle_math._TERMS) & (groups <= total)]
@@ -152,14 +152,14 @@ def test_the_probability_to_miss_a_large_group(total: int) -> None:
     ],
 )
 def test_the_logarithm_is_exact_for_many_rows(total: int, drawn: int, group: int) -> None:
-    # A product with as many factors as rows are drawn.
+    # The exact value is a product with one factor per drawn row.
     exact = math.fsum(math.log1p(-group / (total - i)) for i in range(drawn))
     found = _shuffle_math.log_miss(total, drawn, np.array([group]))
     np.testing.assert_allclose(found, [exact], rtol=1e-6)
 
 
 def test_blocks_of_a_perfect_permutation_of_a_billion_rows() -> None:
-    # Nearly every row of a batch is of another block.
+    # Nearly every row of a batch is from another block.
     blocks = np.full(10**6, 1000)
     exact = 10**6 * -math.expm1(math.fsum(math.log1p(-1000 / (10**9 - i)) for i in range(1024)))
     assert _shuffle_math.distinct(blocks, 1024) == pytest.approx(exact, rel=1e-7)
@@ -199,7 +199,7 @@ def test_displacement_of_a_perfect_permutation_of_many_rows() -> None:
     np.testing.assert_allclose(quantiles, [0.0253206, 0.2928932, 0.7763932], atol=1e-7)
 
 
-def test_stretches_of_groups() -> None:
+def test_spans_of_groups() -> None:
     ends = np.array([3, 10, 11])
     assert [_shuffle_math.stretch(ends, *part).tolist() for part in [(0, 11), (0, 3), (2, 4), (10, 11), (4, 6)]] == [
         [3, 7, 1],
@@ -224,7 +224,7 @@ def test_stretches_of_groups() -> None:
         (Measure(math.nan, math.nan, math.nan), math.nan),
     ],
 )
-def test_a_score_is_the_way_from_unshuffled_to_perfect(measure: Measure, score: float) -> None:
+def test_scores_range_from_unshuffled_to_perfect(measure: Measure, score: float) -> None:
     assert measure.score == pytest.approx(score, nan_ok=True)
 
 
@@ -278,10 +278,10 @@ def test_blocks_of_one_row_have_nothing_to_mix(tmp_path: Path) -> None:
     assert "Even without shuffling" in report.advice
 
 
-# --- Which batches are looked at ---
+# --- Selection of batches ---
 
 
-def test_of_many_batches_a_sample_is_looked_at(tmp_path: Path) -> None:
+def test_many_batches_are_sampled(tmp_path: Path) -> None:
     path = write_empty_rows(tmp_path / "a.avro", [40] * 2500)
     sample = shuffle_report(path, batch_size=50, shuffle_buffer=4000)
     whole = shuffle_report(path, batch_size=50, shuffle_buffer=4000, max_batches=2000)
@@ -306,12 +306,12 @@ def test_the_sample_is_spread_over_the_epoch(batches: int, most: int, jump: int)
     assert most * 0.9 < len(steps) <= most
     twelfths = np.bincount(np.array(steps) * 12 // batches, minlength=12)
     assert most < 12 or twelfths.min() > 0
-    if batches == 1000:  # So few rows are gone through anyway.
+    if batches == 1000:  # The report iterates over this few rows anyway.
         assert steps == [(2 * i + 1) * 1000 // (2 * most) for i in range(most)]
 
 
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
-def test_batches_are_the_same_whatever_is_gone_through_before(tmp_path: Path, shuffle: bool) -> None:
+def test_batches_do_not_depend_on_skipped_batches(tmp_path: Path, shuffle: bool) -> None:
     index = Index([str(write(tmp_path / "a.avro", UNEVEN))])
     order = Ordering.checked(batch_size=5, shuffle=shuffle, seed=1).of(index._dataset)
     steps = [3, 4, 20, 50, 51, 99]
@@ -322,7 +322,7 @@ def test_batches_are_the_same_whatever_is_gone_through_before(tmp_path: Path, sh
         assert [[rows.tolist() for rows in batch[1:]] for batch in found] == [expected] * 3
 
 
-def test_it_is_the_same_each_time(tmp_path: Path) -> None:
+def test_reports_are_deterministic(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", UNEVEN)
     first, second = (shuffle_report(path, batch_size=8) for _ in range(2))
     assert first.blocks == second.blocks
@@ -332,12 +332,12 @@ def test_it_is_the_same_each_time(tmp_path: Path) -> None:
     assert shuffle_report(path, batch_size=8, epoch=1).displacement not in (first.displacement, other.displacement)
 
 
-# --- What is and isn't read ---
+# --- Data that is and isn't read ---
 
 
 @pytest.mark.parametrize("sizes", [[], [0, 0]])
 @pytest.mark.parametrize("shuffle", [False, *KINDS])
-def test_without_rows_there_is_nothing_to_say(tmp_path: Path, sizes: list[int], shuffle: bool) -> None:
+def test_reports_without_rows(tmp_path: Path, sizes: list[int], shuffle: bool) -> None:
     report = shuffle_report(write(tmp_path / "a.avro", sizes), batch_size=8, shuffle=shuffle)
     assert (report.num_rows, report.num_blocks, report.num_files, report.num_batches) == (0, 0, 0, 0)
     assert all(map(math.isnan, scores(report).values()))
@@ -354,8 +354,8 @@ def test_one_row(tmp_path: Path, shuffle: bool) -> None:
     assert "1 row, 1 block, 1 file; looked at 1 of 1 batch\n" in str(report)
 
 
-def test_data_are_not_read(tmp_path: Path) -> None:
-    # Neither data that are damaged nor a type that can't be a feature is in the way.
+def test_data_is_not_read(tmp_path: Path) -> None:
+    # The report works for damaged data, and for a type that can't be a feature.
     schema = {"type": "record", "name": "Row", "fields": [{"name": "u", "type": ["int", "string"]}]}
     path = tmp_path / "a.avro"
     path.write_bytes(header(schema, "deflate") + stored(10, b"\xff" * 30) + stored(30, b"\xff" * 30))
@@ -398,7 +398,7 @@ def test_broken_files(tmp_path: Path) -> None:
 # --- As text ---
 
 
-def test_a_report_as_text(tmp_path: Path) -> None:
+def test_reports_as_text(tmp_path: Path) -> None:
     text = str(shuffle_report(write_files(tmp_path, [[25] * 20] * 2), batch_size=20, shuffle=False))
     assert text == (
         "shuffle=False, batch_size=20, seed=0, epoch 0\n"
@@ -436,7 +436,7 @@ def test_a_report_as_text(tmp_path: Path) -> None:
     )
 
 
-def test_the_maps_of_the_manual_are_real(tmp_path: Path) -> None:
+def test_maps_in_the_manual_match_reports(tmp_path: Path) -> None:
     paths = write_files(tmp_path, [[1000] * 50] * 4)
     left, right, left_below, right_below = (
         shuffle_report(
@@ -475,7 +475,7 @@ def test_the_command_prints_the_report(tmp_path: Path, run: Run, kind: str) -> N
     assert table[7] == "memory: bytes of the rows in the buffer, uncompressed (sampled)"
 
 
-def test_buffers_that_hold_all_rows_are_compared_with_smaller_ones(tmp_path: Path, run: Run) -> None:
+def test_buffers_of_all_rows_are_compared_with_smaller_ones(tmp_path: Path, run: Run) -> None:
     code, out, _ = run("--shuffle=buffer", write(tmp_path / "a.avro", [40] * 10))
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[-4:-1]] == ["25", "100", "16_384"]
@@ -500,7 +500,7 @@ def test_the_command_as_json(tmp_path: Path, run: Run) -> None:
     assert own["memory_is_uncompressed"] is True
 
 
-def test_memory_of_data_that_cannot_be_decompressed_is_as_stored(tmp_path: Path, run: Run) -> None:
+def test_memory_of_undecodable_data_is_its_stored_size(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "a.avro"
     path.write_bytes(header(NONE, "deflate") + stored(100, b"\xff" * 30, sync=SYNC))
     code, out, _ = run("--shuffle", path, "--batch-size", "10")

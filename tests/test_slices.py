@@ -1,4 +1,4 @@
-"""Large units that are read a slice at a time, where rows are read in their order."""
+"""Large units that are read a slice at a time by sequential passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = list(range(sum(ROWS)))
 
 @pytest.fixture(autouse=True)
 def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices have 10 of `Numbers`' rows, and units of more than 20 are cut."""
+    """Makes slices have 10 rows of `Numbers`, and splits units of more than 20 rows."""
     monkeypatch.setattr("fastpipe.sources.units._data._SLICE_BYTES", 80)
 
 
@@ -33,8 +33,8 @@ class Sliced(Numbers):
     """Numbers that can be read in slices.
 
     Attributes:
-        begun: the arguments of each call of `read_slices`.
-        given: the first row of each slice that was given, and its unit.
+        begun: The arguments of each call of `read_slices`.
+        given: The unit and the first row of each slice that was returned.
     """
 
     def __init__(self, rows: Any = ROWS, slices: Callable[..., Any] | None = None) -> None:
@@ -69,7 +69,7 @@ def test_slices_are_read_one_after_the_other(batch_size: int, num_fetches: int, 
     assert sorted(units.calls) == [0, 3]
 
 
-def test_only_large_units_in_sequence_are_cut() -> None:
+def test_only_large_units_in_sequence_are_sliced() -> None:
     for options in ({"shuffle": True, "seed": 1}, {"shuffle": "buffer", "shuffle_buffer": 9, "seed": 1}):
         units = Sliced()
         assert sorted(flat(fastpipe.read_units(units, batch_size=8, **options))) == NUMBERS
@@ -80,7 +80,7 @@ def test_only_large_units_in_sequence_are_cut() -> None:
     assert not units.begun
 
 
-def test_a_pass_that_resumes_begins_with_the_slice_that_it_needs() -> None:
+def test_a_resumed_pass_begins_at_its_slice() -> None:
     reader = fastpipe.read_units(Sliced(), batch_size=3)
     with reader:
         states = [pickle.dumps(reader.state_dict()) for _ in reader]
@@ -91,9 +91,9 @@ def test_a_pass_that_resumes_begins_with_the_slice_that_it_needs() -> None:
         rest = [] if step + 1 == len(states) else flat(again)
         assert rest == NUMBERS[3 * step + 3 :]
         if rest and 4 + 10 < rest[0] < 4 + 20:
-            # Another thread begins another unit meanwhile.
+            # Another thread begins another unit at the same time.
             of_its_unit = [begun for begun in units.begun if begun[0] == 1]
-            assert of_its_unit == [(1, 10, 10)], "rows before it are not read"
+            assert of_its_unit == [(1, 10, 10)], "rows before the slice must not be read"
 
 
 def test_states_and_batches_do_not_depend_on_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_states_and_batches_do_not_depend_on_slices(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("shard_by", [None, "batch"])
-def test_ranks_share_rows_alike_with_and_without_slices(monkeypatch: pytest.MonkeyPatch, shard_by: Any) -> None:
+def test_ranks_have_the_same_rows_with_and_without_slices(monkeypatch: pytest.MonkeyPatch, shard_by: Any) -> None:
     def of(rank: int) -> list[int]:
         options: Any = {"rank": rank, "world_size": 3, "uneven": "allow", "shard_by": shard_by}
         return flat(fastpipe.read_units(Sliced([4, 25, 0, 3, 300]), batch_size=1, **options))
@@ -136,7 +136,7 @@ def test_ranks_read_each_unit_once(monkeypatch: pytest.MonkeyPatch, num_threads:
         assert sorted(units.calls) == ([0, 3] if sliced else [0, 1, 3, 4])
 
 
-def test_passes_beside_each_other() -> None:
+def test_concurrent_passes() -> None:
     reader = fastpipe.read_units(Sliced(), batch_size=5, num_fetches=1)
     with reader:
         for step, batch in enumerate(reader):
@@ -144,7 +144,7 @@ def test_passes_beside_each_other() -> None:
             assert reader.batch_at(7)["x"].tolist() == NUMBERS[35:40]
 
 
-def test_a_pass_that_is_left_forgets_its_slices() -> None:
+def test_an_abandoned_pass_closes_its_slices() -> None:
     closed = []
 
     class Closes(Sliced):
@@ -163,7 +163,7 @@ def test_a_pass_that_is_left_forgets_its_slices() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 10, 20])
-def test_what_a_slice_raises_comes_out_at_its_batch(at: int) -> None:
+def test_errors_of_a_slice_are_raised_at_its_batch(at: int) -> None:
     def fail(unit: int, first: int, table: Any) -> Any:
         if table is not None and (unit, first) == (1, at):
             raise ZeroDivisionError("the page is torn")
@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[Callable[..., Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_slices_that_are_not_what_was_said(what: str) -> None:
+def test_slices_that_contradict_the_units_are_refused(what: str) -> None:
     act, error, match = WRONG[what]
 
     def slices(unit: int, first: int, table: Any) -> Any:
@@ -208,7 +208,7 @@ def test_slices_that_are_not_what_was_said(what: str) -> None:
         list(fastpipe.read_units(Sliced(slices=slices), batch_size=4))
 
 
-def test_a_unit_that_ends_early_or_goes_on() -> None:
+def test_units_with_too_few_or_too_many_slices_are_refused() -> None:
     class Ends(Sliced):
         def _slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
             return itertools.islice(super()._slices(unit, start, rows), 2)
@@ -223,7 +223,7 @@ def test_a_unit_that_ends_early_or_goes_on() -> None:
         list(fastpipe.read_units(Sliced(slices=more), batch_size=4))
 
 
-def test_none_is_no_slice() -> None:
+def test_none_is_not_a_slice() -> None:
     class Nones(Sliced):
         def read_slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
             return iter([None, None, None])
@@ -232,7 +232,7 @@ def test_none_is_no_slice() -> None:
         list(fastpipe.read_units(Nones(), batch_size=4))
 
 
-def test_no_iterator() -> None:
+def test_read_slices_must_return_an_iterator() -> None:
     class Returns(Sliced):
         def read_slices(self, unit: int, start: int, rows: int) -> Any:
             return None
@@ -254,9 +254,7 @@ def test_errors_count_rows_from_the_start_of_the_unit() -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_row_groups_are_never_held_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
-) -> None:
+def test_row_groups_are_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
     monkeypatch.undo()
     rows, width = 120_000, 256
     values = np.random.default_rng(1).random(rows * width, "float32")
@@ -272,7 +270,7 @@ def test_row_groups_are_never_held_as_a_whole(
         for step, batch in enumerate(reader):
             most = max(most, pa.total_allocated_bytes())
             assert np.array_equal(batch["x"], values[1000 * step : 1000 * step + 1000])
-    # Slices that are read ahead, as many as a slow consumer lets be, and what pyarrow itself takes: 63 MB.
+    # 63 MB: the slices that are prefetched up to the limit because the consumer is slow, and memory of pyarrow itself.
     assert most - before < values.nbytes * 0.65
 
 
@@ -298,8 +296,8 @@ def test_a_limit_below_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_child_reads_slices_of_its_own() -> None:
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
+def test_a_forked_child_reads_its_own_slices() -> None:
     reader = fastpipe.read_units(Sliced([100]), batch_size=5)
     batches = iter(reader)
     next(batches)

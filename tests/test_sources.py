@@ -1,4 +1,4 @@
-"""From what users name to files: folders, globs, links, and what isn't a path."""
+"""Expanding the names that users pass to files: folders, globs, links, and arguments that aren't paths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tree = Callable[..., Path]
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
-    """Makes a folder of files and links (`name -> target`), and goes there."""
+    """Creates a folder of files and links (`name -> target`), and makes it the working directory."""
 
     def make(*names: str) -> Path:
         for name in names:
@@ -54,7 +54,7 @@ NOT_COMMITTED = (
 )
 
 
-def test_a_directory_leaves_out_what_is_not_committed(tree: Tree) -> None:
+def test_directories_skip_uncommitted_files(tree: Tree) -> None:
     tree(*COMMITTED, *NOT_COMMITTED)
     assert expand("d") == list(COMMITTED)
 
@@ -80,7 +80,7 @@ def test_a_directory_leaves_out_what_is_not_committed(tree: Tree) -> None:
         ("d/*/_temporary/*.avro", ["d/date=1/_temporary/x.avro"]),
     ],
 )
-def test_a_glob_leaves_out_what_is_not_committed_unless_it_says_so(tree: Tree, pattern: str, expected: Any) -> None:
+def test_globs_skip_uncommitted_files_unless_named(tree: Tree, pattern: str, expected: Any) -> None:
     folder = tree(*COMMITTED, *NOT_COMMITTED)
     assert expand(pattern) == list(expected)
     if not pattern.startswith("."):
@@ -88,7 +88,7 @@ def test_a_glob_leaves_out_what_is_not_committed_unless_it_says_so(tree: Tree, p
 
 
 @pytest.mark.parametrize("name", [name for name in NOT_COMMITTED if name.endswith(".avro")])
-def test_what_is_named_outright_is_read_whatever_its_name(tree: Tree, name: str) -> None:
+def test_explicit_paths_are_read_regardless_of_name(tree: Tree, name: str) -> None:
     tree(*COMMITTED, *NOT_COMMITTED)
     assert expand(name) == [name]
     assert name in expand(os.path.dirname(name)) or os.path.basename(name).startswith(("_", "."))
@@ -98,21 +98,22 @@ def test_what_is_named_outright_is_read_whatever_its_name(tree: Tree, name: str)
 @pytest.mark.parametrize("source", ["d", "d/**/*.avro"])
 def test_links_are_followed_and_each_folder_is_visited_once(tree: Tree, source: str) -> None:
     tree("d/a/x.avro", "d/a/loop -> ../..", "d/b -> a", "d/0 -> ../e", "d/1 -> ../e", "e/y.avro", "e/deep/z.avro")
-    # A folder has its own name if there is one, else the first of its links; files of the loop have their first, too.
+    # A folder is listed under its real name if it is in the tree, else under the first of its links. Files of a link
+    # cycle are also listed under their first name.
     assert expand(source) == ["d/0/deep/z.avro", "d/0/y.avro", "d/a/x.avro"]
 
 
 @links
 def test_a_glob_and_a_directory_agree_on_links(tree: Tree) -> None:
     tree("real/x.avro", "d/b -> ../real", "d/a -> ../real", "d/y.avro -> ../real/x.avro", "d/z.avro -> ../real/x.avro")
-    # A file that is linked twice is read twice, as by Hadoop; a folder isn't.
+    # A file that is linked twice is read twice, as Hadoop does. A folder is read once.
     assert expand("d") == expand("d/**/*.avro") == ["d/a/x.avro", "d/y.avro", "d/z.avro"]
     assert expand("d/*/x.avro") == ["d/a/x.avro"]
-    assert expand(["d/a", "d/b"]) == ["d/a/x.avro", "d/b/x.avro"], "what is named twice is read twice"
+    assert expand(["d/a", "d/b"]) == ["d/a/x.avro", "d/b/x.avro"], "sources named twice are read twice"
 
 
 @links
-def test_rows_behind_links_are_read_once(tmp_path: Path) -> None:
+def test_linked_rows_are_read_once(tmp_path: Path) -> None:
     schema = wire.record("R", id="long")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "x.avro").write_bytes(wire.container(schema, [(200, wire.longs(*range(200)))]))
@@ -126,7 +127,7 @@ def test_rows_behind_links_are_read_once(tmp_path: Path) -> None:
 @links
 @pytest.mark.parametrize("target", ["gone", "x.avro"])
 @pytest.mark.parametrize("source", ["d", "d/**/*.avro", "d/*.avro", "d/x.avro", ["d/x.avro"], "*/x.avro"])
-def test_a_link_that_leads_nowhere_is_named_with_its_target(tree: Tree, source: Any, target: str) -> None:
+def test_dangling_links_are_named_with_their_target(tree: Tree, source: Any, target: str) -> None:
     tree(f"d/x.avro -> {target}", "d/y.avro")
     with pytest.raises(
         fastpipe.MissingFileError, match=f"leads to '{target}', which does not exist.*d/x.avro"
@@ -136,7 +137,7 @@ def test_a_link_that_leads_nowhere_is_named_with_its_target(tree: Tree, source: 
 
 
 @links
-def test_hidden_links_may_lead_nowhere(tree: Tree) -> None:
+def test_hidden_links_may_dangle(tree: Tree) -> None:
     tree("d/.#x.avro -> someone@host.1", "d/_current -> gone", "d/y.avro", "d/readme.txt -> gone")
     assert expand("d/*.avro") == ["d/y.avro"]
     os.unlink("d/readme.txt")
@@ -144,7 +145,7 @@ def test_hidden_links_may_lead_nowhere(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("source", ["d", "d/**/*.avro", "d/*/x.avro"])
-def test_a_folder_that_can_not_be_read_is_an_error(tree: Tree, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folders_are_refused(tree: Tree, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tree("d/a.avro", "d/locked/x.avro")
     scandir = os.scandir
     locked = os.path.join("d", "locked") if source != "d/*/x.avro" else "d"
@@ -168,13 +169,13 @@ def test_nothing_found_is_an_error(tree: Tree, source: Any) -> None:
         expand(source)
 
 
-def test_of_a_directory_the_first_suffix_is_taken_that_it_has_files_of(tree: Tree) -> None:
+def test_a_directory_uses_the_first_suffix_that_exists(tree: Tree) -> None:
     tree("a/1.x", "a/deep/2.x", "a/0.y", "b/3.y", "b/_4.x", "b/.5.x", "c/6.z", "b/7.xz")
     suffixes = (".x", ".y")
     assert expand("a", suffixes) == ["a/1.x", "a/deep/2.x"]
-    assert expand(["b", "a"], suffixes) == ["b/3.y", "a/1.x", "a/deep/2.x"], "each directory has a suffix of its own"
+    assert expand(["b", "a"], suffixes) == ["b/3.y", "a/1.x", "a/deep/2.x"], "each directory has its own suffix"
     assert expand("a", (".y", ".x")) == ["a/0.y"]
-    assert expand(["c/6.z", "*/*.y"], suffixes) == ["c/6.z", "a/0.y", "b/3.y"], "only directories are looked through"
+    assert expand(["c/6.z", "*/*.y"], suffixes) == ["c/6.z", "a/0.y", "b/3.y"], "suffixes apply only to directories"
     for source in ("c", ["a", "c"]):
         with pytest.raises(fastpipe.MissingFileError, match=r"no file that ends in \.x or \.y \(file c\)") as error:
             expand(source, suffixes)
@@ -188,7 +189,7 @@ def test_the_home_directory(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None
     assert expand("~/x.avro") == expand(Path("~") / "x.avro") == [str(folder / "x.avro")]
     assert expand("~/d") == expand("~/*/*.avro") == [str(folder / "d" / "y.avro")]
     tree("~/x.avro")
-    assert expand("~/x.avro") == ["~/x.avro"], "a path that exists is taken as it is"
+    assert expand("~/x.avro") == ["~/x.avro"], "an existing path is used literally"
     assert expand("~nobody-of-this-name/x.avro") == ["~nobody-of-this-name/x.avro"]
 
 
@@ -208,17 +209,17 @@ def test_urls_of_local_files_are_read(tree: Tree) -> None:
     if sys.platform != "win32":
         assert expand(f"file://localhost{folder}/*.avro") == [str(folder / "a b.avro")]
         tree("s3:/x.avro")
-        assert expand("s3://x.avro") == ["s3://x.avro"], "a path that exists is taken as it is"
+        assert expand("s3://x.avro") == ["s3://x.avro"], "an existing path is used literally"
 
 
 @pytest.mark.parametrize("source", [b"Obj", bytearray(3), memoryview(b"x"), io.BytesIO(), io.StringIO()])
 @pytest.mark.parametrize("listed", [False, True])
-def test_contents_are_no_paths(source: Any, listed: bool) -> None:
+def test_contents_are_not_paths(source: Any, listed: bool) -> None:
     with pytest.raises(TypeError, match="AvroFile accept open files and bytes"):
         fastpipe.read_parquet([source] if listed else source, batch_size=1)
 
 
-def test_what_is_no_path(tmp_path: Path) -> None:
+def test_other_types_are_refused(tmp_path: Path) -> None:
     with (tmp_path / "x").open("wb") as file, pytest.raises(TypeError, match="not BufferedWriter"):
         expand(file)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a list of these, not int"):
@@ -227,7 +228,7 @@ def test_what_is_no_path(tmp_path: Path) -> None:
         expand(["x", 3])  # type: ignore[list-item]
 
 
-def test_what_reads_one_file_takes_the_same(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_one_file_accept_the_same_names(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tree()
     (folder / "x.avro").write_bytes(wire.container('"long"', [(1, wire.long(1))]))
     for name in ("HOME", "USERPROFILE"):
@@ -238,7 +239,7 @@ def test_what_reads_one_file_takes_the_same(tree: Tree, monkeypatch: pytest.Monk
         fastpipe.AvroFile("s3://x.avro")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="file systems elsewhere have UTF-8 names alone, or others")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems restrict the encoding of file names")
 @pytest.mark.parametrize("name", [b"\xe4.avro", b"\xc3.avro", "ä😀.avro".encode()])
 def test_names_that_are_not_utf_8(tmp_path: Path, name: bytes) -> None:
     path = os.path.join(os.fsencode(tmp_path), name)
@@ -290,7 +291,7 @@ def test_braces_and_names_that_look_like_patterns(tree: Tree, source: str, expec
     )
     if "w[1]" in source:
         tree("g[1]/w[1].avro", "g1/w1.avro")
-        # In each folder what is named so literally, else what matches.
+        # In each folder a literal name is used if it exists, else the pattern.
         expected = ["g1/w1.avro", *expected]
     assert expand(source) == expected
 
@@ -314,17 +315,17 @@ def test_alternatives() -> None:
             alternatives(text)
 
 
-def test_every_alternative_must_name_something(tree: Tree) -> None:
+def test_every_alternative_must_match(tree: Tree) -> None:
     tree("d/a.avro", "$X/b.avro")
     with pytest.raises(fastpipe.MissingFileError, match=r"no file matches the pattern .file d/b\*"):
         expand("d/{a,b}*.avro")
-    assert expand("$X/*.avro") == ["$X/b.avro"], "environment variables aren't looked at"
+    assert expand("$X/*.avro") == ["$X/b.avro"], "environment variables must not be expanded"
 
 
 UNFINISHED = ("x.avro.inprogress", "x.avro.inprogress.17-4", "x.tmp", "x.avro._COPYING_", "x.avro.crc", "x.TMP")
 
 
-def test_what_is_still_written_is_left_out(tree: Tree) -> None:
+def test_files_being_written_are_skipped(tree: Tree) -> None:
     tree("d/x.avro", "d/x.tmp.avro", *(f"d/{name}" for name in UNFINISHED), "d/y.tmp/z.avro")
     assert expand("d") == ["d/x.avro", "d/x.tmp.avro", "d/y.tmp/z.avro"]
     assert expand("d/*") == ["d/x.avro", "d/x.tmp.avro"]
@@ -338,9 +339,7 @@ def test_what_is_still_written_is_left_out(tree: Tree) -> None:
     ("names", "pattern"),
     [(["d/000000_0", "d/000001_0"], "d/*"), (["d/day=1/part-00000", "d/day=1/part-00001"], "d/**/*")],
 )
-def test_files_without_a_suffix_are_asked_for_by_the_pattern_that_the_error_names(
-    tree: Tree, names: list[str], pattern: str
-) -> None:
+def test_the_error_names_a_pattern_for_files_without_suffix(tree: Tree, names: list[str], pattern: str) -> None:
     tree(*names, "d/_SUCCESS")
     with pytest.raises(fastpipe.MissingFileError, match="without a suffix, such as") as error:
         expand("d")
@@ -382,7 +381,7 @@ def test_generated_trees(
         path = root.joinpath(*folders, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x" * size)
-    # Links to folders of the tree, and so loops, change nothing: each has a name of its own, unless that is hidden.
+    # Links to folders of the tree, including cycles, change nothing: each folder has its own name, unless it is hidden.
     below = sorted(path for path in [root, *root.rglob("*")] if path.is_dir() and not path.is_symlink())
     hidden = lambda path: any(part[0] in "_." for part in path.relative_to(root).parts)  # noqa: E731
     visible = [path for path in below if not hidden(path)]
@@ -405,7 +404,7 @@ def test_generated_trees(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_a_file_that_can_not_be_read_is_an_error(tree: Tree) -> None:
+def test_unreadable_files_are_refused(tree: Tree) -> None:
     folder = tree("d/a.avro")
     (folder / "d/a.avro").chmod(0)
     with pytest.raises(fastpipe.StorageError, match="ermission"):

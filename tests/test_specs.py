@@ -152,7 +152,7 @@ def test_bools_are_0_or_1() -> None:
         DenseSpec((), "bool", fill=2)
 
 
-def test_strings_take_strings_and_bytes_take_bytes() -> None:
+def test_string_and_bytes_fills_match_their_dtype() -> None:
     assert DenseSpec((), "string", fill="?").fill == "?"
     assert DenseSpec((), "string", fill=np.str_("?")).fill == "?"
     assert DenseSpec((), "bytes", fill=bytearray(b"?")).fill == b"?"
@@ -246,7 +246,7 @@ def test_lowered_specs_are_plain_values() -> None:
 # --- Features ---
 
 
-def test_as_many_dimensions_as_arrays_have() -> None:
+def test_maximum_numbers_of_dimensions() -> None:
     for spec in (
         DenseSpec((1,) * 31, "int8"),
         RaggedSpec((None, *(1,) * 31), "int8"),
@@ -271,7 +271,7 @@ def test_fields_and_lengths() -> None:
             make()
 
 
-def test_scales_are_of_integers() -> None:
+def test_scales_require_integers() -> None:
     for make, error, match in [
         (lambda: DenseSpec((), "float64", scale=2), ValueError, "dtype must be an integer type; got 'float64'"),
         (lambda: RaggedSpec((None,), "string", scale=0), ValueError, "got 'string'"),

@@ -1,4 +1,4 @@
-"""Readers of SQL: what users see, at the doors and where things break."""
+"""SQL readers: behavior that users see, error messages, and edge cases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_states_resume_at_every_step(database: Database, shuffle: Any) -> None:
         assert same([read().batch_at(step % 10, epoch=step // 10)], [batches[step]])
 
 
-def test_parts_are_read_by_themselves(database: Database) -> None:
+def test_partitions_are_read_separately(database: Database) -> None:
     reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, partitions=8, batch_size=16)
     parts = reader.partition(3)
     found = [values(reader.read_partition(part)) for part in parts]
@@ -94,7 +94,7 @@ def test_columns_that_cannot_be_null_are_plain_arrays(database: Database) -> Non
 
 
 @pytest.mark.parametrize("columns", [["g"], ["x", "id"], ["b"]])
-def test_only_columns_that_are_asked_for_are_read(database: Database, columns: list[str]) -> None:
+def test_only_requested_columns_are_read(database: Database, columns: list[str]) -> None:
     reader = fastpipe.read_sql("SELECT * FROM t", database.connection, partitions=4, batch_size=50, columns=columns)
     whole = database.run(f"SELECT {', '.join(columns)} FROM t")
     assert multiset(row for batch in reader for row in rows_of(batch)) == multiset(whole)
@@ -127,9 +127,7 @@ NOT_THE_SAME = {
 
 
 @pytest.mark.parametrize("name", NOT_THE_SAME)
-def test_what_returns_other_rows_each_time_is_refused_or_written_once(
-    database: Database, name: str, tmp_path: Path
-) -> None:
+def test_volatile_queries_are_refused_or_materialized(database: Database, name: str, tmp_path: Path) -> None:
     query = NOT_THE_SAME[name]
     with pytest.raises(fastpipe.UnsupportedError, match=r"may return other rows each time.*materialize='directory'"):
         fastpipe.read_sql(query, database.connection, batch_size=8)
@@ -145,7 +143,7 @@ def test_what_returns_other_rows_each_time_is_refused_or_written_once(
 COLLECTING = {"sqlite": "group_concat(id)", "duckdb": "list(id)", "postgres": "string_agg(CAST(id AS text), ',')"}
 
 
-def test_what_keeps_rows_in_any_order_is_refused(database: Database) -> None:
+def test_aggregates_without_order_are_refused(database: Database) -> None:
     collect = COLLECTING[database.name]
     with pytest.raises(fastpipe.UnsupportedError, match="without ORDER BY reads rows in any order"):
         fastpipe.read_sql(f"SELECT g, {collect} AS c FROM t GROUP BY g", database.connection, batch_size=8)
@@ -162,12 +160,12 @@ def test_what_keeps_rows_in_any_order_is_refused(database: Database) -> None:
         "SELECT id FROM t;;",
     ],
 )
-def test_what_looks_like_it_is_read(database: Database, query: str) -> None:
+def test_deterministic_queries_are_read(database: Database, query: str) -> None:
     reader = fastpipe.read_sql(query, database.connection, partitions=4, batch_size=32)
     assert sorted(values(reader)) == [3 * i for i in range(300)]
 
 
-def test_arrays_may_be_collected_in_an_order(postgres_url: str) -> None:
+def test_array_aggregates_with_order_are_read(postgres_url: str) -> None:
     query = "SELECT g % 3 AS k, array_agg(g ORDER BY g) AS a FROM generate_series(1, 30) AS s (g) GROUP BY g % 3"
     (batch,) = fastpipe.read_sql(query, postgres_url, by="k", partitions=2, batch_size=3)
     assert batch["a"].values.offsets.tolist() == [0, 10, 20, 30]
@@ -192,7 +190,7 @@ def test_infinite_times_are_refused(request: pytest.FixtureRequest, kind: str, t
     assert batch["moment"].values[1] == np.datetime64("-0043-03-15")
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database_is_named(tmp_path: Path) -> None:
     (tmp_path / "t.db").write_bytes(b"\xff" * 5000)
     with pytest.raises(fastpipe.StorageError, match=r"SQLite failed in file .*t\.db: .*file is not a database"):
         fastpipe.read_sql("SELECT 1 AS one", f"sqlite:///{tmp_path / 't.db'}", batch_size=3)
@@ -207,7 +205,7 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
         ("SELEKT 1 FROM WHERE", "can't parse|is not a query"),
     ],
 )
-def test_what_is_no_query_is_refused(database: Database, query: str, match: str) -> None:
+def test_other_statements_are_refused(database: Database, query: str, match: str) -> None:
     with pytest.raises(fastpipe.UnsupportedError, match=match):
         fastpipe.read_sql(query, database.connection, batch_size=8)
     assert database.run("SELECT count(*) FROM t")[0][0] == 300
@@ -230,7 +228,7 @@ def test_wrong_arguments(database: Database, arguments: dict[str, Any], error: t
         fastpipe.read_sql("SELECT id, g FROM t", database.connection, batch_size=8, **arguments)
 
 
-def test_unknown_columns_are_said_by_the_database(database: Database) -> None:
+def test_unknown_columns_are_reported_by_the_database(database: Database) -> None:
     with pytest.raises(fastpipe.StorageError, match=r"failed.*: .*nosuch"):
         fastpipe.read_sql("SELECT nosuch FROM t", database.connection, batch_size=8)
 
@@ -256,7 +254,7 @@ def test_wrong_connections(connection: Any, error: Any, match: str) -> None:
         fastpipe.read_sql("SELECT 1 AS one", connection, batch_size=8)
 
 
-def test_nobody_listens() -> None:
+def test_connection_refused() -> None:
     url = f"postgresql://user:secret@127.0.0.1:{servers.free_port()}/none"
     with pytest.raises(fastpipe.StorageError, match="PostgreSQL failed") as caught:
         fastpipe.read_sql("SELECT 1 AS one", url, batch_size=8)
@@ -280,7 +278,7 @@ def test_parameters_by_name(database: Database) -> None:
     assert sorted(values(reader)) == [600, *range(606, 900, 3)]
 
 
-def test_missing_parameters_are_said(database: Database) -> None:
+def test_missing_parameters_are_reported(database: Database) -> None:
     mark = "%s" if database.name == "postgres" else "?"
     with pytest.raises((fastpipe.StorageError, ValueError)):
         fastpipe.read_sql(f"SELECT id FROM t WHERE id > {mark}", database.connection, parameters=[], batch_size=8)
@@ -326,7 +324,7 @@ def test_planning_runs_two_queries_and_a_sample(database: Database, query: str) 
     assert len(plan.queries) - len(ends) - len(bounded) <= 2
 
 
-def test_plans_are_functions_of_the_data(database: Database) -> None:
+def test_plans_depend_only_on_the_data(database: Database) -> None:
     plans = [fastpipe.partition_sql("SELECT * FROM t", database.connection, partitions=9) for _ in range(2)]
     assert plans[0].partitions == plans[1].partitions
     assert fastpipe.partition_sql("SELECT * FROM t", database.connection, preferred_rows=30).partitions[9].rows > 20
@@ -358,7 +356,7 @@ def test_other_processes(database: Database, method: str) -> None:
         assert found == [3 * i for i in range(300)]
     else:
         assert "can't be used in a forked process" in found
-    # Nothing that the child did has closed our connections.
+    # The child must not have closed the parent's connections.
     assert sorted(values(reader)) == [3 * i for i in range(300)]
 
 
@@ -385,7 +383,7 @@ def test_types_of_postgresql(postgres_url: str) -> None:
         ("1 AS a, 2 AS a", "two columns named 'a': name one of them with AS"),
     ],
 )
-def test_types_that_are_not_read(postgres_url: str, column: str, match: str) -> None:
+def test_unsupported_types_are_refused(postgres_url: str, column: str, match: str) -> None:
     with pytest.raises((fastpipe.UnsupportedError, fastpipe.SchemaError), match=match):
         fastpipe.read_sql(f"SELECT {column}", postgres_url, batch_size=1)
 
@@ -452,7 +450,7 @@ def test_keys_of_any_pattern_are_cut_evenly(tmp_path: Path, keys: str) -> None:
 
 
 @pytest.mark.parametrize("wal", [True, False])
-def test_sqlite_sees_one_state(tmp_path: Path, wal: bool) -> None:
+def test_sqlite_reads_one_snapshot(tmp_path: Path, wal: bool) -> None:
     database = sql_databases.sqlite(tmp_path / "t.db", 300, wal=wal)
     reader = fastpipe.read_sql("SELECT id, k FROM t", database.connection, partitions=10, batch_size=16)
     before = values(reader)
@@ -463,7 +461,7 @@ def test_sqlite_sees_one_state(tmp_path: Path, wal: bool) -> None:
     other.close()
     if wal:
         assert values(reader) == before
-        # Readers that are pickled open the file as it is then.
+        # A pickled reader opens the file in its state at that time.
         theirs = pickle.loads(pickle.dumps(reader))
         with pytest.raises(
             fastpipe.StorageError, match="the partition had 30 rows when the reader was made, and has 15"
@@ -487,10 +485,10 @@ def test_files_that_cannot_be_written_are_read(file: Database, tmp_path: Path) -
     ]
 
 
-def test_the_server_is_killed_and_comes_back() -> None:
+def test_readers_resume_after_a_server_restart() -> None:
     programs = servers.postgres_programs()
     if programs is None:
-        pytest.skip("PostgreSQL's server isn't installed")
+        pytest.skip("the PostgreSQL server is not installed")
     server = servers.Postgres(programs)
     try:
         database = sql_databases.postgres(server.new_database(), 300)
@@ -505,7 +503,7 @@ def test_the_server_is_killed_and_comes_back() -> None:
         server.start()
         with pytest.raises(fastpipe.StorageError, match="the reader's snapshot no longer exists"):
             values(reader)
-        # The same data in the same order: its state is good for a new reader.
+        # The data and its order are unchanged, so a new reader accepts the state.
         again = fastpipe.read_sql("SELECT id FROM t", database.connection, partitions=10, batch_size=16)
         again.load_state_dict(state)
         assert sorted(values(again)) == [3 * i for i in range(300)]
@@ -620,7 +618,7 @@ os._exit(1)
     assert done.returncode == 0
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("adbc_driver_sqlite", "adbc_driver_postgresql", "duckdb", "sqlalchemy"):
         monkeypatch.setitem(sys.modules, module, None)
     for url, extra in (("sqlite:///x", "sqlite"), ("postgresql://x/y", "postgresql"), ("duckdb:///x", "duckdb")):

@@ -1,4 +1,4 @@
-"""Connections as users have them: which database they read, and how they fail."""
+"""The kinds of connections that users pass: which database they read, and how they fail."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def of_schema(url: str, schema: str) -> Callable[[], Any]:
 
 
 def pairs(kind: str, folder: Path, request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """Connections to two databases with one name, the second of which has other rows."""
+    """Returns connections to two databases with the same name. The second one contains other rows."""
     if kind == "folders":
         return sqlite_file(folder / "a" / "t.db", 1), sqlite_file(folder / "b" / "t.db", 2)
     if kind == "factories":
@@ -90,19 +90,19 @@ def pairs(kind: str, folder: Path, request: pytest.FixtureRequest) -> tuple[Any,
 @pytest.mark.parametrize(
     "kind", ["folders", "factories", "memory", "folders of DuckDB", "engines", "options", "factories of PostgreSQL"]
 )
-def test_materialized_results_are_of_their_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_materialized_results_match_their_database(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     connections = pairs(kind, tmp_path, request)
     query = "SELECT v || 5 AS v FROM t" if kind == "engines" else QUERY
     files = tmp_path / "files"
     first, second = (numbers(connection, query, materialize=files) for connection in connections)
     assert first != second
     assert len(list(files.iterdir())) == 2
-    # The same connections use them again.
+    # The same connections reuse the files.
     assert [numbers(connection, query, materialize=files) for connection in connections] == [first, second]
     assert len(list(files.iterdir())) == 2
 
 
-def test_materialized_results_are_of_the_database_in_the_environment(
+def test_materialized_results_follow_the_environment(
     postgres: servers.Postgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for value in range(2):
@@ -115,7 +115,7 @@ def test_materialized_results_are_of_the_database_in_the_environment(
             assert numbers(short, materialize=tmp_path) == [value]
 
 
-def test_engines_keep_what_they_connect_with(mariadb: servers.Mariadb, postgres: servers.Postgres) -> None:
+def test_engines_keep_their_connection_arguments(mariadb: servers.Mariadb, postgres: servers.Postgres) -> None:
     url = postgres.new_database()
     schemas(url)
     alchemy = url.replace("postgresql:", "postgresql+psycopg:")
@@ -151,7 +151,7 @@ def test_engines_keep_what_they_connect_with(mariadb: servers.Mariadb, postgres:
         with engine.connect() as connection:
             assert connection.exec_driver_sql("SELECT @@time_zone").scalar() == "SYSTEM"
         assert numbers(engine, 'SELECT 5 AS "v"') == [5]
-        # Connections of the user's pool have no settings of readers.
+        # Connections in the user's pool don't have settings of readers.
         with engine.connect() as connection:
             assert connection.exec_driver_sql("SELECT @@time_zone").scalar() == "SYSTEM"
         reader = fastpipe.read_sql('SELECT 5 AS "v"', engine, batch_size=1)
@@ -265,12 +265,12 @@ def test_errors_of_drivers_are_typed(name: str, request: pytest.FixtureRequest, 
 
 
 @pytest.mark.parametrize("url", ["mysql+pymysql://u@h:x/db", "mysql+nosuch://u@h/db"])
-def test_urls_that_sqlalchemy_does_not_take(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(fastpipe.UnsupportedError, match=r"se mysql\+pymysql://user@host/database"):
         numbers(url)
 
 
-def test_queries_that_are_nested_too_deeply(tmp_path: Path) -> None:
+def test_deeply_nested_queries_are_refused(tmp_path: Path) -> None:
     query = f"SELECT {'(' * 3000}1{')' * 3000} AS v"
     with pytest.raises(fastpipe.UnsupportedError, match="nested too deeply for sqlglot: create a view"):
         numbers(sqlite_file(tmp_path / "t.db", 1), query)

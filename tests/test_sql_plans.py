@@ -1,4 +1,4 @@
-"""How results are cut: keys of any distribution, found by an index or not."""
+"""How results are divided into partitions: keys of any distribution, with or without an index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Filled = Callable[[str, Sequence[str], Sequence[Sequence[Any]]], Any]
 
 @pytest.fixture(params=["sqlite", "duckdb", "postgres"])
 def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Filled:
-    """Makes a table t of columns, and returns what `read_sql` takes."""
+    """Returns a function that creates a table `t` of the given columns, and returns the connection for `read_sql`."""
 
     def fill(definition: str, names: Sequence[str], columns: Sequence[Sequence[Any]]) -> Any:
         create = f"CREATE TABLE t ({definition})"
@@ -54,7 +54,7 @@ def filled(request: pytest.FixtureRequest, tmp_path: Path) -> Filled:
 
 
 def zipf(rows: int) -> list[int | None]:
-    """Zipf of 1.2, and 20 % NULLs."""
+    """Returns keys with a Zipf distribution of exponent 1.2, and 20 % NULLs."""
     draw = np.random.default_rng(7)
     keys = np.minimum(draw.zipf(1.2, rows), MOST // 2)
     return [None if null else int(key) for key, null in zip(keys, draw.random(rows) < 0.2, strict=True)]
@@ -69,7 +69,7 @@ def test_skewed_keys(filled: Filled, partitions: int) -> None:
     assert alone.heaviest == keys.count(None)
     assert max(part.rows for part in alone.partitions) <= max(1.01 * alone.heaviest, 1.05 * rows / partitions)
     assert alone.skew <= max(1.25, alone.skew_bound)
-    # With a second column ties can be parted.
+    # A second column can separate rows with equal keys.
     for by in (None, ["k", "v"]):
         plan = fastpipe.partition_sql("SELECT k, v FROM t", connection, partitions=partitions, by=by)
         assert (len(plan.partitions), plan.rows) == (partitions, rows)
@@ -110,7 +110,7 @@ def test_primary_keys(filled: Filled, keys: Sequence[int]) -> None:
 
 @pytest.mark.parametrize("gap", [0, 1, 30_000])
 def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
-    """A count tells that no number is missing, and whether that only looks so."""
+    """Checks that counting rows shows whether all keys of a range exist, and detects a gap."""
     rows, begin = 70_000 + gap, -20_000
     keys = [begin + i for i in range(rows) if not 35_000 <= i < 35_000 + gap]
     connection = filled("k bigint PRIMARY KEY, v bigint", ["k", "v"], [keys, range(len(keys))])
@@ -119,7 +119,7 @@ def test_many_numbers_without_gaps(filled: Filled, gap: int) -> None:
         assert plan.rows == len(keys)
         assert len(plan.partitions) == partitions
         assert plan.skew <= 1.25
-        # The ends, gaps near them, and a count; else also a sample, and a count of each partition.
+        # Without a gap: the ends, gaps near the ends, and a count. Otherwise also a sample, and a count per partition.
         assert len(plan.queries) <= (5 if gap else 3)
     reader = fastpipe.read_sql("SELECT k FROM t", connection, partitions=8, batch_size=1024)
     assert np.concatenate([batch["k"] for batch in reader]).tolist() == keys
@@ -135,7 +135,7 @@ def test_primary_keys_with_parameters(tmp_path: Path) -> None:
     assert [key for batch in reader for key in batch["k"].tolist()] == [i for i in range(100, 1000) if i % 7 == 3]
 
 
-# Queries of t (k is its primary key), and whether they are cut by it.
+# Queries of t, whose primary key is k, and whether partitions are divided by the key.
 FOUND = {
     "SELECT k, v FROM {schema}.t": True,
     'SELECT v FROM {schema}."t" AS s': True,
@@ -204,7 +204,7 @@ PREPARE = {
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """What `read_sql` takes, and the driver's connection to it."""
+    """Returns the connection for `read_sql`, and a connection of the driver to the same database."""
     if request.param == "sqlite":
         path = Path(tmp_path_factory.mktemp("sqlite")) / "t.db"
         own: Any = sqlite3.connect(path)
@@ -227,7 +227,7 @@ def prepared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_keys_are_found(prepared: Any, query: str) -> None:
     kind, url, own = prepared
     if kind == "sqlite" and query in FOUND_BY_POSTGRESQL:
-        pytest.skip("a query of PostgreSQL")
+        pytest.skip("the query is for PostgreSQL only")
     found = (FOUND | FOUND_BY_POSTGRESQL)[query]
     query = query.replace("{schema}", "main" if kind == "sqlite" else "public")
     query = query.replace("postgres.public", f"{url.rpartition('/')[2]}.public")
@@ -238,13 +238,13 @@ def test_keys_are_found(prepared: Any, query: str) -> None:
         rows = [row for batch in reader for row in rows_of(batch)]
         assert multiset(rows) == whole, plan.partitions[0].query
         assert plan.rows == len(rows)
-        # Other keys need a query that counts each of their values.
+        # Keys other than the primary key need a query that counts each of their values.
         grouped = any("GROUP BY k0" in text for text in plan.queries)
         assert grouped == (partitions > 1 and found is False), plan.queries
 
 
 @pytest.mark.parametrize("definition", ["INTEGER PRIMARY KEY DESC", "INT PRIMARY KEY", "INTEGER UNIQUE"])
-def test_sqlites_keys_with_nulls(tmp_path: Path, definition: str) -> None:
+def test_sqlite_keys_with_nulls(tmp_path: Path, definition: str) -> None:
     with sqlite3.connect(tmp_path / "t.db") as connection:
         connection.execute(f"CREATE TABLE t (k {definition}, v INT)")
         connection.executemany("INSERT INTO t VALUES (?, ?)", [(None if i % 4 else i, i) for i in range(400)])
@@ -258,7 +258,7 @@ def test_sqlites_keys_with_nulls(tmp_path: Path, definition: str) -> None:
             assert batch["k"].valid.sum() == 100
 
 
-def test_keys_of_sqlites_tables_without_rowid_may_be_text(tmp_path: Path) -> None:
+def test_keys_of_sqlite_tables_without_rowid_may_be_text(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "t.db") as connection:
         connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INT) WITHOUT ROWID")
         connection.executemany("INSERT INTO t VALUES (?, ?)", [*((i, i) for i in range(100)), ("x", 100)])

@@ -1,6 +1,6 @@
-"""Partitions of generated queries are disjoint, and make up what the query returns.
+"""Partitions of generated queries are disjoint, and their union is the query's result.
 
-`FASTPIPE_SQL_QUERIES` asks for more queries than the first hundred.
+`FASTPIPE_SQL_QUERIES` is the number of queries. The default is 100.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("first", range(0, QUERIES, CHUNK))
-def test_partitions_make_up_the_result(database: sql_databases.Database, first: int) -> None:
+def test_the_union_of_partitions_is_the_result(database: sql_databases.Database, first: int) -> None:
     engine = engine_of(database.connection)
     sessions = engine.sessions(1, snapshot=True)
     with sessions.planner() as session:
@@ -51,13 +51,13 @@ def test_partitions_make_up_the_result(database: sql_databases.Database, first: 
                 assert len(plan.partitions) <= parts
                 assert plan.rows == whole.total(), text
                 found: Counter[tuple[Any, ...]] = Counter()
-                # The key may be another column of the query.
+                # The key may be a different column of the query.
                 columns = ", ".join(engine.quote(column.name) for column in plan.columns)
                 for part in plan.partitions:
                     rows = database.run(f"SELECT {columns} FROM" + part.query.partition(" FROM")[2])
                     assert len(rows) == part.rows > 0, (text, part)
                     found += sql_databases.multiset(rows)
-                # Disjoint and whole: with one row twice or missing it would differ.
+                # A missing or duplicate row would make a difference.
                 assert found == whole, (text, parts)
     sessions.close()
 

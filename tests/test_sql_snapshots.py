@@ -1,4 +1,4 @@
-"""While others write, the union of all partitions is one state of the database."""
+"""While other clients write, the union of all partitions is one state of the database."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import fastpipe
 
 ROWS = 400
 NUMBERS = f"WITH RECURSIVE g(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM g WHERE i < {ROWS - 1}) "
-# Each transaction moves an amount between accounts, opens one, closes one, and counts itself.
+# Each transaction moves an amount between two accounts, opens an account, closes an account, and increments a version.
 TRANSACTION = [
     "UPDATE t SET amount = amount - 5 WHERE id = {a}",
     "UPDATE t SET amount = amount + 5 WHERE id = {b}",
@@ -33,7 +33,7 @@ TRANSACTION = [
 
 
 class Writer:
-    """Writes in a thread until it is stopped."""
+    """Runs transactions in a thread until it is stopped."""
 
     def __init__(self, run: Callable[[list[str]], None]) -> None:
         self._run, self._stop = run, threading.Event()
@@ -51,7 +51,7 @@ class Writer:
         assert not self.errors
 
     def wait(self, more: int) -> None:
-        """Waits until so many further transactions are written."""
+        """Waits until `more` further transactions are written."""
         until, deadline = self.written + more, time.monotonic() + 60
         while self.written < until and not self.errors and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -91,7 +91,7 @@ for line in sys.stdin:
 
 @pytest.fixture(params=["sqlite", "duckdb", "postgres"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Any, Callable[[list[str]], None]]]:
-    """A connection to read from, and a function that runs a transaction."""
+    """Returns a connection to read from, and a function that runs a transaction."""
     if request.param == "sqlite":
         with sqlite3.connect(tmp_path / "t.db") as first:
             first.execute("PRAGMA journal_mode = wal")
@@ -99,7 +99,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[A
                 first.execute(statement)
         first.close()
 
-        # Another process: two libraries of SQLite in one process don't see each other's locks.
+        # A separate process: two SQLite libraries in one process don't see each other's locks.
         command = [sys.executable, "-c", SQLITE_WRITER, str(tmp_path / "t.db")]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdin is not None
@@ -143,9 +143,9 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[A
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_all_partitions_see_one_state(database: Any, shuffle: bool) -> None:
+def test_all_partitions_read_one_snapshot(database: Any, shuffle: bool) -> None:
     connection, run = database
-    # The version beside each row is that of the state that the row was read in.
+    # The version next to each row identifies the state that the row was read from.
     query = "SELECT t.id, t.amount, v.version FROM t CROSS JOIN v"
     with Writer(run) as writer:
         for _ in range(3):
@@ -165,7 +165,7 @@ def test_all_partitions_see_one_state(database: Any, shuffle: bool) -> None:
                 assert len(set(found["id"])) == len(found["id"]) == reader.num_rows
                 assert sum(found["amount"]) == 100 * ROWS
                 passes.append(sorted(zip(*found.values(), strict=True)))
-            # Later passes read the same state.
+            # Later passes read the same snapshot.
             assert passes[0] == passes[1]
     assert writer.written > 30
 
@@ -173,7 +173,7 @@ def test_all_partitions_see_one_state(database: Any, shuffle: bool) -> None:
 def test_without_a_snapshot_changes_are_errors(database: Any) -> None:
     connection, run = database
     if not isinstance(connection, str):
-        pytest.skip("DuckDB's one transaction is always a snapshot")
+        pytest.skip("DuckDB always reads a snapshot in a transaction")
     reader = fastpipe.read_sql("SELECT id FROM t", connection, partitions=4, batch_size=16, snapshot=False)
     assert len(list(reader)) == ROWS // 16
     run(["DELETE FROM t WHERE id < 7"])
@@ -212,5 +212,5 @@ def test_a_forked_process_leaves_the_snapshot(postgres_url: str) -> None:
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    # Opened only now, sessions need the snapshot that another connection keeps.
+    # Sessions that are opened only now need the snapshot that another connection holds.
     assert len(list(readers[0])) == ROWS // 16

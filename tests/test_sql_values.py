@@ -1,4 +1,4 @@
-"""Values keep their meaning: as cuts between partitions, in literals of the query, and in columns of the result."""
+"""Values keep their meaning as bounds of partitions, in literals of the query, and in columns of the result."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import fastpipe
 import servers
 from sql_databases import rows_of
 
-# SQL for value number i of each type, of which there are about fifty.
+# For about fifty types, an SQL expression for the value with index i.
 POSTGRES = {
     "char(5)": "left('abcdefgh', i % 5 + 1)",
     "bit(6)": "CAST(i AS bit(6))",
@@ -91,12 +91,12 @@ MARIADB = {
     "JSON": "JSON_OBJECT('k', i)",
 }
 ROWS = 50
-# Numbers of tables of MariaDB, whose tests share a database.
+# Indices of tables in MariaDB, whose tests share a database.
 TABLES = itertools.count()
 
 
 def assert_cut_by_value(connection: Any, least: int, table: str = "t") -> None:
-    """Asserts that partitions by v have each row once."""
+    """Asserts that partitions by v contain each row once."""
     query = f"SELECT id, v FROM {table}"
     for partitions in (2, 40):
         plan = fastpipe.partition_sql(query, connection, by="v", partitions=partitions)
@@ -114,7 +114,7 @@ def fill(run: Callable[[str], Any], kind: str, value: str, numbers: str, table: 
 
 
 @pytest.mark.parametrize("kind", POSTGRES)
-def test_cuts_of_postgresql(postgres_url: str, kind: str) -> None:
+def test_partition_bounds_of_postgresql(postgres_url: str, kind: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('sad', 'ok', 'it''s')")
         connection.execute("CREATE DOMAIN short AS varchar(3)")
@@ -123,14 +123,14 @@ def test_cuts_of_postgresql(postgres_url: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", DUCKDB)
-def test_cuts_of_duckdb(kind: str) -> None:
+def test_partition_bounds_of_duckdb(kind: str) -> None:
     connection = duckdb.connect()
     fill(connection.execute, kind, DUCKDB[kind], f"range({ROWS}) AS g (i)")
     assert_cut_by_value(connection, {"BOOLEAN": 2}.get(kind, 3 if "ENUM" in kind else 20))
 
 
 @pytest.mark.parametrize("kind", SQLITE)
-def test_cuts_of_sqlite(tmp_path: Path, kind: str) -> None:
+def test_partition_bounds_of_sqlite(tmp_path: Path, kind: str) -> None:
     numbers = f"(WITH RECURSIVE g(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM g WHERE i < {ROWS - 1}) SELECT i FROM g)"
     with sqlite3.connect(tmp_path / "t.db") as connection:
         fill(connection.execute, kind, SQLITE[kind], numbers)
@@ -139,7 +139,7 @@ def test_cuts_of_sqlite(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "mode"), [*((kind, "") for kind in MARIADB), ("VARCHAR(40)", "NO_BACKSLASH_ESCAPES")])
-def test_cuts_of_mariadb(mariadb: servers.Mariadb, kind: str, mode: str) -> None:
+def test_partition_bounds_of_mariadb(mariadb: servers.Mariadb, kind: str, mode: str) -> None:
     engine = sqlalchemy.create_engine(mariadb.url)
     table = f"v{next(TABLES)}"
     with engine.begin() as connection:
@@ -190,7 +190,7 @@ def test_columns_of_mariadb_that_begin_with_nulls(mariadb: servers.Mariadb, late
 
 
 def stored(path: Path, definition: str, values: Sequence[Any]) -> str:
-    """A file of SQLite with a table of values, and their numbers."""
+    """Returns the URL of a SQLite file with a table of the values and their row ids."""
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v {definition})")
         connection.executemany("INSERT INTO t (v) VALUES (?)", [(value,) for value in values])
@@ -219,7 +219,8 @@ def test_sqlite_converts_no_values(tmp_path: Path, name: str, partitions: int) -
     with pytest.raises(fastpipe.SchemaError, match=f"(?s){match}"):
         fastpipe.read_sql("SELECT * FROM t", url, materialize=tmp_path / "files", batch_size=100)
     assert list((tmp_path / "files").iterdir()) == []
-    # The same where the declaration converts values when they are stored, and for integers that floats hold.
+    # Values are also read if the declared type converts them when they are stored, and if a float holds the integers
+    # exactly.
     exact = [value if isinstance(value, str) or value != 2**53 + 1 else 2**53 for value in values]
     if name.endswith("texts"):
         url = stored(tmp_path / "u.db", "TEXT", values)
@@ -239,7 +240,7 @@ def test_columns_of_sqlite_that_begin_with_nulls(tmp_path: Path, value: Any) -> 
 
 @pytest.mark.parametrize("second", ["a", "A"])
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
-def test_columns_that_come_twice_are_named(tmp_path: Path, kind: str, second: str) -> None:
+def test_duplicate_columns_are_named(tmp_path: Path, kind: str, second: str) -> None:
     connection = duckdb.connect() if kind == "duckdb" else stored(tmp_path / "t.db", "", [1])
     mark = "CAST(? AS INT)"
     with pytest.raises(fastpipe.SchemaError, match="the query returns two columns named 'a': name one of them with AS"):

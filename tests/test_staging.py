@@ -1,4 +1,4 @@
-"""The staging ring over a device that the test controls: whatever the schedule, no memory is used too early."""
+"""The staging ring over a simulated device: under any schedule, no memory is reused too early."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from staging import Arriving, Batches, Device, HostMemory, content, values
 
 
 class World:
-    """A ring and all that it works with."""
+    """A ring, and the simulated device, memory and source that it works with."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class World:
         assert self.thread is not None
 
     def check_end(self, depth: int) -> None:
-        """What holds when a ring has ended, however that came."""
+        """Checks the state after a ring has ended for any reason."""
         self.thread.join()
         assert self.device.completed == self.device.begun
-        # One that couldn't be copied is still known to the error.
+        # The batch whose copy failed is kept alive by the error.
         assert self.memory.returned == list(range(self.device.begun))
         assert self.batches.most_in_flight <= depth
         assert self.memory.made <= depth
@@ -55,7 +55,7 @@ SCHEDULES = {
     "count": st.integers(0, 12),
     "depth": st.integers(1, 4),
     "done": st.lists(st.booleans(), min_size=1, max_size=8),
-    # After how many further batches each is looked at.
+    # After how many further batches each batch is checked.
     "patience": st.lists(st.integers(0, 12), min_size=1, max_size=6),
     "leave_at": st.none() | st.integers(0, 12),
     "error_at": st.none() | st.integers(0, 12),
@@ -81,7 +81,7 @@ def follow(
     error_at: int | None,
     fails_at: int | None,
 ) -> None:
-    """Draws from a ring by a schedule, and holds what comes to what should."""
+    """Draws from a ring according to a schedule, and compares the results with the expected ones."""
     world = World(count, depth, done=done, error_at=error_at, fails_at=fails_at)
     end = min(n for n in (count, error_at, fails_at, leave_at) if n is not None)
     held: list[tuple[int, int, Any]] = []
@@ -116,14 +116,14 @@ def test_any_schedule(**schedule: Any) -> None:
 
 
 class EarlyReuse(staging._Belt):
-    """Gives host memory back without waiting for the copy."""
+    """Releases host memory without waiting for the copy."""
 
     def _settle(self, slot: staging._Slot) -> None:
         slot.host = None
 
 
 class EarlyReuseAtTheEnd(staging._Belt):
-    """Waits, but for what is in flight when it ends."""
+    """Waits for copies, except for copies in flight when it ends."""
 
     def _drain(self) -> None:
         self._in_flight.clear()
@@ -131,14 +131,14 @@ class EarlyReuseAtTheEnd(staging._Belt):
 
 
 class NoArrival(staging._Belt):
-    """Hands device batches out as if they were there."""
+    """Yields device batches without waiting for their arrival."""
 
     def _hand_out(self, slot: staging._Slot) -> Any:
         return slot.device
 
 
 class TooDeep(staging._Belt):
-    """Has more in flight than it may."""
+    """Keeps more batches in flight than allowed."""
 
     def _make_room(self) -> bool:
         self._depth += 1
@@ -146,7 +146,7 @@ class TooDeep(staging._Belt):
 
 
 class OutOfOrder(staging._Belt):
-    """Drains from the wrong end."""
+    """Drains batches in the wrong order."""
 
     def _drain(self) -> None:
         self._in_flight.reverse()
@@ -163,22 +163,22 @@ class OutOfOrder(staging._Belt):
         (OutOfOrder, "At index 6 diff: 7 != 6"),
     ],
 )
-def test_a_broken_ring_is_caught(broken: type[Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_rings_are_detected(broken: type[Any], found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "_Belt", broken)
     with pytest.raises(AssertionError, match=found):
         follow(**LATE)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_copies_are_waited_for_only_when_room_is_needed(depth: int) -> None:
+def test_the_ring_waits_for_copies_only_when_it_is_full(depth: int) -> None:
     world = World(10, depth)
     batches = [next(world.ring) for _ in range(10)]
-    # Each of these was waited for before a later one could be begun.
+    # The ring waits for each of these copies before it begins a later one.
     assert world.device.completed >= 10 - depth
     assert [note for _, note in batches] == list(range(10))
 
 
-def test_a_device_that_breaks() -> None:
+def test_a_failing_device() -> None:
     before = len(staging._abandoned)
     world = World(10, 2, breaks_at=3)
     for number in range(3):
@@ -186,14 +186,14 @@ def test_a_device_that_breaks() -> None:
     with pytest.raises(RuntimeError, match="the device is lost"):
         list(world.ring)
     world.thread.join()
-    # Nobody knows whether these are still being read.
+    # The device may still be reading the remaining batches, so they are not returned.
     assert world.memory.returned == [0, 1, 2]
     assert len(staging._abandoned) > before
     del staging._abandoned[before:]
 
 
 class Blocked:
-    """A source whose next batch doesn't come."""
+    """A source whose next batch never arrives."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -238,7 +238,7 @@ def test_a_dropped_ring_ends_its_thread() -> None:
 
 
 class Collecting(Batches):
-    """Looks for garbage before the third batch, when it is told to."""
+    """Collects garbage before the third batch, if an event is set."""
 
     go = threading.Event()
 
@@ -249,8 +249,8 @@ class Collecting(Batches):
         return super().__next__()
 
 
-def test_a_ring_that_its_own_thread_collects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage is collected by whichever thread comes by: waiting for itself, it would wait for ever."""
+def test_a_ring_collected_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks for a deadlock: any thread may collect garbage, and the ring's thread must not wait for itself."""
     monkeypatch.setitem(globals(), "Batches", Collecting)
     gc.disable()
     try:
@@ -301,13 +301,13 @@ print("leaving", flush=True)
         "import threading; t = threading.Thread(target=list, args=(world.ring,)); t.start(); t.join()",
     ],
 )
-def test_the_interpreter_ends(how: str) -> None:
+def test_the_interpreter_exits(how: str) -> None:
     code = EXIT.format(folder=os.path.dirname(__file__), how=how)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to itself")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows can't send SIGINT to its own process")
 def test_ctrl_c_ends_a_wait() -> None:
     source = Blocked()
     ring = StagingRing(source, Device(), 2, stop=source.stopped.set, name="copies")
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_a_wait() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_has_no_part_in_it() -> None:
+def test_a_forked_child_does_not_use_the_ring() -> None:
     world = World(100, 2)
     next(world.ring)
     child = os.fork()

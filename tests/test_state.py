@@ -1,4 +1,4 @@
-"""States: a restored reader goes on exactly where the saved one was, wherever that is; anything else is refused."""
+"""States: a restored reader resumes exactly where the saved one was, at any position. Other states are refused."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ import samples
 from samples import SHUFFLES, Data, order_of, through_json
 from strategies import SOME, layouts, orders
 
-# Data sets here are so small that a last batch is much of them.
+# The last batch is a large part of the small datasets of these tests.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """101 rows in two files."""
+    """Writes 101 rows in two files."""
     return samples.write(tmp_path_factory.mktemp("state"), [samples.blocks_of(60), samples.blocks_of(41, (6, 0, 2))])
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize(("epochs", "prefetch"), [(1, 1), (3, 6)])
-def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any, epochs: int, prefetch: int) -> None:
-    """With batches pending that were decoded ahead."""
+def test_every_step_can_be_resumed(data: Data, shuffle: Any, epochs: int, prefetch: int) -> None:
+    """Saves states while prefetched batches are pending."""
     reader = data.read(**order_of(shuffle), epochs=epochs, prefetch=prefetch, num_threads=2)
     states = [reader.state_dict()]
     expected = []
@@ -45,7 +45,7 @@ def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any, epochs: int, p
         expected.append(samples.digest(batch))
         states.append(reader.state_dict())
     assert len(expected) == 15 * epochs
-    # `states[i + 1]` stands behind i batches.
+    # `states[i + 1]` was saved after i batches.
     for step, state in enumerate(states[1:]):
         again = data.read(**order_of(shuffle), epochs=epochs, num_threads=1)
         again.load_state_dict(through_json(state))
@@ -55,7 +55,7 @@ def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any, epochs: int, p
         assert again.epoch == epochs
     again = data.read(**order_of(shuffle), epochs=epochs)
     again.load_state_dict(states[0])
-    assert samples.digests(again) == expected, "one that was not started"
+    assert samples.digests(again) == expected, "a state of a reader that was not started"
 
 
 @hypothesis.settings(max_examples=SOME)
@@ -69,7 +69,7 @@ def test_any_reader_can_be_restored(
     found: list[str] = []
     state = None
     while True:
-        # Saved and restored at several steps, one after the other.
+        # Saves and restores at several successive steps.
         reader = data.read(**order)
         if state is not None:
             reader.load_state_dict(through_json(state))
@@ -95,17 +95,17 @@ def test_the_end_of_a_pass(data: Data, shuffle: Any) -> None:
     expected = samples.digests(reader)
     again = data.read(**order_of(shuffle), epochs=2)
     again.load_state_dict(through_json(unseen))
-    # A loop over the batches of a pass that was left in front of its end must not go through another.
+    # If a pass was left just before its end, a loop over the rest of the pass must not begin another pass.
     assert list(again) == []
     assert again.state_dict() == seen
-    assert samples.digests(again) == expected, "the pass behind it"
+    assert samples.digests(again) == expected, "the next pass"
     again.load_state_dict(through_json(seen))
     assert samples.digests(again) == expected
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_state_outlives_a_pass_of_which_nothing_was_taken(data: Data, shuffle: Any) -> None:
-    """`tqdm.auto.tqdm` calls `iter` twice."""
+def test_a_state_survives_an_unread_pass(data: Data, shuffle: Any) -> None:
+    """Checks that calling `iter` twice keeps the state, as `tqdm.auto.tqdm` does."""
     reader = data.read(**order_of(shuffle))
     batches = iter(reader)
     next(batches)
@@ -119,16 +119,16 @@ def test_a_state_outlives_a_pass_of_which_nothing_was_taken(data: Data, shuffle:
 
 
 class Expected:
-    """Where a reader's next pass starts, by counting: epochs of 15 batches, passes of some epochs."""
+    """Counts where a reader's next pass should start. Epochs have 15 batches, and passes have `epochs` epochs."""
 
     def __init__(self, epochs: int, whole: list[list[str]]) -> None:
         self.epochs, self.whole = epochs, whole
-        # With which epoch the next pass begins, from which step of which epoch; and what `reader.epoch` is.
+        # The first epoch of the next pass, and the epoch and step at which it starts. Also the expected `reader.epoch`.
         self.start, self.epoch = (0, 0, 0), 0
         self.saved = self.start
 
     def read(self, most: int) -> list[str]:
-        """What a pass yields of which so many batches are asked for."""
+        """Returns the batches of a pass that is left after at most `most` batches."""
         first, epoch, step = self.start
         self.saved, self.epoch = self.start, epoch
         found: list[str] = []
@@ -154,7 +154,7 @@ class Expected:
 
 
 class Epochs(list[list[str]]):
-    """The batches of some epochs, which Hypothesis needn't print."""
+    """The batches of some epochs, with a short repr for Hypothesis."""
 
     def __repr__(self) -> str:
         return "<epochs>"
@@ -179,7 +179,9 @@ def whole(data: Data) -> Epochs:
     ),
 )
 def test_where_the_next_pass_starts(data: Data, whole: Epochs, epochs: int, script: list[tuple[str, int]]) -> None:
-    """Passes are finished, left anywhere, or only begun; between them states are loaded, epochs set, readers copied."""
+    """Finishes passes, leaves them anywhere, or only begins them. In between, loads states, sets epochs and copies
+    readers.
+    """
     reader, expected = data.read(**order_of(True), epochs=epochs), Expected(epochs, whole)
     for what, number in [*script, ("read", 100)]:
         if what == "read":
@@ -215,7 +217,7 @@ def test_ranks_that_leave_at_different_steps_agree_on_the_epoch(data: Data, unev
 
 
 class Failing:
-    """Units of ten numbers, of which one can't be read the first time."""
+    """Units of ten numbers. Reading one of the units fails the first time."""
 
     rows = (10,) * 6
 
@@ -238,8 +240,10 @@ class Failing:
 
 @pytest.mark.parametrize("unit", [0, 2])
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_pass_that_failed(unit: int, resumes: bool) -> None:
-    """It counts as an epoch if it has yielded a batch; its state resumes with the batch that failed."""
+def test_a_failed_pass(unit: int, resumes: bool) -> None:
+    """Checks that a failed pass counts as an epoch if it yielded a batch, and that its state resumes with the failed
+    batch.
+    """
     reader = fastpipe.read_units(Failing(unit), batch_size=5, num_threads=1)
     found: list[int] = []
     with pytest.raises(ConnectionError, match="the server was away"):
@@ -270,7 +274,7 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_another_process_goes_on(data: Data, shuffle: Any) -> None:
+def test_another_process_resumes(data: Data, shuffle: Any) -> None:
     def elsewhere(state: dict[str, Any] | None, steps: int) -> tuple[list[str], dict[str, Any]]:
         arguments = [json.dumps(data.paths), json.dumps(order_of(shuffle)), str(steps)]
         found = subprocess.run(
@@ -295,7 +299,7 @@ def test_another_process_goes_on(data: Data, shuffle: Any) -> None:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_threads_look_ahead_columns_and_folders_may_differ(data: Data, shuffle: Any, tmp_path: Path) -> None:
+def test_threads_prefetch_columns_and_folders_may_differ(data: Data, shuffle: Any, tmp_path: Path) -> None:
     reader = data.read(**order_of(shuffle), num_threads=1, prefetch=1)
     batches = iter(reader)
     for _ in range(6):
@@ -315,7 +319,7 @@ def test_threads_look_ahead_columns_and_folders_may_differ(data: Data, shuffle: 
             assert samples.digest(batch) == samples.digest(wanted)
 
 
-def test_a_drawn_seed_is_taken_from_the_state(data: Data) -> None:
+def test_a_generated_seed_is_restored_from_the_state(data: Data) -> None:
     reader = data.read(shuffle=True, batch_size=7)
     batches = iter(reader)
     next(batches)
@@ -325,11 +329,11 @@ def test_a_drawn_seed_is_taken_from_the_state(data: Data) -> None:
     again.load_state_dict(state)
     assert again.seed == reader.seed
     assert samples.digests(again) == samples.digests(batches)
-    assert samples.digests(pickle.loads(pickle.dumps(again))) == samples.digests(reader), "the epoch behind it"
+    assert samples.digests(pickle.loads(pickle.dumps(again))) == samples.digests(reader), "the next epoch"
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_loading_closes_the_active_pass_and_leaves_its_batches(data: Data, shuffle: Any) -> None:
+def test_loading_closes_the_active_pass_but_keeps_its_batches(data: Data, shuffle: Any) -> None:
     reader = data.read(**order_of(shuffle))
     next(iter(reader))
     state = reader.state_dict()

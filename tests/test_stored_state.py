@@ -1,4 +1,4 @@
-"""What is stored: states are small, old ones are read, and those of other readers or damaged ones are refused."""
+"""Stored states are small, and old ones can be read. Damaged states and states of other readers are refused."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import wire
 from samples import SHUFFLES, Data, order_of, sealed, through_json
 from strategies import FEW, SOME
 
-# Data sets here are so small that a last batch is much of them.
+# The last batch is a large part of the small datasets of these tests.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """101 rows in two files."""
+    """Writes 101 rows in two files."""
     return samples.write(tmp_path_factory.mktemp("stored"), [samples.blocks_of(60), samples.blocks_of(41, (6, 0, 2))])
 
 
@@ -68,7 +68,7 @@ def test_a_state_of_another_reader_is_refused(data: Data, shuffle: Any, tmp_path
     fewer = Data(data.paths[:1], {})
     with pytest.raises(fastpipe.StateError, match="the dataset's files was 2 and is 1; the dataset's rows was 101"):
         fewer.read(**order_of(shuffle)).load_state_dict(state)
-    # As large, with as many rows, but written by another run.
+    # A file with the same size and number of rows, but written by another run.
     contents = Path(data.paths[1]).read_bytes()
     changed = tmp_path / os.path.basename(data.paths[1])
     changed.write_bytes(contents.replace(wire.SYNC, bytes(16)))
@@ -92,8 +92,8 @@ def test_versions(data: Data) -> None:
             data.read(**order_of(True)).load_state_dict(other)  # type: ignore[arg-type]
 
 
-# States of version 1 as they are stored, their checksums, the next three batches, and how many the epoch has left.
-# Later versions of fastpipe read them alike.
+# States of version 1 as they are stored, their checksums, the next three batches, and the number of batches left in the
+# epoch. Later versions of fastpipe must resume them identically.
 STORED = {
     False: (
         {"shuffle": "sequential", "shuffle_buffer": 258, "shard_by": "window"},
@@ -149,11 +149,11 @@ def test_states_of_version_1_are_read(tmp_path: Path, shuffle: Any) -> None:
     reader.load_state_dict(state)
     found = [batch["id"].tolist() for batch in reader]
     assert found[:3] == expected
-    assert len(found) == left + 20, "and the second epoch"
+    assert len(found) == left + 20, "the rest of the epoch and the second epoch"
     assert len(set(itertools.chain(*found[:left]))) == 3 * left
 
 
-# What a program may find in a file that was a state: whatever JSON holds.
+# Any JSON value, which a program may find in a damaged file.
 numbers = st.sampled_from([-1, 0, 1, 2, 5, 100, 2**31, 2**32, 2**62, 2**63, 2**64 - 1, 2**64, 2**70])
 scalars = st.none() | st.booleans() | numbers | st.integers(-3, 40) | st.floats() | st.sampled_from(["", "0", "7", "x"])
 values = st.recursive(
@@ -162,13 +162,13 @@ values = st.recursive(
 
 
 def paths(node: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where the values of a state stand."""
+    """Returns the paths to all values of a state."""
     inside = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [above, *(path for key, value in inside for path in paths(value, (*above, key)))]
 
 
 def damage(state: dict[str, Any], choose: st.DataObject) -> dict[str, Any]:
-    """A state of which a value is another one, missing, or there twice."""
+    """Returns a state in which one value is changed, missing or duplicated."""
     state = through_json(state)
     *above, key = choose.draw(st.sampled_from(paths(state)[1:]))
     node: Any = state
@@ -187,7 +187,7 @@ def damage(state: dict[str, Any], choose: st.DataObject) -> dict[str, Any]:
 
 
 def is_refused(reader: fastpipe.Reader, state: dict[str, Any]) -> bool:
-    """Whether it is; then nothing has changed."""
+    """Returns whether the reader refuses the state, and checks that a refused state changes nothing."""
     before = reader.state_dict()
     try:
         reader.load_state_dict(state)
@@ -199,7 +199,7 @@ def is_refused(reader: fastpipe.Reader, state: dict[str, Any]) -> bool:
 
 @pytest.fixture(scope="module")
 def damaged(data: Data) -> Callable[[Any], tuple[dict[str, Any], list[str]]]:
-    """The options with which damaged states are read, and the batches of the first two epochs."""
+    """Returns the options with which damaged states are read, and the batches of the first two epochs."""
 
     @functools.cache
     def prepared(shuffle: Any) -> tuple[dict[str, Any], list[str]]:
@@ -210,7 +210,7 @@ def damaged(data: Data) -> Callable[[Any], tuple[dict[str, Any], list[str]]]:
 
 
 def begun(data: Data, step: int, options: dict[str, Any]) -> dict[str, Any]:
-    """A state behind this many batches."""
+    """Returns a state after `step` batches."""
     reader = data.read(**options)
     for _ in itertools.islice(reader, step):
         pass
@@ -224,7 +224,7 @@ def test_a_damaged_state_is_refused(data: Data, damaged: Any, shuffle: Any, step
     options, _ = damaged(shuffle)
     state = begun(data, step, options)
     broken = damage(state, choose)
-    # A value may be replaced by itself.
+    # The draw may replace a value with itself.
     assert is_refused(data.read(**options), broken) == (json.dumps(broken) != json.dumps(state))
 
 
@@ -234,7 +234,7 @@ def test_a_damaged_state_is_refused(data: Data, damaged: Any, shuffle: Any, step
 def test_a_forged_state_does_no_harm(
     data: Data, damaged: Any, shuffle: Any, step: int, times: int, world_size: int, choose: st.DataObject
 ) -> None:
-    """Of those with a checksum that fits, what can't be is refused; what can be yields batches that there are."""
+    """Checks states with a valid checksum: impossible ones are refused, and possible ones yield batches that exist."""
     options, expected = damaged(shuffle)
     state = begun(data, step, {**options, "world_size": world_size})
     for _ in range(times):
@@ -246,7 +246,7 @@ def test_a_forged_state_does_no_harm(
     whole = expected if epoch in (0, 1) else samples.digests(reader.batch_at(at, epoch) for at in range(15))
     for batch in itertools.islice(reader, 15):
         assert len(batch["id"]) <= 7
-        # Places say where windows start, and are believed.
+        # `places` contains the starts of windows, which can't be verified.
         assert state["progress"].get("places") or samples.digest(batch) in whole
 
 
@@ -270,8 +270,8 @@ def test_a_load_that_fails_changes_nothing(data: Data, shuffle: Any) -> None:
             reader.load_state_dict(bad)
     assert reader.state_dict() == state
     assert (reader.seed, reader.epoch) == (11, 0)
-    assert found + samples.digests(batches) == expected, "the active pass goes on"
-    # Nor does it take away what was loaded before.
+    assert found + samples.digests(batches) == expected, "the active pass must continue"
+    # It also keeps the state that was loaded before.
     reader.load_state_dict(state)
     with pytest.raises(fastpipe.StateError):
         reader.load_state_dict(damaged)

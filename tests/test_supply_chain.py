@@ -1,4 +1,4 @@
-"""What is built and published depends on nothing that somebody else can change later."""
+"""Builds and releases depend only on pinned versions, which can't change later."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_actions_are_pinned_by_commit(path: Path) -> None:
     for action, comment in used:
         if action.startswith("./"):
             continue
-        assert re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40}", action), f"{action} can change: pin its commit"
-        assert re.fullmatch(r" # v\d+(\.\d+)+", comment), f"say which version {action} is"
+        assert re.fullmatch(r"[\w.-]+(/[\w.-]+)+@[0-9a-f]{40}", action), f"{action} is mutable: pin it to a commit"
+        assert re.fullmatch(r" # v\d+(\.\d+)+", comment), f"add the version of {action} as a comment"
 
 
 def test_nothing_is_published_untested_or_unlocked() -> None:
@@ -38,7 +38,7 @@ def test_nothing_is_published_untested_or_unlocked() -> None:
     assert "THIRD-PARTY-LICENSES" in release
 
 
-def test_what_tests_compare_with_is_no_part_of_the_product() -> None:
+def test_test_dependencies_are_not_shipped() -> None:
     for manifest in (ROOT / "rust").glob("*/Cargo.toml"):
         dependencies = tomllib.loads(manifest.read_text("utf-8")).get("dependencies", {})
         assert not {"apache-avro", "criterion", "proptest"} & dependencies.keys(), manifest

@@ -1,4 +1,4 @@
-"""Tables in memory at the edges: odd arrays and streams, threads, forks, Ctrl-C, ends of processes, lack of memory."""
+"""Edge cases of in-memory tables: unusual arrays and streams, threads, forks, Ctrl-C, process exit, lack of memory."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_arrays_of_any_layout(array: Any, shuffle: bool) -> None:
 
 
 def test_rows_without_values_are_ragged() -> None:
-    """A dimension of a spec is at least 1."""
+    """Checks that a column with an empty dimension is ragged, because a dimension of a spec is at least 1."""
     found = list(fastpipe.from_arrays({"x": np.zeros((3, 0), "f4")}, batch_size=2))
     assert [batch["x"].to_list() for batch in found] == [[[], []], [[]]]
 
@@ -107,12 +107,12 @@ def test_rows_without_values_are_ragged() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
-def test_what_is_no_column_is_named(column: Any, error: type[Exception], match: str) -> None:
+def test_invalid_columns_are_named(column: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         fastpipe.from_arrays({"x": column}, batch_size=1)
 
 
-def test_columns_have_one_length() -> None:
+def test_columns_must_have_the_same_length() -> None:
     for other in (np.arange(4), np.arange(0), Ragged(np.arange(3), np.array([0, 3]))):
         with pytest.raises(ValueError, match=f"column 'x' has 3 rows, but column 'y' has {len(other)}"):
             fastpipe.from_arrays({"x": np.arange(3), "y": other}, batch_size=1)
@@ -121,17 +121,17 @@ def test_columns_have_one_length() -> None:
 @pytest.mark.parametrize(
     ("name", "error"), [(1, TypeError), (None, TypeError), ("a\0b", ValueError), ("a\ud800", ValueError)]
 )
-def test_names_that_arrow_does_not_have(name: Any, error: type[Exception]) -> None:
+def test_invalid_column_names_are_refused(name: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         fastpipe.from_arrays({name: SIX}, batch_size=1)
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "ä", " "])
-def test_names_of_any_kind(name: str) -> None:
+def test_unusual_column_names(name: str) -> None:
     assert flat(fastpipe.from_arrays({name: SIX, "a": SIX}, batch_size=4), name) == SIX.tolist()
 
 
-def test_tables_have_columns() -> None:
+def test_tables_must_have_columns() -> None:
     with pytest.raises(ValueError, match="arrays is empty: name at least one"):
         fastpipe.from_arrays({}, batch_size=1)
     table = pa.table({"x": [1, 2]})
@@ -147,8 +147,8 @@ def test_tables_without_rows(order: dict[str, Any]) -> None:
         assert (list(reader), len(reader)) == ([], 0)
 
 
-def test_arrays_that_change_are_read_as_they_are_then() -> None:
-    """They mustn't be, says the docstring; it is no crash, and no copy."""
+def test_modified_arrays_are_read_as_modified() -> None:
+    """Checks that modifying an array, which the docstring forbids, neither crashes nor reads a copy."""
     array = np.arange(100)
     reader = fastpipe.from_arrays({"x": array}, batch_size=10, prefetch=1, num_threads=1)
     array[:] = 7
@@ -157,7 +157,7 @@ def test_arrays_that_change_are_read_as_they_are_then() -> None:
 
 @pytest.mark.parametrize("value", [10**12, -5, 2**63 - 1])
 @pytest.mark.parametrize("kind", ["ragged", "nested", "text"])
-def test_offsets_that_change_end_nothing(kind: str, value: int) -> None:
+def test_modified_offsets_do_not_crash(kind: str, value: int) -> None:
     offsets = np.arange(0, 301, 3)
     column: Any = {
         "ragged": lambda: Ragged(np.arange(300), offsets),
@@ -200,13 +200,13 @@ def test_streams_that_raise(error: Exception, kind: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), fastpipe.MalformedFileError("torn", path="a")])
-def test_what_streams_raise_that_is_no_fault_of_theirs_comes_out(error: BaseException) -> None:
+def test_interrupts_in_streams_are_raised_unchanged(error: BaseException) -> None:
     with pytest.raises(type(error)) as raised:
         fastpipe.from_arrow(raising(error), batch_size=1)
     assert raised.value is error
 
 
-def test_errors_of_a_reader_come_out() -> None:
+def test_errors_of_a_record_batch_reader_are_raised() -> None:
     table = pa.table({"x": [1, None]})
     reader = fastpipe.from_arrow(table, features={"x": DenseSpec((), "int64")}, batch_size=1)
     with pytest.raises(fastpipe.NullValueError) as raised:
@@ -231,7 +231,7 @@ def test_batches_of_another_schema_are_refused(other: Any) -> None:
         fastpipe.from_arrow(stream, batch_size=1)
 
 
-def test_batches_may_say_something_else_of_nulls() -> None:
+def test_batches_may_differ_in_nullability() -> None:
     strict = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("l", pa.map_(pa.string(), pa.int8()))])
     rows = {"x": [1, 2], "l": pa.array([[("a", 1)], []], pa.map_(pa.string(), pa.field("value", pa.int8(), False)))}
     stream = pa.RecordBatchReader.from_batches(strict, iter([pa.record_batch(rows)] * 2))
@@ -282,8 +282,8 @@ def test_ctrl_c(what: str) -> None:
         interrupt(process, PROMPTLY)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks where Linux has shared memory")
-def test_a_killed_process_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for shared memory in /dev/shm")
+def test_a_killed_process_leaves_no_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TMPDIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     before = set(os.listdir("/dev/shm"))
@@ -293,7 +293,7 @@ def test_a_killed_process_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyt
 
 
 @posix
-def test_forked_children_read_for_themselves() -> None:
+def test_forked_children_read_independently() -> None:
     printed(PROGRAM, "forked")
 
 
@@ -305,8 +305,8 @@ def test_readers_are_sent_to_processes(method: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits address space")
 @pytest.mark.parametrize("megabytes", [1, 40, 150])
 @pytest.mark.parametrize("what", ["plain", "strided", "text", "stream"])
-def test_lack_of_memory_is_an_error(what: str, megabytes: int) -> None:
-    # Which of them it is depends on who asks for memory last: Python, fastpipe, or pyarrow, which makes the table.
+def test_running_out_of_memory_raises_an_error(what: str, megabytes: int) -> None:
+    # The error depends on which library's allocation fails: Python's, fastpipe's, or pyarrow's for the table.
     assert printed(PROGRAM, "exhausted", what, str(megabytes)) in (
         "MemoryError\n",
         "OutOfMemoryError\n",

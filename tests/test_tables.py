@@ -1,4 +1,4 @@
-"""Tables in memory as a source: what pyarrow's own values say, in every order."""
+"""In-memory tables as a source: batches contain the values that pyarrow reports, in every order."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WIDE = {
 
 @settings(max_examples=150)
 @given(table=tables(), order=st.sampled_from(ORDERS), batch_size=st.integers(1, 12), threads=st.integers(1, 3))
-def test_batches_hold_what_the_table_holds(
+def test_batches_have_the_values_of_the_table(
     table: tuple[pa.Table, list[list[Any]]], order: dict[str, Any], batch_size: int, threads: int
 ) -> None:
     arrow, columns = table
@@ -60,7 +60,7 @@ def test_batches_hold_what_the_table_holds(
 
 
 def same(a: Any, b: Any) -> None:
-    """Checks that two forms are of one kind, dtype and content."""
+    """Checks that two columns have the same type, dtype and content."""
     assert type(a) is type(b)
     if isinstance(a, np.ndarray):
         assert a.dtype == b.dtype
@@ -79,7 +79,7 @@ def rows_of(form: Any, rows: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_arrays_come_back_as_they_are(order: dict[str, Any]) -> None:
+def test_arrays_are_returned_unchanged(order: dict[str, Any]) -> None:
     arrays = WIDE | {"row": np.arange(20)}
     for batch in fastpipe.from_arrays(arrays, batch_size=7, **order):
         for name, form in arrays.items():
@@ -91,7 +91,7 @@ def test_a_default_window_is_the_whole_table() -> None:
     assert reader.shuffle_buffer == 100_352
     order = np.concatenate([batch["row"] for batch in reader])
     assert sorted(order.tolist()) == list(range(100_000))
-    # Among 100,000 rows in random order, 512 in a row all but certainly are from both halves, each of 512 batches.
+    # In a random order of 100,000 rows, any 512 consecutive rows almost certainly include rows of both halves.
     assert all((part < 50_000).any() and (part >= 50_000).any() for part in np.array_split(order, 195))
 
 
@@ -147,7 +147,7 @@ LISTS = pa.table({"v": [[1, 2, 3], [4], None, []]})
         (DenseSpec((), "int64", length=True, fill=-5), [3, 1, -5, 0]),
     ],
 )
-def test_specs_say_what_becomes_of_lists_and_nulls(spec: Any, found: list[Any]) -> None:
+def test_specs_determine_lists_and_nulls(spec: Any, found: list[Any]) -> None:
     (batch,) = fastpipe.from_arrow(LISTS, features={"v": spec}, batch_size=4)
     assert as_lists(batch["v"]) == found
 
@@ -175,12 +175,12 @@ def test_times_are_filled_with_none_and_text_is_checked() -> None:
         ([1], DenseSpec((), "datetime64[s]"), fastpipe.SchemaError, r"an integer or floating-point dtype"),
     ],
 )
-def test_what_does_not_fit_is_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
+def test_misfits_are_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         list(fastpipe.from_arrow(pa.table({"x": column}), features={"x": spec}, batch_size=1))
 
 
-def test_the_first_row_that_fails_is_named_whatever_its_column() -> None:
+def test_the_first_failing_row_is_named_in_any_column() -> None:
     table = pa.table({"a": [1] * 90 + [None] * 10, "b": [1] * 50 + [None] * 50})
     features = {name: DenseSpec((), "int64") for name in "ab"}
     for threads in (1, 2, 4):
@@ -189,7 +189,7 @@ def test_the_first_row_that_fails_is_named_whatever_its_column() -> None:
         assert (error.value.feature, error.value.record) == ("b", 50)
 
 
-def test_columns_behind_one_that_fails_are_looked_at_up_to_there() -> None:
+def test_later_columns_are_checked_up_to_the_failing_row() -> None:
     columns = {
         "a": [1] * 90 + [None] * 10,
         "t": [str(i) for i in range(100)],
@@ -224,7 +224,7 @@ def test_columns_behind_one_that_fails_are_looked_at_up_to_there() -> None:
     ],
 )
 @pytest.mark.parametrize("order", ORDERS)
-def test_columns_behind_one_whose_first_row_fails(column: list[Any], spec: Any, order: dict[str, Any]) -> None:
+def test_columns_after_one_whose_first_row_fails(column: list[Any], spec: Any, order: dict[str, Any]) -> None:
     table = pa.table({"a": [None] * 3, "b": column * 3})
     with pytest.raises(fastpipe.NullValueError, match="feature 'a'"):
         list(fastpipe.from_arrow(table, features={"a": DenseSpec((), "int64"), "b": spec}, batch_size=2, **order))
@@ -259,7 +259,7 @@ def test_arguments() -> None:
             fastpipe.from_arrow(twice, batch_size=1, **options)
 
 
-def test_a_stream_that_fails_says_so() -> None:
+def test_errors_of_streams_are_reported() -> None:
     def batches() -> Any:
         yield pa.record_batch({"x": [1]})
         raise OSError("the cable is out")
@@ -281,7 +281,7 @@ def _damaged() -> dict[str, pa.Array]:
             pa.string(), 2, [None, buffer(0, 5, 2), pa.py_buffer(b"abcde")]
         ),
         "text that isn't UTF-8": pa.Array.from_buffers(pa.string(), 1, [None, buffer(0, 1), pa.py_buffer(b"\xff")]),
-        "a buffer that isn't there": pa.Array.from_buffers(
+        "a missing buffer": pa.Array.from_buffers(
             pa.string_view(), 1, [None, buffer(14, prefix, 1, 0), pa.py_buffer(long)]
         ),
         "a view beyond its buffer": pa.Array.from_buffers(
@@ -333,7 +333,7 @@ def test_damaged_arrays_are_refused(what: str, nested: bool, source: str) -> Non
         read[source]()
 
 
-def test_keys_below_nulls_are_whatever_they_like() -> None:
+def test_dictionary_keys_under_nulls_are_ignored() -> None:
     keys = pa.Array.from_buffers(pa.int8(), 3, [pa.py_buffer(b"\x05"), pa.py_buffer(b"\x01\x80\x00")])
     table = pa.table({"x": pa.DictionaryArray.from_arrays(keys, pa.array(["a", "b"]), safe=False)})
     assert as_lists(next(iter(fastpipe.from_arrow(table, batch_size=3)))["x"]) == ["b", None, "a"]
@@ -356,8 +356,8 @@ def test_readers_are_pickled_and_outlive_their_table() -> None:
 
 
 @pytest.mark.parametrize("library", ["torch", "jax", "tf"])
-def test_frameworks_take_the_numbers_of_times(library: str) -> None:
-    """They have no dtype for dates and times."""
+def test_frameworks_get_times_as_integers(library: str) -> None:
+    """Checks that dates and times are passed as integers, since frameworks have no dtypes for them."""
     pytest.importorskip({"tf": "tensorflow"}.get(library, library))
     day = WIDE["day"]
     ragged = Ragged(np.array([1, "NaT"], "datetime64[D]"), np.arange(21).clip(max=2))
@@ -386,7 +386,7 @@ def test_frameworks_take_the_numbers_of_times(library: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["datetime64[D]", "datetime64[ns]", "timedelta64[s]"])
-def test_no_time_stays_no_time(dtype: str) -> None:
+def test_nat_stays_nat(dtype: str) -> None:
     arrays = {"t": np.array([3, "NaT", 5], dtype), "r": Ragged(np.array([1, "NaT"], dtype), np.array([0, 1, 1, 2]))}
     (batch,) = fastpipe.from_arrays(arrays, batch_size=3)
     (again,) = fastpipe.from_arrow(fastpipe.from_arrays(arrays, batch_size=3), batch_size=3)

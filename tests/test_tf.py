@@ -24,7 +24,7 @@ import wire
 from apart import wait_until
 from forked_programs import Run, forked
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed", exc_type=ImportError)
 fptf = pytest.importorskip("fastpipe.tf")
 
 FILES = [samples.blocks_of(100), samples.blocks_of(57)]
@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> samples.Data:
 
 
 def rows_of(value: Any) -> list[Any]:
-    """The rows of a tensor of any kind, as `oracle.rows` has those of a form."""
+    """Returns the rows of any kind of tensor, in the representation of `oracle.rows`."""
     if isinstance(value, fptf.Masked):
         return [row if valid else None for row, valid in zip(rows_of(value.values), value.valid.numpy(), strict=True)]
     if isinstance(value, tf.SparseTensor):
@@ -54,7 +54,7 @@ def _text(value: Any) -> Any:
 
 
 def check(element: dict[str, Any], batch: dict[str, Any]) -> None:
-    """An element holds what the batch of NumPy arrays does."""
+    """Checks that an element contains the same values as a batch of NumPy arrays."""
     assert sorted(element) == sorted(batch)
     for name, value in element.items():
         problem = oracle.difference(oracle.rows(batch[name]), rows_of(value), name)
@@ -80,7 +80,7 @@ def test_elements_are_the_batches(data: samples.Data, shuffle: bool | str, drop_
     assert dataset.element_spec["terms"] == tf.SparseTensorSpec((7 if drop_last else None, 8), tf.float32)
 
 
-def test_a_second_iterator_says_how_to_have_two(data: samples.Data) -> None:
+def test_a_second_iterator_explains_how_to_use_two(data: samples.Data) -> None:
     dataset = fptf.dataset(data.read(**samples.order_of(False)))
     first, second = iter(dataset), iter(dataset)
     next(first)
@@ -95,7 +95,7 @@ def test_an_iteration_that_was_left_counts_as_an_epoch(data: samples.Data) -> No
     reader = data.read(**samples.order_of(True))
     expected = [[batch["id"].tolist() for batch in reader] for _ in range(4)]
     read = data.read(**samples.order_of(True))
-    # Without `map`, which TensorFlow lets draw ahead.
+    # Not with `map`, because TensorFlow may prefetch its elements.
     dataset = fptf.dataset(read)
     for epoch, steps in enumerate((1, 3, len(expected[2]))):
         assert [element["id"].numpy().tolist() for element in dataset.take(steps)] == expected[epoch][:steps]
@@ -130,16 +130,16 @@ def test_strings_of_any_length(tmp_path: Path, kind: str, lengths: list[int]) ->
     path = tmp_path / "a.avro"
     records = b"".join(wire.long(len(text)) + text for text in texts)
     path.write_bytes(wire.container(wire.record("R", x=kind), [(len(texts), records)], "null"))
-    for _ in range(3):  # Their memory is used again.
+    for _ in range(3):  # Several times, so that the memory is reused.
         (element,) = fptf.dataset(fastpipe.read_avro(path, batch_size=1000))
         assert element["x"].numpy().tolist() == texts
-        # Elements are copied out of the tensor, and outlive it.
+        # `tf.reverse` copies the strings, so they outlive the tensor.
         kept = tf.reverse(element["x"], [0])
         del element
         assert kept.numpy().tolist() == texts[::-1]
 
 
-def test_tensors_lie_over_the_memory_of_the_batch(data: samples.Data) -> None:
+def test_tensors_share_the_memory_of_the_batch(data: samples.Data) -> None:
     def slabs(keep: Any) -> int:
         reader = data.read(batch_size=2, columns=["id", "vector", "terms", "items"], prefetch=2)
         kept = [keep(element) for element in fptf.dataset(reader)]
@@ -148,9 +148,9 @@ def test_tensors_lie_over_the_memory_of_the_batch(data: samples.Data) -> None:
         return found
 
     batches = -(-data.total // 2)
-    # TensorFlow's own threads let go of tensors, later where others want the processors: one pass in time is enough.
+    # TensorFlow's threads may release tensors late on a busy machine, so one prompt pass of ten is enough.
     assert any(slabs(lambda element: time.sleep(0.001)) < batches / 2 for _ in range(10))
-    # Each of its tensors keeps a batch's memory from being used again.
+    # Each tensor of a batch prevents reuse of the batch's memory.
     for part in (
         lambda element: element["id"],
         lambda element: element["vector"],
@@ -176,7 +176,7 @@ def test_ranks_share_the_rows(data: samples.Data) -> None:
     assert sorted(ids) == list(range(data.total))
 
 
-def test_pipelines_that_shuffle_apart_are_refused(data: samples.Data) -> None:
+def test_pipelines_with_different_shuffles_are_refused(data: samples.Data) -> None:
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1)
     with pytest.raises(ValueError, match="give a seed: every process must use the same seed"):
         fptf.dataset(data.read(batch_size=8, shuffle=True), input_context=context)
@@ -193,14 +193,14 @@ def test_a_model_is_fitted(data: samples.Data) -> None:
     model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
     model.compile(optimizer="sgd", loss="mse")
     reader = data.read(batch_size=16, columns=["id", "vector"])
-    # Without a length Keras warns at the end of the first epoch, of any data set.
+    # Without a length, Keras warns at the end of the first epoch for any dataset.
     dataset = fptf.dataset(reader).apply(tf.data.experimental.assert_cardinality(len(reader)))
     pairs = dataset.map(lambda element: (element["vector"] / 100, tf.cast(element["id"], tf.float32) / 100))
     history = model.fit(pairs.prefetch(2), epochs=3, shuffle=False, verbose=0)
     assert len(history.history["loss"]) == 3
 
 
-def test_it_runs_within_a_graph(data: samples.Data) -> None:
+def test_datasets_run_in_graphs(data: samples.Data) -> None:
     dataset = fptf.dataset(data.read(batch_size=16))
 
     @tf.function
@@ -214,10 +214,10 @@ def test_it_runs_within_a_graph(data: samples.Data) -> None:
         assert int(total()) == sum(range(data.total))
 
 
-def test_the_state_is_that_of_the_last_batch(data: samples.Data) -> None:
+def test_the_state_is_at_the_last_batch(data: samples.Data) -> None:
     reader = data.read(batch_size=4)
     for step, _ in enumerate(fptf.dataset(reader), 1):
-        time.sleep(0.01)  # For whatever would read ahead.
+        time.sleep(0.01)  # Gives TensorFlow time to prefetch, which it must not do.
         assert reader._cursor.position is not None
         assert reader._cursor.position.delivered == step
 
@@ -232,7 +232,7 @@ def test_a_dropped_iteration_ends_its_pass(data: samples.Data) -> None:
         assert wait_until(lambda active=active: not active.active)
 
 
-def test_an_error_fails_its_next(tmp_path: Path) -> None:
+def test_errors_are_raised_by_next(tmp_path: Path) -> None:
     schema = wire.record("R", x="int", v=wire.list_of("float"))
     good = wire.long(1) + wire.array(wire.float_(1.0))
     bad = wire.long(1) + wire.array(wire.float_(1.0), wire.float_(2.0))
@@ -245,7 +245,7 @@ def test_an_error_fails_its_next(tmp_path: Path) -> None:
         next(iterator)
 
 
-def test_only_readers_and_coordinates_are_taken(data: samples.Data) -> None:
+def test_only_readers_and_coordinates_are_accepted(data: samples.Data) -> None:
     with pytest.raises(TypeError, match="read_avro"):
         fptf.dataset([{}])
     reader = data.read(features={"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}, batch_size=4)
@@ -264,7 +264,7 @@ IMPORTS = """
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     if not hasattr(os, "fork"):
-        pytest.skip("needs fork")
+        pytest.skip("requires os.fork")
     folder = tmp_path_factory.mktemp("outputs")
     with forked(IMPORTS, folder, TF_CPP_MIN_LOG_LEVEL="1", CUDA_VISIBLE_DEVICES="") as run:
         yield run
@@ -272,7 +272,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 ENDINGS = {
     "endless": "iterator = iter(tf.data.Dataset.range(1 << 60).interleave(lambda _: dataset))",
-    # The error is raised while batches are drawn ahead, and leaves the iterator to the end of the program.
+    # The error is raised while batches are prefetched. The iterator lives until the end of the program.
     "in a model": """
         try:
             for element in dataset:
@@ -295,7 +295,7 @@ ENDINGS = {
         "in a model",
     ],
 )
-def test_a_program_ends_in_silence(data: samples.Data, run: Run, end: str) -> None:
+def test_programs_exit_silently(data: samples.Data, run: Run, end: str) -> None:
     status, _, errors = run(f"""
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id", "words"])
         dataset = fastpipe.tf.dataset(reader)
@@ -330,7 +330,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no os.kill with SIGINT")
 @pytest.mark.parametrize("loop", list(LOOPS))
 def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
     code = f"""
@@ -353,19 +353,19 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
         finally:
             child.kill()
     lines = told.splitlines()
-    # It may come while TensorFlow handles an exception of its own, which is then told first.
+    # Ctrl-C may arrive while TensorFlow handles an internal exception, whose traceback is printed first.
     last = len(lines) - lines[::-1].index("Traceback (most recent call last):")
-    # In a finalizer of TensorFlow's own it is lost, as Python has it, and pressed again.
+    # In a finalizer of TensorFlow, Python ignores the interrupt, and the test sends it again.
     lost = "Exception ignored in: <function Executor.__del__"
     told_of = [line for line in lines if line.startswith(("W0", "E0", "F0", "Exception ignored"))]
     assert [line for line in told_of if not line.startswith(lost)] == []
-    # Frames are indented, and CPython 3.11 puts an empty line where it would mark a part of a decorator; behind the
-    # exception there is nothing.
+    # Lines of frames are indented, and CPython 3.11 prints an empty line for a decorator that it can't underline.
+    # Nothing follows the exception.
     assert [line for line in lines[last:] if line and not line.startswith(" ")] == ["KeyboardInterrupt"]
     assert child.returncode == -signal.SIGINT
 
 
-def test_strategies_distribute_it(data: samples.Data, run: Run) -> None:
+def test_strategies_distribute_datasets(data: samples.Data, run: Run) -> None:
     status, printed, errors = run(f"""
         two = [tf.config.LogicalDeviceConfiguration()] * 2
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)

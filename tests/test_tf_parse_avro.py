@@ -1,4 +1,4 @@
-"""fastpipe.tf.parse_avro: serialized records to tensors, eagerly and in graphs."""
+"""fastpipe.tf.parse_avro: parsing serialized records into tensors, eagerly and in graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import wire
 from processes import together
 from test_messages import USER, datum, users
 
-tf = pytest.importorskip("tensorflow", reason="TensorFlow isn't installed", exc_type=ImportError)
+tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed", exc_type=ImportError)
 fptf = pytest.importorskip("fastpipe.tf")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow")
 
@@ -78,12 +78,12 @@ def encoded(items: list[dict[str, Any]]) -> list[bytes]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 33])
-def test_every_form_eagerly(count: int) -> None:
+def test_every_array_type_eagerly(count: int) -> None:
     items = [item(i) for i in range(count)]
     check_items(fptf.parse_avro(tf.constant(encoded(items), tf.string), ITEMS, FEATURES), items)
 
 
-def test_every_form_in_a_dataset() -> None:
+def test_every_array_type_in_a_dataset() -> None:
     items = [item(i) for i in range(103)]
     records = tf.data.Dataset.from_tensor_slices(encoded(items))
     parsed = records.batch(10).map(
@@ -97,7 +97,7 @@ def test_every_form_in_a_dataset() -> None:
     assert at == len(items)
 
 
-def test_shapes_are_known_beforehand() -> None:
+def test_shapes_are_known_statically() -> None:
     records = tf.data.Dataset.from_tensor_slices(RECORDS)
     wanted = {"words": tf.io.VarLenFeature(tf.string)}
     assert tf.data.Dataset.from_tensors([b""]).map(
@@ -120,7 +120,7 @@ def test_features_are_inferred() -> None:
 
 
 def test_features_of_tensorflow() -> None:
-    class VarLenFeatureWithRank:  # As tensorflow-io has it.
+    class VarLenFeatureWithRank:  # The class of tensorflow-io.
         dtype, rank = tf.string, 2
 
     items = [item(i) for i in range(9)]
@@ -154,7 +154,7 @@ def test_features_of_tensorflow() -> None:
     assert list(zip(found["words"].indices.numpy().tolist(), found["words"].values.numpy(), strict=True)) == entries
 
 
-def test_var_len_is_that_of_parse_example() -> None:
+def test_var_len_matches_parse_example() -> None:
     found = fptf.parse_avro(RECORDS, USER, {"scores": tf.io.VarLenFeature(tf.float32)})["scores"]
 
     def example(user: dict[str, Any]) -> bytes:
@@ -181,7 +181,7 @@ def test_var_len_is_that_of_parse_example() -> None:
         (fastpipe.DenseSpec((), "string"), fastpipe.SchemaError, "which don't fit string"),
     ],
 )
-def test_features_that_can_not_be(feature: Any, raised: type[Exception], told: str) -> None:
+def test_invalid_features_are_refused(feature: Any, raised: type[Exception], told: str) -> None:
     schema = USER
     if isinstance(feature, fastpipe.SparseSpec):
         schema = wire.record("R", id=wire.record("S", indices0=wire.list_of("long"), values=wire.list_of("long")))
@@ -190,7 +190,7 @@ def test_features_that_can_not_be(feature: Any, raised: type[Exception], told: s
     assert "'id'" in str(caught.value)
 
 
-def test_features_and_schemas_that_are_none() -> None:
+def test_invalid_schemas_are_refused() -> None:
     with pytest.raises(TypeError, match="features must be a dict"):
         fptf.parse_avro(RECORDS, USER, ["id"])
     with pytest.raises(TypeError, match="names must be strings"):
@@ -201,7 +201,7 @@ def test_features_and_schemas_that_are_none() -> None:
         fptf.parse_avro(RECORDS, "{}")
 
 
-def test_damage_is_an_invalid_argument() -> None:
+def test_malformed_records_raise_invalid_argument() -> None:
     damaged = [*RECORDS[:7], RECORDS[7][:-1], *RECORDS[8:]]
     told = r"MalformedFileError: .*record 7\b"
     with pytest.raises(fastpipe.MalformedFileError) as plain:
@@ -215,11 +215,11 @@ def test_damage_is_an_invalid_argument() -> None:
     assert next(rows)["id"].numpy().tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"MalformedFileError: .*record 2\b"):
         next(rows)
-    # The iterator is past it.
+    # The iterator continues after the malformed batch.
     assert next(rows)["id"].numpy().tolist() == [10, 11, 12, 13, 14]
 
 
-def test_damage_is_told_of_the_first_record_whatever_threads_decode() -> None:
+def test_the_first_malformed_record_is_reported() -> None:
     many = [datum(USER, {"id": i, "name": "n" * 2000, "scores": []}) for i in range(2000)]
     assert fptf.parse_avro(many, USER)["id"].numpy().tolist() == list(range(2000))
     for i in (1999, 1500, 431):
@@ -239,7 +239,7 @@ def test_values_that_do_not_fit() -> None:
         fptf.parse_avro([b"\x00"], ["null", "long"], {"value": fastpipe.DenseSpec((), "int64")})
 
 
-def test_serialized_is_a_vector_of_strings() -> None:
+def test_serialized_must_be_a_vector_of_strings() -> None:
     for wrong in (tf.constant(RECORDS[0]), tf.constant([RECORDS])):
         with pytest.raises(tf.errors.InvalidArgumentError, match=f"not of rank {wrong.shape.rank}"):
             fptf.parse_avro(wrong, USER)
@@ -365,7 +365,7 @@ def test_text_becomes_indices() -> None:
     assert found["name"].numpy().tolist() == [names.index(user["name"]) for user in USERS]
     whole = fastpipe.decode_messages(RECORDS, USER, features=features)
     assert found["hash"].numpy().tolist() == whole["hash"].tolist()
-    # Another vocabulary is another parser.
+    # A different vocabulary requires a different parser.
     other = fptf.parse_avro(RECORDS, USER, features | {"name": fastpipe.VocabularySpec(names[::-1])})
     assert other["name"].numpy().tolist() == [names[::-1].index(user["name"]) for user in USERS]
     with pytest.raises(tf.errors.InvalidArgumentError, match="found the key"):

@@ -1,4 +1,4 @@
-"""Tensors of batches: the same memory, the same values, in the forms that Torch's users know."""
+"""Batches as tensors: they share memory, have the same values, and use types that Torch users know."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import samples
 from samples import FEATURES, SHUFFLES, Data, ids_by_batch
 
 CSR = FEATURES | {"terms": fastpipe.SparseSpec((8,), "float32", layout="csr")}
-# In one process a loader leaves tensors where they are.
+# A loader in the same process does not move tensors to shared memory.
 OPTIONS: dict[str, Any] = {"batch_size": 7, "seed": 11}
 
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def arrays(node: Any) -> list[np.ndarray]:
-    """The arrays of a form; those of its values first."""
+    """Returns all arrays of a column. The arrays of its values come first."""
     if isinstance(node, np.ndarray):
         return [node]
     if isinstance(node, fastpipe.Sparse):
@@ -42,7 +42,7 @@ def arrays(node: Any) -> list[np.ndarray]:
 
 
 def parts(node: Any) -> list[torch.Tensor]:
-    """The tensors of a form, in the same order."""
+    """Returns all tensors of a column, in the same order."""
     if isinstance(node, torch.Tensor):
         return [node._indices(), node._values()] if node.is_sparse else [node]
     return [tensor for part in node for tensor in parts(part)]
@@ -89,9 +89,9 @@ def test_reprs_name_dtypes_and_shapes() -> None:
     assert repr(elsewhere) == "Masked(values=float32[2, 3] on meta, valid=bool[2])"
 
 
-# Torch says once a process that CSR is in beta.
+# Torch warns once per process that CSR is in beta.
 @pytest.mark.filterwarnings("ignore:.*beta")
-def test_forms(data: Data) -> None:
+def test_array_types(data: Data) -> None:
     batch = next(iter(data.read(batch_size=50)))
     wanted = [samples.row(i) for i in range(50)]
 
@@ -101,7 +101,7 @@ def test_forms(data: Data) -> None:
     assert [row.tolist() for row in nested.unbind()] == [row["items"] for row in wanted]
     longest = max(len(row["items"]) for row in wanted)
     padded = torch.nested.to_padded_tensor(nested, 0)
-    assert padded.shape == (50, longest), "not the sum of all lengths"
+    assert padded.shape == (50, longest), "padded to the longest row, not to the sum of all lengths"
     assert padded.tolist() == [row["items"] + [0] * (longest - len(row["items"])) for row in wanted]
 
     terms = adapter.tensors({"terms": batch["terms"]})["terms"]
@@ -113,7 +113,7 @@ def test_forms(data: Data) -> None:
     compressed = next(iter(data.read(batch_size=50, features=CSR)))["terms"]
     for node in (batch["terms"], compressed):
         bag = adapter.tensors({"terms": node}, sparse="bag")["terms"]
-        # Weights with which sums are exact.
+        # Sums of these weights are exact.
         weights = torch.arange(24.0).reshape(8, 3)
         layer = torch.nn.EmbeddingBag.from_pretrained(weights, mode="sum", include_last_offset=True)
         summed = layer(bag.indices, bag.offsets, per_sample_weights=bag.values)
@@ -157,7 +157,7 @@ def test_keyed_jagged(data: Data) -> None:
         adapter.keyed_jagged(batch, ["terms", "items"])
 
 
-def test_forms_that_there_arent(data: Data, tmp_path: Path) -> None:
+def test_unsupported_conversions_are_refused(data: Data, tmp_path: Path) -> None:
     batch = next(iter(data.read(batch_size=20)))
     with pytest.raises(fastpipe.UnsupportedError, match="'words' is ragged over a Strings"):
         adapter.tensors(batch, ragged="nested")
@@ -184,11 +184,11 @@ def test_select_and_map(data: Data) -> None:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_data_set_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
+def test_a_dataset_yields_the_batches_of_its_reader(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
     reader, dataset = data.read(**options), adapter.IterableDataset(data.read(**options))
     assert len(dataset) == len(reader) == len(DataLoader(dataset, batch_size=None))
-    for _ in range(2):  # A pass that ends advances the epoch.
+    for _ in range(2):  # The end of a pass advances the epoch.
         assert ids_by_batch(dataset) == ids_by_batch(reader)
     assert ids_by_batch(DataLoader(dataset, batch_size=None)) == ids_by_batch(reader)
     dataset.set_epoch(9)
@@ -216,7 +216,7 @@ def test_a_pass_that_was_left_counts_as_an_epoch(data: Data, loader: Any) -> Non
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_it_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
+def test_datasets_resume_at_every_step(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
     expected = [ids_by_batch(data.read(**options)), []]
     second = data.read(**options)
@@ -236,10 +236,10 @@ def test_it_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
         assert ids_by_batch(other) == expected[1]
 
 
-# What torchdata still calls of Torch.
+# torchdata still calls the deprecated function.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("shuffle", [False, True, "buffer"])
-def test_a_stateful_loader_goes_on_at_every_step(data: Data, shuffle: Any) -> None:
+def test_a_stateful_loader_resumes_at_every_step(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
 
     def loader() -> Any:
@@ -279,7 +279,7 @@ def test_a_state_of_another_reader_is_refused(data: Data) -> None:
         adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=2)).load_state_dict(state)
 
 
-def test_an_unstarted_data_set_can_be_pickled(data: Data) -> None:
+def test_an_unstarted_dataset_can_be_pickled(data: Data) -> None:
     dataset = adapter.IterableDataset(data.read(batch_size=7, shuffle=True, seed=1))
     dataset.set_epoch(3)
     assert ids_by_batch(pickle.loads(pickle.dumps(dataset))) == ids_by_batch(dataset)
@@ -310,11 +310,11 @@ def test_ranks_of_the_environment(
 
 
 class Interrupt(BaseException):
-    """Ctrl-C, where it can't be mistaken for the tests' own."""
+    """An interrupt that differs from Ctrl-C, so that it can't be confused with an interrupt of the test run."""
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_what_next_did_not_return_is_not_seen(data: Data, shuffle: Any) -> None:
+def test_batches_that_next_did_not_return_are_read_again(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
     expected = ids_by_batch(data.read(**options))
 
@@ -372,7 +372,7 @@ def test_an_interrupt_loses_nothing(data: Data, shuffle: Any) -> None:
         assert ids_by_batch(other) == expected[len(found) :]
     assert found == expected
     assert not interrupts
-    # The epoch advances all the same.
+    # The epoch still advances.
     assert dataset.state_dict()["progress"]["epoch"] == 1
 
 
@@ -383,7 +383,7 @@ def next_or_interrupt(batches: Any) -> Any:
         return Interrupt
 
 
-def test_an_interrupted_pass_is_not_begun_again_behind_the_next(data: Data) -> None:
+def test_an_interrupted_pass_does_not_restart_after_the_next(data: Data) -> None:
     def interrupted(_batch: Any) -> Any:
         raise Interrupt
 
@@ -396,7 +396,7 @@ def test_an_interrupted_pass_is_not_begun_again_behind_the_next(data: Data) -> N
         next(batches)
 
 
-def test_a_map_that_says_stop_does_not_end_the_pass(data: Data) -> None:
+def test_stop_iteration_in_map_does_not_end_the_pass(data: Data) -> None:
     def stop(_batch: Any) -> Any:
         raise StopIteration
 
@@ -404,7 +404,7 @@ def test_a_map_that_says_stop_does_not_end_the_pass(data: Data) -> None:
         ids_by_batch(adapter.IterableDataset(data.read(batch_size=7), map=stop))
 
 
-def test_an_epoch_that_is_set_in_a_pass_is_the_next_ones(data: Data) -> None:
+def test_an_epoch_set_during_a_pass_applies_to_the_next(data: Data) -> None:
     reader = data.read(**samples.order_of(True))
     dataset = adapter.IterableDataset(data.read(**samples.order_of(True)))
     found = []
@@ -418,7 +418,7 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
     dataset = adapter.IterableDataset(data.read(batch_size=7), select="id")
     with pytest.warns(UserWarning, match=r"DataLoader\(dataset, batch_size=None\)"):
         assert next(iter(DataLoader(dataset))).shape == (1, 7)
-    # And not otherwise: warnings are errors.
+    # With batch_size=None there is no warning: warnings are errors here.
     assert next(iter(DataLoader(dataset, batch_size=None))).shape == (7,)
 
 
@@ -435,7 +435,7 @@ def test_loaders_that_would_batch_batches_warn(data: Data) -> None:
         ({"strings": None}, ValueError, 'strings must be "tensors" or "lists"; got None'),
     ],
 )
-def test_arguments_are_checked_where_they_are_given(
+def test_arguments_are_checked_when_passed(
     data: Data, arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     reader = data.read(batch_size=7)
@@ -446,12 +446,12 @@ def test_arguments_are_checked_where_they_are_given(
             adapter.tensors(next(iter(reader)), **arguments)
 
 
-def test_a_path_is_no_reader(data: Data) -> None:
+def test_a_path_is_not_a_reader(data: Data) -> None:
     with pytest.raises(TypeError, match=r"reader is .* not str: IterableDataset\(fastpipe.read_avro\(path"):
         adapter.IterableDataset(data.paths[0])
 
 
-def test_strings_are_no_ids(data: Data) -> None:
+def test_strings_are_not_ids(data: Data) -> None:
     batch = next(iter(data.read(batch_size=20)))
     text = fastpipe.Strings(np.frombuffer(bytearray(b"abc"), np.uint8), np.array([0, 1, 3]), (2,), False)
     with pytest.raises(fastpipe.UnsupportedError, match="'x' is a Strings"):
@@ -466,7 +466,7 @@ def test_strings_are_no_ids(data: Data) -> None:
         ("2", "2", "RANK is 2 and WORLD"),
     ],
 )
-def test_an_environment_that_names_no_rank(
+def test_an_invalid_rank_in_the_environment(
     data: Data, monkeypatch: pytest.MonkeyPatch, rank: str, ranks: str, text: str
 ) -> None:
     monkeypatch.setenv("RANK", rank)
@@ -477,7 +477,7 @@ def test_an_environment_that_names_no_rank(
 
 
 @pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
-def test_the_state_of_a_loader_is_no_state_of_its_data_set(data: Data) -> None:
+def test_a_loader_state_is_not_a_dataset_state(data: Data) -> None:
     loader = StatefulDataLoader(adapter.IterableDataset(data.read(batch_size=7)), batch_size=None)
     next(iter(loader))
     with pytest.raises(fastpipe.StateError, match="state of a StatefulDataLoader"):

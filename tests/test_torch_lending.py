@@ -1,4 +1,4 @@
-"""Workers of torch's loaders lend the batches that their readers make: nothing is copied, and nothing is mixed up."""
+"""Workers of torch's loaders lend the batches of their readers without copying them or mixing them up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fastpipe import _fastpipe
 from samples import Data
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="needs memory in common, and fork"),
+    pytest.mark.skipif(sys.platform != "linux", reason="requires shared memory and os.fork"),
 ]
 
 
@@ -31,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @apart(looks=False)
 def answers(request: dict[str, Any], to: str) -> None:
-    # torch and torchdata warn of their own code.
+    # torch and torchdata emit warnings about their own code.
     warnings.simplefilter("default")
     Path(to).write_text(json.dumps(lending.answer(request)))
 
@@ -46,30 +46,30 @@ def run(**request: Any) -> Any:
 FORMS: list[dict[str, str]] = [{}, {"sparse": "csr", "strings": "lists"}, {"sparse": "bag"}]
 
 
-def test_lent_batches_are_the_readers_own(data: Data) -> None:
+def test_lent_batches_match_the_reader(data: Data) -> None:
     cases = [("fork", "torch", forms) for forms in FORMS]
     cases += [("fork", "stateful", {}), ("fork", "fastpipe", {}), ("spawn", "torch", {})]
     for case, found in zip(cases, run(program="same", paths=data.paths, cases=cases), strict=True):
         assert found["alike"], case
         assert found["batches"] >= 29, case
-        # What the user's function has made is sent as torch sends it.
+        # torch sends what the user's function creates in the usual way.
         assert "twice" in found["others"], case
         assert {"id", "vector", "score"} <= set(found["lent"]), case
         if not case[2]:
             assert {"items", "words", "note", "terms"} <= set(found["lent"]), case
 
 
-def test_kept_batches_stay_as_they_are(data: Data) -> None:
+def test_kept_batches_do_not_change(data: Data) -> None:
     assert run(program="kept", paths=data.paths) == {"rows": data.total, "sorted": True, "alike": True}
 
 
-def test_memory_is_used_again(data: Data) -> None:
+def test_memory_is_reused(data: Data) -> None:
     found = run(program="reused", paths=data.paths)
     assert found["batches"] == 30
     assert found["last"] <= found["first"] * 1.25
 
 
-def test_a_function_of_the_users_gets_what_the_data_set_yields(data: Data) -> None:
+def test_collate_fn_receives_the_batches_of_the_dataset(data: Data) -> None:
     assert run(program="collated", paths=data.paths) == {"kinds": ["dict"], "lent": False}
 
 
@@ -77,7 +77,7 @@ def test_batches_outlive_a_killed_worker(data: Data) -> None:
     assert run(program="killed", paths=data.paths) == {"error": "RuntimeError", "same": True}
 
 
-def test_slabs_come_back_when_the_borrower_is_done() -> None:
+def test_slabs_return_when_the_borrower_releases_them() -> None:
     slabs = _fastpipe.SharedSlabs(2**40)
     reader = fastpipe.from_arrays({"x": np.arange(1000)}, batch_size=100)
     passes = reader._passes
@@ -96,7 +96,7 @@ def test_slabs_come_back_when_the_borrower_is_done() -> None:
     assert seen.tolist() == list(range(100))
     del batch
     assert slabs.away == 1
-    # Others aren't made where it lies.
+    # The reader doesn't decode other batches into the lent slab.
     assert [batch["x"].tolist() for batch in started.batches][-1] == list(range(900, 1000))
     assert seen.tolist() == list(range(100))
     del seen
@@ -105,7 +105,7 @@ def test_slabs_come_back_when_the_borrower_is_done() -> None:
     assert slabs.away == 0
 
 
-def test_what_was_not_lent_is_not_borrowed() -> None:
+def test_unlent_batches_are_not_borrowed() -> None:
     slabs, others = _fastpipe.SharedSlabs(2**40), _fastpipe.SharedSlabs(2**40)
     assert slabs.file is not None
     arena = _fastpipe.SharedArena(slabs.file)

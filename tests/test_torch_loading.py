@@ -1,4 +1,4 @@
-"""Loaders with workers, and several ranks: every row once, in every epoch, and on from where they stopped."""
+"""Loaders with workers, and several ranks, read every row once per epoch and resume where they stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from apart import apart
 from samples import Data, ids_by_batch
 from servers import free_port
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, and processes that can be looked at")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="requires os.fork and /proc")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 def start(**request: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        # Workers that are spawned ask their interpreter which warnings to show.
+        # Spawned workers inherit warning filters only from the command line.
         [sys.executable, "-W", "ignore:num_workers=", loading.__file__, json.dumps(request)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -43,12 +43,12 @@ def start(**request: Any) -> subprocess.Popen[str]:
 
 @apart(looks=False)
 def answers(request: dict[str, Any], to: str) -> None:
-    """Writes what a program finds. It prints nothing."""
-    # Workers that are spawned ask their interpreter which warnings to show.
+    """Writes a program's result to a file, and checks that the program prints nothing."""
+    # Spawned workers inherit warning filters only from `sys.warnoptions`.
     sys.warnoptions.append("ignore:num_workers=")
     Path(to).write_text(json.dumps(loading.answer(request)))
     sys.stderr.flush()
-    assert os.fstat(sys.stderr.fileno()).st_size == 0, "something is printed"
+    assert os.fstat(sys.stderr.fileno()).st_size == 0, "the program must not print anything"
 
 
 def run(**request: Any) -> Any:
@@ -71,24 +71,24 @@ def test_workers_read_every_row_once_each_epoch(data: Data, method: str, workers
     orders = [flat(batches) for batches in fresh]
     assert [sorted(order) for order in orders] == count * [list(range(data.total))]
     assert len({tuple(order) for order in orders}) == count
-    # Batches of the workers come in turn: each is of the share that a reader of its rank reads.
+    # Batches of the workers alternate. Each worker reads the shard of one rank.
     options = loading.OPTIONS | {"uneven": "allow", "world_size": workers}
     shares = [ids_by_batch(data.read(**options, rank=rank)) for rank in range(workers)]
     assert sorted(fresh[0]) == sorted(batch for share in shares for batch in share)
-    # A loop that was left counts as an epoch.
+    # A loop that was left early counts as an epoch.
     assert found["again"] == fresh[1]
     assert "StatefulDataLoader" in found["refused"]
 
 
 def batches_of(data: Data, epoch: int) -> list[list[int]]:
-    """The batches of an epoch that two workers share, in any order."""
+    """Returns the sorted batches of an epoch that two workers share."""
     shares = [data.read(**loading.OPTIONS | {"uneven": "allow", "world_size": 2}, rank=rank) for rank in range(2)]
     for share in shares:
         share.set_epoch(epoch)
     return sorted(batch for share in shares for batch in ids_by_batch(share))
 
 
-# Workers of a fork server get the same data as spawned ones, each of which imports torch for seconds.
+# Workers of a fork server get the same data as spawned workers, which each spend seconds on importing torch.
 @pytest.mark.parametrize(("method", "kept"), [("fork", False), ("fork", True), ("forkserver", False)])
 def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: bool) -> None:
     ways = ["set at once", "set in the loop", "read"]
@@ -107,10 +107,10 @@ def test_all_workers_of_a_pass_read_one_epoch(data: Data, method: str, kept: boo
     ("method", "kept", "stateful"),
     [("fork", False, False), ("fork", True, False), ("forkserver", False, False), ("fork", False, True)],
 )
-def test_loops_that_are_left_count_as_epochs(data: Data, method: str, kept: bool, stateful: bool) -> None:
+def test_loops_left_early_count_as_epochs(data: Data, method: str, kept: bool, stateful: bool) -> None:
     found = run(program="left", paths=data.paths, method=method, kept=kept, stateful=stateful)
     for epoch, batches in enumerate(found["left"]):
-        # Batches of workers come in turn, so a few of them are the first ones of each share.
+        # Batches of workers alternate, so these are the first batches of each shard.
         assert batches
         assert all(batch in batches_of(data, epoch) for batch in batches)
     assert found["set"] == found["left"][2]
@@ -118,15 +118,15 @@ def test_loops_that_are_left_count_as_epochs(data: Data, method: str, kept: bool
     assert sorted(found["next"]) == batches_of(data, 4)
 
 
-def test_seeds_that_repeat_dont_repeat_epochs(data: Data) -> None:
-    # The second pass was left.
+def test_repeated_seeds_do_not_repeat_epochs(data: Data) -> None:
+    # Epoch 1 is missing because that pass was left early.
     for epoch, batches in zip((0, 2, 3, 4), run(program="alike", paths=data.paths), strict=True):
         alone = data.read(**loading.OPTIONS)
         alone.set_epoch(epoch)
         assert sorted(batches) == sorted(ids_by_batch(alone))
 
 
-def test_loaders_beside_each_other(data: Data) -> None:
+def test_concurrent_loaders(data: Data) -> None:
     slow, quick, here = run(program="beside", paths=data.paths)
     assert sorted(slow) == batches_of(data, 0)
     assert sorted(quick) == batches_of(data, 1)
@@ -135,14 +135,14 @@ def test_loaders_beside_each_other(data: Data) -> None:
 
 @pytest.mark.parametrize("uneven", ["drop", "pad", "allow"])
 @pytest.mark.parametrize(("batch_size", "more"), [(7, {}), (70, {"shuffle_buffer": 70}), (20, {"shuffle": "block"})])
-def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: int, more: dict[str, Any]) -> None:
-    """203 rows are 29 batches of 7, 3 of 70; and 2 ranks have 5 workers each."""
+def test_workers_share_the_shard_of_their_rank(data: Data, uneven: str, batch_size: int, more: dict[str, Any]) -> None:
+    """Uses 203 rows, which are 29 batches of 7 or 3 batches of 70, and 2 ranks with 5 workers each."""
     more = {"batch_size": batch_size, "uneven": uneven, **more}
     found = run(program="shares", paths=data.paths, workers=5, more=more)
     seen: list[int] = []
     for length, batches, alone in found:
         if more.get("shuffle") != "block":
-            # By blocks each worker's last batch may be short.
+            # With block order, each worker's last batch may be short.
             assert length == len(batches) == len(alone)
         assert any(batches)
         seen += flat(batches)
@@ -153,7 +153,7 @@ def test_workers_share_what_their_rank_has(data: Data, uneven: str, batch_size: 
         assert sorted(seen) == list(range(data.total))
 
 
-def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -> None:
+def test_workers_that_only_read_cause_one_warning(data: Data, tmp_path: Path) -> None:
     found = run(program="warned", paths=data.paths, folder=str(tmp_path))
     once = found.pop("plain")
     assert len(once) == 1
@@ -161,10 +161,10 @@ def test_workers_that_only_read_are_warned_of_once(data: Data, tmp_path: Path) -
     assert found == {"kept": once, "map": [], "collate_fn": [], "none": []}
 
 
-def test_errors_of_workers_say_where(data: Data, tmp_path: Path) -> None:
+def test_errors_of_workers_name_the_place(data: Data, tmp_path: Path) -> None:
     broken = tmp_path / "broken.avro"
     content = bytearray(Path(data.paths[0]).read_bytes())
-    # All of the last block but its header and the sync marker: no varint ends there.
+    # Overwrites the last block except for its header and the sync marker. No varint ends there.
     begin = content.rindex(content[-16:], 0, -16) + 16 + 4
     content[begin:-16] = b"\xff" * (len(content) - 16 - begin)
     broken.write_bytes(content)
@@ -181,12 +181,12 @@ def test_errors_of_workers_say_where(data: Data, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("workers", "shuffle"), [(1, True), (2, True), (2, "block")])
-def test_stateful_loaders_with_workers_go_on(
+def test_stateful_loaders_with_workers_resume(
     data: Data, workers: int, shuffle: bool | str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     steps = [0, 1, 4]
     if shuffle == "block":
-        # Worker 1 is at its end long before worker 0: a state says so, or it would begin the next epoch.
+        # Worker 1 finishes long before worker 0. The state must record that, or worker 1 would begin the next epoch.
         data = samples.write(tmp_path_factory.mktemp("uneven"), [[120, 5, 60, 6, 4]])
         steps = [6, 15]
     found = run(program="stateful", paths=data.paths, workers=workers, steps=steps, shuffle=shuffle)
@@ -198,13 +198,15 @@ def test_stateful_loaders_with_workers_go_on(
 
 
 def in_shm() -> set[str]:
-    """What programs such as these make: a server of another test's has its own there for as long as it runs."""
+    """Returns the names that these programs create in /dev/shm, except the name of another test's server, which exists
+    as long as the server.
+    """
     ways = ("fastpipe", "torch_", "sem.", "psm_", "pym")
     return {name for name in os.listdir("/dev/shm") if name.startswith(ways)}
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "worker killed", "Ctrl-C"])
-def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
+def test_loops_end_at_once_and_leak_nothing(data: Data, how: str) -> None:
     shared = in_shm()
     process = start(program="ended", paths=data.paths, how=how)
     assert process.stdout is not None
@@ -220,13 +222,13 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
     assert len(workers) == 2
     for worker in workers:
         assert not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE
-    # Other tests run beside this one: what is theirs goes away with them.
+    # Other tests run at the same time. Their files disappear when they end.
     left, end = in_shm() - shared, time.monotonic() + 90
     while left and time.monotonic() < end:
         time.sleep(0.1)
         left &= in_shm()
     if how == "worker killed":
-        # Torch removes a file's name just after it has made it; who is killed in between leaves it.
+        # Torch removes a file's name right after creating it. A worker that is killed in between leaves the name.
         halfway = {name for name in left if name.startswith(tuple(f"torch_{worker}_" for worker in workers))}
         assert len(halfway) <= 1
         left -= halfway
@@ -242,15 +244,15 @@ def test_loops_end_at_once_and_leave_nothing(data: Data, how: str) -> None:
         assert errors.count("Traceback") == 1
     elif how == "worker killed":
         assert process.returncode == 1
-        # The loader's own words; or, if it was fetching a tensor just then, those of the connection to the worker.
-        # (Behind them may stand what the other worker says, whose queue is gone; and where the loader notices the death
-        # while the error is being printed, what Python makes of an error in that.)
+        # The message is the loader's, or, if the loader was fetching a tensor at that moment, the error of the
+        # connection to the worker. Output of the other worker, whose queue is closed, may follow. So may Python's
+        # report of an error during printing.
         assert re.search(r"is killed by signal: Killed|\b(EOFError|Connection\w+Error)\b", errors), errors
     else:
         assert process.returncode in (1, -signal.SIGINT)
-        # If the loader was fetching a tensor just then, the thread of the worker that was to send it prints that its
-        # connection is gone, and may be the later of the two. (`multiprocessing.resource_sharer` does so.)
-        # An interrupt while it connects leaves a socket that Python closes with a warning.
+        # If the loader was fetching a tensor at that moment, the sending thread of the worker
+        # (`multiprocessing.resource_sharer`) may print later that its connection is closed. An interrupt during
+        # connecting leaves a socket that Python closes with a warning.
         told = [
             line for line in errors.splitlines() if not re.match("Exception ignored in: <socket|ResourceWarning", line)
         ]
@@ -267,7 +269,7 @@ def one_rank(place: dict[str, Any], folder: str, request: dict[str, Any]) -> Non
 
 @apart(looks=False)
 def run_ranks(world: int, folder: str, request: dict[str, Any]) -> None:
-    """Forks a process for each rank. They print to files."""
+    """Forks a process for each rank. Their output goes to files."""
     where = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     places = [{"RANK": rank, "LOCAL_RANK": rank, **where} for rank in range(world)]
     fork = multiprocessing.get_context("fork")
@@ -280,7 +282,7 @@ def run_ranks(world: int, folder: str, request: dict[str, Any]) -> None:
 
 
 def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[list[int]]]:
-    """The rows of the batches of each rank."""
+    """Returns the rows of the batches of each rank."""
     run_ranks(
         world=world,
         folder=str(folder),
@@ -293,17 +295,17 @@ def ranks(paths: list[str], world: int, folder: Path, stop: int) -> list[list[li
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_have_equally_many_batches_and_every_row_once(data: Data, world: int, tmp_path: Path) -> None:
+def test_ranks_have_equal_numbers_of_batches_and_each_row_once(data: Data, world: int, tmp_path: Path) -> None:
     found = ranks(data.paths, world, tmp_path, 0)
     assert len({len(batches) for batches in found}) == 1
     seen = [row for batches in found for row in flat(batches)]
     assert len(set(seen)) == len(seen)
-    # 29 batches: what can't be shared out evenly is left out.
+    # There are 29 batches. The remainder that can't be divided evenly is dropped.
     assert data.total - len(seen) <= (29 % world) * 7
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
-def test_another_number_of_ranks_goes_on(data: Data, before: int, after: int, tmp_path: Path) -> None:
+def test_another_number_of_ranks_resumes(data: Data, before: int, after: int, tmp_path: Path) -> None:
     first = ranks(data.paths, before, tmp_path, 4)
     assert {len(batches) for batches in first} == {4}
     rest = ranks(data.paths, after, tmp_path, 0)

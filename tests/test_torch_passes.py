@@ -1,4 +1,4 @@
-"""The ledger of passes: whatever comes when, all workers of a pass have one epoch, and what ended advances it."""
+"""The log of epochs: under any schedule, all workers of a pass read the same epoch, and finished passes advance it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import fastpipe
 
-# Not needed for what is tested, but for the module that has it.
+# The tests don't need torch, but the module under test imports it.
 pytest.importorskip("torch")
 
 from fastpipe.torch._worker_epochs import EpochLog, EpochLogFile, Joined, Joiner, Version
@@ -24,12 +24,12 @@ START = Version(0, 0, False)
 
 
 def through(ledger: EpochLog) -> EpochLog:
-    """As the next process finds it."""
+    """Returns the log as another process reads it."""
     return EpochLog.parse(ledger.text())
 
 
 class Loop:
-    """A loader's pass: its workers have what the main process had said when it was begun."""
+    """A pass of a loader. Its workers have the version that the main process had when the pass began."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Loop:
         return self.joined[worker].epoch
 
     def attempt(self, ledger: EpochLog, worker: int) -> bool:
-        """Lets a worker join, unless it has to wait."""
+        """Lets a worker join, and returns whether it could do so without waiting."""
         last = None if self.last is None else self.last.joined[worker].serial
         joiner = Joiner(self.main, self.version, self.kept, self.key, worker, self.workers, None, last)
         joined = ledger.join(joiner)
@@ -60,7 +60,7 @@ class Loop:
         return joined is not None
 
     def count(self, ledger: EpochLog, worker: int) -> None:
-        """A worker was asked for more than is asked for ahead, or has ended since the loop was left."""
+        """Records that a worker was asked for more than prefetched batches, or ended after the loop was left."""
         ledger.count(self.joined[worker].serial, self.joined[worker].epoch + 1)
 
     def end(self, ledger: EpochLog, worker: int) -> None:
@@ -85,9 +85,9 @@ steps = st.one_of(
 @hypothesis.settings(max_examples=300)
 @hypothesis.given(st.lists(steps, max_size=60))
 def test_workers_of_a_pass_have_one_epoch(script: list[tuple[str, int, Any]]) -> None:
-    """Several loaders at once, whose workers begin and end in any order, while the epoch is set in between.
+    """Runs several loaders at once, whose workers begin and end in any order, and sets the epoch in between.
 
-    Seeds repeat in loaders that are begun one after the other, when all workers of the earlier one have begun.
+    Successive loaders may have the same seed if all workers of the earlier loader have begun.
     """
     ledger, version, loops, seed = EpochLog(), START, [], 0
     for step, number, more in script:
@@ -112,14 +112,14 @@ def test_workers_of_a_pass_have_one_epoch(script: list[tuple[str, int, Any]]) ->
             epochs = {joined.epoch for joined in loop.joined.values()}
             assert len(epochs) <= 1
             if loop.alone and len(loop.joined) == loop.workers and loop is loops[-1]:
-                # No other loader was under way: it is the epoch that was next when it was begun.
+                # No other loader was active, so the pass reads the epoch that was next when it began.
                 assert epochs == {loop.expected}
     for loop in loops:
         if len(loop.ended) == loop.workers and loop.version == version:
             assert ledger.next(MAIN, version)[0] > loop.joined[0].epoch
 
 
-def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
+def test_passes_advance_the_epoch_when_all_workers_end() -> None:
     ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     left = Loop(START, "2/0", 2)
@@ -131,7 +131,7 @@ def test_passes_advance_the_epoch_when_all_workers_ended() -> None:
     assert ledger.next(MAIN, START) == (2, False)
 
 
-def test_passes_that_are_left_count() -> None:
+def test_passes_left_early_count() -> None:
     ledger = EpochLog()
     begun, left = Loop(START, "1/0", 2), Loop(START, "2/0", 2)
     # `tqdm.auto.tqdm` calls `iter` twice.
@@ -146,8 +146,8 @@ def test_passes_that_are_left_count() -> None:
 
 
 @hypothesis.given(st.permutations([0, 1, 2]), st.sampled_from([None, 0, 1, 2]))
-def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: int | None) -> None:
-    """Whichever of them comes first, and whichever of them the last batch of a loop was asked of."""
+def test_kept_workers_wait_for_workers_in_the_loop(order: list[int], asked: int | None) -> None:
+    """Covers every order in which workers join, and every worker that may yield the loop's last batch."""
     ledger = EpochLog()
     left = Loop(START, "1/0", 3)
     for worker in range(3):
@@ -156,7 +156,7 @@ def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: 
     waiting = []
     for worker in order:
         ledger = through(ledger)
-        # What comes before the next pass in its queue.
+        # The request for a batch, which precedes the next pass in the worker's queue.
         if worker == asked:
             left.count(ledger, worker)
         if not following.attempt(ledger, worker):
@@ -166,23 +166,23 @@ def test_kept_workers_wait_for_those_that_may_be_asked(order: list[int], asked: 
     assert {joined.epoch for joined in following.joined.values()} == {0 if asked is None else 1}
 
 
-def test_seeds_alike_are_other_passes() -> None:
+def test_equal_seeds_are_different_passes() -> None:
     ledger = EpochLog()
     assert [Loop(START, "7/0", 2).run(ledger) for _ in range(4)] == [0, 1, 2, 3]
 
 
-def test_what_is_set_while_workers_start_is_for_the_next_pass() -> None:
+def test_epochs_set_while_workers_start_apply_to_the_next_pass() -> None:
     ledger, later = EpochLog(), Version(1, 9, False)
     early = Loop(START, "1/0", 3)
     assert early.join(ledger, 2) == 0
     ledger.announce(MAIN, later)
     assert (early.join(ledger, 0), early.join(ledger, 1)) == (0, 0)
-    # Nobody of this one had begun, and still it is of the version in which it was started.
+    # No worker of this pass had begun, but the pass keeps the version with which it was started.
     assert Loop(START, "2/0", 2).run(ledger) == 0
     assert Loop(later, "3/0", 2).run(ledger) == 9
 
 
-def test_kept_workers_take_the_newest_version() -> None:
+def test_kept_workers_use_the_newest_version() -> None:
     ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     assert Loop(START, "1/1", 2, kept=True).run(ledger) == 1
@@ -209,7 +209,7 @@ def test_a_loaded_state_is_for_one_pass() -> None:
         Loop(loaded, "1/1", 2, kept=True).join(ledger, 0)
 
 
-def test_main_processes_have_lines_of_their_own() -> None:
+def test_main_processes_have_separate_epochs() -> None:
     ledger = EpochLog()
     assert Loop(START, "1/0", 2).run(ledger) == 0
     assert Loop(START, "1/0", 2, main=2000).run(ledger) == 0
@@ -217,7 +217,7 @@ def test_main_processes_have_lines_of_their_own() -> None:
     assert ledger.next(MAIN, START) == (1, False)
 
 
-def test_it_stays_small_and_keeps_what_is_newest() -> None:
+def test_the_log_stays_small_and_keeps_the_newest_passes() -> None:
     ledger = EpochLog()
     ledger.announce(2000, Version(4, 17, False))
     for number in range(500):
@@ -226,7 +226,7 @@ def test_it_stays_small_and_keeps_what_is_newest() -> None:
         assert Loop(version, f"{number}/0", 4).run(ledger) == number
     assert len(ledger.text()) < 30_000
     assert Loop(START, "kept/1", 2, kept=True, main=2000).run(ledger) == 17
-    # What was forgotten of an old version is what its workers know of it.
+    # The log has dropped the old version, so the version that the workers were started with counts.
     assert Loop(Version(3, 3, False), "late/0", 2).run(ledger) == 3
 
 
@@ -240,7 +240,7 @@ def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = EpochLogFile()
     assert file.next(START) == (0, False)
     file.announce(START)
-    assert os.listdir(tmp_path) == [], "without workers there is no file"
+    assert os.listdir(tmp_path) == [], "without workers there must be no file"
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     epochs = context.Queue()
     workers = [context.Process(target=add, args=(file, worker, epochs)) for worker in range(4)]
@@ -252,7 +252,7 @@ def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (path,) = tmp_path.iterdir()
     (noted,) = json.loads(path.read_text())["passes"]
     assert sorted(noted["joined"]) == [0, 1, 2, 3]
-    # A longer one that stood there before, and of which a worker that was killed has left the end.
+    # The end of a longer log, which a killed worker left in the file.
     path.write_bytes(path.read_bytes() + b"left\n")
     assert file.next(START) == (0, False)
     del workers, worker, file

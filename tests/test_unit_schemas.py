@@ -1,4 +1,4 @@
-"""What may be null in the schemas of files, at any level of any type."""
+"""Nullability in the schemas of files, at any level of any type."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def struct(nullable: bool) -> Any:
     return pa.struct([item(nullable, name="a"), item(nullable, pa.list_(item(nullable)), "b")])
 
 
-# Each as a function of whether it may be null at its inner levels.
+# Types as functions of the nullability of their inner levels.
 KINDS: dict[str, Any] = {
     "plain": lambda nullable: pa.int32(),
     "struct": struct,
@@ -44,12 +44,12 @@ kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
 def exactly(one: Any, other: Any) -> bool:
-    """Whether two fields are the same. (Types that differ in what keys of maps may be null compare as equal.)"""
+    """Returns whether two fields are identical. Arrow's equality ignores the nullability of map keys."""
     return one.equals(other, check_metadata=True) and str(one.type) == str(other.type)
 
 
 @kinds
-def test_fields_lose_and_get_nulls_at_all_levels(kind: Any) -> None:
+def test_nullability_is_set_and_removed_at_all_levels(kind: Any) -> None:
     strict, loose = (
         pa.field("x", kind(nullable), nullable=nullable, metadata={"k": "v"}) for nullable in (False, True)
     )
@@ -59,7 +59,7 @@ def test_fields_lose_and_get_nulls_at_all_levels(kind: Any) -> None:
 
 
 @kinds
-def test_what_may_be_null_in_one_file_may_be_null(kind: Any) -> None:
+def test_fields_nullable_in_one_file_are_nullable(kind: Any) -> None:
     outer, inner, strict = (
         pa.schema([pa.field("x", kind(inner), nullable=outer)])
         for outer, inner in ((True, False), (False, True), (False, False))
@@ -73,7 +73,7 @@ def test_what_may_be_null_in_one_file_may_be_null(kind: Any) -> None:
             assert exactly(common_schema(["a", "b", "c"][: len(schemas)], schemas).field("x"), loose)
 
 
-def test_extension_types_are_what_they_are_stored_as() -> None:
+def test_extension_types_are_read_as_their_storage_type() -> None:
     tensor = pa.field("x", pa.fixed_shape_tensor(pa.float32(), [2]))
     assert without_nulls(tensor).type == pa.list_(item(False, pa.float32()), 2)
     assert with_nulls(tensor).type == pa.list_(item(True, pa.float32()), 2)

@@ -1,4 +1,4 @@
-"""Sources in Python: what they may do, what they may do wrong, and what becomes of it."""
+"""Sources written in Python: what they may do, and how their mistakes are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ order = pytest.mark.parametrize("order", ORDERS, ids=["sequential", "whole", "wi
 
 
 class Broken(RuntimeError):
-    """A class of the user's."""
+    """An exception class of the user."""
 
 
 def failing(error: BaseException, at: int = 4) -> Any:
@@ -53,7 +53,7 @@ def failing(error: BaseException, at: int = 4) -> Any:
 
 @pytest.mark.parametrize("kind", [Broken, MemoryError, KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_what_read_raises_comes_out_at_its_batch(kind: type[BaseException], threads: int) -> None:
+def test_errors_of_read_are_raised_at_their_batch(kind: type[BaseException], threads: int) -> None:
     error = kind("the page is torn")
     batches = iter(fastpipe.read_units(Numbers([3] * 8, failing(error)), batch_size=5, num_threads=threads))
     assert flat(itertools.islice(batches, 2)) == list(range(10))
@@ -66,11 +66,11 @@ def test_what_read_raises_comes_out_at_its_batch(kind: type[BaseException], thre
         assert error.__notes__ == ["raised while fastpipe read a unit (unit page 4)"]
         frames = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
         assert frames[-2:] == ["read", "act"]
-        assert len(frames) < 10, "each time that it is raised, it begins again"
+        assert len(frames) < 10, "the traceback must not grow with each raise"
 
 
 @order
-def test_what_read_raises_comes_out_in_every_order(order: dict[str, Any]) -> None:
+def test_errors_of_read_are_raised_in_every_order(order: dict[str, Any]) -> None:
     reader = fastpipe.read_units(Numbers([3] * 8, failing(Broken())), batch_size=5, **order)
     with pytest.raises(Broken):
         list(reader)
@@ -106,7 +106,7 @@ def lazily_failing(unit: int) -> Any:
     ],
 )
 @order
-def test_what_read_returns_is_looked_at(act: Any, error: type[Exception], match: str, order: dict[str, Any]) -> None:
+def test_results_of_read_are_checked(act: Any, error: type[Exception], match: str, order: dict[str, Any]) -> None:
     reader = fastpipe.read_units(Numbers([3] * 2, act), batch_size=2, **order)
     with pytest.raises(error, match=None if order else match) as raised:
         list(reader)
@@ -115,7 +115,7 @@ def test_what_read_returns_is_looked_at(act: Any, error: type[Exception], match:
 
 
 @pytest.mark.parametrize("store", [pa.Array.dictionary_encode, pc.run_end_encode], ids=["dictionary", "runs"])
-def test_units_have_values_wherever_they_store_them(store: Any) -> None:
+def test_units_may_encode_values_in_any_way(store: Any) -> None:
     def act(unit: int) -> Any:
         numbers = pa.array([unit] * 3)
         return pa.table({"x": numbers if unit % 2 else store(numbers)})
@@ -129,13 +129,13 @@ class NoTable(Numbers):
         return None
 
 
-def test_none_is_no_table() -> None:
+def test_none_is_not_a_table() -> None:
     with pytest.raises(TypeError, match=r"read\(0\) must return Arrow data .* returned None"):
         list(fastpipe.read_units(NoTable([3]), batch_size=2))
 
 
 class Capsules:
-    """Something whose capsules aren't any."""
+    """An object whose `__arrow_c_stream__` doesn't return a valid capsule."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -155,7 +155,7 @@ class Capsules:
         (Broken(), Broken),
     ],
 )
-def test_capsules_that_are_none_are_refused(given: Any, error: type[Exception]) -> None:
+def test_invalid_capsules_are_refused(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         list(fastpipe.read_units(Numbers([3], lambda unit: Capsules(given)), batch_size=2))
 
@@ -167,7 +167,7 @@ def test_a_stream_that_was_read_is_refused() -> None:
         list(fastpipe.read_units(Numbers([3], lambda unit: stream), batch_size=2))
 
 
-def test_a_name_that_fails_is_a_number() -> None:
+def test_units_whose_name_fails_are_numbered() -> None:
     units = Numbers([3] * 2, failing(Broken(), 1))
 
     def name(unit: int) -> str:
@@ -185,7 +185,7 @@ def test_a_name_that_fails_is_a_number() -> None:
 
 
 @pytest.mark.parametrize("fingerprint", [{1, 2}, object(), float("nan"), b"x", {"a": {1: object()}}])
-def test_a_fingerprint_that_is_no_json_is_refused(fingerprint: Any) -> None:
+def test_fingerprints_must_be_json(fingerprint: Any) -> None:
     units = Numbers([3])
     units.fingerprint = lambda: fingerprint  # type: ignore[method-assign]
     reader = fastpipe.read_units(units, batch_size=2)
@@ -220,12 +220,12 @@ def test_states_at_every_step(order: dict[str, Any]) -> None:
         again.load_state_dict(json.loads(json.dumps(reader.state_dict())))
         assert [batch["x"].tolist() for batch in again] == whole[step:]
         if not order and step:
-            assert 0 not in units.calls or step == 1, "units before the state are read again"
+            assert 0 not in units.calls or step == 1, "units before the state must not be read again"
         reader.close()
 
 
 BIG = [2**32]
-# These may be numbers of bytes.
+# Allowed as numbers of bytes, but not of rows.
 ALLOWED = (None, BIG)
 
 
@@ -251,11 +251,11 @@ ALLOWED = (None, BIG)
         (np.ones((2, 2), int), TypeError),
         (np.ones(2), TypeError),
     ],
-    # The same in every process: objects may have their address in theirs.
+    # Remove addresses from the ids, so that they are equal in every process.
     ids=lambda value: re.sub(r"0x[0-9a-f]+", "", repr(value)),
 )
 @pytest.mark.parametrize("name", ["rows", "nbytes"])
-def test_counts_that_are_none_are_refused(rows: Any, error: Any, name: str) -> None:
+def test_invalid_counts_are_refused(rows: Any, error: Any, name: str) -> None:
     units = Numbers([1])
     setattr(units, name, rows)
     if name == "nbytes" and any(rows is there for there in ALLOWED):
@@ -274,7 +274,7 @@ def test_counts_of_any_kind(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [[1], [1, 2, 3]])
-def test_as_many_bytes_as_units(nbytes: list[int]) -> None:
+def test_nbytes_has_one_value_per_unit(nbytes: list[int]) -> None:
     units = Numbers([1, 1])
     units.nbytes = nbytes  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=rf"units\.nbytes has {len(nbytes)} entries, but units\.rows has 2"):
@@ -290,7 +290,7 @@ def test_units_of_any_size(rows: list[int], batch_size: int, order: dict[str, An
     found = list(reader)
     assert sorted(flat(found)) == list(range(sum(rows)))
     assert [len(batch["x"]) for batch in found[:-1]] == [batch_size] * (len(found) - 1)
-    assert all(rows[unit] for unit in units.calls), "units without rows needn't be read"
+    assert all(rows[unit] for unit in units.calls), "units without rows must not be read"
 
 
 def test_many_units() -> None:
@@ -315,7 +315,7 @@ def test_calls_overlap() -> None:
 
 @pytest.mark.parametrize("num_fetches", [1, 3])
 @order
-def test_no_more_calls_than_asked_for(num_fetches: int, order: dict[str, Any]) -> None:
+def test_calls_are_limited_by_num_fetches(num_fetches: int, order: dict[str, Any]) -> None:
     units = Numbers([4] * 20, lambda unit: time.sleep(0.001))
     reader = fastpipe.read_units(units, batch_size=8, num_fetches=num_fetches, **order)
     for epoch in range(2):
@@ -324,7 +324,7 @@ def test_no_more_calls_than_asked_for(num_fetches: int, order: dict[str, Any]) -
     assert units.most <= num_fetches
 
 
-def test_a_pass_that_is_left_does_not_wait_for_calls() -> None:
+def test_an_abandoned_pass_does_not_wait_for_calls() -> None:
     go = threading.Event()
     units = Numbers([4] * 20, lambda unit: (unit > 1 and not go.wait(200) and None) or None)
     reader = fastpipe.read_units(units, batch_size=4, num_fetches=3)
@@ -333,9 +333,9 @@ def test_a_pass_that_is_left_does_not_wait_for_calls() -> None:
         until(lambda: units.under_way == 3)
         break
     reader.close()
-    # No call has ended: `go` isn't set.
+    # No call has returned, because the event `go` isn't set.
     assert units.under_way == 3
-    # Those that hang still count: the next pass has its turn when they are done.
+    # Calls that still hang count towards the limit. The next pass continues when they return.
     reader.set_epoch(0)
     batches = iter(reader)
     time.sleep(0.1)
@@ -367,12 +367,12 @@ def test_a_failed_pass_leaves_no_threads() -> None:
     until(lambda: not list(readers()))
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system doesn't list threads")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="requires /proc/self/task")
 @pytest.mark.parametrize(
     "order", [{}, {"shuffle": True, "shuffle_buffer": 20, "seed": 1}], ids=["sequential", "window"]
 )
-def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any]) -> None:
-    """The source keeps its exception, and so does this: both keep the pass, by tracebacks."""
+def test_a_kept_failed_pass_keeps_only_its_error(order: dict[str, Any]) -> None:
+    """Keeps the exception in the source and in this test. The traceback of each keeps the pass alive."""
     reader = fastpipe.read_units(Numbers([4] * 20, failing(Broken(), at=11)), batch_size=5, num_threads=2, **order)
     batches = iter(reader)
     with pytest.raises(Broken) as raised:
@@ -396,8 +396,8 @@ def test_a_failed_pass_that_is_kept_keeps_its_error_alone(order: dict[str, Any])
     assert others == [raised.value] * 3
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system doesn't list threads")
-def test_a_failed_pass_that_is_kept_by_its_excinfo(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="requires /proc/self/task")
+def test_a_failed_pass_kept_by_its_excinfo(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"x": pa.array([*range(99), None], pa.int64())}), path, row_group_size=10)
     reader = fastpipe.read_parquet(path, features={"x": DenseSpec((), "int64")}, batch_size=4, num_threads=2)
@@ -414,14 +414,14 @@ def test_a_failed_pass_that_is_kept_by_its_excinfo(tmp_path: Path) -> None:
         next(batches)
 
 
-def test_a_failed_pass_is_garbage_once_nobody_has_it() -> None:
+def test_a_failed_pass_is_garbage_when_unreferenced() -> None:
     reader = fastpipe.read_units(Numbers([4] * 20, failing(Broken())), batch_size=8)
     batches = iter(reader)
     position = batches.position
     try:
         list(batches)
     except Broken as error:
-        # Its traceback has this frame, which has the pass, which has the exception.
+        # The traceback of the error references this frame, which references the pass, which references the exception.
         kept = error
         assert kept.__traceback__ is not None
         del kept
@@ -430,7 +430,7 @@ def test_a_failed_pass_is_garbage_once_nobody_has_it() -> None:
     assert not position.active
 
 
-def test_reads_that_read() -> None:
+def test_read_may_use_another_reader() -> None:
     def act(unit: int) -> Any:
         inner = fastpipe.read_units(Numbers([2, 2]), batch_size=3)
         return pa.table({"x": np.array(flat(inner)) + 4 * unit})
@@ -438,7 +438,7 @@ def test_reads_that_read() -> None:
     assert flat(fastpipe.read_units(Numbers([4] * 12, act), batch_size=5)) == list(range(48))
 
 
-def test_reads_that_read_the_same_source() -> None:
+def test_read_may_use_the_same_source() -> None:
     tables = {0: pa.table({"x": [0, 1, 2]})}
 
     def act(unit: int) -> Any:
@@ -451,7 +451,7 @@ def test_reads_that_read_the_same_source() -> None:
     assert flat(outer) == list(range(12))
 
 
-def test_a_pass_that_a_read_closes() -> None:
+def test_read_may_close_the_pass() -> None:
     def act(unit: int) -> None:
         if unit == 3:
             reader.close()
@@ -463,7 +463,7 @@ def test_a_pass_that_a_read_closes() -> None:
 
 
 @pytest.mark.parametrize("limit", [2_000, 50_000])
-def test_a_limit_that_is_too_small_says_what_would_do(limit: int) -> None:
+def test_a_limit_that_is_too_small_names_the_minimum(limit: int) -> None:
     big = Numbers([10_000] * 4)
     with pytest.raises(fastpipe.LimitError, match=r"memory_limit is .*, and this takes at least") as raised:
         list(fastpipe.read_units(big, batch_size=10, memory_limit=limit))
@@ -477,14 +477,14 @@ def test_a_limit_is_kept(told: bool, order: dict[str, Any]) -> None:
     if told:
         units.nbytes = [8000] * 60  # type: ignore[attr-defined]
     options: dict[str, Any] = {"shuffle_buffer": 2000} if order.get("shuffle") is True else {}
-    # A batch of rows at random needs most units.
+    # A batch of random rows needs most of the units.
     limit = 600_000 if order.get("shuffle") == "block" else 400_000
     reader = fastpipe.read_units(units, batch_size=500, memory_limit=limit, **order | options)
     assert sorted(flat(reader)) == list(range(60_000))
     assert 8000 <= reader.stats()["memory"]["most_reserved"] <= limit
 
 
-def test_units_that_are_larger_than_they_said() -> None:
+def test_units_larger_than_their_nbytes() -> None:
     text = "x" * 10_000
     units = Numbers([10] * 3, lambda unit: pa.table({"x": pa.array([text] * 10)}))
     units.schema = pa.schema([pa.field("x", pa.string(), nullable=False)])
@@ -494,7 +494,7 @@ def test_units_that_are_larger_than_they_said() -> None:
 
 
 class Selects(Numbers):
-    """Two columns, of which some can be chosen."""
+    """Units with two columns that can be selected."""
 
     def __init__(self, rows: list[int], columns: list[str] | None = None) -> None:
         super().__init__(rows)
@@ -534,7 +534,7 @@ class Whole(Selects):
         ),
     ],
 )
-def test_columns_are_chosen_once(kind: Any, options: dict[str, Any], names: list[str], chosen: list[str]) -> None:
+def test_columns_are_selected_once(kind: Any, options: dict[str, Any], names: list[str], chosen: list[str]) -> None:
     units = kind([3] * 3)
     reader = fastpipe.read_units(units, batch_size=4, **options)
     batches = list(reader)
@@ -548,7 +548,7 @@ MASK = DenseSpec((), "int64", nulls="mask")
 
 
 class Wide(Selects):
-    """Three columns, of which `z` is by far the largest, as it says."""
+    """Units with three columns. According to `nbytes`, `z` is by far the largest."""
 
     def __init__(self, rows: list[int], columns: list[str] | None = None) -> None:
         super().__init__(rows, columns)
@@ -560,7 +560,7 @@ class Wide(Selects):
 @pytest.mark.parametrize(
     ("options", "window"),
     [
-        # 256 rows of 1 MiB, less those at both edges, but no fewer than a unit has.
+        # 256 rows of 1 MiB minus the rows at both edges, but at least the rows of one unit.
         ({}, 100),
         ({"columns": ["z", "x"]}, 100),
         ({"columns": ["x"]}, 10_000),
@@ -635,7 +635,7 @@ def test_rows_are_located() -> None:
     assert reader.locate(1, 1, epoch=0) == UnitLocation(2, "page 2", 1)
 
 
-def test_features_that_fastpipe_wrote_come_back() -> None:
+def test_features_written_by_fastpipe_are_restored() -> None:
     arrays = {
         "x": np.arange(12, dtype="float32").reshape(6, 2),
         "s": fastpipe.Sparse(np.array([[0, 1], [3, 0]]), np.array([1.0, 2.0]), (6, 4)),
@@ -651,7 +651,7 @@ def test_features_that_fastpipe_wrote_come_back() -> None:
     assert list(batch["s"].dense_shape) == [6, 4]
     for name in ("x", "when"):
         np.testing.assert_array_equal(batch[name], again[name])
-    # What was added since is inferred.
+    # Features of columns that were added later are inferred.
     units.act = lambda unit: table.slice(3 * unit, 3).append_column("more", pa.array(["a"] * 3))
     units.schema = table.schema.append(pa.field("more", pa.string(), nullable=False))
     assert list(fastpipe.read_units(units, batch_size=6).features) == [*arrays, "more"]
@@ -659,7 +659,7 @@ def test_features_that_fastpipe_wrote_come_back() -> None:
 
 
 class Lacking:
-    """Units without something."""
+    """Units that lack one of the required attributes."""
 
     def __init__(self, name: str) -> None:
         self.__dict__ |= {"schema": pa.schema({"x": pa.int64()}), "rows": [1], "read": id, "fingerprint": str}
@@ -667,7 +667,7 @@ class Lacking:
 
 
 @pytest.mark.parametrize("name", ["schema", "rows", "read", "fingerprint"])
-def test_what_units_lack_is_named(name: str) -> None:
+def test_missing_attributes_of_units_are_named(name: str) -> None:
     with pytest.raises(TypeError, match=rf"units must have .*has no {name}"):
         fastpipe.read_units(Lacking(name), batch_size=1)  # type: ignore[arg-type]
 
@@ -703,14 +703,14 @@ def test_arguments(options: dict[str, Any], error: type[Exception], match: str) 
 @pytest.mark.parametrize(
     "schema", [None, {"x": "int64"}, pa.table({"x": [1]}), pa.int64(), "x", pa.schema([])], ids=repr
 )
-def test_schemas_that_are_none(schema: Any) -> None:
+def test_invalid_schemas_are_refused(schema: Any) -> None:
     units = Numbers([3])
     units.schema = schema
     with pytest.raises((TypeError, fastpipe.UnsupportedError, fastpipe.SchemaError)):
         fastpipe.read_units(units, batch_size=1)
 
 
-def test_schemas_of_others() -> None:
+def test_schemas_of_other_libraries() -> None:
     class Schema:
         def __arrow_c_schema__(self) -> Any:
             return pa.schema([pa.field("x", pa.int64(), nullable=False)]).__arrow_c_schema__()

@@ -1,4 +1,4 @@
-"""Sources in Python in processes that end, are interrupted, fork, or are killed, while reads hang or run."""
+"""Sources written in Python, in processes that exit, are interrupted, fork or are killed while reads hang or run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ PROGRAM = unit_programs.__file__
 
 
 @pytest.mark.parametrize("what", ["hang", "run", "spin", "export"])
-def test_programs_end_whatever_reads_do(what: str) -> None:
+def test_programs_exit_during_reads(what: str) -> None:
     printed(PROGRAM, "end_while", what)
 
 
-def test_passes_that_go_on_while_the_interpreter_ends() -> None:
+def test_passes_used_during_interpreter_exit_are_refused() -> None:
     assert printed(PROGRAM, "read_at_exit") == "refused\n"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.skipif(os.name != "posix", reason="requires POSIX signals")
 def test_ctrl_c_while_a_read_hangs() -> None:
     with start(PROGRAM, "interrupted") as process:
         interrupt(process, PROMPTLY)
 
 
-fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 
 
 @fork
 @pytest.mark.parametrize("act", ["slow", "hang"])
-def test_forked_children_have_threads_of_their_own(act: str) -> None:
+def test_forked_children_start_their_own_threads(act: str) -> None:
     printed(PROGRAM, "forked", act)
 
 

@@ -1,4 +1,4 @@
-"""Text that becomes indices: strings, arrays and bags, held against plain Python over fastavro's records."""
+"""Replacing text with indices: strings, arrays and bags, compared with plain Python on fastavro's records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import wire
 from fastpipe import DenseSpec, HashSpec, RaggedSpec, SparseSpec, VocabularySpec
 from fastpipe.specs._vocabularies import Vocabulary
 
-# XXH3 (64 bits) with seeds, as the package xxhash 3.5 has them.
+# XXH3 (64 bits) with seeds, as computed by the package xxhash 3.5.
 XXH3 = {(b"", 0): 0x2D06800538D394C2, (b"", 0x9E3779B185EBCA8D): 0xA8A6B918B2F0364A}
 
 
@@ -51,7 +51,7 @@ def first(path: Path, spec: Any, name: str = "x", **options: Any) -> Any:
 
 
 def entries(form: Any) -> list[list[tuple[int, float]]]:
-    """Each row's indices and values, in order, of either layout."""
+    """Returns each row's indices and values, in order, for either layout."""
     if isinstance(form, fastpipe.Sparse):
         rows: list[list[tuple[int, float]]] = [[] for _ in range(form.dense_shape[0])]
         for (row, index), value in zip(form.indices.tolist(), form.values.tolist(), strict=True):
@@ -61,9 +61,9 @@ def entries(form: Any) -> list[list[tuple[int, float]]]:
     return [pairs[a:b] for a, b in zip(form.offsets[:-1], form.offsets[1:], strict=True)]
 
 
-# --- Against plain Python ---
+# --- Comparison with plain Python ---
 
-LONG = "a name that is longer than most are, so that it is hashed in pieces" * 3
+LONG = "a name that is longer than most others, so it is hashed in chunks. " * 3
 NAMES = ["", "a", "b", "a\x01b", "\x01", "ä", ",", "a,b", LONG]
 TERMS = [None, "", "a", "b", "b\x01a", "ö", "c,d", "term " * 40]
 KEYS = [f"{name}{separator}{term or ''}" for separator in ("\x01", ",") for name in NAMES for term in TERMS[1:]]
@@ -95,7 +95,7 @@ def looked_up(key: str, vocabulary: dict[str, int], unknown: str) -> int | None:
         ]
     ),
 )
-def test_bags_are_what_plain_python_makes_of_them(
+def test_bags_match_plain_python(
     rows: list[Any],
     vocabulary: dict[str, int],
     unknown: Any,
@@ -107,7 +107,7 @@ def test_bags_are_what_plain_python_makes_of_them(
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         fields = {"id": "int", "x": ["null", bag(["null", "string"], value, more="string")]}
-        # Fields behind those of a bag are skipped.
+        # The fields after the term and value of a bag are skipped.
         records = [{"id": i, "x": row and [e | {"more": "..." * i} for e in row]} for i, row in enumerate(rows)]
         path = write(Path(folder) / "a.avro", fields, records)
         spec = VocabularySpec(vocabulary, unknown=unknown, separator=separator, layout=layout, nulls="mask")
@@ -138,7 +138,7 @@ texts = st.sampled_from(["", "a", "b", "ab", "ä", "long " * 30])
     dtype=st.sampled_from(["int64", "int32", "uint8"]),
     batch_size=st.integers(1, 10),
 )
-def test_arrays_are_what_plain_python_makes_of_them(
+def test_arrays_match_plain_python(
     rows: list[list[str | None]],
     vocabulary: list[str],
     unknown: Any,
@@ -151,7 +151,7 @@ def test_arrays_are_what_plain_python_makes_of_them(
         rows = [[text for text in row if text is not None] for row in rows]
     spec = VocabularySpec(vocabulary, unknown=unknown, dtype=dtype, **nulls)
     with tempfile.TemporaryDirectory() as folder:
-        # Twice the same field, whose two columns have different lengths.
+        # Reads the same field twice. The two columns have different lengths.
         items = ["string", "null"] if nullable else "string"
         path = write(Path(folder) / "a.avro", {"x": wire.list_of(items)}, [{"x": row} for row in rows])
         text = RaggedSpec((None,), "string", fill="null")
@@ -174,7 +174,7 @@ def test_arrays_are_what_plain_python_makes_of_them(
     assert [len(row) for row in found["hash"]] == [len(row) for row in rows]
 
 
-# --- Forms ---
+# --- Array types ---
 
 SCALARS: dict[str, tuple[Any, list[Any]]] = {
     "string": ("string", ["b", "a", "c", "b"]),
@@ -185,7 +185,7 @@ SCALARS: dict[str, tuple[Any, list[Any]]] = {
 
 
 @pytest.mark.parametrize("kind", SCALARS)
-def test_one_key_a_row_and_arrays_of_every_type(kind: str, tmp_path: Path) -> None:
+def test_single_keys_and_arrays_of_every_type(kind: str, tmp_path: Path) -> None:
     ty, values = SCALARS[kind]
     path = write(tmp_path / "one.avro", {"x": ty}, [{"x": value} for value in values])
     spec = VocabularySpec(["a", "b"], unknown="bucket")
@@ -215,8 +215,8 @@ def test_arrays_in_arrays(tmp_path: Path) -> None:
     assert oracle.rows(first(path, VocabularySpec(["a", "b"], unknown="drop"))) == [[[0], [], [1, 1]], [], [[]]]
 
 
-def test_records_of_enums_whose_symbols_differ(tmp_path: Path) -> None:
-    """Keys are symbols, not codes: a later file may have other ones."""
+def test_enums_whose_symbols_differ(tmp_path: Path) -> None:
+    """Checks that tokens are looked up by symbol, not by code, because symbols may differ between files."""
     for name, symbols in (("1", ["a", "b"]), ("2", ["c", "b", "a"])):
         ty = {"type": "enum", "name": "E", "symbols": symbols}
         write(tmp_path / f"{name}.avro", {"x": ty}, [{"x": symbol} for symbol in symbols])
@@ -245,14 +245,14 @@ def test_a_bag_without_terms_and_one_with_nulls(tmp_path: Path) -> None:
         first(path, VocabularySpec(vocabulary, fill=3))
 
 
-def test_equal_keys_are_several_entries(tmp_path: Path) -> None:
+def test_equal_keys_are_separate_entries(tmp_path: Path) -> None:
     rows = [[entry("a", "", 1.0), entry("b", "", 2.0), entry("a", "", 3.0)]]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
     assert entries(first(path, VocabularySpec(["b\x01", "a\x01"]))) == [[(1, 1.0), (0, 2.0), (1, 3.0)]]
 
 
-def test_a_bag_is_read_in_several_ways(tmp_path: Path) -> None:
-    """By two vocabularies, a hash, and as the strings it has."""
+def test_a_bag_can_be_read_several_times(tmp_path: Path) -> None:
+    """Reads a bag with two vocabularies, with a hash, and as its strings."""
     rows = [[entry("a", "b", 1.0), entry("c", "d", 2.0)], []]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
     features = {
@@ -281,7 +281,7 @@ def test_a_bag_is_read_in_several_ways(tmp_path: Path) -> None:
     assert entries(next(iter(again))["other"]) == [[(0, 2.0)], []]
 
 
-def test_what_is_read_goes_to_arrow_and_back(tmp_path: Path) -> None:
+def test_batches_convert_to_arrow_and_back(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     rows = [[entry("a", "b", 1.0)], []]
     path = write(tmp_path / "a.avro", {"x": bag()}, [{"x": row} for row in rows])
@@ -298,7 +298,7 @@ def test_what_is_read_goes_to_arrow_and_back(tmp_path: Path) -> None:
 
 
 def test_hashes_are_pinned(tmp_path: Path) -> None:
-    """They are part of what users store, so they never change."""
+    """Checks that hashes never change, because users store them."""
     path = write(tmp_path / "a.avro", {"x": "string"}, [{"x": key.decode()} for key, _ in XXH3])
     for (_, seed), digest in XXH3.items():
         assert first(path, HashSpec(2**40, seed=seed)).tolist() == [digest % 2**40] * 2
@@ -312,7 +312,7 @@ def test_hashes_are_pinned(tmp_path: Path) -> None:
     assert first(path, HashSpec(1_000_003, seed=5, layout="csr")).indices.tolist() == expected == JOINED
 
 
-# Of the package xxhash: xxh3_64_intdigest(key) % 1_000_003, and of key + "\x01" + key with the seed 5.
+# From the package xxhash: xxh3_64_intdigest(key) % 1_000_003, and the same of key + "\x01" + key with the seed 5.
 PINNED = [405010, 168649, 945849, 387724]
 JOINED = [271488, 696613, 853047, 727189]
 
@@ -329,7 +329,7 @@ def test_unknown_keys_share_buckets(tmp_path: Path) -> None:
 # --- Vocabularies ---
 
 
-def test_files_have_a_key_a_line(tmp_path: Path) -> None:
+def test_files_have_one_key_per_line(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.txt"
     path.write_bytes(b'a,b\nplain\r\n\n"quoted",\n\xff\xfe\nlast')
     vocabulary = Vocabulary(path)
@@ -342,7 +342,7 @@ def test_files_have_a_key_a_line(tmp_path: Path) -> None:
     assert entries(first(bag_path, VocabularySpec(path, separator=",", unknown="drop"))) == [[(0, 1.0)]]
 
 
-def test_files_that_are_no_vocabularies(tmp_path: Path) -> None:
+def test_invalid_vocabulary_files(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.txt"
     for content, message in (
         (b"a\nb\nc\nb\n", 'found "b" on line 2 and on line 4'),
@@ -379,7 +379,7 @@ def test_files_that_are_no_vocabularies(tmp_path: Path) -> None:
         (7, TypeError, "a list of keys"),
     ],
 )
-def test_no_vocabularies(keys: Any, error: type[Exception], message: str) -> None:
+def test_invalid_vocabularies(keys: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         VocabularySpec(keys)
 
@@ -474,13 +474,13 @@ def test_fields_without_keys(ty: Any, message: str, tmp_path: Path) -> None:
         assert caught.value.path == str(path)
 
 
-def test_bags_in_arrays_are_not_read(tmp_path: Path) -> None:
+def test_bags_in_arrays_are_not_supported(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", {"x": wire.list_of(bag())}, [])
     with pytest.raises(fastpipe.UnsupportedError, match="bags inside arrays or maps"):
         first(path, HashSpec(7))
 
 
-def test_files_that_differ_in_form(tmp_path: Path) -> None:
+def test_files_with_different_layouts(tmp_path: Path) -> None:
     write(tmp_path / "1.avro", {"x": bag(value="int")}, [{"x": [entry("a", "b", 1)]}])
     write(tmp_path / "2.avro", {"x": bag(["null", "string"], value="long")}, [{"x": [entry("a", None, 2)]}])
     spec = VocabularySpec(["a\x01b", "a\x01"])
@@ -502,7 +502,7 @@ def test_unknown_keys_of_bags_are_named(tmp_path: Path) -> None:
     assert (caught.value.record, caught.value.feature) == (1, "x")
 
 
-def test_nulls_need_to_be_asked_for(tmp_path: Path) -> None:
+def test_nulls_must_be_requested(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", {"x": ["null", "string"]}, [{"x": "a"}, {"x": None}])
     spec = VocabularySpec(["b", "a"], unknown="error")
     with pytest.raises(fastpipe.NullValueError):
@@ -527,13 +527,13 @@ def arrow_table(layout: str) -> Any:
         words, lists = words.cast(pa.string_view()), pa.array(LISTS, pa.list_view(pa.binary()))
     if layout == "binary":
         words, lists = words.cast(pa.large_binary()), lists.cast(pa.large_list(pa.binary()))
-    # Slices have offsets that don't begin with 0, and several record batches.
+    # Slices have several record batches, and offsets that don't begin at 0.
     table = pa.table({"word": words, "list": lists})
     return pa.concat_tables([table.slice(0, 3), table.slice(3)])
 
 
 def readers_of_text(kind: str, folder: Path) -> Any:
-    """What reads the same words and lists, given features and options."""
+    """Returns a function that creates a reader of the same words and lists, given features and options."""
     if kind.startswith("arrow"):
         table = arrow_table(kind.partition(" ")[2])
         return lambda **options: fastpipe.from_arrow(table, **options)
@@ -591,7 +591,7 @@ def test_all_sources_have_the_same_indices(kind: str, tmp_path: Path) -> None:
     (hashed,) = expected
     there = batch["hash"].valid
     assert batch["hash"].values[there].tolist() == hashed["x"][there].tolist()
-    # Pickles have the lookups.
+    # Pickles include the lookup tables.
     (again,) = pickle.loads(pickle.dumps(read(features=features, batch_size=100)))
     assert oracle.rows(again["dropped"]) == oracle.rows(batch["dropped"])
 
@@ -611,13 +611,13 @@ def test_unknown_keys_are_an_error_by_default(kind: str, tmp_path: Path) -> None
         read(features={"word": VocabularySpec(["a"], nulls="fill")}, batch_size=1)
 
 
-def test_columns_that_are_no_text() -> None:
+def test_columns_that_are_not_text() -> None:
     reader = {"x": np.arange(3)}
     with pytest.raises(fastpipe.SchemaError, match="keys are text, and the column's values are of type Int64"):
         fastpipe.from_arrays(reader, features={"x": HashSpec(7)}, batch_size=1)
 
 
-def test_lookups_of_messages() -> None:
+def test_lookups_in_messages() -> None:
     schema = wire.record("R", word="string", words=wire.list_of("string"), bag=bag())
     rows = [{"word": w, "words": [w, "z"], "bag": [entry(w, "t", 2.0), entry("z", "t", 3.0)]} for w in ("b", "a", "b")]
     messages = []
@@ -645,7 +645,7 @@ def test_lookups_of_messages() -> None:
         fastpipe.decode_messages(messages, schema, features={"word": VocabularySpec(["a"], unknown="drop")})
 
 
-def test_lookups_of_folders(tmp_path: Path) -> None:
+def test_lookups_in_folders(tmp_path: Path) -> None:
     for city in ("Graz", "Wien", "Linz"):
         (tmp_path / f"city={city}").mkdir()
         write(tmp_path / f"city={city}" / "a.avro", {"i": "long"}, [{"i": 1}, {"i": 2}])
@@ -663,7 +663,7 @@ def test_lookups_of_folders(tmp_path: Path) -> None:
         cities(VocabularySpec(["Wien", "Graz"], unknown="drop"))
 
 
-def test_lookups_of_queries(tmp_path: Path) -> None:
+def test_lookups_in_queries(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "t.db") as connection:
         connection.execute("CREATE TABLE t (i INTEGER PRIMARY KEY, city TEXT)")
         connection.executemany("INSERT INTO t VALUES (?, ?)", enumerate(["Wien", "Graz", "Wien", None]))
@@ -674,7 +674,7 @@ def test_lookups_of_queries(tmp_path: Path) -> None:
     assert oracle.rows(batch["city"]) == [0, 1, 0, None]
 
 
-def test_lookups_of_folders_of_parquet(tmp_path: Path) -> None:
+def test_lookups_in_folders_of_parquet(tmp_path: Path) -> None:
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     for city in ("Graz", "Wien"):
         (tmp_path / f"city={city}").mkdir()

@@ -1,4 +1,4 @@
-"""Writing Avro: what is written is what was given, by any reader; what doesn't fit is an error that says so."""
+"""Writing Avro: any reader of Avro returns exactly what was written, and data that doesn't fit raises an error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from avro_rows import MisfitError, read, rows_of
 from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
 
 CODECS = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
-# What fastavro reads without packages besides.
+# Codecs that fastavro reads without further packages.
 OF_FASTAVRO = ("null", "deflate", "snappy", "zstandard", "bzip2", "xz")
 
 DAY = datetime.datetime(2024, 2, 29)
@@ -54,7 +54,7 @@ def test_any_table(given_table: Any, codec: Any, block_bytes: int, tmp_path_fact
 
 
 @given(given_table=tables(), cuts=st.lists(st.integers(1, 9), min_size=1, max_size=4), threads=st.integers(1, 4))
-def test_blocks_dont_depend_on_batches_or_threads(
+def test_blocks_do_not_depend_on_batches_or_threads(
     given_table: Any, cuts: list[int], threads: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     table, _ = given_table
@@ -78,7 +78,7 @@ def test_blocks_dont_depend_on_batches_or_threads(
 
 
 def bodies(path: Path) -> list[tuple[int, bytes]]:
-    """Rows and stored bytes of each block."""
+    """Returns the number of rows and the stored bytes of each block."""
     with path.open("rb") as file:
         return [(block.num_records, block.bytes_.getvalue()) for block in fastavro.block_reader(file)]
 
@@ -117,11 +117,11 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_forms(tmp_path: Path) -> None:
+def test_array_types(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     assert fastpipe.write_avro(path, BATCH)[:2] == (3, 1)
     assert read(path) == ROWS
-    # Only what may be null is a union.
+    # Only nullable columns are written as unions.
     unions = [field["name"] for field in fastpipe.AvroFile(path).schema["fields"] if isinstance(field["type"], list)]
     assert unions == ["masked", "day"]
 
@@ -225,7 +225,7 @@ def test_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [["a", "a"], ["a", "a.b"], ["a.b", "a"], ["x.a", "x.a.b"]])
-def test_names_that_collide(tmp_path: Path, columns: list[str]) -> None:
+def test_colliding_names(tmp_path: Path, columns: list[str]) -> None:
     table = pa.table([[1]] * len(columns), names=columns)
     with pytest.raises(fastpipe.SchemaError, match=r"rename one|two fields"):
         fastpipe.write_avro(tmp_path / "out.avro", table)
@@ -256,7 +256,7 @@ UUID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 def given_schema_table() -> pa.Table:
     return pa.table(
         {
-            # In another order than the schema's.
+            # In a different order than in the schema.
             "nothing": pa.nulls(2),
             "n": pa.array([1, 2], pa.uint64()),
             "suit": pa.array(["B", "A"]).dictionary_encode(),
@@ -313,7 +313,7 @@ def test_given_schema(tmp_path: Path) -> None:
         ("nothing", None, fastpipe.SchemaError),
     ],
 )
-def test_what_does_not_fit(tmp_path: Path, column: str, values: Any, error: type[Exception]) -> None:
+def test_values_that_do_not_fit(tmp_path: Path, column: str, values: Any, error: type[Exception]) -> None:
     table = given_schema_table()
     if column in table.column_names:
         table = table.drop_columns([column])
@@ -347,7 +347,7 @@ def test_schemas_that_are_refused(tmp_path: Path, schema: Any, error: type[Excep
         fastpipe.write_avro(tmp_path / "out.avro", {"a": np.arange(3)}, schema)
 
 
-def test_a_null_that_comes_later(tmp_path: Path) -> None:
+def test_a_null_in_a_later_batch(tmp_path: Path) -> None:
     batches = [{"a": np.arange(2)}, {"a": Masked(np.arange(2), np.array([True, False]))}]
     with pytest.raises(fastpipe.NullValueError, match="pass a schema"):
         fastpipe.write_avro(tmp_path / "out.avro", batches)

@@ -1,4 +1,4 @@
-"""Writing that fails, is interrupted or killed, and appending: a file is whole, or what it was."""
+"""Writing that fails or is interrupted, and appending: the file is either complete or unchanged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def of_pyarrow(batches: Iterator[dict[str, Any]]) -> pa.RecordBatchReader:
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), GeneratorExit(), MemoryError()])
 @pytest.mark.parametrize("stream", [iter, of_pyarrow])
 @pytest.mark.parametrize("append", [False, True])
-def test_data_that_raise(tmp_path: Path, error: BaseException, stream: Any, append: bool) -> None:
+def test_data_that_raises(tmp_path: Path, error: BaseException, stream: Any, append: bool) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH)
     before = path.read_bytes()
@@ -59,7 +59,7 @@ def test_data_that_raise(tmp_path: Path, error: BaseException, stream: Any, appe
     assert os.listdir(tmp_path) == ["out.avro"]
 
 
-def test_a_reader_that_fails(tmp_path: Path) -> None:
+def test_a_failing_reader(tmp_path: Path) -> None:
     source, path = tmp_path / "in.avro", tmp_path / "out.avro"
     fastpipe.write_avro(source, BATCH, codec="zstandard", block_bytes=50)
     data = bytearray(source.read_bytes())
@@ -93,7 +93,7 @@ def endless():
 
 
 @pytest.mark.parametrize("append", [False, True])
-def test_killed(tmp_path: Path, append: bool) -> None:
+def test_killed_writers(tmp_path: Path, append: bool) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH)
     before = path.read_bytes()
@@ -108,7 +108,7 @@ def test_killed(tmp_path: Path, append: bool) -> None:
     if append:
         data = path.read_bytes()
         assert data.startswith(before)
-        # Cut within a block, what there is of that one goes and all others stay.
+        # If the file is cut within a block, appending removes the incomplete block and keeps all other blocks.
         cut = data[: len(data) // 2 + 5]
         path.write_bytes(cut)
         with pytest.warns(RuntimeWarning, match="bytes are cut off") as caught:
@@ -123,11 +123,11 @@ def test_killed(tmp_path: Path, append: bool) -> None:
         assert path.read_bytes() == before
         (left,) = {entry.name for entry in tmp_path.iterdir()} - {"out.avro"}
         assert left.startswith(".fastpipe-")
-        # Readers of the directory leave it out.
+        # Readers of the directory skip the temporary file.
         assert fastpipe.read_avro(tmp_path, batch_size=100).num_rows == 100
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on file sizes")
 @pytest.mark.parametrize("append", [False, True])
 def test_full_disk(tmp_path: Path, append: bool) -> None:
     path = tmp_path / "out.avro"
@@ -147,7 +147,7 @@ except fastpipe.StorageError as error:
     assert os.listdir(tmp_path) == ["out.avro"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is not available")
 def test_forked_child(tmp_path: Path) -> None:
     program = f"""{ENDLESS}
 import itertools, os
@@ -242,12 +242,12 @@ def test_append(tmp_path: Path, codec: Any) -> None:
     assert len(data) == len(before) + 2 * added.size
     assert [row["a"] for row in read(path)] == 3 * list(range(100))
     assert sum(len(batch["a"]) for batch in fastpipe.read_avro(path, batch_size=64)) == 300
-    # No rows add no block.
+    # Appending no rows adds no block.
     assert fastpipe.write_avro(path, {"a": np.arange(0)}, append=True) == (0, 0, 0)
     assert path.read_bytes() == data
 
 
-def test_append_to_what_does_not_fit(tmp_path: Path) -> None:
+def test_append_to_an_incompatible_file(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH)
     before = path.read_bytes()
@@ -291,7 +291,7 @@ def test_append_after_a_kill_at_any_byte(tmp_path: Path, codec: Any) -> None:
         data = path.read_bytes()
         assert data[: ends[-1]] == whole[: ends[-1]]
         assert len(data) == ends[-1] + added.size
-        # By fastavro.
+        # Read with fastavro.
         assert [row["a"] for row in read(path)] == rows[:kept] + rows
         (batch,) = fastpipe.read_avro(path, batch_size=200, drop_last=False)
         assert batch["a"].tolist() == rows[:kept] + rows
@@ -301,14 +301,14 @@ def test_append_after_a_kill_at_any_byte(tmp_path: Path, codec: Any) -> None:
         assert path.read_bytes().startswith(whole[:cut])
 
 
-def test_append_cuts_nothing_but_an_incomplete_last_block(tmp_path: Path) -> None:
+def test_append_removes_only_an_incomplete_last_block(tmp_path: Path) -> None:
     path = tmp_path / "out.avro"
     fastpipe.write_avro(path, BATCH, codec="null", block_bytes=50)
     blocks = fastpipe.AvroFile(path).blocks
     whole = path.read_bytes()
     for block in (blocks[0], blocks[len(blocks) // 2], blocks[-1]):
         size = int(block["offset"]) + 1
-        # A size that goes beyond the end of the file, and a marker that is another one.
+        # A size that extends beyond the end of the file, and a wrong sync marker.
         for damaged in (
             whole[:size] + b"\xfe\xff\x03" + whole[size + 1 :],
             whole[: size + block["size"] + 5] + b"?" + whole[size + block["size"] + 6 :],
@@ -316,7 +316,7 @@ def test_append_cuts_nothing_but_an_incomplete_last_block(tmp_path: Path) -> Non
             for data in (damaged, damaged[:-1]):
                 path.write_bytes(data)
                 if block["offset"] == blocks[-1]["offset"] and data is not damaged:
-                    continue  # That is what a kill leaves.
+                    continue  # Killing a writer leaves exactly this state.
                 with pytest.raises(fastpipe.MalformedFileError):
                     fastpipe.write_avro(path, BATCH, append=True)
                 assert path.read_bytes() == data
@@ -331,5 +331,5 @@ fastpipe.write_avro({str(tmp_path / "b.avro")!r}, itertools.islice(endless(), 20
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=500)
-    # 160 MB go through it.
+    # The program writes 160 MB.
     assert int(done.stdout) < 30_000

@@ -1,4 +1,4 @@
-"""XGBoost, fed from readers."""
+"""Training XGBoost from readers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole() -> tuple[Any, dict[str, Any]]:
     return np.column_stack([data["n"], data["x"]]).astype("float32"), data
 
 
-def test_a_matrix_has_what_one_of_arrays_has() -> None:
+def test_a_matrix_matches_one_of_arrays() -> None:
     table, data = whole()
     fed = DataIter(reader(), label="y", weight="w")
     assert fed.columns == ["n", "x(0)", "x(1)"]
@@ -50,11 +50,11 @@ def test_a_matrix_has_what_one_of_arrays_has() -> None:
     plain = xgboost.QuantileDMatrix(table, data["y"], weight=data["w"], max_bin=32, feature_names=fed.columns)
     test = xgboost.DMatrix(table, feature_names=fed.columns)
     found, expected = trained(matrix).predict(test), trained(plain).predict(test)
-    # Quantiles of a stream are merged batch by batch.
+    # XGBoost merges the quantiles of a stream batch by batch, so the models differ slightly.
     assert np.mean((found > 0.5) == (expected > 0.5)) > 0.98
 
 
-def test_a_dense_matrix_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
+def test_a_dense_matrix_is_bit_identical(tmp_path: Path) -> None:
     table, data = whole()
     fed = DataIter(reader(), label="y", columns=["n", "x"], cache_prefix=str(tmp_path / "cache"))
     test = xgboost.DMatrix(table, feature_names=fed.columns)
@@ -64,7 +64,7 @@ def test_a_dense_matrix_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
 
 
 def test_external_memory(tmp_path: Path) -> None:
-    """Asks for the batches again and again, of a shuffled epoch."""
+    """Requests the batches of a shuffled epoch repeatedly."""
     fed = DataIter(reader(shuffle=True, seed=3), label="y", weight="w", cache_prefix=str(tmp_path / "cache"), epoch=2)
     matrix = xgboost.ExtMemQuantileDMatrix(fed, max_bin=32)
     assert matrix.num_row() == ROWS
@@ -82,11 +82,11 @@ def batches(fed: DataIter) -> list[dict[str, Any]]:
     return found
 
 
-def test_each_time_the_batches_are_the_same() -> None:
+def test_batches_are_the_same_each_time() -> None:
     fed = DataIter(reader(shuffle=True, seed=3), label="y", epoch=1)
     first, second = batches(fed), batches(fed)
     fed.reset()
-    fed.next(lambda **given: None)  # Given up in the middle.
+    fed.next(lambda **given: None)  # Stops reading in the middle.
     assert len(first) == 12
     for again in (second, batches(fed)):
         assert all(np.array_equal(a["data"], b["data"]) for a, b in zip(first, again, strict=True))
@@ -94,7 +94,7 @@ def test_each_time_the_batches_are_the_same() -> None:
     assert not np.array_equal(first[0]["data"], other[0]["data"])
 
 
-def test_nulls_are_missing_and_filled_rows_left_out(tmp_path: Path) -> None:
+def test_nulls_are_missing_and_padding_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b,y\n1,2.5,0\n,NA,1\n3,1,0\n4,2,1\n5,3,1\n")
     source = fastpipe.read_csv(path, batch_size=2, world_size=2, rank=1, uneven="pad")
@@ -107,7 +107,7 @@ def test_nulls_are_missing_and_filled_rows_left_out(tmp_path: Path) -> None:
         batches(DataIter(fastpipe.read_csv(path, batch_size=5), label="a"))
 
 
-def test_what_xgboost_cannot_be_fed(tmp_path: Path) -> None:
+def test_unsupported_data_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,s\n1,x\n")
     source = fastpipe.read_csv(path, batch_size=1)

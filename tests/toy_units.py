@@ -1,4 +1,4 @@
-"""Sources in Python that do as tests want: numbers in a row, read by whatever function."""
+"""Sources in Python for tests: consecutive numbers, read by a function that the test provides."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ Act = Callable[[int], Any]
 
 
 class Numbers:
-    """Units of the numbers from 0, this many each; what `act` returns for a unit is returned in place of its table.
+    """Units of consecutive numbers from 0, with the given numbers of rows.
+
+    If `act` returns a value for a unit, the value replaces the unit's table.
 
     Attributes:
-        under_way: calls of `read` that haven't returned.
-        most: the most that there were.
-        calls: the units that were asked for.
+        under_way: The number of calls of `read` that haven't returned.
+        most: The maximum of `under_way` so far.
+        calls: The units that were read.
     """
 
     def __init__(self, rows: Sequence[int], act: Act | None = None) -> None:
@@ -59,18 +61,18 @@ class Numbers:
 
 
 def flat(batches: Any, name: str = "x") -> list[Any]:
-    """The values of all batches."""
+    """Returns the values of all batches."""
     return [value for batch in batches for value in batch[name].tolist()]
 
 
 def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    """Waits until something is so."""
+    """Waits until a condition is true. Fails after `seconds`."""
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 def readers() -> Iterator[threading.Thread]:
-    """Threads of fastpipe's that call `read`."""
+    """Returns the threads of fastpipe that call `read`."""
     return (thread for thread in threading.enumerate() if thread.name == "fastpipe-read")

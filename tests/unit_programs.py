@@ -1,6 +1,6 @@
-"""Programs that test_units_processes.py runs: sources in Python, and processes that end, fork or are interrupted.
+"""Programs that test_units_processes.py runs: sources in Python, and processes that exit, fork or are interrupted.
 
-Each is a process of its own: python unit_programs.py name arguments...
+Each program runs in a separate process: python unit_programs.py name arguments...
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def slowly(unit: int) -> None:
 
 
 def end_while(what: str) -> None:
-    """Ends while reads hang, or run; the reader is kept, or isn't."""
+    """Exits while reads hang or run. The pass is referenced from a global variable, or is garbage."""
     units = Numbers([4] * 1000, {"hang": hang, "run": slowly, "spin": spin, "export": export}[what])
     reader = fastpipe.read_units(units, batch_size=4, num_fetches=5)
     batches = iter(reader)
@@ -46,14 +46,14 @@ def end_while(what: str) -> None:
 
 
 def spin(unit: int) -> None:
-    """Needs the GIL all the while."""
+    """Needs the GIL all the time."""
     end = time.monotonic() + (0.01 if unit < 2 else 0.3)
     while time.monotonic() < end:
         sum(range(100))
 
 
 def export(unit: int) -> None:
-    """Enters and leaves C++ all the while, which mustn't be unwound."""
+    """Enters and leaves C++ code repeatedly. Its stack must not be unwound at exit."""
     table = pa.table({"x": [1]})
     end = time.monotonic() + (0.01 if unit < 2 else 0.3)
     while time.monotonic() < end:
@@ -61,7 +61,7 @@ def export(unit: int) -> None:
 
 
 def read_at_exit() -> None:
-    """Goes on when the interpreter no longer lets it."""
+    """Uses a pass after the interpreter has begun to exit."""
     batches = iter(fastpipe.read_units(Numbers([4] * 1000, slowly), batch_size=4, num_fetches=2))
     next(batches)
 
@@ -70,14 +70,14 @@ def read_at_exit() -> None:
             collections.deque(batches, maxlen=0)
         print("refused")
 
-    # Handlers run in the reverse order: this one after fastpipe's own.
+    # Handlers run in reverse order, so this one runs after the handler of fastpipe.
     atexit.unregister(_data._end)
     atexit.register(go_on)
     atexit.register(_data._end)
 
 
 def interrupted() -> None:
-    """Waits for a read that hangs."""
+    """Waits for a read that hangs, until it is interrupted."""
     reader = fastpipe.read_units(Numbers([4] * 12, hang), batch_size=4)
     batches = iter(reader)
     next(batches)
@@ -91,7 +91,7 @@ def interrupted() -> None:
 
 
 def in_child(work: Any) -> None:
-    """Does something in a forked child, which must end well."""
+    """Runs a function in a forked child, which must exit successfully."""
     child = os.fork()
     if child == 0:
         status = 1
@@ -113,7 +113,7 @@ def in_child(work: Any) -> None:
 
 
 def forked(act: str) -> None:
-    """Forks while a pass is under way; parent and child read on, each by itself."""
+    """Forks during a pass. Parent and child continue to read independently."""
     units = Numbers(ROWS, {"slow": slowly, "hang": hang_in_parent}[act])
     reader = fastpipe.read_units(units, batch_size=5, num_fetches=3)
     batches = iter(reader)
@@ -127,7 +127,7 @@ def forked(act: str) -> None:
         except fastpipe.PassClosedError:
             pass
         else:
-            raise AssertionError("a pass of another process")
+            raise AssertionError("the child used a pass of its parent")
         assert flat(fastpipe.read_units(Numbers(ROWS, slowly), batch_size=5)) == list(range(48))
         reader.set_epoch(0)
         for _ in range(2):
@@ -150,7 +150,7 @@ def hang_in_parent(unit: int) -> None:
 
 
 def in_pool(method: str) -> None:
-    """Sends a reader to a process of multiprocessing, after it was used here."""
+    """Sends a reader to a process of multiprocessing after using it here."""
     reader = fastpipe.read_units(Numbers(ROWS, slowly), batch_size=5)
     next(iter(reader))
     reader.close()
@@ -161,7 +161,7 @@ def in_pool(method: str) -> None:
 
 
 def workers() -> None:
-    """Reads with workers of Torch's DataLoader, of which one is killed within a read."""
+    """Reads with workers of torch's DataLoader, one of which is killed during a read."""
     from torch.utils.data import DataLoader
 
     from fastpipe.torch import IterableDataset
@@ -175,7 +175,7 @@ def workers() -> None:
     told = threading.Event()
 
     def kill(unit: int) -> None:
-        # Rows of the first two batches are of the units before.
+        # The rows of the first two batches are in earlier units.
         if unit == 3:
             told.wait()
             kill_self()
@@ -184,7 +184,7 @@ def workers() -> None:
     batches = read(kill, "fork", map=ends)
     next(batches)
     ends.go()
-    # Torch has two messages for it.
+    # Torch has two variants of this message.
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
         flat(batches)
     print("killed")

@@ -1,6 +1,6 @@
-"""A small hand encoder of Avro's binary encoding and container files, for tests that need bytes no writer would write.
+"""A small encoder of Avro's binary encoding and container files, for bytes that no regular writer would produce.
 
-Sections named here are those of the Avro 1.12 specification.
+Section names refer to the Avro 1.12 specification.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SYNC = bytes(range(0xA0, 0xB0))
 
 
 def varint(value: int) -> bytes:
-    """An unsigned number, seven bits a byte, the lowest first."""
+    """Encodes an unsigned number with seven bits per byte, lowest bits first."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -30,7 +30,7 @@ def varint(value: int) -> bytes:
 
 
 def long(value: int) -> bytes:
-    """An int or long as a zigzag varint ("Primitive Types"). Values beyond 64 bits become overlong varints."""
+    """Encodes an int or long as a zigzag varint ("Primitive Types"). Values beyond 64 bits yield overlong varints."""
     return varint(value << 1 if value >= 0 else (-value << 1) - 1)
 
 
@@ -39,7 +39,7 @@ def longs(*values: int) -> bytes:
 
 
 def text(value: str | bytes) -> bytes:
-    """A string or bytes."""
+    """Encodes a string or bytes."""
     data = value.encode() if isinstance(value, str) else value
     return long(len(data)) + data
 
@@ -53,21 +53,27 @@ def double(value: float) -> bytes:
 
 
 def items(count: int, data: bytes, size: int | None = None) -> bytes:
-    """One block of array or map items ("Arrays"). A negative count is followed by a size: the true one by default."""
+    """Encodes one block of array or map items ("Arrays").
+
+    A negative count is followed by a size, which is the true size by default.
+    """
     if count >= 0:
         return long(count) + data
     return long(count) + long(len(data) if size is None else size) + data
 
 
 def array(*values: bytes) -> bytes:
-    """A whole array: one block, and the 0 behind it."""
+    """Encodes a whole array as one block, followed by the terminating 0."""
     return (items(len(values), b"".join(values)) if values else b"") + long(0)
 
 
 def compress(codec: str, data: bytes) -> bytes:
-    """Data as a block of that codec stores it. fastavro compresses, so that tests need no library of their own."""
+    """Compresses data as a block with that codec stores it.
+
+    Uses fastavro, so that tests need no further compression libraries.
+    """
     if codec == "null" or not data:
-        # No writer compresses nothing; these are the bytes that each codec makes of it.
+        # No writer compresses empty data. These are the bytes that each codec would produce.
         nothing = {"null": data, "deflate": b"\x03\x00", "snappy": bytes(5), "zstandard": ZSTD_OF_NOTHING}
         return nothing.get(codec) or {"null": bytes, "bzip2": bz2.compress, "xz": lzma.compress}[codec](data)
     file = io.BytesIO()
@@ -75,7 +81,7 @@ def compress(codec: str, data: bytes) -> bytes:
     fastavro.writer(file, schema, [data], codec=codec, sync_marker=SYNC)
     whole = file.getvalue()
     start = whole.index(SYNC) + len(SYNC)
-    for _ in range(2):  # The number of records and the size.
+    for _ in range(2):  # Skips the number of records and the size.
         while whole[start] >= 0x80:
             start += 1
         start += 1
@@ -83,7 +89,7 @@ def compress(codec: str, data: bytes) -> bytes:
 
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-# A frame of one segment (RFC 8878, 3.1.1) of size 0 with one last, raw, empty block.
+# A single-segment frame (RFC 8878, 3.1.1) of size 0 with one empty raw block, which is the last one.
 ZSTD_OF_NOTHING = ZSTD_MAGIC + b"\x20\x00\x01\x00\x00"
 
 
@@ -94,8 +100,10 @@ def header(
     metadata: Mapping[str | bytes, bytes] | None = None,
     sync: bytes = SYNC,
 ) -> bytes:
-    """A file's header ("Object Container Files"). `schema` is JSON as text or bytes, or what becomes JSON; neither it
-    nor the codec is written if it is None.
+    """Encodes a file's header ("Object Container Files").
+
+    `schema` is JSON as text or bytes, or a value to serialize as JSON. The schema and the codec are omitted if they are
+    None.
     """
     entries: dict[str | bytes, bytes] = {}
     if schema is not None:
@@ -113,25 +121,25 @@ def schema_bytes(schema: object) -> bytes:
 
 
 def block(rows: int, data: bytes, codec: str = "null", *, size: int | None = None, sync: bytes = SYNC) -> bytes:
-    """A file's block. `size` is a lie about the bytes that are stored."""
+    """Encodes a file's block. `size` replaces the true number of stored bytes."""
     return stored(rows, compress(codec, data), size=size, sync=sync)
 
 
 def stored(rows: int, data: bytes, *, size: int | None = None, sync: bytes = SYNC) -> bytes:
-    """A block of data that is compressed already."""
+    """Encodes a block of data that is already compressed."""
     return long(rows) + long(len(data) if size is None else size) + data + sync
 
 
 def container(schema: object, blocks: Sequence[tuple[int, bytes]], codec: str = "null") -> bytes:
-    """A whole file of blocks of records."""
+    """Encodes a whole file with the given blocks of records."""
     return header(schema, codec) + b"".join(block(rows, data, codec) for rows, data in blocks)
 
 
 def record(name: str, /, **fields: object) -> dict[str, object]:
-    """The schema of a record."""
+    """Returns the schema of a record."""
     return {"type": "record", "name": name, "fields": [{"name": key, "type": value} for key, value in fields.items()]}
 
 
 def list_of(items: object) -> dict[str, object]:
-    """The schema of an array."""
+    """Returns the schema of an array."""
     return {"type": "array", "items": items}
