@@ -1,8 +1,7 @@
 """Adding a source changes only its own crate and files, and a few lines where sources are listed.
 
 `toy_source/rust.patch` adds a source of square numbers. If it no longer applies, apply it by hand and regenerate it
-with
-`git diff --cached -U1 -- . ':!Cargo.lock'`.
+with `git diff --cached -U1 -- . ':!Cargo.lock'`.
 """
 
 from __future__ import annotations
