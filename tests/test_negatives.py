@@ -123,7 +123,7 @@ def test_power_zero_is_uniform(positives: Interactions) -> None:
 
 
 def drawn(positives: Interactions, seed: int, epoch: int, **options: Any) -> np.ndarray:
-    """Returns an epoch's draws as `[positives, negatives]` numbers, which are uniform and independent if the draws are."""
+    """Returns the draws of an epoch, `[positives, negatives]`, as numbers that should be uniform and independent."""
     reading = Fastpipe(positives, negatives=4, **options)
     parts = list(reading(seed, epoch))
     points = np.concatenate([users for users, _ in parts]), np.concatenate([items for _, items in parts])
