@@ -100,7 +100,7 @@ def test_schema_arguments(given: Any) -> None:
     assert listed(fastpipe.decode_messages(messages, given)) == columns(rows)
 
 
-def test_schemas_that_are_not_records() -> None:
+def test_schemas_other_than_records() -> None:
     assert listed(fastpipe.decode_messages([b"\x02", b"\x01"], "long")) == {"value": [1, -1]}
     assert listed(fastpipe.decode_messages([b"\x02"], '"long"')) == {"value": [1]}
     union = ["null", "long"]

@@ -1,6 +1,6 @@
 """Partitions of generated queries are disjoint, and their union is the query's result.
 
-`FASTPIPE_SQL_QUERIES` is the number of queries. The default is 100.
+`FASTPIPE_SQL_QUERIES` is the approximate number of queries for each database. Defaults to 30.
 """
 
 from __future__ import annotations

@@ -338,7 +338,7 @@ def test_ctrl_c_ends_a_program(data: samples.Data, loop: str) -> None:
         import fastpipe.tf
         import tensorflow as tf
 
-        # Whatever started the tests may have had it ignored.
+        # The parent process may have ignored SIGINT.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         reader = fastpipe.read_avro({data.paths!r}, batch_size=2, columns=["id"], shuffle="buffer")
         dataset = fastpipe.tf.dataset(reader).repeat().prefetch(4)

@@ -568,7 +568,7 @@ class Wide(Selects):
     ],
     ids=str,
 )
-def test_only_columns_that_are_read_count_for_the_window(options: dict[str, Any], window: int) -> None:
+def test_only_selected_columns_count_for_the_window(options: dict[str, Any], window: int) -> None:
     reader = fastpipe.read_units(Wide([100] * 100), batch_size=100, shuffle=True, seed=1, **options)
     again = pickle.loads(pickle.dumps(reader))
     batches = [batch.popitem()[1] for batch in reader]
@@ -578,7 +578,7 @@ def test_only_columns_that_are_read_count_for_the_window(options: dict[str, Any]
     assert [batch.popitem()[1].tolist() for batch in again] == [batch.tolist() for batch in batches]
 
 
-def test_only_columns_that_are_read_count_for_a_limit() -> None:
+def test_only_selected_columns_count_for_a_limit() -> None:
     options: dict[str, Any] = {"batch_size": 100, "memory_limit": "8MB", "num_fetches": 1, "num_threads": 1}
     assert flat(fastpipe.read_units(Wide([100] * 10), columns=["x"], **options)) == list(range(1000))
     with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 8\.0 MB, and this takes at least 2\d\d"):

@@ -160,7 +160,7 @@ if not child:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 
-def forking():  # The child leaves by an error, and the parent's file alone.
+def forking():  # The child raises an error, and doesn't change the parent's file.
     for number, batch in enumerate(few()):
         if number == 30 and not os.fork():
             raise SystemExit(0)
