@@ -68,7 +68,7 @@ def numbers(**options: Any) -> fastpipe.Reader:
     return fastpipe.from_arrays({"id": np.arange(100)}, **{"batch_size": 10, **options})
 
 
-# --- what is counted ---
+# --- Counts ---
 
 
 def test_totals_count_yielded_batches(make: Make) -> None:

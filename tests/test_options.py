@@ -113,9 +113,9 @@ def test_options_documented_by_a_function_are_kept() -> None:
         """Reads.
 
         Args:
-            x: a number.
-            seed: of something else,
-                told on two lines.
+            x: A number.
+            seed: Seed of something else,
+                described on two lines.
             **options: see `fastpipe.Options`.
 
         Returns:
@@ -125,7 +125,7 @@ def test_options_documented_by_a_function_are_kept() -> None:
     assert read.__doc__ is not None
     assert inspect.signature(read).parameters["seed"].default == 3
     before, after = read.__doc__.split("    drop_last: ")
-    assert before.endswith("    seed: of something else,\n        told on two lines.\n")
+    assert before.endswith("    seed: Seed of something else,\n        described on two lines.\n")
     assert after.count("seed:") == 0
     assert after.endswith("(extra `progress`). Defaults to False.\n\nReturns:\n    It.")
 

@@ -25,7 +25,7 @@ from order_statistics import (
     uniform,
 )
 
-# --- Twins ---
+# --- Twins: samplers with a known flaw ---
 
 Twin = Callable[[Sequence[int], int], Sampler]
 

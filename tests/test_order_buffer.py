@@ -27,7 +27,7 @@ from order_statistics import (
     uniform,
 )
 
-# --- Twins ---
+# --- Twins: samplers with a known flaw ---
 
 
 def textbook(total: int, n: int, key: Callable[[int, int], tuple[int, ...]] = lambda *key: key) -> Sampler:

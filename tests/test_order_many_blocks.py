@@ -25,7 +25,7 @@ def four(sampler: Sampler) -> np.ndarray:
     return np.array([sampler(seed, epoch) for seed in (0, 1) for epoch in (0, 1)])
 
 
-# --- Twins with a flaw ---
+# --- Twins: samplers with a known flaw ---
 
 
 def by_multiplication(seed: int, epoch: int) -> np.ndarray:

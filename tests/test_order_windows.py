@@ -28,7 +28,7 @@ from order_statistics import (
     window_draws,
 )
 
-# --- Twins with a flaw ---
+# --- Twins: samplers with a known flaw ---
 
 
 def cut(rows: np.ndarray, n: int) -> list[np.ndarray]:
@@ -112,8 +112,8 @@ def all_orders(counts: Sequence[int], n: int) -> dict[Hashable, Fraction]:
 @pytest.mark.parametrize(
     ("counts", "n", "batch_size", "twin"),
     [
-        ([5], 5, 5, naive),  # Only a window.
-        ([1] * 5, 1, 1, rotated),  # Only blocks.
+        ([5], 5, 5, naive),  # A single window.
+        ([1] * 5, 1, 1, rotated),  # Windows of one row.
         ([1] * 4, 4, 2, same_for_blocks_and_rows),
         ([2, 0, 3], 5, 5, naive),
         ([2, 1, 1], 2, 1, blocks_in_file_order),

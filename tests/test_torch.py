@@ -343,7 +343,7 @@ def test_an_error_keeps_no_pass(data: Data) -> None:
         try:
             next(batches)
         except ZeroDivisionError as error:
-            assert str(error) == "the map failed"  # noqa: PT017 # What pytest.raises returns keeps all frames.
+            assert str(error) == "the map failed"  # noqa: PT017 # pytest.raises would keep all frames alive.
     there = weakref.ref(batches)
     del batches
     assert there() is None

@@ -1,4 +1,4 @@
-"""Writing that fails or is interrupted, and appending: the file is either complete or unchanged."""
+"""Writing that fails, is interrupted or killed, and appending: the file is either complete or unchanged."""
 
 from __future__ import annotations
 
