@@ -1,8 +1,8 @@
-"""Checks that no files of a Rust crate use each other in a circle: `python tests/acyclic.py`, a part of `make lint`.
+"""Checks that the files of a Rust crate do not import each other in a cycle.
 
-A file and the files in its own folder may use each other: `decode.rs` has the decoder, and `decode/text.rs` a part of
-it. Names that a module imports from another module are followed to the file that defines them. Test modules are left
-out.
+Run `python tests/acyclic.py`; `make lint` includes it. A file and the files in its own folder may use each other: for
+example, `decode.rs` holds the decoder and `decode/text.rs` a part of it. Names that a module imports from another
+module are followed to the file that defines them. Test modules are excluded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 RUST = Path(__file__).parents[1] / "rust"
 
-# The path of a module within its crate: `decode/text.rs` is ("decode", "text"), `lib.rs` is ().
+# The path of a module within its crate: ("decode", "text") for `decode/text.rs`, () for `lib.rs`.
 Module = tuple[str, ...]
 Graph = dict[str, set[str]]
 
@@ -25,7 +25,7 @@ INLINE = re.compile(r"\b(?:crate|super)(?:::(?:\w+))+")
 
 
 def expanded(tree: str) -> Iterator[tuple[str, str]]:
-    """Yields each path of a `use` and the name it is imported as: `a::{b, c as d}` is (a::b, b) and (a::c, d)."""
+    """Yields each path of a `use` and the name it is imported as: `a::{b, c as d}` yields (a::b, b) and (a::c, d)."""
     head, brace, inner = tree.partition("{")
     if not brace:
         path, _, name = tree.strip().partition(" as ")
@@ -60,7 +60,7 @@ class Crate:
         }
 
     def found(self, module: Module, path: str, seen: frozenset[tuple[Module, str]] = frozenset()) -> Module | None:
-        """Returns the module that defines what a path means in `module`; None for a path into another crate."""
+        """Returns the module that defines `path` as seen from `module`, or None for a path into another crate."""
         first, *names = path.split("::")
         if first == "crate":
             at: Module = ()
@@ -105,7 +105,7 @@ def circles(graph: Graph) -> list[list[str]]:
 
 
 def problems(rust: Path) -> list[str]:
-    """Returns a message for each circle."""
+    """Returns a message for each cycle."""
     found = []
     for folder in sorted(path.parent for path in rust.glob("*/src")):
         graph = Crate(folder).graph()

@@ -1,11 +1,10 @@
-"""Tests in processes of their own, each forked off a program that has no threads.
+"""Runs tests in separate processes, each forked from a program that has no threads.
 
-A loader forks its workers, and the process of pytest has other frameworks' threads, which a fork would cut off. So a
-test that is marked `@apart` runs in a child of a small server, which has imported what loaders need once and does
-nothing else. Behind each test the child looks what is left of it: a process, a thread, an open file, or anything in
-/dev/shm fails the test.
+A loader forks its workers. The pytest process has threads of other frameworks, which a fork would not copy. So a test
+marked `@apart` runs in a child of a small server that has only imported the modules that loaders need. After each test
+the child checks for leaks: a process, a thread, an open file or a file in /dev/shm that is left over fails the test.
 
-A test that takes too long fails with the stacks of its process and of all that it has started.
+A test that takes too long fails with the stacks of its process and of all processes that it started.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ import pytest
 
 HERE = Path(__file__).parent
 
-# Seconds that a test may take, on a machine that is busy with others, too. pytest's timeout is longer.
+# Time limit of a test in seconds, long enough for a busy machine. pytest's own timeout is longer.
 MOST = 500.0
 
 
 class Server:
-    """The program that forks a child for each test."""
+    """A program that forks a child for each test."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -52,7 +51,7 @@ class Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=HERE,
-            # Whether there is an answer is asked of the pipe: nothing may be read ahead.
+            # The pipe is polled for an answer, so nothing may be buffered.
             bufsize=0,
             start_new_session=True,
         )
@@ -64,7 +63,7 @@ class Server:
         self._process.wait()
 
     def run(self, module: str, name: str, arguments: dict[str, Any], most: float, looks: bool) -> str | None:
-        """Runs a test. Returns what is to be said of it if it has failed."""
+        """Runs a test. Returns a report if it failed, else None."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +82,7 @@ class Server:
             return f"{said}\n{log.read_text(errors='replace')[-20_000:]}"
 
     def _stop(self, child: int) -> None:
-        """Ends a test that hangs. Its processes say first where they are."""
+        """Kills a test that hangs, after its processes have printed their stacks."""
         told = [child, *_of_session(child)]
         for process in dict.fromkeys(told):
             with contextlib.suppress(ProcessLookupError):
@@ -115,12 +114,12 @@ def _server() -> Server:
 
 
 def apart(function: Callable[..., None] | None = None, *, most: float = MOST, looks: bool = True) -> Any:
-    """Runs a test in a process of its own.
+    """Runs a test in a separate process.
 
     Args:
-        function: the test. Its arguments are pickled.
-        most: seconds that it may take.
-        looks: whether the child looks what is left of the test.
+        function: The test. Its arguments are pickled.
+        most: Time limit in seconds.
+        looks: Whether the child checks for leaks after the test.
     """
     if function is None:
         return functools.partial(apart, most=most, looks=looks)
@@ -131,18 +130,18 @@ def apart(function: Callable[..., None] | None = None, *, most: float = MOST, lo
         if said is not None:
             pytest.fail(said, pytrace=False)
 
-    # pytest would take its examples for its own.
+    # Otherwise pytest would treat the wrapper as a Hypothesis test.
     test.__dict__.pop("is_hypothesis_test", None)
     test.__dict__.pop("hypothesis", None)
     return test
 
 
-# What semaphores of multiprocessing are called here: other programs have theirs in /dev/shm, too.
+# The name of multiprocessing's semaphores in this process. Other programs have semaphores in /dev/shm as well.
 _SEMAPHORES = "fastpipe-test"
 
 
 def in_shm() -> set[str]:
-    """What there is in /dev/shm that programs like this one, or those that it starts, may have made."""
+    """Returns the names in /dev/shm that this program, or a program that it started, may have created."""
     names = {path.name for path in Path("/dev/shm").iterdir()}
     return {
         name
@@ -152,7 +151,9 @@ def in_shm() -> set[str]:
 
 
 def _is_torchs(name: str) -> bool:
-    """Whether it is a file of torch's, and not that of a process elsewhere: it has that one's number."""
+    """Returns whether `name` is a file of torch that a process of this session created. The name contains the process
+    id.
+    """
     kind, _, rest = name.partition("_")
     if kind != "torch":
         return False
@@ -171,16 +172,16 @@ def open_files() -> dict[str, str]:
 
 
 def children() -> list[psutil.Process]:
-    """The processes that this one has started, and theirs, those that nobody has waited for too.
+    """Returns the descendants of this process, including zombies.
 
-    Without the one that multiprocessing starts to keep account of semaphores.
+    The process that multiprocessing starts to track semaphores is excluded.
     """
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
     return [child for child in psutil.Process().children(recursive=True) if child.pid != tracker]
 
 
 def end_multiprocessing() -> None:
-    """Ends the programs that multiprocessing keeps for the next time."""
+    """Ends the helper processes that multiprocessing keeps for reuse."""
     if hasattr(forkserver._forkserver, "_stop"):
         forkserver._forkserver._stop()
     resource_tracker._resource_tracker._stop()
@@ -197,7 +198,7 @@ def wait_until(true: Callable[[], Any], most: float = 60.0) -> bool:
 
 
 class Left:
-    """What is there as a test begins. At its end there must be no more."""
+    """Records the open resources when a test begins. At its end there must be no more."""
 
     def __init__(self) -> None:
         self._files = open_files()
@@ -205,7 +206,7 @@ class Left:
         self._threads = set(threading.enumerate())
 
     def look(self) -> None:
-        # What exceptions have kept by their tracebacks.
+        # Frees objects that tracebacks of exceptions keep alive.
         gc.collect()
         end_multiprocessing()
         assert wait_until(lambda: not children()), f"processes are left: {children()}"
@@ -220,12 +221,12 @@ class Left:
 
 
 def silence() -> None:
-    """Lets warnings be errors, as everywhere here, but for some that a test can't help."""
+    """Turns warnings into errors, as in all tests, except for a few that a test can't avoid."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    # Readers in workers are slower than without, which a warning says.
+    # A reader is slower in workers than without them, and a warning says so.
     warnings.filterwarnings("ignore", message="num_workers=")
-    # Python 3.12 and newer warn of threads; the tests start some of their own.
+    # Python 3.12 and newer warn about forking with threads; some tests start threads.
     warnings.filterwarnings("ignore", message=".*use of fork\\(\\) may lead to deadlocks", category=DeprecationWarning)
 
 
@@ -243,7 +244,7 @@ def _child(module: str, name: str, arguments: dict[str, Any], folder: str, looks
     faulthandler.register(signal.SIGUSR1)
     silence()
     multiprocessing.current_process()._config["semprefix"] = f"/{_SEMAPHORES}-{os.getpid()}"  # type: ignore[attr-defined]
-    # As users do where workers are forked off a server: it imports torch once, not each worker.
+    # Recommended to users of the fork server: the server imports torch once, instead of each worker.
     multiprocessing.set_forkserver_preload(["fastpipe.torch", "loader_data"])
     status = 1
     try:
@@ -262,7 +263,7 @@ def _child(module: str, name: str, arguments: dict[str, Any], folder: str, looks
 
 
 def _serve() -> None:
-    # Once for all.
+    # Imported once for all tests.
     importlib.import_module("conftest")
     importlib.import_module("fastpipe.torch")
     importlib.import_module("loader_data")

@@ -1,4 +1,4 @@
-"""What Avro's types and values must be in Arrow, and values of Arrow as they are compared."""
+"""The Arrow types and values that Avro data must become, and Arrow values in a comparable form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 
 def arrow_type(node: oracle.Type) -> pa.DataType:
-    """The Arrow type that a type of Avro's must become."""
+    """Returns the Arrow type that an Avro type must become."""
     match node.kind, node.logical:
         case "int", "date":
             return pa.date32()
@@ -54,7 +54,7 @@ def without_nullability(kind: pa.DataType) -> str:
 
 
 def refused(node: oracle.Type) -> bool:
-    """Whether a type has no counterpart."""
+    """Returns whether an Avro type has no counterpart in Arrow."""
     if node.kind == "union":
         kinds = [part.kind for part in node.parts]
         if len(kinds) > 2 or (len(kinds) == 2 and "null" not in kinds):
@@ -66,7 +66,7 @@ def refused(node: oracle.Type) -> bool:
 
 
 def stored(node: oracle.Type, value: Any) -> Any:
-    """A value as `held` shows it."""
+    """Returns a value in the form that `held` returns."""
     match node.kind, node.logical:
         case "union", _:
             return stored(node.parts[value.index], value.value)
@@ -85,7 +85,7 @@ def stored(node: oracle.Type, value: Any) -> Any:
 
 
 def held(array: pa.Array) -> list[Any]:
-    """The values of an array: times as they are stored, decimals without their point, intervals as tuples."""
+    """Returns the values of an array: times as stored, decimals as unscaled integers, intervals as tuples."""
     kind, types = array.type, pa.types
     if types.is_dictionary(kind):
         return held(array.dictionary_decode())

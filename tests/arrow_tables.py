@@ -1,4 +1,4 @@
-"""Random Arrow tables, and what their rows are in batches: an oracle of pyarrow's own."""
+"""Random Arrow tables and their expected rows in batches: an oracle built on pyarrow."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LEAVES = (
     pa.decimal128(12, 3),
     pa.binary(3),
 )
-# What lies in dictionaries and runs.
+# The value types of dictionaries and runs.
 BEHIND = (
     *TEXTS,
     *BINARIES,
@@ -64,7 +64,7 @@ BEHIND = (
 
 
 def leaf_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
-    """Values of a type, as `pyarrow.array` takes them: times as numbers."""
+    """Values of a type in the form that `pyarrow.array` accepts, with times as numbers."""
     if kind in INTEGERS:
         return st.integers(*INTEGERS[kind])
     if kind in TIMES:
@@ -86,7 +86,7 @@ def leaf_values(kind: pa.DataType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
-    """Types, nested up to so deep."""
+    """Arrow types, nested up to `depth` levels."""
     kinds = ["leaf", "leaf", "dictionary", "run ends"]
     if depth:
         kinds += ["list", "large list", "list view", "large list view", "fixed", "struct", "map"]
@@ -102,7 +102,7 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
             draw(st.sampled_from((pa.int16(), pa.int32(), pa.int64()))), draw(st.sampled_from(BEHIND))
         )
     if kind == "struct":
-        # No "values": with "indices" beside it that is a sparse column.
+        # The name "values" is left out: together with "indices" it would make a sparse column.
         return pa.struct([(name, draw(types(depth=depth - 1))) for name in ("p", "q")[: draw(st.integers(1, 2))]])
     if kind == "map":
         return pa.map_(pa.string(), draw(types(depth=depth - 1)))
@@ -114,7 +114,7 @@ def types(draw: st.DrawFn, depth: int = 3) -> pa.DataType:
 
 
 def values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
-    """Values of a type."""
+    """Values of a type, with nulls if `nulls` is set."""
     found: st.SearchStrategy[Any]
     if pa.types.is_struct(kind):
         found = st.fixed_dictionaries({field.name: values(field.type, nulls=nulls) for field in kind})
@@ -132,13 +132,15 @@ def values(kind: pa.DataType, *, nulls: bool) -> st.SearchStrategy[Any]:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether it is a list of any length."""
+    """Returns whether a type is a list of variable length."""
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_list_view, pa.types.is_large_list_view)
     return any(test(kind) for test in tests)
 
 
 def array(items: list[Any], kind: pa.DataType) -> pa.Array:
-    """An array of a type: pyarrow itself makes none of run ends, or with some nested in it, from Python's values."""
+    """Returns an array of a type. pyarrow can't create run-end encoded arrays, or arrays that contain them, from Python
+    values.
+    """
     if pa.types.is_run_end_encoded(kind):
         ends = [i + 1 for i in range(len(items)) if i + 1 == len(items) or items[i] != items[i + 1]]
         inner = pa.array([items[end - 1] for end in ends], kind.value_type)
@@ -182,11 +184,13 @@ def _offsets(items: list[Any]) -> list[int]:
 def tables(
     draw: st.DrawFn, most_rows: int = 30, kinds: st.SearchStrategy[pa.DataType] | None = None
 ) -> tuple[pa.Table, list[list[Any]]]:
-    """A table of a column `row`, which counts, and of random ones, sliced and in chunks; and the values of these."""
+    """Returns a sliced and chunked table with a column `row` that counts and random columns, and the values of the
+    random ones.
+    """
     kinds = types() if kinds is None else kinds
     front, back = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     some = front + draw(st.integers(0, most_rows)) + back
-    # Bits of nulls go by words of 64 rows: some tables have several, of values that come again.
+    # Null bits are processed in words of 64 rows. Repeating the values makes some tables span several words.
     times = draw(st.sampled_from((1, 6)))
     rows = some * times - front - back
     columns: dict[str, pa.Array] = {"row": pa.array(range(-front, rows + back), pa.int64())}
@@ -205,7 +209,7 @@ def tables(
 
 
 def item_of(scalar: Any) -> Any:
-    """What pyarrow says a value is: as `values` makes it, with times as numbers."""
+    """Returns the value of a pyarrow scalar in the form that `values` generates, with times as numbers."""
     if not scalar.is_valid:
         return None
     kind = scalar.type
@@ -221,12 +225,12 @@ def item_of(scalar: Any) -> Any:
 
 
 def has(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type, or one within it, is such."""
+    """Returns whether `test` holds for a type or for a type nested in it."""
     return test(kind) or any(has(kind.field(i).type, test) for i in range(kind.num_fields))
 
 
 def leaves(kind: pa.DataType, name: str) -> list[tuple[str, pa.DataType, tuple[str, ...]]]:
-    """The features of a column: name, type of the values, and the steps that lead there."""
+    """Returns the features of a column: name, type of the values, and the steps from the column to the values."""
     if pa.types.is_struct(kind):
         found = [(f"{name}.{field.name}", field.type, (f"field {field.name}",)) for field in kind]
     elif pa.types.is_map(kind):
@@ -241,7 +245,7 @@ def leaves(kind: pa.DataType, name: str) -> list[tuple[str, pa.DataType, tuple[s
 
 
 def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
-    """What a value is in a batch, as nested lists with None for nulls."""
+    """Returns the value expected in a batch, as nested lists with None for nulls."""
     if not steps:
         if value is None:
             return None
@@ -262,13 +266,13 @@ def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
 
 
 def ragged_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """The steps with fixed-size lists outside of others as what they are in a batch: ragged levels."""
+    """Returns the steps as batches represent them: fixed-size lists outside of other lists become ragged levels."""
     last = max((i for i, step in enumerate(steps) if step in ("list", "keys", "values")), default=-1)
     return tuple("list" if i < last and step.startswith("fixed ") else step for i, step in enumerate(steps))
 
 
 def as_lists(form: Any) -> Any:
-    """A form or an array as nested lists: times as numbers."""
+    """Returns a batch value or an array as nested lists, with times as numbers."""
     if isinstance(form, np.ndarray) and form.dtype.kind in "mM":
         return form.view(np.int64).tolist()
     if isinstance(form, (Ragged, Masked)) and (times := _times(form)) is not None:
@@ -279,7 +283,7 @@ def as_lists(form: Any) -> Any:
 
 
 def _times(form: Any) -> Any:
-    """The same form with numbers in place of times; None if it has none."""
+    """Returns the same value with numbers in place of times, or None if it has no times."""
     values = form.values
     if isinstance(values, np.ndarray):
         if values.dtype.kind not in "mM":

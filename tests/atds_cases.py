@@ -1,9 +1,9 @@
-"""Random cases for two implementations of ATDSDataset, run by each in an interpreter of its own.
+"""Runs random cases with one of two implementations of ATDSDataset, each in a separate interpreter.
 
     python atds_cases.py MODULES CASES RESULTS
 
-MODULES are the modules of the dataset and of its features, with a comma between. TensorFlow and what comes with it is
-all that is imported here, as the other environment has nothing else.
+MODULES are the modules of the dataset and of its features, separated by a comma. Only TensorFlow and its dependencies
+are imported here, because the other environment has nothing else.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 
 
 def run(case: dict, dataset: object, features: object) -> dict:
-    """What comes of a case: specs, batches, and the class and the message of the error that ended it.
+    """Returns the result of a case: specs, batches, and the class and message of the error that ended it.
 
     Args:
-        case: of `files`, `features` (kind, shape and dtype by name) and further arguments of the dataset.
-        dataset: the module with ATDSDataset.
-        features: the module with DenseFeature and the others.
+        case: `files`, `features` (kind, shape and dtype by name) and further arguments of the dataset.
+        dataset: The module with ATDSDataset.
+        features: The module with DenseFeature and the other feature classes.
     """
     import tensorflow as tf
 
@@ -55,7 +55,7 @@ def _part(array: object) -> list:
 
 
 def main(modules: str, cases: str, results: str) -> None:
-    """Runs cases from a file, each a line of JSON, and writes a line for each."""
+    """Runs the cases of a file, one line of JSON each, and writes a line with the result of each."""
     dataset, features = map(importlib.import_module, modules.split(","))
     with open(cases) as source, open(results, "w") as target:
         for line in source:

@@ -1,6 +1,6 @@
-"""Random changes of Avro schemas, and what a value becomes by them (Avro 1.12 specification, "Schema Resolution").
+"""Random changes of Avro schemas, and the values that result (Avro 1.12 specification, "Schema Resolution").
 
-Schemas are JSON in which no type is named again.
+Schemas are JSON that never refers to a named type by its name.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ NAMED = ("record", "enum", "fixed")
 
 
 class UnresolvedError(Exception):
-    """A value that the reader's schema has no place for."""
+    """A value that the reader's schema cannot represent."""
 
 
 def kind_of(schema: Any) -> str:
-    """The type's kind."""
+    """Returns the kind of a type."""
     return "union" if isinstance(schema, list) else schema if isinstance(schema, str) else schema["type"]
 
 
 def same_name(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> bool:
-    """Names match without their namespaces, or by an alias of the reader's."""
+    """Returns whether names match without their namespaces, or by an alias of the reader."""
     last = writer["name"].rpartition(".")[2]
     return any(name.rpartition(".")[2] == last for name in (reader["name"], *reader.get("aliases", [])))
 
 
-# How alike types are, the most first: as Java has it, and other than the specification says, a value takes the branch
-# of its own full name before one of the same last name, and that of its very type before one that it is promoted to.
+# Degrees of similarity between types, best first. As in Java, and unlike the specification, a value takes the branch
+# with its full name before one with only the same last name. It also takes a branch of exactly its type before one that
+# it would be promoted to.
 ALIKE = ("full names", "last names", "promoted")
 
 
 def matches(writer: Any, reader: Any, alike: str) -> bool:
-    """Whether a type that is no union becomes another one that is none, as a union's branches are looked for."""
+    """Returns whether a type can become another one, in the sense used to choose a branch. Neither type is a union."""
     of, to = kind_of(writer), kind_of(reader)
     if of != to:
         return alike == "promoted" and to in PROMOTED.get(of, ())
@@ -56,10 +57,10 @@ def matches(writer: Any, reader: Any, alike: str) -> bool:
 
 
 def resolved(writer: Any, reader: Any, value: Any) -> Any:
-    """A value of the writer's schema as the reader's has it.
+    """Returns a value of the writer's schema in the reader's schema.
 
     Raises:
-        UnresolvedError: if it has no place there.
+        UnresolvedError: The reader's schema cannot represent the value.
     """
     if isinstance(writer, list):
         return resolved(writer[value.index], reader, value.value)
@@ -68,7 +69,7 @@ def resolved(writer: Any, reader: Any, value: Any) -> Any:
             for index, branch in enumerate(reader):
                 if matches(writer, branch, alike):
                     if kind_of(writer) in ("int", "long") and numbers(reader):
-                        # One column has all of them, of doubles: what would be a float keeps more of its digits.
+                        # One float64 column holds all branches, so a float keeps the digits that float32 would lose.
                         return Branch(index, float(value) if kind_of(branch) == "float" else value)
                     return Branch(index, resolved(writer, branch, value))
         raise UnresolvedError
@@ -114,7 +115,7 @@ def _record(writer: Any, reader: Any, value: Any) -> dict[str, Any]:
 
 
 def of_default(schema: Any, default: Any) -> Any:
-    """The value that a default stands for; those of unions here are of the first type."""
+    """Returns the value that a default represents. Defaults of unions here use the first branch."""
     match kind_of(schema):
         case "union":
             return Branch(0, of_default(schema[0], default))
@@ -133,12 +134,12 @@ def of_default(schema: Any, default: Any) -> Any:
 
 
 def numbers(union: list[Any]) -> bool:
-    """Whether all types are those of numbers, or null."""
+    """Returns whether all types of a union are numbers or null."""
     return all(branch in ("int", "long", "float", "double", "null") for branch in union)
 
 
 class Evolution(Maker):
-    """Changes schemas so that values of the old one become values of the new one, but for some of unions and enums."""
+    """Changes schemas so that old values convert to the new schema, except for some values of unions and enums."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -148,11 +149,11 @@ class Evolution(Maker):
         return self.rng.random() < of
 
     def root(self, schema: Any) -> Any:
-        """A reader's schema of the writer's."""
+        """Returns a reader's schema for the writer's schema."""
         return self.record_of(copy.deepcopy(schema), keep=("id",))
 
     def of(self, schema: Any) -> Any:
-        """Another type for a field."""
+        """Returns another type for a field."""
         if isinstance(schema, list):
             return self.union_of(schema)
         schema = self.single_of(schema)
@@ -186,7 +187,7 @@ class Evolution(Maker):
         return schema
 
     def union_of(self, schema: list[Any]) -> Any:
-        # Names of one union must differ still: only what has none is changed.
+        # Names within a union must stay distinct, so only unnamed branches are changed.
         branches = [branch if kind_of(branch) in NAMED else self.inside(branch) for branch in schema]
         others = [branch for branch in branches if branch != "null"]
         if len(others) == 1 and self.chance(0.1):
@@ -199,7 +200,7 @@ class Evolution(Maker):
         return branches
 
     def inside(self, schema: Any) -> Any:
-        """A branch of the same kind."""
+        """Returns a branch of the same kind."""
         if kind_of(schema) == "array":
             schema["items"] = self.of(schema["items"])
         elif kind_of(schema) == "map":
@@ -228,7 +229,7 @@ class Evolution(Maker):
         return schema
 
     def unnamed(self, schema: Any) -> Any:
-        """The schema with names that nothing else has."""
+        """Returns the schema with unique names."""
         if isinstance(schema, list):
             return [self.unnamed(branch) for branch in schema]
         if not isinstance(schema, dict):
@@ -244,7 +245,7 @@ class Evolution(Maker):
         return schema
 
     def default(self, schema: Any) -> Any:
-        """JSON that stands for a value of a type."""
+        """Returns JSON that represents a value of a type as a default."""
         rng = self.rng
         match kind_of(schema):
             case "union":
@@ -264,7 +265,7 @@ class Evolution(Maker):
             case "bytes":
                 return rng.choice(["", "\x05", "\xff\x00"])
             case "fixed":
-                # Small as a decimal.
+                # Keeps decimals small.
                 return "\x00" * (schema["size"] - 1) + rng.choice("\x00\x07")
             case "enum":
                 return rng.choice(schema["symbols"])
@@ -280,7 +281,7 @@ class Evolution(Maker):
 
 
 class Writable(Values):
-    """Values of which bytes are text, too."""
+    """Generates values whose bytes are also valid UTF-8."""
 
     def of(self, node: Type) -> Any:
         if node.kind == "bytes" and not node.logical:

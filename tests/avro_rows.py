@@ -1,4 +1,4 @@
-"""What the rows of an Arrow table are in an Avro file: an oracle of pyarrow's and Python's own."""
+"""The rows of an Arrow table as an Avro file must store them: an oracle built on pyarrow and Python."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from arrow_tables import is_list, item_of
 
 
 class MisfitError(Exception):
-    """A value that Avro's type doesn't hold exactly."""
+    """A value that the Avro type cannot represent exactly."""
 
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows, with times as the numbers that Avro stores, and decimals as integers."""
+    """Returns the rows, with times as the numbers that Avro stores and decimals as integers."""
     columns = {
         name: [stored(item_of(scalar), column.type) for scalar in column]
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -25,7 +25,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def stored(value: Any, kind: pa.DataType) -> Any:
-    """A value as fastavro reads it without logical types."""
+    """Returns a value as fastavro reads it without logical types."""
     if value is None:
         return None
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
@@ -52,7 +52,7 @@ def stored(value: Any, kind: pa.DataType) -> Any:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file, read by fastavro, with `plain_values`."""
+    """Returns the rows of a file, read by fastavro. Use it with the fixture `plain_values`."""
     with path.open("rb") as file:
         reader = fastavro.reader(file)
         schema = reader.writer_schema
@@ -60,7 +60,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def _decimals(value: Any, schema: Any) -> Any:
-    """Decimals as integers."""
+    """Returns the value with decimals as integers."""
     if isinstance(schema, list):
         return None if value is None else _decimals(value, next(branch for branch in schema if branch != "null"))
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""Random Avro schemas with unions and logical types at all depths, values of them, and how files of them are read."""
+"""Random Avro schemas with unions and logical types at all depths, their values, and helpers that read their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import wire
 from oracle import Branch, Type
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-# Types with a logical one, and some whose logical type doesn't fit and is none.
+# Primitive types with a logical type, some of which don't fit and are ignored.
 LOGICAL = [
     {"type": kind.removesuffix("16").removesuffix("12"), "logicalType": logical}
     for logical, (kinds, _) in oracle.LOGICAL.items()
@@ -37,7 +37,7 @@ TEXTS = ["", "a", "ä漢", "x" * 70, "\0"]
 
 
 class Maker:
-    """Makes schemas. Each named type has a name of its own; some have a namespace, or one's last name."""
+    """Makes schemas. Each named type has a unique name; some have a namespace, or the last name of another type."""
 
     def __init__(self, rng: random.Random, *, twins: bool = True) -> None:
         self.rng = rng
@@ -51,7 +51,9 @@ class Maker:
         return schema
 
     def named(self, kind: str) -> dict[str, Any]:
-        """A named type, always in a namespace of its own: what is in it needs no knowledge of its surroundings."""
+        """Returns a named type, always with a namespace, so that its content does not depend on the enclosing
+        namespace.
+        """
         while True:
             name = f"{self.rng.choice('mn')}.{self.rng.choice(['A', 'B', 'int', 'array'])}{self.rng.choice(['', '1'])}"
             if name in self.names or not self.twins:
@@ -115,11 +117,11 @@ class Maker:
 
 @st.composite
 def schemas(draw: st.DrawFn, *, twins: bool = True) -> dict[str, Any]:
-    """The schema of a record with a number of its own, `id`, and anything else.
+    """The schema of a record with a row index `id` and random other fields.
 
     Args:
-        draw: of Hypothesis.
-        twins: whether several types may have the same last name.
+        draw: Drawing function of Hypothesis.
+        twins: Whether several types may have the same last name.
     """
     maker = Maker(random.Random(draw(st.integers(0, 2**32 - 1))), twins=twins)
     fields = [{"name": "id", "type": "long"}]
@@ -128,7 +130,9 @@ def schemas(draw: st.DrawFn, *, twins: bool = True) -> dict[str, Any]:
 
 
 class Values:
-    """Makes values, as `oracle.encode` takes them. Decimals of int64 may have more digits than their precision."""
+    """Makes values in the form that `oracle.encode` takes. Decimals of int64 may have more digits than their
+    precision.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -150,7 +154,7 @@ class Values:
             case "int":
                 return rng.choice([0, 1, -1, 2**31 - 1, -(2**31), rng.randint(-99, 99)])
             case "long":
-                # The least one is NaT, if it is a time.
+                # For a time, the minimum means NaT.
                 return rng.choice([0, 2**53 + 1, 2**63 - 1, -(2**63), rng.randint(-(10**15), 10**15)])
             case "float":
                 return rng.choice([0.0, -0.0, 1.5, float("inf"), float("nan"), -0.25])
@@ -184,7 +188,7 @@ class Values:
         size = node.size or self.rng.randint(1, 8 if node.precision <= 18 else 16)
         most = 8 if node.precision <= 18 else 16
         value = self.rng.randbytes(min(size, most))
-        # What is more than needed is the sign.
+        # The remaining bytes extend the sign.
         fill = b"\xff" if value[0] & 0x80 else b"\0"
         more = size - len(value) if node.kind == "fixed" else self.rng.randint(0, 3)
         return fill * more + value
@@ -195,7 +199,7 @@ _numbers = itertools.count()
 
 @contextlib.contextmanager
 def files(*blobs: bytes) -> Iterator[list[str]]:
-    """Files, in their order."""
+    """Yields the paths of temporary files with these contents, in order."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         paths = [Path(folder) / f"{next(_numbers):08}.avro" for _ in blobs]
         for path, blob in zip(paths, blobs, strict=True):
@@ -204,25 +208,25 @@ def files(*blobs: bytes) -> Iterator[list[str]]:
 
 
 def container(schema: Any, rows: Sequence[Any], seed: int = 0, codec: str = "null") -> bytes:
-    """A file of rows, in blocks of any sizes."""
+    """Returns a file of rows, in blocks of random sizes."""
     return oracle.container(schema, rows, random.Random(seed), codec)
 
 
 def check_orders(paths: list[str], expected: Sequence[dict[str, Any]], order: dict[str, Any], **options: Any) -> None:
-    """Reads rows in an order, resumed in the middle: each is the one that its `id` says, and none is missing.
+    """Reads rows in an order, resuming in the middle, and checks that each row is correct and that none is missing.
 
     Args:
-        paths: files.
-        expected: for each `id` the values of all features.
-        order: arguments that decide the order.
-        **options: other arguments of `read_avro`.
+        paths: Paths of the files.
+        expected: Values of all features, indexed by `id`.
+        order: Arguments that determine the order.
+        **options: Further arguments of `read_avro`.
     """
     make = lambda: fastpipe.read_avro(paths, **{"seed": 1, "num_threads": 1} | order | options)  # noqa: E731
     reader = make()
     assert reader.num_rows == len(expected)
     ids: list[int] = []
     steps = 0
-    # A state from the middle; a reader that it was loaded into reads the rest.
+    # Saves a state in the middle; a new reader that loads it must read the rest.
     middle = len(reader) // 2
     batches = iter(reader)
     while True:
@@ -249,7 +253,7 @@ def check_orders(paths: list[str], expected: Sequence[dict[str, Any]], order: di
 
 
 def followed(root: Type, rows: Sequence[Any], symbols: dict[str, list[str]], names: Sequence[str]) -> list[Any]:
-    """What each feature is in each row; enums as codes."""
+    """Returns the value of each feature in each row, with enums as codes."""
 
     def value(row: Any, name: str) -> Any:
         found = oracle.follow(root, row, name)
@@ -259,5 +263,5 @@ def followed(root: Type, rows: Sequence[Any], symbols: dict[str, list[str]], nam
 
 
 def read(paths: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature, in the order of the files; times are numbers of their unit."""
+    """Returns all values of each feature, in file order, with times as numbers of their unit."""
     return oracle.columns(fastpipe.read_avro(paths, **{"batch_size": 3} | options))

@@ -1,7 +1,7 @@
-"""Parquet and Arrow files for tests: written alike, and how they are read.
+"""Writes and reads Parquet and Arrow files through one interface.
 
-Started as a program, it reads damaged files, where a crash would take a test run down: it is given a format, a folder,
-and "local" or "remote", and prints what became of each file there.
+Run as a program, it reads damaged files, because a crash would end the test run. Its arguments are a format, a folder,
+and "local" or "remote". It prints the outcome for each file of the folder.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Reads = Callable[..., fastpipe.Reader]
 
 
 class Format:
-    """A format: how tables are written, and how files are read.
+    """A file format: how its tables are written and read.
 
     Attributes:
-        suffix: what its files end in.
-        read: fastpipe's function.
+        suffix: The suffix of its files.
+        read: The function of fastpipe that reads them.
     """
 
     def __init__(self, suffix: str, read: Reads) -> None:
         self.suffix, self.read = suffix, read
 
     def write(self, table: pa.Table, path: Any, rows: int = 10) -> None:
-        """Writes a table in units of this many rows."""
+        """Writes a table in units of `rows` rows."""
         if self.suffix == ".parquet":
             pa.parquet.write_table(table, path, row_group_size=rows)
             return
@@ -41,7 +41,7 @@ class Format:
             writer.write_table(table, max_chunksize=rows)
 
     def rows(self, source: Any, **options: Any) -> list[dict[str, Any]]:
-        """All rows."""
+        """Returns all rows."""
         return [row for batch in self.read(source, **{"batch_size": 7, **options}) for row in as_rows(batch)]
 
 
@@ -54,7 +54,7 @@ def as_rows(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def table(rows: int = 30, first: int = 0) -> pa.Table:
-    """Numbers, texts and lists, some of them null."""
+    """Returns a table of numbers, texts and lists, some of them null."""
     numbers = range(first, first + rows)
     return pa.table(
         {
@@ -66,15 +66,15 @@ def table(rows: int = 30, first: int = 0) -> pa.Table:
 
 
 def main(name: str, folder: str, place: str) -> None:
-    """Reads every file of a folder; prints `rows`, `other rows` or the error's class for each."""
+    """Reads every file of a folder and prints `rows`, `other rows` or the error's class for each."""
     expected = table().to_pylist()
-    # Only a local file system itself is known to be one.
+    # fastpipe recognizes only a plain LocalFileSystem as local.
     system = None if place == "local" else pyarrow.fs.SubTreeFileSystem("/", pyarrow.fs.LocalFileSystem())
     for path in sorted(Path(folder).iterdir()):
         print(path.name, end=" ", flush=True)
         try:
             found = FORMATS[name].rows(str(path), num_threads=1, filesystem=system)
-        # Some sizes are declared by the file, and pyarrow takes memory for them.
+        # Files declare some sizes for which pyarrow allocates memory.
         except (fastpipe.FastpipeError, pa.ArrowMemoryError) as error:
             print(type(error).__name__, flush=True)
         else:

@@ -1,4 +1,4 @@
-"""Settings of the tests."""
+"""Configuration and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 import servers
 
-# The same examples everywhere and each time: what fails in one place fails in all. `make soak` asks for more.
+# Every run uses the same examples, so that a failure can be reproduced on any machine. `make soak` runs more examples.
 hypothesis.settings.register_profile(
     "fastpipe",
     derandomize=True,
@@ -31,14 +31,14 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("fastpipe")
 
-# Shells let what they start in the background ignore Ctrl-C, and tests press it.
+# Shells make background jobs ignore Ctrl-C, but some tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
 def plain_values() -> Iterator[None]:
-    """Lets fastavro hand out the values that underlie logical types."""
+    """Makes fastavro return the values that underlie logical types."""
     readers = fastavro.read.LOGICAL_READERS
     saved = dict(readers)
     readers.clear()
@@ -48,9 +48,9 @@ def plain_values() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, and certificates that it has signed: of the server, and of a client."""
+    """Returns a folder with a certificate authority and the certificates of a server and a client that it signed."""
     if shutil.which("openssl") is None:
-        pytest.skip("openssl isn't there")
+        pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments: str) -> None:
@@ -71,13 +71,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rewriter() -> Iterator[Callable[..., str]]:
-    """Copies a file with the apache-avro crate, which resolves it to a reader's schema if it is given one.
+    """Yields a function that copies a file with the apache-avro crate, resolved to a reader's schema if one is passed.
 
-    It takes both paths, the codec, the bytes of a block and the schema's JSON, and returns "ok" or "error: ...".
+    The function's arguments are both paths, the codec, the bytes per block and the schema as JSON. It returns "ok" or
+    "error: ...".
     """
     program = os.environ.get("FASTPIPE_REWRITE")
     if not program:
-        pytest.skip("FASTPIPE_REWRITE doesn't name the example program `rewrite` of fastpipe-avro")
+        pytest.skip("FASTPIPE_REWRITE is not set to the path of fastpipe-avro's example program `rewrite`")
     with subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -95,10 +96,10 @@ def rewriter() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[servers.Postgres]:
-    """A PostgreSQL server."""
+    """Yields a PostgreSQL server."""
     programs = servers.postgres_programs()
     if programs is None:
-        pytest.skip("PostgreSQL's server isn't installed (Debian's package postgresql)")
+        pytest.skip("the PostgreSQL server is not installed (Debian package: postgresql)")
     server = servers.Postgres(programs)
     yield server
     server.stop()
@@ -106,7 +107,7 @@ def postgres() -> Iterator[servers.Postgres]:
 
 @pytest.fixture
 def postgres_url(postgres: servers.Postgres) -> Iterator[str]:
-    """The URL of an empty database of a PostgreSQL server."""
+    """Yields the URL of an empty PostgreSQL database."""
     url = postgres.new_database()
     yield url
     postgres.drop_database(url)
@@ -114,10 +115,10 @@ def postgres_url(postgres: servers.Postgres) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[servers.Mariadb]:
-    """A MariaDB server."""
+    """Yields a MariaDB server."""
     program = shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
-        pytest.skip("MariaDB's server isn't installed (Debian's package mariadb-server)")
+        pytest.skip("the MariaDB server is not installed (Debian package: mariadb-server)")
     server = servers.Mariadb(Path(program))
     yield server
     server.stop()
@@ -125,12 +126,12 @@ def mariadb() -> Iterator[servers.Mariadb]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_garbage_for_others() -> Iterator[None]:
-    """What exceptions of a file's tests have kept by their tracebacks, passes and their threads, ends with the file."""
+    """Frees passes and threads that exceptions of a file's tests keep alive, before the next file's tests start."""
     yield
     gc.collect()
 
 
-# What a test that takes long needs: itself, or a helper that it imports.
+# Finds tests that take long: those that import one of these modules or use one of these fixtures, or whose helpers do.
 NEEDS = re.compile(
     r"^ *(?:import|from) (?:jax|multiprocessing|ray|subprocess|tensorflow|torch|xgboost)\b"
     r"|importorskip|\b(?:postgres|mariadb|certificates|soak)\b",
@@ -141,23 +142,23 @@ HELPERS = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 
 @functools.cache
 def takes_long(path: Path) -> bool:
-    """Whether a file of tests, or a helper, needs a framework, a server or another program."""
+    """Returns whether a test file, or a helper of it, needs a framework, a server or another program."""
     text = path.read_text()
     helpers = (path.with_name(f"{name}.py") for name in HELPERS.findall(text))
     return NEEDS.search(text) is not None or any(takes_long(helper) for helper in helpers if helper.exists())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave out what needs frameworks, servers or other programs")
+    parser.addoption("--quick", action="store_true", help="skip tests that need frameworks, servers or other programs")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files, with `--quick`."""
+    """Ignores slow test files if `--quick` is set."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     return True if is_test and config.getoption("--quick") and takes_long(collection_path) else None
 
 
-# The slowest files run first, so that none of them runs alone at the end.
+# The slowest files run first, so that none of them is left to run at the end while other cores are idle.
 LONG = (
     "test_torch_loading",
     "test_tf",
@@ -184,11 +185,11 @@ LONG = (
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the slowest files first."""
+    """Moves the slowest files to the front."""
     items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str, sched: Any) -> None:
-    """Names at once a test that killed its process, as its timeout does: the run may be stopped before its summary."""
-    sched.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{crashitem} killed its process")
+    """Prints at once the test that crashed its process or timed out, because the run may end before its summary."""
+    sched.config.pluginmanager.get_plugin("terminalreporter").write_line(f"\n{crashitem} crashed its process")

@@ -1,4 +1,4 @@
-"""CSV files with rows of very different lengths, and what is held against samples of them."""
+"""CSV files with rows of very different lengths, and checks of samples drawn from them."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ scipy_stats = pytest.importorskip("scipy.stats")
 
 
 def lengths(count: int, seed: int) -> np.ndarray:
-    """One row in ten is twenty times as long as others."""
+    """Returns random row lengths. One row in ten is about 20 times as long as the other rows."""
     draw = np.random.default_rng(seed)
     return np.where(draw.random(count) < 0.1, 20, 1) * draw.integers(8, 17, count)
 
 
 def write(path: Path, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A file of such rows; the length of each, and that of the row in front of it."""
+    """Writes a file of rows of random lengths. Returns the length of each row and of the row before it."""
     size = lengths(count, seed)
     path.write_text("i,pad\n" + "".join(f"{i},{'x' * n}\n" for i, n in enumerate(size)))
     return size, np.r_[0, size[:-1]]
 
 
 def by_length(drawn: np.ndarray, size: np.ndarray) -> float:
-    """The p-value of: rows of each tenth of the lengths were drawn as often as there are such."""
+    """Returns the p-value of the hypothesis that the draws are uniform over the deciles of row length."""
     ranks = np.argsort(np.argsort(size, kind="stable"))
     counts = np.bincount(ranks[drawn] * 10 // len(size), minlength=10)
     return float(scipy_stats.chisquare(counts).pvalue)
 
 
 def naive_rows(size: np.ndarray, count: int) -> np.ndarray:
-    """The rows in which random bytes of such a file lie."""
+    """Returns the rows that contain uniformly drawn bytes of the file, which favors long rows."""
     ends = np.cumsum(size + np.char.str_len(np.arange(len(size)).astype(str)) + 2)
     return np.searchsorted(ends, np.random.default_rng(1).integers(0, ends[-1], count))
 
 
 def starts_of(data: bytes) -> list[int]:
-    """The byte at which each row starts, as Python's module reads them; of text in ASCII."""
+    """Returns the byte offset at which each row starts according to Python's csv module. The text must be ASCII."""
     at, starts = 0, []
 
     def lines() -> object:

@@ -1,4 +1,4 @@
-"""A reader of 240 rows from each source, and the orders: for what holds for all of them."""
+"""Readers of 240 rows from each source, and the orders, for tests of promises that all sources keep."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOURCES = [
 
 @pytest.fixture(scope="module", params=SOURCES)
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Makes readers of 240 rows."""
+    """Returns a function that makes readers of 240 rows."""
     if request.param == "avro":
         data = samples.write(tmp_path_factory.mktemp("sources"), [[20] * 6, [20] * 6])
         return lambda **options: data.read(**options)
@@ -68,7 +68,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "sql":
         return rows_of_sqlite(path, texts)
     if request.param == "csv":
-        # Stretches end with the row that fills 64 KiB.
+        # A chunk ends with the row that fills 64 KiB.
         lines = [f'{i},"{text * 400}\n{text}",{i / 7}\n' for i, text in enumerate(texts)]
         path.write_text("id,text,x\n" + "".join(lines))
         return lambda **options: fastpipe.read_csv(path, **options)
@@ -85,7 +85,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def rows_of_sqlite(path: Path, texts: list[str]) -> Make:
-    """A query's rows, some of which have no value."""
+    """Returns a function that reads the rows of a query, some of which have null values."""
     pytest.importorskip("adbc_driver_sqlite")
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT NOT NULL, x REAL)")
@@ -97,14 +97,16 @@ def rows_of_sqlite(path: Path, texts: list[str]) -> Make:
 
 
 def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reader:
-    """A part of a reader, of 240 rows."""
+    """Returns a reader of one partition, which has 240 rows."""
     parts = whole.partition(partitions)
     assert parts[number].rows == ROWS
     return whole.read_partition(parts[number])
 
 
 def bags_of(path: Path) -> Make:
-    """Names, terms and values, and strings, that become indices; some are left out."""
+    """Returns a function that reads names, terms, values and strings as vocabulary indices, some of which are left
+    out.
+    """
     entry = wire.record("NTV", name="string", term=["null", "string"], value="float")
     schema = wire.record("R", bag=["null", wire.list_of(entry)], words=wire.list_of("string"), word="string")
     rows = []
@@ -126,7 +128,7 @@ def bags_of(path: Path) -> Make:
 
 
 def scales_and_codes(units: bool, **options: Any) -> fastpipe.Reader:
-    """Columns whose rows lie behind keys, runs and views, and whose values become integers."""
+    """Returns a reader of columns stored with dictionaries, runs and views, whose values become integers."""
     pa = pytest.importorskip("pyarrow")
     keys = pa.array([i % 7 % 3 for i in range(ROWS)], pa.int8())
     table = pa.table(
@@ -149,7 +151,7 @@ def scales_and_codes(units: bool, **options: Any) -> fastpipe.Reader:
 
 
 class Slices:
-    """A table as units of some rows."""
+    """A table divided into units of `size` rows."""
 
     dictionaries: ClassVar = {"country": ["CH", "DE", "AT"]}
 

@@ -1,8 +1,8 @@
-"""Runs that test_out_of_memory.py lets run out of memory: each keeps batches until there is no more.
+"""Runs for test_out_of_memory.py that keep batches until memory is exhausted.
 
-Started as a program, it is a server that forks such runs, since importing fastpipe would take most of the time of each.
-It reads a number and a folder, and answers with the process's id; it reads a line more, waits for the process and
-answers with its status. What a run found out is in the folder.
+Run as a program, it is a server that forks the runs, because importing fastpipe would dominate the time of each. It
+reads a run's index and a folder, and answers with the process id. It then reads another line, waits for the process and
+answers with its exit status. The results of a run are written to the folder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import samples
 import wire
 
 MB = 1 << 20
-ROWS = 40  # Of a block.
+ROWS = 40  # Rows per block.
 BLOCKS = 120
 FILES = 30
 
@@ -58,7 +58,7 @@ def _row(kind: str, i: int) -> bytes:
 
 
 def write(folder: Path, kind: str, codec: str) -> Path:
-    """Files of blocks of rows, all alike: one of about 5 MB with many names."""
+    """Writes identical blocks to one file of about 5 MB, and links that file under several names. Returns its path."""
     path = folder / f"{kind}-{codec}-0.avro"
     rows = b"".join(_row(kind, i) for i in range(ROWS))
     block = wire.block(ROWS, rows, codec)
@@ -69,7 +69,7 @@ def write(folder: Path, kind: str, codec: str) -> Path:
 
 
 class Run:
-    """What the run of a number does: the same each time."""
+    """A run that is determined by its index, so that it can be repeated."""
 
     def __init__(self, number: int, folder: Path) -> None:
         draw = random.Random(number)
@@ -78,7 +78,7 @@ class Run:
         self.codec = wire.CODECS[number // len(kinds) % len(wire.CODECS)]
         self.order = draw.choice(["sequential", "window", "window", "block", "buffer"])
         self.threads = draw.choice([1, 2, 4, 16, None])
-        # The threads have to fit in, or nothing can be read.
+        # Reserves memory for the threads, without which nothing can be read.
         self.limit = draw.randrange(4, 160) * MB + draw.randrange(MB) + 5 * MB * (self.threads or os.cpu_count() or 1)
         self.prefetch = draw.choice([None, None, 1, 4, 30])
         self.batch_size = draw.choice([300, 1000, 3000, 4000])
@@ -107,7 +107,7 @@ class Run:
         return iter(fastpipe.rebatch(reader, self.batch_size // 2 + 7, **buffer))
 
     def go(self) -> dict[str, Any]:
-        """Keeps batches until there is no memory; then lets go of them, and reads on."""
+        """Keeps batches until memory is exhausted, then releases them and continues to read."""
         found: dict[str, Any] = {}
         reader = self.reader()
         expected = [samples.digest(batch) for batch, _ in zip(self.batches(reader), range(2), strict=False)]
@@ -127,7 +127,7 @@ class Run:
         found["kept"] = len(kept)
         kept.clear()
         gc.collect()
-        # The C library keeps address space for its heaps: a thread may have reserved 64 MB for itself.
+        # The C library keeps address space for its heaps: each thread may have reserved 64 MB.
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (soft + 64 * MB, hard))
         try:
@@ -140,7 +140,7 @@ class Run:
 
 
 def _limit(more: int) -> None:
-    """Lets the process have this many bytes more than it has."""
+    """Limits the process to `more` bytes above its current address space."""
     _grow_stack(200)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more
@@ -148,7 +148,7 @@ def _limit(more: int) -> None:
 
 
 def _grow_stack(depth: int) -> None:
-    """Takes the stack that the main thread is going to need: the kernel ends a process that can't grow it."""
+    """Grows the main thread's stack in advance: the kernel kills a process whose stack can't grow."""
     if depth:
         max([depth], key=lambda _: _grow_stack(depth - 1) or 0)
 

@@ -1,4 +1,4 @@
-"""Fixtures that a few test files share. Each file names the ones it uses: `url = fixtures.url`."""
+"""Fixtures that several test files share. A file imports a fixture by assigning it: `url = fixtures.url`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one."""
+    """Changes to an empty folder and returns it."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database for a ledger."""
+    """Yields the URL of an empty database for a ledger."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/ledger.db"
     else:
@@ -30,7 +30,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def command(columns: int, *first: str) -> Any:
-    """A fixture that runs fastpipe's command in a terminal this wide: its status, output and errors."""
+    """Returns a fixture that runs fastpipe's command in a terminal of `columns` columns. It returns status, output and
+    errors.
+    """
 
     @pytest.fixture
     def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:

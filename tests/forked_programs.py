@@ -1,7 +1,7 @@
-"""Scripts that are forked off a program which has imported a framework, since the import takes seconds.
+"""Runs scripts in forks of a program that has imported a framework, because the import takes seconds.
 
-Each script ends as any program does, and prints to files. The program itself only imports the framework. So it has no
-threads that a fork would cut off.
+Each script exits as any program does, and prints to files. The parent program only imports the framework, so it has no
+threads that a fork would not copy.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RUN = "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')
 
 @contextlib.contextmanager
 def forked(imports: str, folder: Path, **environment: str) -> Iterator[Run]:
-    """Starts a program that runs `imports`, and forks a child for each script."""
+    """Starts a program that runs `imports`. Yields a function that forks a child for each script."""
     numbers = itertools.count()
     command = [sys.executable, "-c", textwrap.dedent(imports) + FORKS]
     with subprocess.Popen(

@@ -1,7 +1,7 @@
-"""What the tests of hostile files share: files, and how to read them in a process of its own.
+"""Malformed files and helpers that read them in a separate process.
 
-What might crash or hang runs in child processes, many cases in each, so that such a case is named and ends no other
-test.
+Cases that might crash or hang run in child processes, many in each. A failing case is then named and does not end other
+tests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ I64_MIN, I64_MAX = -(1 << 63), (1 << 63) - 1
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A file, and how it is read."""
+    """A file and the arguments to read it with."""
 
     name: str
     data: bytes
@@ -46,36 +46,36 @@ class Case:
     features: dict[str, Any] | None = None
     batch_size: int = 2
     threads: int = 1
-    # Done to the file when the reader stands: ("truncate", size), ("write", bytes) or ("remove", None).
+    # Applied to the file after the reader is created: ("truncate", size), ("write", bytes) or ("remove", None).
     then: tuple[str, Any] | None = None
-    # Values aren't brought back, only how many rows there were.
+    # Returns only the number of rows, not their values.
     count: bool = False
-    # Zeros behind the data, which take no room in the file system.
+    # Number of zero bytes after the data. They are a hole, which uses no disk space.
     hole: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What became of a case."""
+    """The result of a case."""
 
-    # Values of each batch, as repr, so that NaNs are equal; None where they are only counted.
+    # Values of each batch as repr, which makes NaNs equal; None if rows are only counted.
     batches: list[str] | None
     rows: int
     # Class name and attributes of the error.
     error: str | None
     where: dict[str, Any]
     message: str
-    # Whether the next `next` raised the same.
+    # Whether calling `next` again raised the same error.
     again: bool
-    # Whether it came from opening, not from iterating.
+    # Whether the error came from creating the reader rather than from iterating.
     opening: bool
-    # Of processor time: a busy machine changes nothing.
+    # Processor time, which does not depend on the load of the machine.
     seconds: float
 
 
-# Reads cases from stdin as a pickle, one file after the other, and writes what became of them. A case that hangs, or
-# takes more than `patience` seconds of CPU, ends the process with every thread's stack; the last number on the progress
-# file is the case that ended it. A machine that is busy takes longer by the clock.
+# Reads pickled cases from stdin, runs them in order, and writes their results. A case that hangs, or takes more than
+# `patience` seconds of CPU time, ends the process with the stack of every thread. The progress file then ends with the
+# index of that case. Wall-clock time would depend on the load of the machine.
 CHILD = textwrap.dedent(
     """
     import faulthandler, itertools, os, pickle, resource, signal, sys, time
@@ -181,8 +181,9 @@ def run(folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: in
 def measured(
     folder: Path, cases: Sequence[Case], *, patience: float = 20, memory: int = 8 * GIB, cpu: int = 3600
 ) -> tuple[list[Seen], int]:
-    """What became of each case, and the peak of memory in bytes (on Linux). More memory than that can't be had at all:
-    an attempt to take it fails, rather than the machine. More seconds of CPU than `cpu` end the process.
+    """Returns the result of each case, and the peak of memory in bytes (on Linux).
+
+    Allocations above `memory` bytes fail, which protects the machine. The process ends after `cpu` seconds of CPU time.
     """
 
     plain = [{f.name: getattr(c, f.name) for f in dataclasses.fields(c)} for c in cases]
@@ -203,7 +204,7 @@ def measured(
 
 
 def check(case: Case, seen: Seen, folder: Path) -> None:
-    """What holds of every case: an error is one of the documented ones and says where it is, and is raised again."""
+    """Checks that an error is documented, names its location, and is raised again by the next call."""
     if seen.error is None:
         return
     about = f"{case.name}: {seen.error}: {seen.message}"
@@ -212,7 +213,7 @@ def check(case: Case, seen: Seen, folder: Path) -> None:
     assert seen.where["path"] in seen.message, about
     assert seen.where["reason"], about
     assert seen.where["reason"] in seen.message, about
-    assert seen.again, f"{about}: the next call didn't raise the same"
+    assert seen.again, f"{about}: the next call didn't raise the same error"
 
 
 def outcomes(folder: Path, cases: Sequence[Case], **options: Any) -> Iterable[tuple[Case, Seen]]:
@@ -227,7 +228,7 @@ def one(folder: Path, case: Case, **options: Any) -> Seen:
     return seen
 
 
-# A record of most kinds of fields, with data that every codec really compresses.
+# A record with most kinds of fields, whose data every codec can compress.
 SMALL = record(
     "R",
     i="int",
@@ -270,7 +271,7 @@ def small_row(i: int) -> bytes:
 
 
 def small(codec: str) -> bytes:
-    """Five rows in blocks of 2, 1 and 2."""
+    """Returns a file of five rows in blocks of 2, 1 and 2 rows."""
     rows = [small_row(i) for i in range(5)]
     return container(SMALL, [(2, b"".join(rows[:2])), (1, rows[2]), (2, b"".join(rows[3:]))], codec)
 

@@ -1,4 +1,6 @@
-"""Preparing interactions by NumPy's sorts, a few copies of everything at a time: what the quick way is held against."""
+"""An oracle for preparing interactions: NumPy sorts that copy everything several times, to test the fast path
+against.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import numpy as np
 
 
 class Prepared(NamedTuple):
-    """Ids in order, and compressed sparse rows."""
+    """Sorted ids, and interactions as compressed sparse rows."""
 
     users: np.ndarray
     items: np.ndarray
@@ -26,7 +28,7 @@ def prepare(
     min_per_user: int = 1,
     min_per_item: int = 1,
 ) -> Prepared:
-    """Numbers ids, drops duplicates, and leaves out who has too few."""
+    """Encodes ids, drops duplicates, and drops users and items with too few interactions."""
     user_ids, user_codes = np.unique(users, return_inverse=True)
     item_ids, item_codes = np.unique(items, return_inverse=True)
     ages = np.zeros(len(users)) if times is None else np.argsort(np.argsort(times, kind="stable"), kind="stable")

@@ -1,7 +1,7 @@
-"""What tests of sampled negatives share: data, samplers with flaws, and the p-values of what is drawn.
+"""Data, flawed samplers and p-values for the statistical tests of sampled negatives.
 
-Tests have the form that `order_statistics` describes: what a function looks at must be as likely as chance allows for
-fastpipe, and is not for a twin with a flaw. Seeds are fixed, so each test once and for all passes or fails.
+Tests follow the scheme of `order_statistics`: the p-value of a statistic must be plausible for fastpipe's draws, and
+implausible for a twin with a flaw. Seeds are fixed, so each test always passes or always fails.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ Sampler: TypeAlias = Callable[[int, int], Iterator[Points]]
 
 
 def data(users: int = USERS, items: int = ITEMS, seed: int = 9) -> Interactions:
-    """Users of all kinds: most have seen few items, some most of them, some all but few, some none.
+    """Returns users of all kinds: most have few positives, some have a quarter of the items or almost all, some have
+    none.
 
-    Popular items have low numbers, so that a positive's neighbours are likely to be positives.
+    Popular items have low indices, so the neighbors of a positive are likely to be positives.
     """
     random = np.random.default_rng(seed)
     popular = 1 / (20 + np.arange(items))
@@ -36,7 +37,7 @@ def data(users: int = USERS, items: int = ITEMS, seed: int = 9) -> Interactions:
     counts[: users // 10] = random.integers(items // 4, items - 20, users // 10)
     counts[:3] = items - 20, items - 10, items // 4
     counts[3:9] = 0
-    # The last item is one that few have, so that leaving it out shows.
+    # The last item has few positives, so the tests can detect that a sampler never draws it.
     chosen = [random.choice(items - 1, count, replace=False, p=popular[:-1] / popular[:-1].sum()) for count in counts]
     return Interactions.from_arrays(
         np.repeat(np.arange(users), counts), np.concatenate(chosen), users=range(users), items=range(items)
@@ -44,14 +45,14 @@ def data(users: int = USERS, items: int = ITEMS, seed: int = 9) -> Interactions:
 
 
 def seen(data: Interactions) -> np.ndarray:
-    """Who has what, bool `[users, items]`."""
+    """Returns the positives as a bool array of shape `[users, items]`."""
     table = np.zeros((data.num_users, data.num_items), bool)
     table[np.repeat(np.arange(data.num_users), np.diff(data.indptr)), data.indices] = True
     return table
 
 
 class Fastpipe:
-    """The sampler of fastpipe: negatives of batches as they are read."""
+    """fastpipe's sampler: the negatives of batches that are read."""
 
     def __init__(self, data: Interactions, **options: Any) -> None:
         self._data = data
@@ -68,11 +69,11 @@ class Fastpipe:
 
 
 class Twin:
-    """A sampler with a flaw. A subclass draws for one user.
+    """A flawed sampler. A subclass draws for one user.
 
     Args:
-        data: the positives.
-        negatives: for each positive.
+        data: The positives.
+        negatives: Number of negatives per positive.
     """
 
     def __init__(self, data: Interactions, negatives: int) -> None:
@@ -91,12 +92,12 @@ class Twin:
     def draw(
         self, random: np.random.Generator, positives: np.ndarray, unseen: np.ndarray, items: int, count: int
     ) -> np.ndarray:
-        """So many negatives of a user."""
+        """Draws `count` negatives of a user."""
         return random.choice(unseen, count)
 
 
 class Truncating(Twin):
-    """Draws more than it needs, drops what is seen, and keeps the first in order of items."""
+    """Draws more items than it needs, drops positives, and keeps the lowest item indices."""
 
     def draw(
         self, random: np.random.Generator, positives: np.ndarray, unseen: np.ndarray, items: int, count: int
@@ -106,7 +107,7 @@ class Truncating(Twin):
 
 
 class NeverLast(Twin):
-    """Draws below the number of the last item."""
+    """Never draws the last item."""
 
     def draw(
         self, random: np.random.Generator, positives: np.ndarray, unseen: np.ndarray, items: int, count: int
@@ -115,7 +116,7 @@ class NeverLast(Twin):
 
 
 class Probing(Twin):
-    """Takes the next unseen item where it draws a seen one."""
+    """Replaces a positive by the next unseen item."""
 
     def draw(
         self, random: np.random.Generator, positives: np.ndarray, unseen: np.ndarray, items: int, count: int
@@ -124,7 +125,7 @@ class Probing(Twin):
 
 
 class Careless(Twin):
-    """Takes what is still seen after two attempts."""
+    """Keeps a positive that is drawn twice in a row."""
 
     def draw(
         self, random: np.random.Generator, positives: np.ndarray, unseen: np.ndarray, items: int, count: int
@@ -134,7 +135,7 @@ class Careless(Twin):
 
 
 def tally(sampler: Sampler, data: Interactions, negatives: int, seed: int = 0) -> np.ndarray:
-    """Reads as many epochs as there must be for this many negatives; counts them: int64 `[users, items]`."""
+    """Reads epochs until there are `negatives` draws. Returns their counts as int64 `[users, items]`."""
     counts = np.zeros((data.num_users, data.num_items), np.int64)
     epoch = 0
     while counts.sum() < negatives:
@@ -149,9 +150,9 @@ class Fairness(NamedTuple):
     """p-values of counts of draws.
 
     Attributes:
-        users: of chi-square statistics of single users, whether those are uniform, after Kolmogorov and Smirnov.
-        deciles: whether tenths of the items are drawn as often as they should be; the least of ten, times ten.
-        last: whether the last item is.
+        users: Kolmogorov-Smirnov test that the p-values of users' chi-square statistics are uniform.
+        deciles: Test that the deciles of the items have their expected counts: the minimum of ten p-values, times ten.
+        last: Test that the last item has its expected count.
     """
 
     users: float
@@ -160,16 +161,17 @@ class Fairness(NamedTuple):
 
 
 def fairness(counts: np.ndarray, seen: np.ndarray, weights: np.ndarray | None = None) -> Fairness:
-    """Holds independent draws against their probabilities.
+    """Tests counts of independent draws against their probabilities.
 
-    Null distributions: a user's draws are multinomial, so Pearson's statistic is chi-square with a degree of freedom
-    less than there are items; users of whom some item is expected less than 5 times are left out, for whom it isn't.
-    What all users drew of some items is a sum of independent binomials, of which there are so many that it is normal.
+    Null distributions: A user's draws are multinomial, so Pearson's statistic is chi-square with one degree of freedom
+    less than there are items. That approximation fails for small counts, so users with an expected count below 5 are
+    left out. The draws of some items by all users are a sum of many independent binomials, which is approximately
+    normal.
 
     Args:
-        counts: `[users, items]`, none of them of a seen item.
-        seen: bool `[users, items]`.
-        weights: of the items; None if all are alike.
+        counts: Counts of shape `[users, items]`, 0 for positives.
+        seen: The positives as bool `[users, items]`.
+        weights: Weights of the items. None means equal weights.
     """
     assert not counts[seen].any()
     chance = np.where(seen, 0.0, 1.0 if weights is None else weights)
@@ -191,25 +193,25 @@ def fairness(counts: np.ndarray, seen: np.ndarray, weights: np.ndarray | None = 
 
 
 def _normal(counts: np.ndarray, draws: np.ndarray, chance: np.ndarray) -> float:
-    """The two-sided p-value of how often all users together drew some items."""
+    """Returns the two-sided p-value of all users' draws of some items."""
     p = chance.sum(axis=1)
     mean, variance = (draws * p).sum(), (draws * p * (1 - p)).sum()
-    if variance == 0:  # They can't be drawn.
+    if variance == 0:  # No draw of these items is possible.
         return float(counts.sum() == mean)
     return float(2 * stats.norm.sf(abs(counts.sum() - mean) / np.sqrt(variance)))
 
 
 def fairness_of_sets(counts: np.ndarray, seen: np.ndarray, size: int) -> float:
-    """The same of sets of `size` different items, each set as likely as any other: whether users' p-values are uniform.
+    """Tests counts of draws without replacement: sets of `size` different items, each set equally likely.
 
-    Null distribution: of `N` sets out of `C` items an item is in `n / C` of them, and the covariance of two is that of
-    drawing without replacement; so `(C - 1) / (N n (1 - n / C)) * sum((x - N n / C)^2)` is, for many sets, chi-square
-    with `C - 1` degrees.
+    Null distribution: Of `N` sets out of `C` items an item is in `n / C` of them, and the covariance of two items is
+    that of drawing without replacement. So `(C - 1) / (N n (1 - n / C)) * sum((x - N n / C)^2)` is, for many sets,
+    chi-square with `C - 1` degrees of freedom.
 
     Args:
-        counts: `[users, items]`.
-        seen: bool `[users, items]`.
-        size: items of a set.
+        counts: Counts of shape `[users, items]`.
+        seen: The positives as bool `[users, items]`.
+        size: Number of items in a set.
     """
     assert not counts[seen].any()
     p_values = []
@@ -223,12 +225,13 @@ def fairness_of_sets(counts: np.ndarray, seen: np.ndarray, size: int) -> float:
 
 
 def uniforms(data: Interactions, points: Points, seed: int) -> np.ndarray:
-    """Draws as numbers that are uniform and independent if the draws are, whatever their user: ranks among the unseen.
+    """Maps draws to numbers that are uniform and independent if the draws are: their ranks among the user's unseen
+    items.
 
     Args:
-        data: the positives.
-        points: users and items of draws.
-        seed: of the randomness within a rank.
+        data: The positives.
+        points: Users and items of the draws.
+        seed: Seed of the random part within a rank.
     """
     unseen = ~seen(data)
     ranks = np.cumsum(unseen, axis=1) - 1

@@ -1,8 +1,8 @@
-"""A training run that test_kill.py kills: reads, keeps checkpoints, and logs what it has seen.
+"""A training run that test_kill.py kills. It reads batches, saves checkpoints, and logs the batches.
 
-Started as a program, it is a server that forks such runs: a fork takes a moment, importing fastpipe for each run would
-take most of the test. It reads a request and answers with the process's id; it reads a line more, waits for the process
-and answers with its exit code.
+Run as a program, it is a server that forks runs, because importing fastpipe for each run would dominate the test. It
+reads a request and answers with the process id. It then reads another line, waits for the process and answers with its
+exit code.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import Any
 import fastpipe
 import samples
 
-EVERY = 5  # Batches between checkpoints.
+EVERY = 5  # Number of batches between checkpoints.
 
 
 class Run:
-    """One life of the run, in a folder that outlives it.
+    """One process of the run. Its folder outlives the process.
 
-    `log` holds a line with the digest of each batch, `checkpoint` the reader's state and the lines that belong to it.
+    `log` contains a line with the digest of each batch. `checkpoint` contains the reader's state and the matching
+    number of log lines.
     """
 
     def __init__(self, folder: Path, events: int) -> None:
@@ -33,7 +34,7 @@ class Run:
         self._log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def read(self, reader: fastpipe.Reader) -> None:
-        """Goes on where the last checkpoint stands, to the end."""
+        """Resumes from the last checkpoint and reads to the end."""
         lines = 0
         checkpoint = self._folder / "checkpoint"
         if checkpoint.exists():
@@ -48,7 +49,7 @@ class Run:
             self._happened()
             if lines % EVERY == 0:
                 self._save({"state": reader.state_dict(), "lines": lines})
-            time.sleep(0.0005)  # So that batches that were decoded ahead are there, and some are not.
+            time.sleep(0.0005)  # Gives the reader time to decode some, but not all, batches in advance.
         self._happened()
 
     def _save(self, checkpoint: dict[str, Any]) -> None:
@@ -56,7 +57,7 @@ class Run:
         text = json.dumps(checkpoint)
         with unfinished.open("w") as file:
             file.write(text[: len(text) // 2])
-            file.flush()  # What a kill leaves here must not be taken for a checkpoint.
+            file.flush()  # A kill leaves a partial file here, which must not be read as a checkpoint.
             self._happened()
             file.write(text[len(text) // 2 :])
         self._happened()
@@ -64,12 +65,12 @@ class Run:
         self._happened()
 
     def _happened(self) -> None:
-        """Tells the test, which counts such events to know when to kill."""
+        """Sends an event to the test, which counts events to decide when to kill."""
         os.write(self._events, b".")
 
 
 def serve() -> None:
-    """Forks a run for each request, until there are no more."""
+    """Forks a run for each request until stdin ends."""
     while line := sys.stdin.readline():
         request = json.loads(line)
         child = os.fork()
@@ -85,7 +86,7 @@ def serve() -> None:
             finally:
                 os._exit(status)
         print(child, flush=True)
-        # Until then the id is not given to another process.
+        # The process isn't reaped before, so its id can't be reused.
         sys.stdin.readline()
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)

@@ -1,7 +1,8 @@
-"""A worker of torch's loader that is killed where it can hold none of the loader's locks.
+"""Kills a torch DataLoader worker at a point where it holds none of the loader's locks.
 
-torch's worker takes the lock of the loader's `done_event` between two batches. If the worker is killed while it holds
-the lock, torch waits forever when it ends the loader. A worker that is within a batch doesn't hold the lock.
+torch's worker acquires the lock of the loader's `done_event` between two batches. If the worker is killed while it
+holds the lock, torch waits forever when it shuts down the loader. A worker that is processing a batch doesn't hold the
+lock.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ def kill_self() -> None:
 
 
 class EndsInMap:
-    """A `map` of `fastpipe.torch.IterableDataset` in which a worker kills itself when it is told to.
+    """A `map` for `fastpipe.torch.IterableDataset` in which a worker kills itself on request.
 
-    The worker waits until then, so make sure that the program has its earlier batches first: a batch that is half sent
-    would hold up the program, too. For workers that are forked.
+    The worker waits for the request. Receive its earlier batches first: a partially sent batch would also block the
+    program. Supports forked workers only.
 
     Args:
-        worker: number of the worker.
-        batch: number of the batch among those of the worker.
-        kill: kills the worker, or has another thread kill it.
+        worker: Index of the worker.
+        batch: Index of the batch among the worker's batches.
+        kill: Kills the worker, or makes another thread kill it.
     """
 
     def __init__(self, worker: int, batch: int, kill: Callable[[], object] = kill_self) -> None:
@@ -49,5 +50,5 @@ class EndsInMap:
         return batch
 
     def go(self) -> None:
-        """Lets the worker end."""
+        """Allows the worker to kill itself."""
         os.write(self._go, b"x")

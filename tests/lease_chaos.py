@@ -1,4 +1,4 @@
-"""Eight workers on leases whom chance kills, stops, slows and starts again, and databases that go away meanwhile."""
+"""Randomly kills, stops, slows and restarts eight lease workers, and interrupts their database."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ import leased
 import servers
 
 WORKERS = 8
-# Seconds: short enough for leases to expire while their workers are stopped.
+# In seconds: short enough for leases to expire while their workers are stopped.
 TTL = 0.6
-# What happens to workers in a run, in an order that chance chooses.
+# The actions of a run with their counts, executed in random order.
 ACTS = Counter(kill=8, stop=10, slow=10, twin=3)
-# Within which a run that doesn't hang has ended many times over, on whatever machine.
+# Time limit in seconds, several times what a run takes on any machine.
 LONGEST = 90.0
 
 
 class Forks:
-    """The server of `leased`, which forks workers."""
+    """Client of the server in `leased`, which forks workers."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -37,7 +37,7 @@ class Forks:
         )
 
     def ask(self, **request: Any) -> Any:
-        """Asks it, and returns its answer."""
+        """Sends a request and returns the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -45,20 +45,20 @@ class Forks:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """Ends it, with all workers that are left."""
+        """Kills the server and its remaining workers."""
         self._process.kill()
         self._process.communicate()
 
 
 class Outage(NamedTuple):
-    """How a database goes away, and how it comes back: it is there when `end` returns."""
+    """Functions that interrupt a database and restore it. The database is available when `end` returns."""
 
     begin: Callable[[], None]
     end: Callable[[], None]
 
 
 def crash(server: servers.Postgres) -> Outage:
-    """PostgreSQL dies, with all its connections, and recovers."""
+    """Kills PostgreSQL with all its connections; it recovers when restarted."""
     return Outage(server.kill, server.start)
 
 
@@ -74,7 +74,7 @@ sys.stdin.read()
 
 
 def lock(url: str) -> Outage:
-    """A process locks SQLite's file, and dies in the midst of a transaction that marks everything as done."""
+    """Locks SQLite's file from a process that dies in the middle of a transaction that marks all work as done."""
     processes: list[subprocess.Popen[str]] = []
 
     def begin() -> None:
@@ -83,7 +83,7 @@ def lock(url: str) -> Outage:
         assert processes[-1].stdout is not None
         if processes[-1].stdout.readline() != "locked\n":
             end()
-            raise AssertionError("the file couldn't be locked")
+            raise AssertionError("cannot lock the file")
 
     def end() -> None:
         processes[-1].kill()
@@ -93,7 +93,7 @@ def lock(url: str) -> Outage:
 
 
 def _is_locked(url: str) -> bool:
-    """Whether a process holds the lock of SQLite's file, and keeps it."""
+    """Returns whether a process holds SQLite's file lock for a long time."""
     if not url.startswith("sqlite"):
         return False
     connection = sqlite3.connect(url.removeprefix("sqlite:///"), timeout=2, isolation_level=None)
@@ -109,14 +109,14 @@ def _is_locked(url: str) -> bool:
 
 @dataclass
 class _Worker:
-    """A process that lives.
+    """A running worker process.
 
     Attributes:
-        slot: its place among the workers.
-        name: under which it leases; another process may take it over.
-        process: its id.
-        wakes: when it is continued, by the monotonic clock; None while it isn't stopped.
-        killed: whether it was.
+        slot: Index of the worker, 0 to 7.
+        name: Name under which it leases. Another process may take it over.
+        process: Process id.
+        wakes: Monotonic time at which it is continued; None if it isn't stopped.
+        killed: Whether it was killed.
     """
 
     slot: int
@@ -131,16 +131,16 @@ class _Worker:
 
 @dataclass
 class Run:
-    """A job that eight workers share, until it is done.
+    """A job that eight workers complete together.
 
     Attributes:
-        forks: starts workers.
-        folder: of the logs.
-        request: what each worker is asked for, beside its name and its slot.
-        chance: chooses what happens.
-        outage: of the database, if there is to be one.
-        did: how often each thing was done.
-        away: when the database went, and when it was there again, in seconds since 1970.
+        forks: Starts workers.
+        folder: Folder of the logs.
+        request: Request for every worker, without its name and slot.
+        chance: Random generator that chooses the actions.
+        outage: Outage of the database, or None.
+        did: Count of each action.
+        away: Start and end of the outage, in seconds since 1970.
     """
 
     forks: Forks
@@ -157,12 +157,13 @@ class Run:
         self._pace = leased.Pace(self.folder / "pace", WORKERS)
 
     def play(self) -> Self:
-        """Starts the workers, lets chance at them for a while, and sees all of them end.
+        """Starts the workers, applies random actions for a while, and waits for all workers to end.
 
         Raises:
-            AssertionError: if a worker fails, or doesn't end.
+            AssertionError: If a worker fails or doesn't end.
         """
-        # The last epoch waits, so that the job isn't done before all has happened, however fast or slow the machine is.
+        # The last epoch is held back, so the job can't finish before all actions have happened, however fast the
+        # machine is.
         self._pace.epochs = self.request["options"]["epochs"] - 1
         for slot in range(WORKERS):
             self._pace[slot] = self.chance.uniform(0.004, 0.04)
@@ -189,7 +190,7 @@ class Run:
 
     def _lose_database(self, outage: Outage) -> None:
         if _is_locked(self.request["url"]):
-            # By a worker that is stopped: nothing would continue it while the outage waits for the lock.
+            # A stopped worker holds the lock. It would never be continued, because the outage waits for the lock.
             self.did["stop with the lock"] += 1
             for worker in self._workers:
                 worker.send(signal.SIGCONT)
@@ -204,13 +205,13 @@ class Run:
         self.did["outage"] += 1
 
     def _act(self, does: str) -> None:
-        """Lets one thing happen, to one worker."""
+        """Applies one action to a random worker."""
         worker = self.chance.choice(self._workers)
         self.did[does] += 1
         if does == "kill":
             worker.send(signal.SIGKILL)
             worker.killed = True
-            # Under its old name it takes over its leases at once; under another one they have to expire.
+            # Under its old name it recovers its leases at once; under a new name they must expire first.
             self._start(worker.slot, worker.name if self.chance.random() < 0.4 else None)
         elif does == "stop":
             worker.send(signal.SIGSTOP)
@@ -218,11 +219,11 @@ class Run:
         elif does == "slow":
             self._pace[worker.slot] = self.chance.choice((0.0, 0.005, 0.02, 0.3))
         elif sum(other.slot == worker.slot for other in self._workers) == 1:
-            # Two live under one name: whoever came first must lose its leases, and say so.
+            # Two processes now use one name. The older one must lose its leases and report it.
             self._start(worker.slot, worker.name)
 
     def _reap(self, *, wake: bool = True) -> bool:
-        """Continues workers whose time has come, and sees who has ended. Returns whether any worker lives."""
+        """Continues workers whose pause is over and removes ended ones. Returns whether any worker is still running."""
         for worker in list(self._workers):
             if wake and worker.wakes is not None and time.monotonic() > worker.wakes:
                 worker.send(signal.SIGCONT)
@@ -234,14 +235,14 @@ class Run:
         return bool(self._workers)
 
     def _finish(self) -> None:
-        """Lets the workers end, one of which stays stopped until the others are gone."""
+        """Waits for the workers to end. One stays stopped until all others have ended."""
         deadline = time.monotonic() + LONGEST
         for worker in self._workers:
             self._pace[worker.slot] = 0.005
-            # Whoever is stopped now may hold SQLite's lock.
+            # A stopped worker may hold SQLite's lock.
             worker.wakes = worker.wakes and 0.0
         self._reap()
-        # Neither one that was killed nor one whose name another has taken: those end by themselves.
+        # Killed workers, and workers whose name another one has taken, are excluded: they end on their own.
         newest = {worker.slot: worker for worker in self._workers if not worker.killed}
         hanging = self.chance.choice(list(newest.values()))
         self._hang(hanging, deadline)
@@ -249,7 +250,7 @@ class Run:
         while self._reap() and self._workers != [hanging]:
             self._check_time(deadline)
             time.sleep(0.01)
-        assert hanging in self._workers, self._told(hanging, "ended although it was stopped")
+        assert hanging in self._workers, self._told(hanging, "ended even though it was stopped")
         self.did["outlasted"] += 1
         hanging.wakes = 0.0
         while self._reap():
@@ -257,11 +258,11 @@ class Run:
             time.sleep(0.01)
 
     def _hang(self, worker: _Worker, deadline: float) -> None:
-        """Stops a worker for as long as others live."""
+        """Stops a worker for as long as others run."""
         worker.wakes = float("inf")
         worker.send(signal.SIGSTOP)
-        # Nobody can take a file's lock from a process that is stopped within a transaction: that holds up all others
-        # until it is continued. A server ends such a session itself.
+        # No process can take a file lock from a process that was stopped within a transaction, so all others would
+        # wait. A database server ends such sessions itself.
         while _is_locked(self.request["url"]):
             self._check_time(deadline)
             self.did["stop with the lock"] += 1
@@ -276,7 +277,7 @@ class Run:
             worker.send(signal.SIGCONT)
             worker.send(signal.SIGUSR1)
         time.sleep(1)
-        raise AssertionError("\n".join(self._told(worker, "waits for ever") for worker in self._workers))
+        raise AssertionError("\n".join(self._told(worker, "does not end") for worker in self._workers))
 
     def _told(self, worker: _Worker, what: str) -> str:
         errors = "\n".join(path.read_text()[-3000:] for path in sorted(self.folder.glob(f"{worker.slot}.*.err")))

@@ -1,8 +1,8 @@
-"""An independent witness of leases: triggers note what happens to stretches, and the workers' logs are held against it.
+"""An independent check of leases: triggers record changes of lease ranges, and the workers' logs must match them.
 
-The triggers know nothing of fencing; they write down each lease that is handed out, and each advance of a stretch, in
-the transaction that does it. What was promised is then checked against those rows alone: each batch was committed once,
-in order, by a lease that was valid, to a worker that has used exactly these rows.
+The triggers know nothing about fencing. They record each granted lease and each advance of a lease range, in the same
+transaction. The guarantees are then checked against those rows only: each batch was committed once and in order, under
+a valid lease, by a worker that used exactly the right rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AUDIT = """
     )
 """
 _COLUMNS = "at, kind, epoch, number, start, stop, token, worker, old, new, held, held_copy"
-# A lease or a copy took a new token; a commit moved `committed`.
+# A lease or a copy took a new token, or a commit advanced `committed`.
 _GRANTED = """
     INSERT INTO audit ({columns}) SELECT {now},
         CASE WHEN NEW.copy_token = NEW.tokens THEN 'copy' ELSE 'lease' END,
@@ -45,18 +45,18 @@ class Noted(NamedTuple):
     """A row of the audit.
 
     Attributes:
-        at: seconds since 1970.
+        at: Seconds since 1970.
         kind: "lease", "copy" or "advance".
-        epoch: of the stretch.
-        number: of the stretch.
-        start: the first batch of the stretch.
-        stop: behind its last batch.
-        token: that was handed out, or that advanced it.
-        worker: whose token it is.
-        old: of an advance, `committed` before.
-        new: and behind.
-        held: the lease's token before.
-        held_copy: the copy's token before.
+        epoch: Epoch of the lease range.
+        number: Index of the lease range.
+        start: First batch of the lease range.
+        stop: One past its last batch.
+        token: Token that was granted, or that advanced the range.
+        worker: Name of the worker that holds the token.
+        old: `committed` before an advance.
+        new: `committed` after it.
+        held: The lease's token before.
+        held_copy: The copy's token before.
     """
 
     at: float
@@ -74,14 +74,14 @@ class Noted(NamedTuple):
 
 
 class Violated(AssertionError):
-    """A promise of leases didn't hold."""
+    """A guarantee of leases was violated."""
 
 
 def install(url: str) -> None:
-    """Creates the audit and its triggers in a ledger that has its tables."""
+    """Creates the audit table and its triggers in a ledger that already has its tables."""
     statements = _GRANTED + _ADVANCED
     if url.startswith("sqlite"):
-        # SQLite's own clock has milliseconds.
+        # SQLite's clock has millisecond resolution.
         now = "(julianday('now') - 2440587.5) * 86400"
         audit = _AUDIT.format(serial="INTEGER PRIMARY KEY AUTOINCREMENT")
         body = statements.format(columns=_COLUMNS, now=now)
@@ -97,7 +97,7 @@ def install(url: str) -> None:
 
 
 def noted(url: str) -> list[Noted]:
-    """The audit, in the order of its rows; those of one stretch are in the order of its changes."""
+    """Returns the audit rows in insertion order, which for one lease range is the order of its changes."""
     query = f"SELECT {_COLUMNS} FROM audit ORDER BY id"
     rows = _run_sqlite(url, query) if url.startswith("sqlite") else _run_postgres(url, query)
     return [Noted(*row) for row in rows]
@@ -125,12 +125,12 @@ def _run_postgres(url: str, *statements: str) -> list[Any]:
 
 
 class Lines(NamedTuple):
-    """What the logs of the workers of one name say, in all their lives.
+    """The logs of all processes that used one worker name.
 
     Attributes:
-        used: the ids of the rows of each batch that it has used.
-        kept: batches whose commit it was told of.
-        stale: ranges of batches (epoch, start, stop) whose commit was refused.
+        used: The row ids of each batch that the worker used.
+        kept: Batches that the worker was told are committed.
+        stale: Ranges (epoch, start, stop) whose commit was refused.
     """
 
     used: dict[Batch, list[int]]
@@ -139,18 +139,18 @@ class Lines(NamedTuple):
 
 
 def lines(folder: Path) -> dict[str, Lines]:
-    """The logs of a folder, by worker: `worker~life.log` each."""
+    """Reads the logs of a folder, named `worker~life.log`. Returns them by worker."""
     found: defaultdict[str, Lines] = defaultdict(lambda: Lines({}, [], []))
     for path in sorted(folder.glob("*.log")):
         worker = path.stem.partition("~")[0]
         log = found[worker]
-        # What a kill has cut has no end of line.
+        # A line without a newline was cut off by a kill.
         for line in path.read_text().split("\n")[:-1]:
             kind, *values = json.loads(line)
             if kind == "used":
                 epoch, step, ids = values
                 if log.used.setdefault((epoch, step), ids) != ids:
-                    raise Violated(f"{worker} was given other rows for batch {step} of epoch {epoch} than before")
+                    raise Violated(f"{worker} got different rows for batch {step} of epoch {epoch} than before")
             elif kind == "kept":
                 log.kept.append((values[0], values[1]))
             elif kind == "stale":
@@ -159,10 +159,10 @@ def lines(folder: Path) -> dict[str, Lines]:
 
 
 def committed(audit: Iterable[Noted]) -> dict[Batch, str]:
-    """Who committed each batch.
+    """Returns the worker that committed each batch.
 
     Raises:
-        Violated: if a batch was committed twice, out of order, or by a lease that wasn't valid.
+        Violated: If a batch was committed twice, out of order, or under an invalid lease.
     """
     stretches: defaultdict[tuple[int, int], list[Noted]] = defaultdict(list)
     for row in audit:
@@ -181,21 +181,21 @@ def committed(audit: Iterable[Noted]) -> dict[Batch, str]:
 
 
 def _check_leases(rows: list[Noted], where: str) -> None:
-    """Checks that every advance of a stretch was by a token that was valid then."""
+    """Checks that every advance of a lease range used a token that was valid at the time."""
     owner: dict[int, str] = {}
     leased = advanced = 0
     for row in rows:
         if row.kind != "advance":
             if row.token <= max(owner, default=0):
-                raise Violated(f"{where}: token {row.token} was handed out behind {max(owner)}")
+                raise Violated(f"{where}: token {row.token} was granted after {max(owner)}")
             owner[row.token] = row.worker
-            # A new lease ends all earlier ones; a copy ends none.
+            # A new lease invalidates all earlier ones; a copy invalidates none.
             leased = row.token if row.kind == "lease" else leased
             continue
         if row.token not in (row.held, row.held_copy) or owner.get(row.token) != row.worker:
             raise Violated(f"{where}: {row.worker} advanced it by token {row.token}, which it didn't hold")
         if row.token < max(leased, advanced):
-            raise Violated(f"{where}: the stale token {row.token} advanced it, behind {max(leased, advanced)}")
+            raise Violated(f"{where}: the stale token {row.token} advanced it after {max(leased, advanced)}")
         advanced = row.token
 
 
@@ -203,33 +203,33 @@ def check(audit: list[Noted], logs: Mapping[str, Lines], expected: Mapping[Batch
     """Checks that each batch was committed once, by a worker that had used its rows.
 
     Args:
-        audit: what the triggers noted.
-        logs: what the workers logged.
-        expected: the ids of the rows of each batch, of all epochs.
-        rows: of the data set: their ids are 0, 1, and so on.
+        audit: Rows that the triggers recorded.
+        logs: Logs of the workers.
+        expected: The row ids of each batch of all epochs.
+        rows: Number of rows in the dataset. Their ids are 0, 1, ...
 
     Raises:
-        Violated: if a promise doesn't hold.
+        Violated: If a guarantee was violated.
     """
     done = committed(audit)
     if missing := expected.keys() - done.keys():
-        raise Violated(f"never committed: {sorted(missing)[:10]}")
+        raise Violated(f"not committed: {sorted(missing)[:10]}")
     if others := done.keys() - expected.keys():
-        raise Violated(f"committed, though no epoch has them: {sorted(others)[:10]}")
+        raise Violated(f"committed, but not part of any epoch: {sorted(others)[:10]}")
     seen: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for batch, worker in done.items():
         ids = logs[worker].used.get(batch) if worker in logs else None
         if ids != expected[batch]:
-            raise Violated(f"{worker} committed batch {batch}, and used the rows {ids}, not {expected[batch]}")
+            raise Violated(f"{worker} committed batch {batch} but used the rows {ids} instead of {expected[batch]}")
         seen[batch[0]].update(ids)
     for epoch, counts in seen.items():
         if counts != dict.fromkeys(range(rows), 1):
-            raise Violated(f"epoch {epoch} doesn't have each row once")
+            raise Violated(f"epoch {epoch} doesn't contain each row exactly once")
     _check_told(audit, logs, done)
 
 
 def _check_told(audit: list[Noted], logs: Mapping[str, Lines], done: Mapping[Batch, str]) -> None:
-    """Checks that workers were told the truth: of commits that the ledger has, and of refusals that had a reason."""
+    """Checks the answers that workers got: reported commits are in the ledger, and refusals had a reason."""
     holders: defaultdict[Batch, Counter[str]] = defaultdict(Counter)
     for row in audit:
         if row.kind != "advance":
@@ -238,10 +238,10 @@ def _check_told(audit: list[Noted], logs: Mapping[str, Lines], done: Mapping[Bat
     for worker, log in logs.items():
         for batch in log.kept:
             if done[batch] != worker:
-                raise Violated(f"{worker} was told that it committed {batch}, and {done[batch]} did")
+                raise Violated(f"{worker} was told that it committed {batch}, but {done[batch]} did")
         if len(set(log.kept)) != len(log.kept):
             raise Violated(f"{worker} was told twice that it committed a batch")
         for epoch, start, stop in log.stale:
             for step in range(start, stop):
                 if holders[epoch, step].total() < 2:
-                    raise Violated(f"{worker} was refused {(epoch, step)}, and nobody else ever held it")
+                    raise Violated(f"{worker} was refused {(epoch, step)}, but no other worker ever held it")

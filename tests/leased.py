@@ -1,9 +1,9 @@
-"""Workers on leases that test_leases_chaos.py kills and stops: they log what they use, and what was committed of it.
+"""Lease workers that test_leases_chaos.py kills and stops. They log the batches they use and their commits.
 
-Started as a program, it is a server that forks such workers: a fork takes a moment, importing fastpipe for each worker
-would take most of the test. A request is a line of JSON, and so is its answer: `{"start": ...}` answers with the
-process's id, and `{"poll": id}` with its exit code, or null while it runs. Only a poll reaps a process, so the id is
-nobody else's before. Workers don't outlive the server, nor the server whoever asks it.
+Run as a program, it is a server that forks workers, because importing fastpipe for each worker would dominate the test.
+Requests and answers are lines of JSON. `{"start": ...}` answers with the process id. `{"poll": id}` answers with its
+exit code, or null while it runs. Only a poll reaps a process, so its id can't be reused before. Workers exit with the
+server, and the server exits with its client.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ _DIE_WITH_PARENT = 1
 
 
 class Log:
-    """What a worker did, a line each. A line that was written survives the worker."""
+    """A log of a worker's actions, one line each. Written lines survive a kill."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(self, kind: str, *values: Any) -> None:
-        """Appends a line and waits until the disk has it."""
+        """Appends a line and flushes it to disk."""
         os.write(self._file, (json.dumps([kind, *values], separators=(",", ":")) + "\n").encode())
         os.fsync(self._file)
 
 
 class Pace:
-    """How fast workers go: doubles in a file, which the test changes while they run.
+    """The speed of workers, as doubles in a shared file that the test changes while they run.
 
-    The first one is the number of epochs that may be used; then come the seconds that each worker takes for a batch.
+    The first double is the number of epochs that may be used. The other doubles are the seconds that each worker spends
+    on a batch.
     """
 
     def __init__(self, path: Path, slots: int) -> None:
@@ -72,7 +73,7 @@ class Pace:
 
 
 def work(request: dict[str, Any]) -> None:
-    """Uses batches until the job is done, or another process works under this one's name."""
+    """Uses batches until the job is done or another process takes over the worker's name."""
     log = Log(Path(request["folder"]) / f"{request['worker']}~{request['life']}.log")
     try:
         _use(request, log)
@@ -85,14 +86,14 @@ def work(request: dict[str, Any]) -> None:
 def _use(request: dict[str, Any], log: Log) -> None:
     """Uses batches.
 
-    With `wait` each commit is waited for and noted; without it the worker commits each batch, and whoever asks finds in
-    the ledger's audit what came of it.
+    With `wait` the worker waits for each commit and logs it. Without `wait` it only requests commits, and the test
+    reads their outcome from the ledger's audit.
     """
     pace = Pace(Path(request["folder"]) / "pace", request["slots"])
     reader = samples.Data(request["paths"], {}).read(**request["options"])
 
     def refusing(act: Callable[[], Any]) -> Any:
-        """Acts, and notes a refused commit: the worker goes on with its next lease."""
+        """Calls `act` and logs a refused commit. The worker then continues with its next lease."""
         try:
             return act()
         except StaleLeaseError as error:
@@ -120,15 +121,15 @@ def _use(request: dict[str, Any], log: Log) -> None:
 
 
 def _live(request: dict[str, Any]) -> None:
-    """One life of a worker, in a process of its own."""
+    """Runs a worker in this process and exits."""
     status = 1
     try:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        # What a worker says goes to its own file: several would mix their lines.
+        # Each worker has a separate output file, because several workers would mix their lines.
         output = os.open(Path(request["folder"]) / f"{request['life']}.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(output, 2)
         os.dup2(output, 1)
-        # A test that waits in vain asks for the stacks.
+        # The test requests the stacks if it times out.
         faulthandler.register(signal.SIGUSR1)
         work(request)
         status = 0
@@ -145,7 +146,7 @@ def _polled(process: int) -> int | None:
 
 
 def serve() -> None:
-    """Answers requests, until there are no more."""
+    """Answers requests until stdin ends."""
     while line := sys.stdin.readline():
         request = json.loads(line)
         if "start" in request:
@@ -158,7 +159,7 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    # Opened once, so that forks find loaded whatever opening a reader and a ledger loads.
+    # Imported once, so that forks don't have to load the modules that readers and ledgers need.
     for name in ("sqlite3", "psycopg", "fastpipe.leases"):
         try:
             __import__(name)

@@ -1,4 +1,6 @@
-"""Loaders whose workers lend their batches: programs that test_torch_lending.py runs, each a process of its own."""
+"""Loaders whose workers share their batches without a copy: programs that test_torch_lending.py runs in separate
+processes.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def reader(paths: list[str], **more: Any) -> fastpipe.Reader:
 
 
 def tensors(item: Any) -> list[torch.Tensor]:
-    """Those that something is made of, the parts of sparse ones among them."""
+    """Returns the tensors within a value, including the components of sparse tensors."""
     if isinstance(item, torch.Tensor):
         if item.layout is torch.sparse_coo:
             return [item._indices(), item._values()]
@@ -43,7 +45,7 @@ def tensors(item: Any) -> list[torch.Tensor]:
 
 
 def told(item: Any) -> Any:
-    """All that something is, fit for comparison."""
+    """Returns a value with all its properties in a form that can be compared."""
     if isinstance(item, dict):
         return {name: told(part) for name, part in item.items()}
     if isinstance(item, (list, tuple)):
@@ -55,7 +57,7 @@ def told(item: Any) -> Any:
 
 
 def stretches() -> list[range]:
-    """Where memory in common is mapped in this process."""
+    """Returns the address ranges of shared memory in this process."""
     maps = Path("/proc/self/maps").read_text()
     found = re.findall(r"^([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \S+ +/memfd:fastpipe", maps, re.MULTILINE)
     return [range(int(start, 16), int(end, 16)) for start, end in found]
@@ -78,7 +80,7 @@ def loader_of(data: Any, workers: int, method: str, kind: str) -> Any:
 
 
 def same(paths: list[str], cases: list[tuple[str, str, dict[str, str]]]) -> Any:
-    """Batches of workers beside those of the reader alone, and which tensors lie where the workers made them."""
+    """Compares batches from workers with those of the reader, and lists the tensors that are in the workers' memory."""
     return [_same(paths, *case) for case in cases]
 
 
@@ -97,20 +99,20 @@ def _same(paths: list[str], method: str, kind: str, forms: dict[str, str]) -> An
 
 
 def kept(paths: list[str]) -> Any:
-    """Batches that are kept to the end, and of whose worker nothing is left."""
+    """Keeps all batches until their worker has exited."""
     batches = list(loader_of(adapter.IterableDataset(reader(paths)), 2, "fork", "torch"))
     ids = sorted(id for batch in batches for id in batch["id"].tolist())
     alike = all(
         batch["vector"].tolist() == [[id * 0.5, -float(id), 1.0] for id in batch["id"].tolist()] for batch in batches
     )
     for batch in batches:
-        # They are the consumer's.
+        # The consumer owns the batches and may write to them.
         batch["vector"].fill_(1.0)
     return {"rows": len(ids), "sorted": ids == list(range(len(ids))), "alike": alike}
 
 
 def reused(paths: list[str]) -> Any:
-    """Kilobytes of a worker's memory that are in use in each of ten passes, as large as they ever were."""
+    """Returns the resident kilobytes of a worker's shared memory in each of ten passes, up to the highest so far."""
     data = adapter.IterableDataset(reader(paths, epochs=10, batch_size=100))
     held = []
     for batch in loader_of(data, 1, "fork", "torch"):
@@ -128,7 +130,7 @@ def _resident(stretch: range) -> int:
 
 
 def collated(paths: list[str]) -> Any:
-    """With a function of the user's nothing is lent: it gets what the data set yields."""
+    """Reads with a custom collate function, which gets NumPy batches and disables sharing."""
     data = adapter.IterableDataset(reader(paths))
     loader = DataLoader(data, batch_size=None, num_workers=1, collate_fn=dict, multiprocessing_context="fork")
     batches = list(loader)
@@ -139,7 +141,7 @@ def collated(paths: list[str]) -> Any:
 
 
 def killed(paths: list[str]) -> Any:
-    """What is left of batches when their worker is killed."""
+    """Checks that batches survive a killed worker."""
     ends = EndsInMap(worker=0, batch=1)
     data = adapter.IterableDataset(reader(paths, epochs=50), map=ends)
     batches = iter(loader_of(data, 1, "fork", "torch"))
@@ -157,5 +159,5 @@ def killed(paths: list[str]) -> Any:
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Runs a program with its arguments, and returns what it finds."""
+    """Runs a program with its arguments and returns its result."""
     return globals()[request.pop("program")](**request)

@@ -1,7 +1,8 @@
-"""Programs with a loader, whose workers, or which themselves, are killed and stopped by chance.
+"""Programs with a loader, which are killed and stopped at random, as are their workers.
 
-A run forks a program that reads a loader. The test's own process has none: it strikes the program's workers at a random
-time, takes the time, and looks at what the program saw, and at what is left of it.
+A run forks a program that reads a loader. The test's own process has no loader. It signals the program's workers at a
+random time and measures how long the program takes to notice. It then checks the program's report and that no process
+is left.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from apart import Left, in_shm, wait_until
 from fastpipe.errors import WorkerError
 from loader_plans import Plan, plan
 
-# Seconds within which a program must know of what befell its workers, and workers must be gone with their program. The
-# soak has its machine for itself; where other tests run, too, each step may take many times as long.
+# Seconds within which a program must notice the loss of a worker, and workers must exit after their program. The soak
+# has the machine to itself. Where other tests run as well, each step may take many times longer.
 SOON = 5.0 if "FASTPIPE_LOADER_RUNS" in os.environ else 60.0
-# And workers that Python prepares first: they hear of nothing until they have imported the program, and torch.
+# The limit for spawned workers, which react to nothing before they have imported the program and torch.
 IMPORTS = max(60.0, 2 * SOON)
-# Seconds after which a run hangs: a pass takes one, and spawned workers import torch.
+# Seconds after which a run counts as hanging: a pass takes one, and spawned workers import torch.
 LONGEST = 4 * SOON + 25
 
 
 class Seen(Exception):
-    """A batch isn't what it should be."""
+    """A batch has unexpected values."""
 
 
 def indices_of(batch: Any, width: int) -> list[int]:
-    """The indices of a batch, whose parts must all be of these."""
+    """Returns the indices of a batch after checking that all its values belong to them."""
     indices: list[int] = batch["index"].tolist()
     if batch["name"] != [f"item {index}" for index in indices]:
         raise Seen(f"names {batch['name']} of {indices}")
@@ -55,16 +56,16 @@ def indices_of(batch: Any, width: int) -> list[int]:
 
 @dataclasses.dataclass
 class Report:
-    """What a program saw.
+    """The report of a program.
 
     Attributes:
-        batches: the indices of each batch that came, in this order.
-        error: class and text of the first error; None if there was none.
-        at: when it came, by the monotonic clock.
-        behind: batches that came in front of it.
-        again: batches of another pass behind the error.
-        failed: what else went wrong; empty if nothing did.
-        ended: when the pass was over, and its workers gone if they aren't kept.
+        batches: The indices of each batch, in order of delivery.
+        error: Class and text of the first error, or None.
+        at: Monotonic time of the error.
+        behind: Number of batches before the error.
+        again: Batches of another pass after the error.
+        failed: Any other failure; empty if there was none.
+        ended: Time at which the pass was over and its workers had exited, unless they persist.
     """
 
     batches: list[list[int]] = dataclasses.field(default_factory=list)
@@ -108,8 +109,8 @@ def _read(plan: Plan, note: Path, report: Report, told: Callable[[Any], None]) -
 
 
 def _read_again(plan: Plan, loader: Any) -> list[list[int]]:
-    """Reads a pass of a loader that is as good as new."""
-    # Workers that are kept may still be stopped, which they count as if that has been seen for long enough.
+    """Reads another pass of a loader after an error."""
+    # Persistent workers may still be stopped. The loader counts the time that they have already been stopped.
     tries = 5 if plan.action == "stop with a timeout" else 1
     for left in reversed(range(tries)):
         try:
@@ -121,7 +122,7 @@ def _read_again(plan: Plan, loader: Any) -> list[list[int]]:
 
 
 def _program(plan: Plan, note: Path, pipe: int) -> None:
-    """Reads a loader, and tells of it: the workers' ids, and a report."""
+    """Reads a loader. Sends the workers' ids and a report."""
 
     def told(message: Any) -> None:
         data = pickle.dumps(message)
@@ -133,14 +134,14 @@ def _program(plan: Plan, note: Path, pipe: int) -> None:
         _read(plan, note, report, told)
         left.look()
         maps = Path("/proc/self/maps").read_text()
-        assert "memfd:fastpipe" not in maps, "memory in common is still mapped"
+        assert "memfd:fastpipe" not in maps, "shared memory is still mapped"
     except BaseException:
         report.failed = traceback.format_exc()
     told(report)
 
 
 class Program:
-    """A program that reads a loader, forked off this one."""
+    """A forked program that reads a loader."""
 
     def __init__(self, run: Callable[[int], None]) -> None:
         self._pipe, there = os.pipe()
@@ -155,10 +156,10 @@ class Program:
         os.close(there)
 
     def told(self, deadline: float) -> Any:
-        """The next message; None if the program ends without one.
+        """Returns the next message, or None if the program ends without one.
 
         Raises:
-            TimeoutError: if there is none by then.
+            TimeoutError: If no message arrives before the deadline.
         """
         length = self._bytes(4, deadline)
         return None if not length else pickle.loads(self._bytes(int.from_bytes(length, "little"), deadline))
@@ -179,18 +180,18 @@ class Program:
         os.kill(self.process, number)
 
     def end(self) -> None:
-        """Waits for its end."""
+        """Waits for the program to end."""
         os.close(self._pipe)
         os.waitpid(self.process, 0)
 
 
 def others() -> list[psutil.Process]:
-    """The processes of this session that live, but for this one."""
+    """Returns the other running processes of this session."""
     found = []
     for process in psutil.process_iter():
         try:
             if process.pid != os.getpid() and os.getsid(process.pid) == os.getsid(0):
-                # A zombie has ended, and waits for whoever started it, or took it over.
+                # A zombie has exited and waits to be reaped by its parent.
                 found += [process] * (process.status() != psutil.STATUS_ZOMBIE)
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
@@ -198,7 +199,7 @@ def others() -> list[psutil.Process]:
 
 
 def play(number: int) -> tuple[str, float]:
-    """Plays a run. Returns what came of it, and how many seconds after the action the program knew of it."""
+    """Executes a run. Returns its outcome, and the seconds from the action until the program noticed it."""
     with tempfile.TemporaryDirectory() as folder:
         return _play(number, Path(folder) / "note")
 
@@ -215,7 +216,7 @@ def _play(number: int, note: Path) -> tuple[str, float]:
         report = program.told(deadline)
     except TimeoutError:
         for process in others():
-            # Each says where it is.
+            # Each process prints its stacks.
             process.send_signal(signal.SIGCONT)
             process.send_signal(signal.SIGUSR1)
             time.sleep(0.2)
@@ -225,7 +226,7 @@ def _play(number: int, note: Path) -> tuple[str, float]:
     assert isinstance(report, Report), f"run {number}: the program ended. {run}"
     assert not report.failed, f"run {number}: {report.failed}\n{run}\n{report}"
     if note.exists():
-        # It was no signal from here: an item, or `collate_fn`, has died or raised.
+        # The event came from the program itself: an item or `collate_fn` exited or raised.
         acted = float(note.read_text())
     _judge(run, report, acted, struck, f"run {number}: {run}\n{report.error}")
     assert wait_until(lambda: not others(), SOON), f"run {number} left {others()}: {run}"
@@ -236,7 +237,7 @@ def _play(number: int, note: Path) -> tuple[str, float]:
 
 
 def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float, int | None]:
-    """Does what is to be done to a worker. Returns when, and to which one."""
+    """Applies the run's action to a worker. Returns when, and to which worker."""
     if run.action not in ("kill", "stop", "stop with a timeout", "pause") or not workers:
         return time.monotonic(), None
     time.sleep(run.at)
@@ -248,10 +249,10 @@ def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float
             time.sleep(run.pause)
             os.kill(worker, signal.SIGCONT)
             if time.monotonic() - acted > 1.4:
-                # On a machine that is busy: for so long that the worker may count as lost.
+                # On a busy machine the pause was so long that the worker may count as lost.
                 run.action = "stop"
     except ProcessLookupError:
-        # The pass was quicker.
+        # The pass had already ended.
         return acted, None
     return acted, worker
 
@@ -259,7 +260,7 @@ def _strike(run: Plan, workers: list[int], chance: random.Random) -> tuple[float
 EXPECTED = {
     "kill": r"DataLoader worker \(pid {pid}\) is killed by signal: Killed: .* was killed by SIGKILL while",
     "stop": r"DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, which blocks its items: .* while",
-    # While others bring batches nobody waits so long, and the worker is missed first.
+    # If other workers deliver batches, no wait reaches the timeout, and the stopped worker is detected first.
     "stop with a timeout": r"DataLoader timed out after [\d.]+ seconds \(.* is stopped by a signal while"
     r"|DataLoader worker \(pid\(s\) {pid}\) is stopped by a signal, which blocks its items: .* while",
     "die": r"DataLoader worker \((pid\(s\) \d+\) exited unexpectedly: .* ended with exit code 7|"
@@ -270,7 +271,7 @@ EXPECTED = {
 
 
 def _judge(run: Plan, report: Report, acted: float, struck: int | None, said: str) -> None:
-    """Sees to it that a program saw what it should have seen."""
+    """Checks that a program's report matches the plan."""
     expected = run.batches()
     bad = [number for number, batch in enumerate(expected) if run.index in batch]
     if report.error is None:
@@ -288,11 +289,11 @@ def _judge(run: Plan, report: Report, acted: float, struck: int | None, said: st
         else:
             assert all(batch in expected for batch in report.batches), said
             assert len({batch[0] for batch in report.batches}) == len(report.batches), said
-        # Batches in front of one that raises may wait for workers that still import torch.
+        # Batches before the one that raises may wait for workers that still import torch.
         most = IMPORTS if run.method == "spawn" and run.action == "raise" else SOON
         assert 0.0 <= report.at - acted < most, f"{report.at - acted:.1f} s: {said}"
         assert report.again is None or _come(report.again, expected, run), said
-    # Workers that are stopped keep nobody waiting for long; those that import torch first do.
+    # Stopped workers delay the end only briefly; workers that import torch first may delay it longer.
     soon = IMPORTS if run.method in ("spawn", "forkserver") else 2 * SOON
     assert report.ended - max(acted, report.at) < soon + len(expected) * run.away, said
 
@@ -302,15 +303,15 @@ def _short(kinds: str) -> str:
 
 
 def _come(batches: list[list[int]], expected: list[list[int]], run: Plan) -> bool:
-    """Whether these batches are all that there are, in order where that matters."""
+    """Returns whether the batches are complete, and in order if the plan requires it."""
     return batches == expected if run.options["in_order"] else sorted(batches) == sorted(expected)
 
 
 def _reads_on(run: Plan, pipe: int, *, by_thread: bool) -> None:
-    """Reads a loader again and again, by another thread than the main one if need be."""
+    """Reads a loader again and again, optionally in a thread other than the main thread."""
 
     def read() -> None:
-        # Nothing dies or raises here, so nothing is noted.
+        # No item raises or exits here, so there is nothing to record.
         loader = run.loader(Path(os.devnull))
         while True:
             batches = iter(loader)
@@ -329,7 +330,7 @@ def _reads_on(run: Plan, pipe: int, *, by_thread: bool) -> None:
 
 
 def play_death(number: int) -> float:
-    """Kills a program while its workers work. Returns seconds until they were gone."""
+    """Kills a program while its workers run. Returns the seconds until the workers were gone."""
     run = plan(10_000 + number, ("none",), (1,))
     chance = random.Random(number)
     run.method = ("fork", "spawn", "forkserver", "thread")[number] if number < 4 else run.method
@@ -345,22 +346,22 @@ def play_death(number: int) -> float:
     stopped = None
     if number < 4 or chance.random() < 0.8:
         ready, _, _ = select.select([program._pipe], [], [], LONGEST)
-        assert ready, f"death {number}: nothing begins: {run}"
+        assert ready, f"death {number}: no worker starts: {run}"
         started = os.read(program._pipe, 4 * (run.makers + (run.joiners or 0)))
         if imports and (number < 4 or chance.random() < 0.5):
-            assert select.select([program._pipe], [], [], LONGEST)[0], f"death {number}: no batch comes: {run}"
-            # One worker may make all of a batch while another one imports torch still.
+            assert select.select([program._pipe], [], [], LONGEST)[0], f"death {number}: no batch arrives: {run}"
+            # One worker may produce a whole batch while another one still imports torch.
             soon = SOON if run.makers == 1 and (run.joiners or 0) <= 1 else IMPORTS
         time.sleep(run.at)
         if chance.random() < 0.25 and run.method != "thread" and soon == SOON and not by_thread:
-            # One that can't hear of anything. (In Python's own start of a process it would stay so for good.)
+            # A stopped worker can't react. (Within Python's own startup code a process would stay stopped forever.)
             stopped = int.from_bytes(started[:4], "little")
             try:
                 os.kill(stopped, signal.SIGSTOP)
             except ProcessLookupError:
                 stopped = None
     else:
-        # While it starts its workers.
+        # Kills the program while it starts its workers.
         time.sleep(chance.uniform(0.0, 0.03))
     program.send(signal.SIGKILL)
     killed = time.monotonic()

@@ -1,4 +1,4 @@
-"""Data sets for the loader's tests, which workers that are spawned can import; and what compares batches."""
+"""Datasets for the loader's tests that spawned workers can import, and comparisons of batches."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from torch.utils.data import Dataset
 
 from fastpipe.torch import item_rng, worker_info
 
-# How a loader may work: arguments of it.
+# Arguments that select how a loader runs its workers.
 IN_PROCESS: dict[str, Any] = {"num_workers": 0}
 FORKED: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": "fork", "worker_method": "multiprocessing"}
-# Each imports torch, which takes seconds.
+# A single worker, because each one takes seconds to import torch.
 SPAWNED = FORKED | {"multiprocessing_context": "spawn", "num_workers": 1}
 SERVED = FORKED | {"multiprocessing_context": "forkserver"}
 THREADS: dict[str, Any] = {"num_workers": 2, "worker_method": "thread"}
@@ -48,18 +48,18 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fixed:
-    """One that can't be changed, and has no dict."""
+    """A frozen data class with slots, so it has no `__dict__`."""
 
     values: Any
     label: Any
 
 
-# Seconds of an item, if a batch of three is not to be collated by the worker that makes its items.
+# Seconds per item that keep a batch of three from being collated by the worker that makes its items.
 SHARED = 0.0008
 
 
 class Items(Dataset[Any]):
-    """These items, each of which takes so many seconds."""
+    """Returns the given items, each after `seconds` seconds."""
 
     def __init__(self, items: Sequence[Any], seconds: float = 0.0) -> None:
         self.items = items
@@ -75,7 +75,7 @@ class Items(Dataset[Any]):
 
 
 class Numbers(Dataset[int]):
-    """The numbers below one."""
+    """The numbers from 0 to `count` - 1."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -90,7 +90,7 @@ class Numbers(Dataset[int]):
 
 
 class Squares(Dataset[Any]):
-    """Items of several parts, each a function of its index."""
+    """Items with several values, each a function of the index."""
 
     def __init__(self, count: int, width: int = 3) -> None:
         self.count = count
@@ -105,28 +105,28 @@ class Squares(Dataset[Any]):
 
 
 class Echo(Dataset[Any]):
-    """Whatever it is asked for."""
+    """Returns the index itself."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
 class Described(Dataset[str]):
-    """How what it is asked for is described."""
+    """Returns the type and repr of the index."""
 
     def __getitem__(self, index: Any) -> str:
         return f"{type(index).__module__}.{type(index).__name__} {index!r}"
 
 
 class AtOnce(Numbers):
-    """Numbers that are asked for a batch at once."""
+    """Numbers that are requested a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [(index, len(indices)) for index in indices]
 
 
 class Slow(Numbers):
-    """Numbers, some of which take so many seconds."""
+    """Numbers, some of which take the given number of seconds."""
 
     def __init__(self, count: int, slow: dict[int, float], otherwise: float = 0.0) -> None:
         super().__init__(count)
@@ -139,7 +139,7 @@ class Slow(Numbers):
 
 
 class Gated(Numbers):
-    """Numbers, of which one waits until a file is there."""
+    """Numbers, one of which waits until a file exists."""
 
     def __init__(self, count: int, gated: int, go: Path) -> None:
         super().__init__(count)
@@ -153,27 +153,27 @@ class Gated(Numbers):
 
 
 class Gathering:
-    """Lets workers wait until all of them have come: forked ones, or threads."""
+    """A barrier for workers that are forks or threads."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._come = mmap.mmap(-1, mmap.PAGESIZE)
 
     def come(self, number: int) -> None:
-        """The worker of this number has come."""
+        """Marks a worker as arrived."""
         self._come[number] = 1
 
     def wait(self, number: int) -> None:
-        """The worker of this number has come, and waits for the others."""
+        """Marks a worker as arrived and waits for the other workers."""
         self.come(number)
         deadline = time.monotonic() + 60
         while not all(self._come[: self._workers]):
-            assert time.monotonic() < deadline, "some workers don't come"
+            assert time.monotonic() < deadline, "some workers do not arrive"
             time.sleep(0.0005)
 
 
 class Failing(Numbers):
-    """Numbers, some of which raise."""
+    """Numbers, some of which raise an error instead."""
 
     def __init__(self, count: int, errors: dict[int, BaseException]) -> None:
         super().__init__(count)
@@ -186,7 +186,7 @@ class Failing(Numbers):
 
 
 class Workers(Numbers):
-    """Which process or thread makes an item, and what it is told of itself."""
+    """Returns the process and worker info that an item is made with."""
 
     def __getitem__(self, index: int) -> Any:
         info = worker_info()
@@ -197,7 +197,7 @@ class Workers(Numbers):
 
 
 class Large(Numbers):
-    """Arrays of so many bytes."""
+    """Arrays of `nbytes` bytes."""
 
     def __init__(self, count: int, nbytes: int) -> None:
         super().__init__(count)
@@ -208,15 +208,15 @@ class Large(Numbers):
 
 
 def drawn_from_all(index: int) -> Any:
-    """Draws from the generators of the process."""
+    """Draws from the process's generators."""
     return index, random.random(), random.gauss(0, 1), np.random.rand(2), float(np.random.normal()), torch.randn(2)
 
 
 class Augmented(Numbers):
-    """Draws from the generators of Python, NumPy and torch, those that are named, from an item on.
+    """Draws from the named generators of Python, NumPy and torch, from the item `first` on.
 
     Args:
-        own: whether these are `item_rng()`'s, instead of the process's.
+        own: Whether to draw from the generators of `item_rng()` instead of the process's.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Augmented(Numbers):
 
 
 class Unhurried(Augmented):
-    """Random items that take so long that several workers make a batch, and a batch worker collates it."""
+    """Random items so slow that several workers make a batch and a batch worker collates it."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(SHARED)
@@ -252,7 +252,7 @@ class Unhurried(Augmented):
 
 
 class OwnGenerators(Numbers):
-    """Draws from generators of the worker's info, where there is one."""
+    """Draws from the generators of the worker info if there is one."""
 
     def __getitem__(self, index: int) -> Any:
         info: Any = worker_info()
@@ -264,12 +264,12 @@ class OwnGenerators(Numbers):
             rng.numpy_generator.random(),
             torch.rand(1, generator=rng.torch_generator),
         )
-        # Once more of one: it goes on.
+        # A second draw continues the generator's sequence.
         return index, info.seed, seeded, *drawn, rng.numpy_generator.random()
 
 
 class Own:
-    """A class that default collation doesn't know."""
+    """A class that default collation doesn't support."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -281,11 +281,11 @@ class Own:
 
 
 class Tagged(torch.Tensor):
-    """A class derived from tensors."""
+    """A subclass of Tensor."""
 
 
 def listed(items: list[Any]) -> list[Any]:
-    """A `collate_fn` that leaves items as they are."""
+    """A `collate_fn` that returns the items unchanged."""
     return list(items)
 
 
@@ -303,7 +303,7 @@ def with_own_noise(items: list[Any]) -> Any:
 
 
 def difference(one: Any, other: Any, at: str = "") -> str:
-    """What differs between two values in class, dtype, shape, or bits; empty if nothing does."""
+    """Returns the first difference between two values in class, dtype, shape or bits; empty if there is none."""
     if type(one) is not type(other):
         return f"{at}: {type(one)} {one!r}, not {type(other)} {other!r}"
     if isinstance(one, torch.Tensor):
@@ -314,7 +314,7 @@ def difference(one: Any, other: Any, at: str = "") -> str:
         if one.dtype.hasobject:
             return difference(one.tolist(), other.tolist(), at)
         if one.dtype == np.longdouble:
-            # Some of its bytes say nothing.
+            # longdouble has padding bytes with arbitrary content.
             return "" if np.array_equal(one, other) else f"{at}: {one!r}, not {other!r}"
         return "" if one.tobytes() == other.tobytes() else f"{at}: {one!r}, not {other!r}"
     if isinstance(one, Mapping):
@@ -354,7 +354,7 @@ def _of_tensors(one: torch.Tensor, other: torch.Tensor, at: str) -> str:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values have the same classes, dtypes, shapes and bits."""
+    """Returns whether two values have the same classes, dtypes, shapes and bits."""
     return not difference(one, other)
 
 
@@ -364,7 +364,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 def copied(batch: Any) -> Any:
-    """A batch in memory of its own."""
+    """Returns a copy of a batch in separate memory."""
     if isinstance(batch, torch.Tensor):
         return batch.clone()
     if isinstance(batch, np.ndarray):
@@ -379,7 +379,7 @@ def copied(batch: Any) -> Any:
 
 
 def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
-    """The batches of an iterator, and the classes of what it raises at their places."""
+    """Returns the batches of an iterator, with the class of an error in place of each batch that raises."""
     found: list[Any] = []
     while len(found) < most:
         try:
@@ -388,4 +388,4 @@ def outcomes(iterator: Iterator[Any], most: int = 1000) -> list[Any]:
             return found
         except Exception as error:
             found.append(type(error))
-    raise AssertionError("it doesn't end")
+    raise AssertionError("the iterator does not end")

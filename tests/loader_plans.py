@@ -1,4 +1,4 @@
-"""What the runs of loader_chaos.py do: each is drawn by its number, and always the same."""
+"""Plans of the runs in loader_chaos.py. A plan is drawn from its index and can be repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from fastpipe.torch import DataLoader, worker_info
 
-# Seconds. Where other tests run, too, workers that aren't stopped may take longer than in the soak.
+# In seconds. Where other tests run as well, workers may be slower than in the soak without being stopped.
 TIMEOUT = 0.7 if "FASTPIPE_LOADER_RUNS" in os.environ else 3.0
 WORKER_ACTIONS = ("kill", "stop", "stop with a timeout", "pause", "die", "raise")
 WEIGHTS = (6, 2, 2, 3, 2, 2)
@@ -24,23 +24,23 @@ WEIGHTS = (6, 2, 2, 3, 2, 2)
 
 @dataclasses.dataclass
 class Plan:
-    """What a run does.
+    """The plan of a run.
 
     Attributes:
-        action: what happens to a worker; "none" for nothing.
-        method: how workers are started.
-        makers: item workers.
-        joiners: batch workers; None where batches are collated by default.
-        batch: items of a batch.
-        count: items.
-        seconds: of an item, on average.
-        width: numbers of an item.
-        away: seconds that the consumer is away behind each batch.
-        options: further arguments of the loader.
-        at: seconds from the start of the pass to the action.
-        pause: seconds for which a worker is stopped.
-        index: of the item that dies or raises; None for none.
-        by_collation: whether `collate_fn` raises instead.
+        action: The event that happens to a worker; "none" for none.
+        method: How workers are started.
+        makers: Number of item workers.
+        joiners: Number of batch workers; None to collate by default.
+        batch: Batch size.
+        count: Number of items.
+        seconds: Mean seconds per item.
+        width: Number of values per item.
+        away: Seconds that the consumer spends on each batch.
+        options: Further arguments of the loader.
+        at: Seconds from the start of the pass to the action.
+        pause: Seconds for which a worker is stopped.
+        index: Index of the item that exits or raises, or None.
+        by_collation: Whether `collate_fn` raises instead of the item.
     """
 
     action: str
@@ -59,7 +59,7 @@ class Plan:
     by_collation: bool
 
     def loader(self, note: Path) -> Any:
-        """The loader of this run. Its workers note in a file when they die or raise."""
+        """Returns the loader of this run. Its workers write a note to a file before they exit or raise."""
         index = self.index if not self.by_collation else None
         dataset = Chancy(self.count, self.seconds, self.width, index, note, dies=self.action == "die")
         more: dict[str, Any] = {}
@@ -73,20 +73,20 @@ class Plan:
         return DataLoader(dataset, self.batch, num_workers=self.makers, **more, **self.options)
 
     def batches(self) -> list[list[int]]:
-        """The indices of each batch."""
+        """Returns the indices of each batch."""
         return [[*range(first, min(first + self.batch, self.count))] for first in range(0, self.count, self.batch)]
 
 
 def plan(number: int, actions: tuple[str, ...] = WORKER_ACTIONS, weights: tuple[int, ...] = WEIGHTS) -> Plan:
-    """The plan of the run of this number: always the same."""
+    """Returns the plan with this index, which is always the same."""
     chance = random.Random(f"loader {number}")
-    # Each action comes early, for a few runs to have all of them.
+    # The first runs cover each action once.
     action = actions[number] if number < len(actions) else chance.choices(actions, weights)[0]
     method = chance.choices(("fork", "spawn", "thread"), (12, 1, 2))[0]
     if method == "thread" and action != "none":
         action = "raise"
     if method == "spawn" and action == "stop with a timeout":
-        # To start takes longer than the timeout.
+        # Starting a worker takes longer than the timeout.
         method = "fork"
     makers = chance.choice((1, 2, 3, 4)) if method != "spawn" else chance.choice((1, 2))
     joiners = chance.choice((None, None, 0, 1, 2))
@@ -101,7 +101,7 @@ def plan(number: int, actions: tuple[str, ...] = WORKER_ACTIONS, weights: tuple[
     index = chance.randrange(count) if action in ("die", "raise") else None
     batch = chance.choice((1, 2, 5, 8))
     away = chance.choice((0.0, 0.0, 0.002))
-    # About as long as the pass takes.
+    # About the duration of the pass.
     length = 4.0 if method == "spawn" else max(count * (seconds + 0.0001) / makers, count / batch * away)
     return Plan(
         action=action,
@@ -122,12 +122,12 @@ def plan(number: int, actions: tuple[str, ...] = WORKER_ACTIONS, weights: tuple[
 
 
 def noted(note: Path) -> None:
-    """Notes the time, by the monotonic clock, which all processes have in common."""
+    """Writes the monotonic time, which all processes share, to a file."""
     note.write_text(str(time.monotonic()))
 
 
 class Chancy(Dataset[Any]):
-    """Items that take time, one of which may raise, or end its process, and notes when it does."""
+    """Items of random duration, one of which may raise or exit its process after writing a note."""
 
     def __init__(self, count: int, seconds: float, width: int, index: int | None, note: Path, *, dies: bool) -> None:
         self.count = count
@@ -141,7 +141,7 @@ class Chancy(Dataset[Any]):
         return self.count
 
     def __getitem__(self, index: int) -> Any:
-        # Threads share the process's generator with the program: they have one of their own.
+        # Threads share the process's generator with the program, so they use a separate one.
         info: Any = worker_info()
         chance: Any = random.Random(index) if info.worker_method == "thread" else random
         time.sleep(chance.expovariate(1 / self.seconds))
@@ -156,7 +156,7 @@ class Chancy(Dataset[Any]):
 
 
 class Stack:
-    """A `collate_fn`, which may raise for an index, and notes when it does."""
+    """A `collate_fn` that may raise for an index after writing a note."""
 
     def __init__(self, index: int | None, note: Path) -> None:
         self.index = index

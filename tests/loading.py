@@ -1,7 +1,8 @@
 """Loaders with workers, and ranks of `torch.distributed`: programs that test_torch_loading.py runs.
 
-Each runs in a separate process, as a user's would: one that forks must not have the threads of other frameworks. Most
-are forked off a program that has imported torch (`apart.py`); those that are interrupted or killed are started.
+Each runs in a separate process, as a user's program would, because a program that forks must not have threads of other
+frameworks. Most are forked from a program that has imported torch (`apart.py`). Those that are interrupted or killed
+are started as new processes.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ def dataset(paths: list[str], **more: Any) -> adapter.IterableDataset:
 
 
 def ids(batch: Any) -> Any:
-    """Of passes that are left: Torch's workers may abort if they are ended while they send tensors."""
+    """Returns ids as NumPy arrays, for passes that are abandoned: torch workers may abort if they end while sending
+    tensors.
+    """
     return {"id": batch["id"].numpy()}
 
 
 def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
-    """The rows of some passes: with new workers for each, and with workers that are kept."""
+    """Returns the rows of several passes, with new and with persistent workers."""
     found = []
-    # Where users fork workers off a server, they let it import what takes long.
+    # Users of a fork server typically preload modules that are slow to import.
     multiprocessing.set_forkserver_preload(["fastpipe.torch"])
     for kept in (False, True):
         loader = DataLoader(
@@ -72,7 +75,9 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
 
 
 def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
-    """Passes that are left, by `break` and as Lightning does it: the next iterator is made before the last one goes."""
+    """Abandons passes by `break`, and as Lightning does, which creates the next iterator before it drops the last
+    one.
+    """
     data = dataset(paths)
     options: dict[str, Any] = {
         "batch_size": None,
@@ -81,11 +86,11 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
         "collate_fn": ids,
     }
     loader = (StatefulDataLoader if stateful else DataLoader)(data, **options, persistent_workers=kept)
-    # Workers have been asked for a third batch when their loop has had more than four.
+    # When the loop has received more than four batches, each worker has been asked for its third.
     found = [ids_by_batch(itertools.islice(loader, steps)) for steps in ((5, 5, 5) if stateful else (1, 5, 5))]
     data.set_epoch(2)
-    # It calls `iter` twice, and draws from the second one alone. (Workers that aren't forked here may begin the first
-    # pass after the second one has counted, and so begin the next epoch.)
+    # tqdm calls `iter` twice and reads only the second iterator. (Workers that aren't forked may begin the first pass
+    # after the second one was counted, and so begin the next epoch.)
     again = ids_by_batch(itertools.islice(tqdm(loader, disable=True) if method == "fork" else loader, 5))
     batches = iter(loader)
     whole = ids_by_batch(batches)
@@ -93,12 +98,12 @@ def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
 
 
 def late(worker: int) -> None:
-    """Workers begin their passes one after the other."""
+    """Delays the start of each worker by its index."""
     time.sleep(0.2 * worker)
 
 
 def meanwhile(paths: list[str], ways: list[str], method: str, kept: bool) -> Any:
-    """Passes while whose workers begin the epoch is set, or the data set is read here."""
+    """Sets the epoch, or reads the dataset here, while workers begin their passes."""
     found = {}
     for what in ways:
         data = dataset(paths)
@@ -119,7 +124,7 @@ def meanwhile(paths: list[str], ways: list[str], method: str, kept: bool) -> Any
 
 
 def alike(paths: list[str]) -> Any:
-    """Passes of loaders that are seeded alike; one of them is left."""
+    """Runs loaders with equal seeds, one of which is abandoned."""
     data = dataset(paths)
     found = []
     for number in range(4):
@@ -133,7 +138,9 @@ def alike(paths: list[str]) -> Any:
 
 
 def beside(paths: list[str]) -> Any:
-    """Two loaders over one data set, of which the second begins when the first has had some batches, and ends first."""
+    """Runs two loaders over one dataset. The second starts after the first has delivered some batches, and ends before
+    it.
+    """
     data = dataset(paths)
     slow = iter(DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=late, multiprocessing_context="fork"))
     first = ids_by_batch(next(slow) for _ in range(5))
@@ -142,7 +149,7 @@ def beside(paths: list[str]) -> Any:
 
 
 def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
-    """For each rank the length, and the rows that are valid of each batch, with workers and without."""
+    """Returns each rank's length and the number of valid rows of each batch, with and without workers."""
     found = []
     warnings.simplefilter("ignore", fastpipe.RowsLeftOutWarning)
     os.environ["WORLD_SIZE"] = "2"
@@ -156,7 +163,7 @@ def shares(paths: list[str], workers: int, more: dict[str, Any]) -> Any:
 
 
 def warned(paths: list[str], folder: str) -> Any:
-    """What two passes of workers warn of, by what the workers do."""
+    """Returns the warnings of two passes with workers, by what the workers do."""
     warnings.simplefilter("always")
     found: dict[str, Any] = {}
     for name, more, options in (
@@ -183,7 +190,7 @@ def warned(paths: list[str], folder: str) -> Any:
 
 
 def damaged(paths: list[str]) -> Any:
-    """What errors say in the process that trains."""
+    """Returns the errors that the training process gets."""
     found = []
     for number in (0, 1):
         data = dataset(paths, shuffle=False, shuffle_buffer=None)
@@ -201,7 +208,7 @@ def damaged(paths: list[str]) -> Any:
 
 
 def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | str) -> Any:
-    """What is left at some steps, in a loader that was made anew; and the pass behind it."""
+    """Returns the remaining batches at some steps, in a newly created loader, and the pass after them."""
 
     def loader() -> Any:
         return StatefulDataLoader(
@@ -228,7 +235,7 @@ def stateful(paths: list[str], workers: int, steps: list[int], shuffle: bool | s
 
 
 def ended(paths: list[str], how: str) -> Any:
-    """Ends a loop with workers in some way."""
+    """Ends a loop with workers in the given way."""
     ends = EndsInMap(worker=0, batch=1)
     data = adapter.IterableDataset(
         fastpipe.read_avro(paths, **OPTIONS, epochs=None), map=ends if how == "worker killed" else None
@@ -243,14 +250,14 @@ def ended(paths: list[str], how: str) -> Any:
         raise RuntimeError("the model failed")
     if how == "worker killed":
         ends.go()
-    # Until Ctrl-C comes, or what the loader raises of a worker that was killed.
+    # Continues until Ctrl-C, or until the loader raises the error of a killed worker.
     for _ in batches:
         time.sleep(0.001)
     return None
 
 
 def rank(paths: list[str], folder: str, stop: int) -> None:
-    """One rank: goes on from the checkpoint in a folder, and stops after some steps, like one that was killed."""
+    """Runs one rank, which resumes from a checkpoint in a folder and stops after some steps as if killed."""
     logging.basicConfig(level=logging.INFO)
     torch.distributed.init_process_group("gloo")
     me, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -261,7 +268,7 @@ def rank(paths: list[str], folder: str, stop: int) -> None:
     seen = []
     for batch in data:
         seen.append(batch["id"].tolist())
-        # All ranks take part in each step: one that ran dry would let the others hang.
+        # All ranks take part in each step. If one ran out of batches, the others would hang.
         torch.distributed.all_reduce(torch.ones(1))
         if len(seen) == stop:
             break
@@ -271,28 +278,28 @@ def rank(paths: list[str], folder: str, stop: int) -> None:
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
     if get_worker_info() is not None:
-        raise AssertionError("a rank is no worker")
+        raise AssertionError("a rank is not a worker")
 
 
 def answer(request: dict[str, Any]) -> Any:
-    """Runs a program with its arguments, and returns what it finds."""
+    """Runs a program with its arguments and returns its result."""
     warnings.simplefilter("error")
-    # torchdata calls what Torch is about to take away.
+    # torchdata calls a function that torch has deprecated.
     warnings.filterwarnings("ignore", message="'set_vital' is deprecated")
-    # Nor does it like more workers than processors, which say nothing here.
+    # torch also warns about more workers than processors, which doesn't matter here.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    # What a test of its own looks at.
+    # A separate test covers this warning.
     warnings.filterwarnings("ignore", message="num_workers=")
-    # Unless it is told, Torch warns when a sparse tensor arrives from another process.
+    # Otherwise torch warns when a sparse tensor arrives from another process.
     torch.sparse.check_sparse_tensor_invariants.disable()
     programs = {"passes": passes, "stateful": stateful, "ended": ended, "rank": rank, "meanwhile": meanwhile}
     programs |= {"alike": alike, "beside": beside, "left": left, "shares": shares, "damaged": damaged}
     programs |= {"warned": warned}
     found = programs[request.pop("program")](**request)
-    # What Torch raises of a worker's error keeps itself, and the loader.
+    # torch's exception for a worker's error references itself and the loader.
     gc.collect()
-    # Torch doesn't wait for the threads that send to its workers. One that is cut off while it gives back its
-    # semaphores leaves some to multiprocessing's resource tracker, which says so.
+    # torch doesn't join the threads that send to its workers. If such a thread is stopped while it releases its
+    # semaphores, multiprocessing's resource tracker reports them as leaked.
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":
             thread.join()
@@ -300,7 +307,7 @@ def answer(request: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    # A shell that runs tests in its background has them ignore it.
+    # A background shell makes its commands ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     found = answer(json.loads(sys.argv[1]))
     if found is not None:

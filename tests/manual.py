@@ -1,4 +1,4 @@
-"""The manual: README.md and the pages in `docs/`, their examples, their links, and the files that examples read."""
+"""The manual (README.md and `docs/`): its examples, its links, and the files that the examples read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ README = ROOT / "README.md"
 INDEX = ROOT / "docs/README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
-# Six whole batches of 1,024 rows in all.
+# Six full batches of 1,024 rows in total.
 ROWS, FILES = 3_072, 2
 
 _LONGS = {"type": "array", "items": "long"}
@@ -72,7 +72,7 @@ def _record(random: np.random.Generator, row: int) -> dict[str, Any]:
 
 
 def write(folder: Path) -> None:
-    """Writes `data/part-*.avro` and `rides.csv`; of files that were just written no index is kept, so they are old."""
+    """Writes `data/part-*.avro` and `rides.csv`, with old timestamps because indexes are kept only for old files."""
     random = np.random.default_rng(7)
     (folder / "data").mkdir()
     for number in range(FILES):
@@ -86,7 +86,7 @@ def write(folder: Path) -> None:
 
 
 class Example(NamedTuple):
-    """Python to run, or one command of `fastpipe`."""
+    """Python code, or one `fastpipe` command."""
 
     page: Path
     language: str
@@ -94,7 +94,7 @@ class Example(NamedTuple):
 
 
 def examples(page: Path) -> Iterator[Example]:
-    """The examples of a page, in its order. Commands of other programs are left out."""
+    """Yields the examples of a page in order. Commands of other programs are skipped."""
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):
         if language == "python":
             yield Example(page, language, code)
@@ -103,13 +103,13 @@ def examples(page: Path) -> Iterator[Example]:
 
 
 def _prose(page: Path) -> str:
-    """A page without its code blocks."""
+    """Returns a page without its code blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as GitHub makes them."""
+    """Returns the anchors of a page's headings, as GitHub generates them."""
     found: dict[str, int] = {}
     names = set()
     for heading in re.findall(r"^#+ +(.+?) *$", _prose(page), re.MULTILINE):
@@ -121,13 +121,13 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(page: Path) -> list[str]:
-    """What a page links to, pictures and references included."""
+    """Returns the targets of a page's links, including images and references."""
     prose = re.sub(r"(`+).*?\1", "`code`", _prose(page), flags=re.DOTALL)
     return re.findall(r"\]\(\s*<?([^)>\s]+)", prose) + re.findall(r"^ *\[[^\]]+\]: *<?([^>\s]+)", prose, re.MULTILINE)
 
 
 def target(page: Path, link: str) -> Path | None:
-    """The file that a link leads to; None for one to another site."""
+    """Returns the file that a link refers to, or None for another site."""
     if re.match(r"[a-z][a-z+.-]*:", link):
         return None
     path = unquote(link.split("#")[0])
@@ -135,7 +135,7 @@ def target(page: Path, link: str) -> Path | None:
 
 
 def broken(page: Path) -> list[str]:
-    """The links of a page that lead to no file of the project, or to no heading."""
+    """Returns the links of a page that lead to a missing file or heading."""
     found = []
     for link in links(page):
         to, (_, _, anchor) = target(page, link), link.partition("#")

@@ -1,7 +1,7 @@
 """Mutated container files, and a child process that reads them in every order.
 
-A mutation is a pure function of its number, so a failure is reproduced by that number alone:
-`python tests/mutations.py NUMBER` reads one file in this process.
+A mutation is a pure function of its index, so the index is enough to reproduce a failure: `python tests/mutations.py
+INDEX` reads one file in this process.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _SCHEMAS: tuple[tuple[Any, Callable[[int], Any]], ...] = (
 
 @functools.cache
 def sound() -> list[bytes]:
-    """Files without damage: of each schema with each codec, and those of other writers where they are at hand."""
+    """Returns undamaged files: each schema with each codec, and files from other writers if they are available."""
     files: list[bytes] = []
     for schema, row in _SCHEMAS:
         for codec in CODECS:
@@ -92,13 +92,13 @@ def sound() -> list[bytes]:
 
 
 def _number(chance: random.Random) -> bytes:
-    """A varint that counts or measures something, mostly too much."""
+    """Returns a varint for a count or a size, usually too large."""
     value = chance.choice(COUNTS) if chance.random() < 0.7 else chance.randrange(-(2**20), 2**31)
     return wire.long(value)
 
 
 def _spot(chance: random.Random, data: bytes) -> int:
-    """A position; often right behind a sync marker, where a block declares its rows and bytes."""
+    """Returns a position, often right after a sync marker, where a block declares its row and byte counts."""
     if chance.random() < 0.5 and len(data) > 32:
         marker = data[-16:]
         found, at = [], data.find(marker)
@@ -132,7 +132,7 @@ def _mutate(chance: random.Random, data: bytes) -> bytes:
 
 
 def _take_long(data: bytes, at: int) -> tuple[int, int]:
-    """A long of a sound file, and where it ends."""
+    """Reads a long from an undamaged file. Returns it and its end."""
     value = shift = 0
     while True:
         value |= (data[at] & 0x7F) << shift
@@ -142,7 +142,9 @@ def _take_long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _blocks(data: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:
-    """The header of a sound file, and rows and stored bytes of each block; none of other writers' broken files."""
+    """Returns the header of an undamaged file, and each block's row count and stored bytes. Broken files of other
+    writers have none.
+    """
     marker = data[-16:]
     start = at = data.index(marker) + 16
     blocks = []
@@ -158,7 +160,7 @@ def _blocks(data: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:
 
 
 def _mutate_inside(chance: random.Random, data: bytes) -> bytes:
-    """Changes what blocks declare and hold. All around them is sound, so that readers get as far as there."""
+    """Changes what blocks declare and contain. All around them stays intact, so that readers get that far."""
     head, blocks = _blocks(data)
     for _ in range(chance.choice((1, 1, 2, 5))):
         if not blocks:
@@ -179,7 +181,9 @@ def _mutate_inside(chance: random.Random, data: bytes) -> bytes:
 
 
 def mutated(number: int) -> bytes:
-    """The mutation of that number: some changes of a sound file, half of them inside of its blocks alone."""
+    """Returns the mutation with this index: random changes of an undamaged file, for half of the indices only inside
+    blocks.
+    """
     chance = random.Random(number)
     data = chance.choice(sound())
     if chance.random() < 0.5:
@@ -190,13 +194,13 @@ def mutated(number: int) -> bytes:
 
 
 def _attempt(outcomes: list[str], what: Callable[[], Any]) -> Any:
-    """Does something that may fail with a typed error."""
+    """Calls a function that may fail with a documented error."""
     try:
         return what()
     except fastpipe.FastpipeError as error:
         outcomes.append(type(error).__name__)
     except IndexError:
-        # `batch_at` and `locate` of what a damaged file doesn't have.
+        # `batch_at` and `locate` raise it for rows that a damaged file has lost.
         outcomes.append("IndexError")
     return None
 
@@ -209,11 +213,11 @@ def _read(path: str, order: dict[str, Any], batch_size: int, features: Any) -> N
     rest = sum(1 for _ in itertools.islice(batches, MOST))
     reader.load_state_dict(state)
     again = sum(1 for _ in itertools.islice(reader, MOST))
-    assert again == rest, f"{rest} batches behind the first, {again} when resumed there"
+    assert again == rest, f"{rest} batches after the first, {again} when resumed there"
 
 
 def _look_up(path: str, order: dict[str, Any], batch_size: int, features: Any, chance: random.Random) -> list[str]:
-    """Any batch, and where a row of it stands. Returns the classes of errors."""
+    """Reads a random batch and locates one of its rows. Returns the classes of errors."""
     outcomes: list[str] = []
     reader = _attempt(
         outcomes,
@@ -229,7 +233,7 @@ def _look_up(path: str, order: dict[str, Any], batch_size: int, features: Any, c
 
 
 def read(path: str, number: int) -> list[str]:
-    """Reads a file in every order, and all else that orders are used for. Returns the classes of errors."""
+    """Reads a file in every order and uses the other features of orders. Returns the classes of errors."""
     outcomes: list[str] = []
     chance = random.Random(number)
     size = chance.choice((1, 3, 16, 1024))
@@ -245,9 +249,9 @@ def read(path: str, number: int) -> list[str]:
 
 
 def main(first: int, count: int) -> None:
-    """Reads mutations and prints, of each, its number before it begins, and seconds and errors behind it."""
+    """Reads mutations. Prints each index before its read, and the seconds and errors after it."""
     path = str(Path(tempfile.mkdtemp(prefix="mutations-")) / "mutated.avro")
-    warnings.simplefilter("ignore")  # Rows are left out, batches are few: that is said, and right.
+    warnings.simplefilter("ignore")  # Ignores expected warnings about rows that are left out and about few batches.
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     if count > 1:
         size = pages * resource.getpagesize() + BEYOND

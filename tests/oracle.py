@@ -1,13 +1,12 @@
-"""What batches should hold, worked out without fastpipe.
+"""The values that batches should contain, computed without fastpipe.
 
-Three parts, each as plain as can be:
+Three deliberately simple parts:
 
 * `leaves` and `follow` walk a schema, and records as fastavro or `decode` reads them, along the paths that name
-  features.
-* `rows` turns a batch's forms back into Python values, by the definition of each form and not by its `to_list`.
-* `encode` and `container` write Avro as no writer does, but as every reader must read: arrays and maps in several
-  blocks, some with their size in bytes. `decode` and `load` read it: what is stored, not what logical types make of it,
-  and of a union's value which branch it is of.
+features.
+* `rows` converts a batch's array types to Python values by their definition, without their `to_list`.
+* `encode` and `container` write unusual but valid Avro: arrays and maps in several blocks, some with their size in
+bytes. `decode` and `load` read it as stored, without logical types, and with the branch of each union value.
 """
 
 from __future__ import annotations
@@ -43,20 +42,20 @@ class Type:
     name: str = ""
     parts: tuple[Any, ...] = ()  # Fields (name, type), items, values, branches or symbols.
     size: int = 0
-    logical: str = ""  # None that doesn't fit the type.
+    logical: str = ""  # Empty if it doesn't fit the type.
     precision: int = 0
     scale: int = 0
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A value of a union: the number of its type there, and what it is."""
+    """A union value: the index of its branch and the value."""
 
     index: int
     value: Any
 
 
-# The types that can have each logical type besides decimals, and the dtypes as which times are read.
+# The types that support each logical type except decimals, and the dtypes of times.
 LOGICAL = {
     "date": ("int", "datetime64[D]"),
     "time-millis": ("int", "timedelta64[ms]"),
@@ -74,7 +73,7 @@ LOGICAL = {
 
 
 def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> dict[str, Any]:
-    """What a schema's object adds to its type."""
+    """Returns the attributes that the schema's JSON object adds to its type."""
     logical = schema.get("logicalType", "")
     if logical == "decimal":
         precision, scale = schema.get("precision"), schema.get("scale", 0)
@@ -88,7 +87,7 @@ def _logical(schema: Mapping[str, Any], kind: str, size: int = 0) -> dict[str, A
 
 
 def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -> Any:
-    """Makes `Type`s of a schema. A type inside of itself is cut off as one of kind `recursive`."""
+    """Builds a `Type` from a schema. A type inside of itself is cut off with the kind `recursive`."""
     names = {} if names is None else names
     if isinstance(schema, list):
         return Type("union", parts=tuple(resolve(branch, names, space) for branch in schema))
@@ -121,7 +120,7 @@ def resolve(schema: Any, names: dict[str, Any] | None = None, space: str = "") -
 
 
 def inner(node: Type) -> Type | None:
-    """The type of a union besides null; None if there are several."""
+    """Returns the only type of a union besides null; None if there are several."""
     if len(node.parts) == 1:
         return node.parts[0]
     nulls = [branch for branch in node.parts if branch.kind == "null"]
@@ -129,7 +128,7 @@ def inner(node: Type) -> Type | None:
 
 
 def numbers(node: Type) -> str:
-    """The dtype of a union of several types of numbers, maybe with null; empty for another one."""
+    """Returns the dtype of a union of several numeric types, possibly with null; empty for other unions."""
     others = [branch for branch in node.parts if branch.kind != "null"]
     if len(others) < 2 or any(b.logical or b.kind not in ("int", "long", "float", "double") for b in others):
         return ""
@@ -137,14 +136,14 @@ def numbers(node: Type) -> str:
 
 
 def branches(node: Type) -> list[str]:
-    """What columns call the types of a union."""
+    """Returns the names that columns use for a union's branches."""
     short = [branch.name.rpartition(".")[2] or branch.kind for branch in node.parts]
     full = [branch.name or branch.kind for branch in node.parts]
     return [long if short.count(name) > 1 else name for name, long in zip(short, full, strict=True)]
 
 
 def without_logical_types(node: Any) -> Any:
-    """A type whose values stand for nothing but what is stored."""
+    """Returns a type whose values represent only what is stored."""
     if isinstance(node, tuple):  # A field.
         return node[0], without_logical_types(node[1])
     if not isinstance(node, Type):
@@ -153,7 +152,7 @@ def without_logical_types(node: Any) -> Any:
 
 
 def recursive(node: Type, name: str) -> bool:
-    """Whether a type holds the one of that name again."""
+    """Returns whether a type contains the type with this name."""
     if node.kind == "recursive":
         return node.name == name
     parts = (part[1] if node.kind == "record" else part for part in node.parts if not isinstance(part, str))
@@ -162,7 +161,7 @@ def recursive(node: Type, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A feature that a schema has."""
+    """A feature that can be inferred from a schema."""
 
     name: str
     type: Type
@@ -173,14 +172,14 @@ class Leaf:
 
     @property
     def refusal(self) -> str:
-        """A word of the reason why the feature isn't inferred; empty if it is."""
+        """A keyword of the reason why the feature isn't inferred; empty if it is."""
         if self.type.kind == "recursive":
             return "recursive"
         return "same name" if self.taken else ""
 
     @property
     def dtype(self) -> str:
-        """The dtype that is inferred."""
+        """The inferred dtype."""
         logical = self.type.logical
         if logical == "decimal":
             return "int64" if self.type.precision <= 18 else "float64"
@@ -190,7 +189,7 @@ class Leaf:
 
     @property
     def stored(self) -> str:
-        """The dtype of what is stored, whatever it stands for."""
+        """The dtype of the stored values, without logical types."""
         kinds = {"null": "bool", "boolean": "bool", "int": "int32", "enum": "int32", "long": "int64"}
         kinds |= {"float": "float32", "double": "float64", "string": "string", "sparse": self.type.name}
         if self.type.kind == "union":
@@ -199,23 +198,23 @@ class Leaf:
 
     @property
     def scale(self) -> int | None:
-        """The decimal places of integers that are decimals."""
+        """The number of decimal places, if decimals are read as integers."""
         return self.type.scale if self.type.logical == "decimal" and self.dtype == "int64" else None
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape that is inferred, whatever the lengths of its arrays."""
+        """The inferred shape, without fixed array lengths."""
         return (None,) * self.dims + ((3,) if self.type.logical == "duration" else ())
 
     def spec(self) -> fastpipe.DenseSpec | fastpipe.RaggedSpec:
-        """A spec that reads it, whatever the lengths of its arrays."""
+        """Returns a spec that reads the feature for any array lengths."""
         nulls = "mask" if self.nullable else "error"
         make = fastpipe.RaggedSpec if self.dims else fastpipe.DenseSpec
         return make(self.shape, self.dtype, nulls=nulls, scale=self.scale)
 
 
 def leaves(root: Type) -> list[Leaf]:
-    """The features of a schema, in its order."""
+    """Returns the features of a schema in order."""
     found: list[Leaf] = []
     for leaf in _leaves(root, "" if root.kind == "record" else "value", 0, False):
         taken = any(leaf.name == other.name for other in found)
@@ -226,7 +225,7 @@ def leaves(root: Type) -> list[Leaf]:
 def _leaves(
     node: Type, name: str, dims: int, nullable: bool, around: tuple[str, ...] = (), inside: bool = False
 ) -> Iterator[Leaf]:
-    """The features below a type; `around` names the records on the way, `inside` says whether one is recursive."""
+    """Yields the features below a type. `around` names the enclosing records; `inside` is true if one is recursive."""
     if node.kind == "union":
         only = inner(node)
         null = any(branch.kind == "null" for branch in node.parts)
@@ -261,7 +260,7 @@ def _leaves(
 
 
 def _sparse(node: Type) -> str | None:
-    """The dtype of the values, if a record looks like a sparse array."""
+    """Returns the dtype of the values if a record has the form of a sparse array."""
     items = {}
     for name, part in node.parts:
         part = (inner(part) or part) if part.kind == "union" else part
@@ -278,9 +277,9 @@ def _sparse(node: Type) -> str | None:
 
 
 def follow(root: Type, record: Any, name: str) -> Any:
-    """What a feature is in a record: nested lists, None where null.
+    """Returns the value of a feature in a record as nested lists, with None for null.
 
-    The keys of a map are a list and so are its values. A sparse record is the list of its (index tuple, value).
+    A map's keys are a list, as are its values. A sparse record is a list of (index tuple, value).
     """
     return _follow(root, record, name if root.kind == "record" else name.removeprefix("value").removeprefix("."))
 
@@ -290,7 +289,7 @@ def _follow(node: Type, value: Any, path: str) -> Any:
         return _follow_branch(node, value, path)
     if node.kind == "union":
         only = inner(node)
-        assert only is not None, "only values that say their branch are followed through unions of several types"
+        assert only is not None, "a value of a union of several types must be a Branch"
         return None if value is None else _follow(only, value, path)
     if node.kind == "record" and not path:
         return entries(value)
@@ -322,14 +321,14 @@ def _follow_branch(node: Type, value: Branch, path: str) -> Any:
 
 
 def step(names: Iterable[str], path: str) -> tuple[str, str]:
-    """The name with which a path begins, the longest of several, and what comes behind it."""
+    """Splits a path into its longest known first name and the rest."""
     found = [name for name in names if path == name or path.startswith((f"{name}.", f"{name}:"))]
     name = max(found, key=len)
     return name, path[len(name) :].removeprefix(".")
 
 
 def meaning(node: Type, value: Any) -> Any:
-    """What a value of a type without parts stands for, in the dtype that is inferred: times are numbers."""
+    """Returns the value that a leaf's stored value represents in the inferred dtype, with times as numbers."""
     if node.logical == "decimal" and isinstance(value, bytes):
         unscaled = int.from_bytes(value, "big", signed=True)
         return unscaled if node.precision <= 18 else float(Fraction(unscaled, 10**node.scale))
@@ -339,7 +338,7 @@ def meaning(node: Type, value: Any) -> Any:
 
 
 def arrays(root: Type) -> list[tuple[str, int, bool]]:
-    """The arrays and maps of a schema: the path of each, how many others are around it, and whether nulls can be."""
+    """Returns the arrays and maps of a schema: path, number of enclosing ones, and whether they can be null."""
     return list(_arrays(root, "" if root.kind == "record" else "value", 0, False))
 
 
@@ -361,7 +360,7 @@ def _arrays(node: Type, name: str, dims: int, nullable: bool) -> Iterator[tuple[
 
 
 def lengths(root: Type, record: Any, name: str, dims: int) -> Any:
-    """The number of items of an array or map that lies within `dims` others, for each of their items."""
+    """Returns the lengths of an array or map that is nested in `dims` others, for each of their items."""
     path = name if root.kind == "record" else name.removeprefix("value").removeprefix(".")
     return _lengths(root, record, path, dims)
 
@@ -389,7 +388,7 @@ def _lengths(node: Type, value: Any, path: str, dims: int) -> Any:
 
 
 def entries(record: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
-    """The entries of a sparse record; a null array stands for an empty one."""
+    """Returns the entries of a sparse record. A null array counts as empty."""
     rank = len(record) - 1
     names = [f"indices{k}" for k in range(rank)] if "indices" not in record else ["indices"]
     columns = [bare(record[name]) or [] for name in names]
@@ -398,7 +397,7 @@ def entries(record: Mapping[str, Any]) -> list[tuple[tuple[int, ...], Any]]:
 
 
 def bare(value: Any) -> Any:
-    """A value without what says of which branch it is."""
+    """Returns a value without its union branch."""
     return value.value if isinstance(value, Branch) else value
 
 
@@ -406,9 +405,9 @@ def bare(value: Any) -> Any:
 
 
 def rows(node: Any, *, counted: bool = False) -> list[Any]:
-    """The rows of a batch's form as Python values, after checking that its parts fit together.
+    """Returns the rows of a batch value as Python values, after checking that its arrays are consistent.
 
-    Times are what Python has for them, or with `counted` numbers of their unit.
+    Times become Python's types, or numbers of their unit if `counted` is set.
     """
     if isinstance(node, np.ndarray):
         _check_array(node)
@@ -491,7 +490,7 @@ def _blank(values: list[Any], valid: list[Any]) -> list[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are of the same types and equal; NaN equals NaN, and 0.0 isn't -0.0."""
+    """Returns whether two values have the same types and are equal. NaN equals NaN, and 0.0 differs from -0.0."""
     if type(a) is not type(b):
         return False
     if isinstance(a, (list, tuple)):
@@ -504,7 +503,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def difference(expected: Any, found: Any, where: str) -> str | None:
-    """Where two nested values part, shortly said; None if they are the same."""
+    """Describes where two nested values differ; None if they are the same."""
     if same(expected, found):
         return None
     if isinstance(expected, list) and isinstance(found, list) and len(expected) == len(found):
@@ -515,9 +514,9 @@ def difference(expected: Any, found: Any, where: str) -> str | None:
 
 
 def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[str, Any], Any]) -> None:
-    """Reads a pass, and compares each batch with `expected(feature name, record)` of its records.
+    """Reads a pass and compares each batch with `expected(feature name, record)` of its records.
 
-    Symbols of enums that are read as codes are expected as their codes.
+    Symbols of enums that are read as codes are expected as codes.
     """
     assert reader.num_rows == len(records)
     start = 0
@@ -538,7 +537,7 @@ def check(reader: fastpipe.Reader, records: Sequence[Any], expected: Callable[[s
 
 
 def columns(reader: fastpipe.Reader) -> dict[str, list[Any]]:
-    """All rows of each feature in a pass, in order."""
+    """Returns all rows of each feature in a pass, in order."""
     found: dict[str, list[Any]] = {}
     with reader:
         for batch in reader:
@@ -552,7 +551,7 @@ def _rows_of(node: Any) -> list[Any]:
 
 
 def codes(wanted: Any, symbols: list[str]) -> Any:
-    """Symbols of enums as their codes."""
+    """Replaces symbols of enums by their codes."""
     if isinstance(wanted, list):
         return [codes(item, symbols) for item in wanted]
     if isinstance(wanted, tuple):  # An entry of a sparse array.
@@ -561,7 +560,7 @@ def codes(wanted: Any, symbols: list[str]) -> Any:
 
 
 def _check_spec(node: Any, spec: Any, count: int) -> None:
-    """Forms, shapes and dtypes are those of the spec."""
+    """Checks that array types, shapes and dtypes match the spec."""
     if isinstance(spec, fastpipe.SparseSpec):
         node = node.values if isinstance(node, fastpipe.Masked) else node
         assert isinstance(node, fastpipe.Sparse if spec.layout == "coo" else fastpipe.SparseCSR)
@@ -598,11 +597,11 @@ def _check_values(node: Any, spec: Any, shape: tuple[int | None, ...]) -> None:
         assert node.dtype == spec.dtype
 
 
-# --- Avro as it may be written ---
+# --- Writing and reading Avro ---
 
 
 def varint(number: int) -> bytes:
-    """A long: zigzag, seven bits a byte, the least first."""
+    """Encodes a long: zigzag, seven bits per byte, lowest bits first."""
     rest = number << 1 if number >= 0 else ~(number << 1)
     out = bytearray()
     while rest > 0x7F:
@@ -613,7 +612,7 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A long, and where it ends."""
+    """Decodes a long. Returns it and its end."""
     number = shift = 0
     while True:
         byte = data[at]
@@ -625,7 +624,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def encode(node: Type, value: Any, rng: random.Random) -> bytes:
-    """A value as Avro, with arrays and maps cut into blocks at random."""
+    """Encodes a value as Avro, with arrays and maps split into random blocks."""
     match node.kind:
         case "null":
             return b""
@@ -663,7 +662,9 @@ def encode(node: Type, value: Any, rng: random.Random) -> bytes:
 
 
 def items(encoded: Sequence[bytes], rng: random.Random) -> bytes:
-    """Items of an array or a map, in blocks; a negative number of items is followed by their size in bytes."""
+    """Encodes the items of an array or map in blocks. A negative item count is followed by the block's size in
+    bytes.
+    """
     out = bytearray()
     at = 0
     while at < len(encoded):
@@ -676,7 +677,9 @@ def items(encoded: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def container(schema: Any, records: Sequence[Any], rng: random.Random, codec: str = "null") -> bytes:
-    """A container file with blocks of random sizes, some of them without records. Codecs: null and deflate."""
+    """Returns a container file with blocks of random sizes, some without records. Supports the codecs null and
+    deflate.
+    """
     root = resolve(schema)
     text = Type("string")
     metadata = {"avro.schema": json.dumps(schema).encode(), "avro.codec": codec.encode(), "note": bytes(range(256))}
@@ -697,7 +700,7 @@ def container(schema: Any, records: Sequence[Any], rng: random.Random, codec: st
 
 
 def decode(node: Type, data: bytes, at: int, names: Mapping[str, Type]) -> tuple[Any, int]:
-    """A value as it is stored, and where it ends. Values of unions are `Branch`es; `names` has types by their names."""
+    """Decodes a value as stored. Returns it and its end. Union values are `Branch`es; `names` maps names to types."""
     match node.kind:
         case "null":
             return None, at
@@ -753,7 +756,7 @@ def _decode_items(node: Type, data: bytes, at: int, names: Mapping[str, Type]) -
 
 
 def load(path: str | Path) -> tuple[Type, list[Any]]:
-    """The schema of a file, and its records as they are stored."""
+    """Returns the schema of a file and its records as stored."""
     metadata, blocks = split(Path(path).read_bytes())
     names: dict[str, Any] = {}
     root = resolve(json.loads(metadata["avro.schema"]), names)
@@ -768,7 +771,9 @@ def load(path: str | Path) -> tuple[Type, list[Any]]:
 
 
 def split(data: bytes) -> tuple[dict[str, bytes], list[tuple[int, bytes]]]:
-    """Metadata and blocks (records, bytes as decompressed) of a container file. Codecs: those that fastavro reads."""
+    """Returns the metadata and the decompressed blocks (records, bytes) of a container file. Supports fastavro's
+    codecs.
+    """
     assert data[:4] == b"Obj\x01"
     at = 4
     metadata: dict[str, bytes] = {}
@@ -804,7 +809,7 @@ def _decompress(codec: bytes, block: bytes) -> bytes:
         return block
     if codec == b"deflate":
         return zlib.decompress(block, wbits=-15)
-    # fastavro says of other codecs what they hold.
+    # fastavro decompresses the other codecs.
     pair = [b"avro.schema", b'"null"', b"avro.codec", codec]
     header = b"Obj\x01\x04" + b"".join(varint(len(part)) + part for part in pair) + b"\x00" + bytes(16)
     file = header + varint(1) + varint(len(block)) + block + bytes(16)

@@ -1,8 +1,7 @@
-"""The orders and the scheme of their draws, once more and as plain as can be: no fastpipe, no cleverness.
+"""A second implementation of the orders and of their random draws, as simple as possible and independent of fastpipe.
 
-A draw is a word of NumPy's Philox: the key is `(seed, epoch)`, the counter `(position / 4, stream, purpose, 0)`, and
-`position % 4` says which of the four words that come of it. The upper half of a word's product with `n` is a draw below
-`n`.
+A draw is a word of NumPy's Philox. The key is `(seed, epoch)` and the counter `(position / 4, stream, purpose, 0)`.
+`position % 4` selects one of the four resulting words. The upper half of a word's product with `n` is a draw below `n`.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ MOST_IN_TABLE = 65_536
 
 
 def words(seed: int, epoch: int, purpose: int, stream: int, count: int) -> list[int]:
-    """The first `count` draws for a purpose."""
+    """Returns the first `count` draws for a purpose."""
     counter = purpose << 128 | stream << 64
-    # NumPy counts up before it draws.
+    # NumPy increments the counter before it draws.
     philox = np.random.Philox(counter=(counter - 1) % 2**256, key=epoch << 64 | seed)
     return philox.random_raw(count).tolist()
 
 
 def below(word: int, n: int) -> int:
-    """A draw below `n`."""
+    """Converts a word to a draw below `n`."""
     return word * n >> 64
 
 
 def shuffled(items: Iterable[T], draws: Sequence[int]) -> list[T]:
-    """A Fisher-Yates shuffle from the front: place `i` gets one of those that stand there and behind."""
+    """A forward Fisher-Yates shuffle: place `i` receives a random item from the places `i` and later."""
     items = list(items)
     for i, word in enumerate(draws):
         j = i + below(word, len(items) - i)
@@ -44,8 +43,9 @@ def shuffled(items: Iterable[T], draws: Sequence[int]) -> list[T]:
 
 
 def keyed(count: int, seed: int, epoch: int, rounds: int = 8) -> np.ndarray:
-    """The order of too many blocks for a table: a Feistel network over the next power of two.
-    What lands outside goes through it again.
+    """Returns the order of more blocks than fit in a table: a Feistel network over the next power of two.
+
+    Results outside of the range are passed through the network again.
     """
     bits = (count - 1).bit_length()
     low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)
@@ -69,14 +69,14 @@ def keyed(count: int, seed: int, epoch: int, rounds: int = 8) -> np.ndarray:
 
 
 def units(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of blocks in an epoch of windows."""
+    """Returns the order of blocks in an epoch of windows."""
     if count > MOST_IN_TABLE:
         return keyed(count, seed, epoch).tolist()
     return shuffled(range(count), words(seed, epoch, UNITS, 0, count))
 
 
 def window(counts: Sequence[int], n: int, seed: int, epoch: int) -> list[Row]:
-    """All blocks in random order, cut into windows of `n` rows, each of them shuffled."""
+    """Takes all blocks in random order, cuts them into windows of `n` rows, and shuffles each window."""
     rows = [(block, record) for block in units(len(counts), seed, epoch) for record in range(counts[block])]
     out = []
     for stream, start in enumerate(range(0, len(rows), n)):
@@ -86,7 +86,9 @@ def window(counts: Sequence[int], n: int, seed: int, epoch: int) -> list[Row]:
 
 
 def buffer(counts: Sequence[int], n: int, seed: int, epoch: int, shard: int = 0) -> list[Row]:
-    """A buffer of `n` rows: one of them is drawn, the first takes its place, and the next row comes in at the end."""
+    """Keeps a buffer of `n` rows. A random row is drawn, the first row takes its place, and the next row is
+    appended.
+    """
     rows = sequential(counts)
     waiting, out = rows[:n], []
     for i, word in enumerate(words(seed, epoch, BUFFER, shard, len(rows))):
@@ -98,8 +100,9 @@ def buffer(counts: Sequence[int], n: int, seed: int, epoch: int, shard: int = 0)
 
 
 def block(counts: Sequence[int], n: int, seed: int, epoch: int, shard: int = 0) -> list[Row]:
-    """A pool of at least `n` rows, which blocks enter as wholes. Each row puts a lot into a buffer; one that is drawn
-    says no more than from which block the next record comes.
+    """Keeps a pool of at least `n` rows, which whole blocks enter.
+
+    Each row adds a ticket with its block's index to a buffer. A drawn ticket only determines the block of the next row.
     """
     coming = list(enumerate(counts))
     lots: list[int] = []
@@ -118,27 +121,27 @@ def block(counts: Sequence[int], n: int, seed: int, epoch: int, shard: int = 0) 
 
 
 def sequential(counts: Sequence[int]) -> list[Row]:
-    """Blocks and records as they stand."""
+    """Returns blocks and records in stored order."""
     return [(number, record) for number, rows in enumerate(counts) for record in range(rows)]
 
 
 def rows(
     counts: Sequence[int], *, shuffle: str, shuffle_buffer: int, batch_size: int, seed: int, epoch: int, shard: int = 0
 ) -> list[Row]:
-    """An epoch of blocks of these numbers of rows; for the arguments see `fastpipe.read_avro`.
+    """Returns an epoch of blocks with these row counts. `fastpipe.read_avro` documents the arguments.
 
     Args:
-        shard: the rank, if it has blocks of its own. The blocks are then its own ones.
+        shard: The rank, if ranks have separate blocks. `counts` then contains only the rank's blocks.
     """
     if shuffle == "sequential":
         return sequential(counts)
     if shuffle == "window":
-        # Windows hold whole batches.
+        # Windows contain whole batches.
         return window(counts, -(-shuffle_buffer // batch_size) * batch_size, seed, epoch)
     return {"buffer": buffer, "block": block}[shuffle](counts, shuffle_buffer, seed, epoch, shard)
 
 
 def batches(rows: Sequence[Row], batch_size: int, drop_last: bool) -> list[list[Row]]:
-    """An epoch, cut into batches."""
+    """Cuts an epoch into batches."""
     cut = [list(rows[i : i + batch_size]) for i in range(0, len(rows), batch_size)]
     return [batch for batch in cut if len(batch) == batch_size or not drop_last]

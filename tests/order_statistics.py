@@ -1,9 +1,9 @@
-"""What tests of the orders share: files of any blocks, their orders, and the p-values of what is looked at.
+"""Files of blocks, their orders, and p-values for the statistical tests of orders.
 
-All tests of randomness have the same form: a function makes a p-value of a *sampler*, and it must be above `ALPHA` for
-fastpipe's order and below for that of a twin with a flaw. If an order is what it says, a p-value is below `ALPHA` with
-that probability. Seeds are fixed, so each test once and for all passes or fails: of some 50 p-values about one in 200
-choices of seeds has one that small, and none of the seeds here was chosen for what comes of it.
+All tests of randomness have the same form. A function computes the p-value of a *sampler*. It must be above `ALPHA` for
+fastpipe's order, and below `ALPHA` for a twin with a flaw. For a correct order a p-value is below `ALPHA` with
+probability `ALPHA`. Seeds are fixed, so each test always passes or always fails. Among some 50 p-values, about one in
+200 choices of seeds yields one that small. None of the seeds was chosen for its result.
 
 p-values are two-sided: numbers that fit too well aren't random either.
 """
@@ -29,13 +29,13 @@ from fastpipe.specs import Features
 ALPHA = 1e-4
 
 Sampler: TypeAlias = Callable[[int, int], np.ndarray]
-"""Makes of a seed and an epoch the order of an epoch: numbers of rows, counted as they stand in the files."""
+"""Returns the order of an epoch from a seed and an epoch, as row indices in file order."""
 
 # --- Orders ---
 
 
 def write(path: Path, counts: Sequence[int], first: int = 0) -> str:
-    """Writes a file of blocks of these numbers of rows. Rows are ints: `first` and those that follow it."""
+    """Writes a file of blocks with these row counts. Rows are consecutive ints that start at `first`."""
     blocks = []
     for count in counts:
         blocks.append(wire.block(count, wire.longs(*range(first, first + count))))
@@ -61,7 +61,7 @@ def order(
     world_size: int = 1,
     uneven: str = "drop",
 ) -> _fastpipe.Order:
-    """An order; ranks share what they share by default."""
+    """Returns an order, with the default way of sharding between ranks."""
     ordering = Ordering(
         shuffle=shuffle,
         shuffle_buffer=None if shuffle == "sequential" else shuffle_buffer,
@@ -81,11 +81,11 @@ class Fastpipe:
     """The sampler of fastpipe's order.
 
     Args:
-        folder: for a file.
-        counts: rows of each block.
-        shuffle: which order.
-        shuffle_buffer: rows of a window, pool or buffer.
-        batch_size: rows a batch.
+        folder: Folder for a file.
+        counts: Number of rows in each block.
+        shuffle: The order.
+        shuffle_buffer: Number of rows in a window, pool or buffer.
+        batch_size: Number of rows in a batch.
     """
 
     def __init__(self, folder: Path, counts: Sequence[int], shuffle: str, shuffle_buffer: int, batch_size: int) -> None:
@@ -103,28 +103,28 @@ class Fastpipe:
 
 
 def blocks_of(rows: np.ndarray, counts: Sequence[int]) -> np.ndarray:
-    """The block of each row."""
+    """Returns the block of each row."""
     return np.repeat(np.arange(len(counts)), counts)[rows]
 
 
 def generator(*key: int) -> np.random.Generator:
-    """The randomness of twins, and of what tests draw for themselves."""
+    """Returns the generator for twins and for the tests' own draws."""
     return np.random.default_rng(key)
 
 
-# --- Exact frequencies, and those of places ---
+# --- Exact frequencies of orders and of places ---
 
 
 def frequencies(sampler: Sampler, expected: Mapping[Hashable, Fraction], samples: int = 8_000) -> float:
-    """Whether orders are as frequent as they should be.
+    """Tests whether orders have their expected frequencies.
 
-    Null distribution: of Pearson's statistic over independent samples, chi-square with a degree of freedom less than
-    there are outcomes. Half of the samples are epochs of few seeds, half are seeds.
+    Null distribution: Pearson's statistic over independent samples is chi-square, with one degree of freedom less than
+    there are outcomes. Half of the samples are epochs of a few seeds, the other half are different seeds.
 
     Args:
-        sampler: of short orders.
-        expected: the probability of each order, as a tuple of its rows.
-        samples: how many; each outcome is to be expected 20 times at least.
+        sampler: A sampler of short orders.
+        expected: The probability of each order, as a tuple of its rows.
+        samples: Number of samples. Each outcome must be expected at least 20 times.
     """
     assert sum(expected.values()) == 1
     assert min(expected.values()) * samples >= 20
@@ -138,41 +138,41 @@ def frequencies(sampler: Sampler, expected: Mapping[Hashable, Fraction], samples
 
 
 def two_sided(statistic: float, freedom: float) -> float:
-    """The p-value of a chi-square statistic."""
+    """Returns the two-sided p-value of a chi-square statistic."""
     return min(1.0, 2 * min(stats.chi2.sf(statistic, freedom), stats.chi2.cdf(statistic, freedom)))
 
 
 def places(orders: np.ndarray, bins: int) -> float:
-    """Whether each stands equally often at each place.
+    """Tests whether each row is equally often at each place.
 
-    Null distribution: a uniform permutation of `n`, counted in groups of `a_i` things and `b_j` places, has
-    covariances `(D_a - a a' / n) (x) (D_b - b b' / n) / (n - 1)`; so with `N` of them
-    `(n - 1) / N * sum((x_ij - N a_i b_j / n)^2 / (a_i b_j))` is, for many, chi-square with `(bins - 1)^2` degrees.
+    Null distribution: A uniform permutation of `n`, counted in groups of `a_i` rows and `b_j` places, has covariances
+    `(D_a - a a' / n) (x) (D_b - b b' / n) / (n - 1)`. So with many permutations `N`, `(n - 1) / N * sum((x_ij - N a_i
+    b_j / n)^2 / (a_i b_j))` is chi-square with `(bins - 1)^2` degrees of freedom.
 
     Args:
         orders: [N, n], permutations of `0..n-1`.
-        bins: groups of things, and of places.
+        bins: Number of groups of rows, and of places.
     """
     return _scatter([np.sum([_table(order, bins) for order in orders], axis=0)], len(orders), orders.shape[1])
 
 
 def crossings(first: np.ndarray, second: np.ndarray, bins: int) -> float:
-    """Whether places in one order say nothing of those in another.
+    """Tests whether places in one order are independent of places in another.
 
-    Null distribution: the way from a place in one to that of the same thing in the other is a uniform permutation, so
-    the statistic of `places` is chi-square for each pair by itself, and so is its sum.
+    Null distribution: The map from a row's place in one order to its place in the other is a uniform permutation. So
+    the statistic of `places` is chi-square for each pair, and so is the sum.
 
     Args:
         first: [N, n], permutations of `0..n-1`.
-        second: the others of each pair.
-        bins: groups of places in either.
+        second: The second order of each pair.
+        bins: Number of groups of places.
     """
     ways = [np.argsort(b)[a] for a, b in zip(first, second, strict=True)]
     return _scatter([_table(way, bins) for way in ways], 1, first.shape[1])
 
 
 def _table(order: np.ndarray, bins: int) -> np.ndarray:
-    """How many of which group stand where."""
+    """Counts the rows of each group in each group of places."""
     cells = _groups(len(order), bins) * bins + _groups(len(order), bins)[order]
     return np.bincount(cells, minlength=bins * bins).reshape(bins, bins)
 
@@ -182,7 +182,7 @@ def _groups(n: int, bins: int) -> np.ndarray:
 
 
 def _scatter(tables: Sequence[np.ndarray], each: int, n: int) -> float:
-    """The p-value of tables that are sums of `each` permutations."""
+    """Returns the p-value of tables that are sums of `each` permutations."""
     sizes = np.bincount(_groups(n, len(tables[0])))
     weights = np.outer(sizes, sizes)
     total = sum(((table - each * weights / n) ** 2 / weights).sum() for table in tables)
@@ -190,10 +190,10 @@ def _scatter(tables: Sequence[np.ndarray], each: int, n: int) -> float:
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Whether ranks in one order correlate with those in another.
+    """Tests whether ranks in one order correlate with ranks in another.
 
-    Null distribution: Spearman's coefficient of independent orders of many things is normal with variance
-    `1 / (n - 1)`; those of all pairs are compared with that, after Kolmogorov and Smirnov.
+    Null distribution: Spearman's coefficient of long independent orders is normal with variance `1 / (n - 1)`. A
+    Kolmogorov-Smirnov test compares the coefficients of all pairs with that.
     """
     n = first.shape[1]
     ranks = [(np.argsort(orders, axis=1) - (n - 1) / 2) / np.sqrt((n**2 - 1) / 12) for orders in (first, second)]
@@ -202,21 +202,21 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
 
 # --- Draws ---
 #
-# An order tells which draws made it. Given all draws before, each of the things that could come next has a known
-# probability; they stand side by side in the unit interval, and a number drawn out of that of the one that came is
-# uniform and independent of all before. (A probability integral transform, randomized.) So the rows of one order depend
-# on each other, but these numbers don't, and simple tests hold for them exactly.
+# An order reveals the draws that made it. Given all earlier draws, each possible next row has a known probability and
+# thus an interval within the unit interval. A number drawn from the interval of the actual row is uniform and
+# independent of all earlier numbers (a randomized probability integral transform). So the rows of one order depend on
+# each other, but these numbers don't, and simple tests hold for them exactly.
 
 
 def uniform(draws: np.ndarray) -> float:
-    """Whether draws are uniform, after Kolmogorov and Smirnov, whose distribution is exact for independent ones."""
+    """Tests whether draws are uniform, with the Kolmogorov-Smirnov test, which is exact for independent draws."""
     return stats.kstest(draws, "uniform").pvalue
 
 
 def independent(first: np.ndarray, second: np.ndarray, bins: int = 12) -> float:
-    """Whether pairs of draws are uniform in the square.
+    """Tests whether pairs of draws are uniform in the unit square.
 
-    Null distribution: of Pearson's statistic, chi-square with `bins^2 - 1` degrees.
+    Null distribution: Pearson's statistic is chi-square with `bins^2 - 1` degrees of freedom.
     """
     cells = (first * bins).astype(int) * bins + (second * bins).astype(int)
     expected = len(cells) / bins**2
@@ -225,13 +225,13 @@ def independent(first: np.ndarray, second: np.ndarray, bins: int = 12) -> float:
 
 
 def successive(draws: np.ndarray) -> float:
-    """Whether draws are independent of those before, in pairs that have no draw in common."""
+    """Tests whether successive draws are independent, using disjoint pairs."""
     half = len(draws) // 2 * 2
     return independent(draws[:half:2], draws[1:half:2])
 
 
 def window_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
-    """The draws of windows of `n` rows: which of those that are left comes next."""
+    """Returns the draws of windows of `n` rows: the next row among those left in the window."""
     low, size = [], []
     for window in np.split(rows, range(n, len(rows), n)):
         low += [int((window[i:] < row).sum()) for i, row in enumerate(window)]
@@ -240,10 +240,10 @@ def window_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.nd
 
 
 def buffer_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.ndarray:
-    """The draws of a buffer of `n` rows: which of those in it comes next.
+    """Returns the draws of a buffer of `n` rows: the next row among those in the buffer.
 
     Raises:
-        ValueError: if the row that comes isn't in the buffer.
+        ValueError: If the next row isn't in the buffer.
     """
     waiting = list(range(min(n, len(rows))))
     low, size = [], []
@@ -257,11 +257,12 @@ def buffer_draws(rows: np.ndarray, n: int, random: np.random.Generator) -> np.nd
 
 
 def block_draws(rows: np.ndarray, counts: Sequence[int], n: int, random: np.random.Generator) -> np.ndarray:
-    """The draws of a pool of at least `n` rows: from which block the next record comes. Blocks stand side by side by
-    what they have left, so that it shows if small ones come too often.
+    """Returns the draws of a pool of at least `n` rows: the block of the next record.
+
+    Blocks are ordered by the number of their remaining rows, so the tests detect if small blocks are drawn too often.
 
     Raises:
-        ValueError: if a block isn't in the pool, or the row isn't its next.
+        ValueError: If a block isn't in the pool, or the row isn't its next one.
     """
     firsts = [0, *accumulate(counts)]
     pool: dict[int, int] = {}
@@ -272,7 +273,7 @@ def block_draws(rows: np.ndarray, counts: Sequence[int], n: int, random: np.rand
             pool[entered] = counts[entered]
             entered += 1
         if number not in pool or row != firsts[number + 1] - pool[number]:
-            raise ValueError(f"row {row} can't come here: it isn't the next one of a block in the pool")
+            raise ValueError(f"row {row} cannot be next: it is not the next row of a block in the pool")
         here = (pool[number], number)
         low.append(sum(left for block, left in pool.items() if (left, block) < here))
         width.append(pool[number])
@@ -296,11 +297,11 @@ PAIRS: dict[str, tuple[Callable[[int, int], tuple[int, int]], Callable[[int, int
     "swapped": (lambda seed, epoch: (epoch, seed), lambda seed, epoch: (min(seed, epoch), max(seed, epoch))),
     "far": (lambda seed, epoch: (seed + 2**32, epoch), lambda seed, epoch: (seed % 2**32, epoch)),
 }
-"""By name: another seed and epoch that a careless key confuses with given ones, and that key."""
+"""For each name, a function that returns another seed and epoch, and the careless key that confuses the two."""
 
 
 def pairs(sampler: Sampler, which: str, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of orders, no order twice."""
+    """Returns pairs of distinct orders."""
     points = [(1000 + 3 * i, 3 + 3 * (i % 7)) for i in range(samples)]
     partner = PAIRS[which][0]
     return np.array([sampler(*point) for point in points]), np.array([sampler(*partner(*point)) for point in points])

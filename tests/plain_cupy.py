@@ -1,7 +1,7 @@
-"""What `fastpipe.cuda` uses of CuPy, over plain memory.
+"""The parts of CuPy that `fastpipe.cuda` uses, implemented over host memory.
 
-Streams are queues of work, which runs when somebody waits for it: so what a stream isn't made to wait for hasn't
-happened when it runs.
+A stream is a queue of work that runs only when something waits for it. Work that a stream doesn't wait for thus hasn't
+happened when the stream runs, which reveals missing synchronization.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from fastpipe._interop.memory import aligned
 
-# The device: one thread at a time runs work on it, of any stream.
+# The device runs work of any stream on one thread at a time.
 _device = threading.RLock()
 
 
 class Stream:
-    """Work in order. As a context it is the current stream."""
+    """Work that runs in order. As a context manager, it becomes the current stream."""
 
     def __init__(self, non_blocking: bool = False) -> None:
         self._work: list[Callable[[], object]] = []
@@ -55,7 +55,7 @@ class Stream:
 
 
 class _Current(threading.local):
-    """Streams that a thread has entered."""
+    """The streams that a thread has entered."""
 
     def __init__(self) -> None:
         self.entered = [DEFAULT]
@@ -66,12 +66,12 @@ _streams = _Current()
 
 
 def current() -> Stream:
-    """The current stream of the thread."""
+    """Returns the thread's current stream."""
     return _streams.entered[-1]
 
 
 class Event:
-    """A place in the work of a stream."""
+    """A point in the work of a stream."""
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self._stream, self._at = DEFAULT, 0
@@ -88,7 +88,7 @@ class Event:
 
 
 class MemoryPointer:
-    """A place in memory, which is some stream's."""
+    """A position in memory that belongs to a stream."""
 
     def __init__(self, memory: np.ndarray, stream: Stream, offset: int = 0) -> None:
         self.memory, self.stream, self.offset = memory, stream, offset
@@ -106,7 +106,7 @@ def ndarray(shape: tuple[int, ...], dtype: Any, memptr: MemoryPointer, order: An
 
 
 class Device:
-    """A device, and a context."""
+    """A device, also usable as a context manager."""
 
     def __init__(self, index: int = 0) -> None:
         self.id = index
@@ -129,7 +129,7 @@ class OutOfMemoryError(MemoryError):
     pass
 
 
-# Bytes that a device has.
+# Memory of a device in bytes.
 MEMORY = 1 << 20
 
 
@@ -140,7 +140,7 @@ def alloc(size: int) -> MemoryPointer:
 
 
 def modules(devices: int = 2) -> types.ModuleType:
-    """A module to stand in for `cupy`, on a machine of this many devices."""
+    """Returns a replacement for the module `cupy`, for a machine with `devices` devices."""
 
     def count() -> int:
         if devices == 0:

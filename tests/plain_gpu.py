@@ -1,7 +1,7 @@
-"""PyTorch's copy engine over plain memory, so that all but the GPU itself is tested without one.
+"""PyTorch's copy engine over host memory, which tests everything except the GPU itself without one.
 
-Copies are made late: when somebody waits for them or, as a GPU might, when the consumer has to have them. So memory of
-the reader that was used again too early has been decoded to by then.
+Copies are delayed until something waits for them or, as on a GPU, until the consumer needs them. If the reader reused
+its memory too early, later batches have overwritten it by then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PlainEngine(TorchEngine):
         self._running = threading.Lock()
         super().__init__(device, forms or Forms())
         self.allocate = _memory
-        # Pieces copied with each batch.
+        # Number of pieces copied for each batch.
         self.pieces: list[int] = []
 
     def arrive(self, device: Any, completion: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class PlainEngine(TorchEngine):
         return made
 
     def _transfer(self, piece: torch.Tensor, to: torch.Tensor) -> None:
-        # Its address alone: nobody but the ring keeps what it lies in.
+        # Only the address is used, so that only the ring keeps the memory alive.
         unowned = (ctypes.c_ubyte * piece.numel()).from_address(piece.data_ptr())
         self._begun.append(partial(to.copy_, torch.frombuffer(unowned, dtype=torch.uint8)))
 
@@ -66,7 +66,7 @@ def _memory(nbytes: int) -> np.ndarray:
 
 
 class _Late:
-    """The completion of the copies that were begun before the `until`-th."""
+    """The completion of the first `until` copies."""
 
     def __init__(self, begun: list[Any], until: int, kept: Any, lock: threading.Lock) -> None:
         self._lock = lock

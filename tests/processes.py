@@ -1,4 +1,4 @@
-"""Scripts in processes of their own, with as many of JAX's devices as they want, Ctrl-C for them, and threads."""
+"""Scripts in separate processes with any number of JAX devices, Ctrl-C for them, and threads."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 PROMPTLY = 100
-"""Seconds: importing pyarrow and starting processes takes a while where others work."""
+"""In seconds: importing pyarrow and starting processes takes long on a busy machine."""
 
 
 def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]:
-    """Starts a script in a process of its own, with this many devices."""
+    """Starts a script in a separate process with `devices` devices."""
     flags = f"--xla_force_host_platform_device_count={devices}"
     start = f"import os, sys; os.environ['XLA_FLAGS'] = {flags!r}; sys.path.insert(0, {str(HERE)!r})\n"
     return subprocess.Popen(
-        # Readers in workers are slower than without, which a warning says.
+        # A reader is slower in workers than without them, and a warning says so.
         [sys.executable, "-W", "error", "-W", "ignore:num_workers=", "-c", start + textwrap.dedent(script), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -31,8 +31,8 @@ def run(script: str, *arguments: str, devices: int = 1) -> subprocess.Popen[str]
 
 
 def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """Starts a program of the tests, to which warnings are errors."""
-    # Readers in workers are slower than without, which a warning says.
+    """Starts a program of the tests with warnings as errors."""
+    # A reader is slower in workers than without them, and a warning says so.
     ignored = ("ignore::DeprecationWarning", "ignore:num_workers=")
     return subprocess.Popen(
         [sys.executable, "-W", "error", *(part for each in ignored for part in ("-W", each)), program, *arguments],
@@ -43,7 +43,7 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def printed(program: str, *arguments: str, status: int = 0) -> str:
-    """What a program of the tests prints, if it ends so, in silence and within `PROMPTLY`."""
+    """Returns the output of a program that must exit with `status`, without errors, within `PROMPTLY` seconds."""
     with start(program, *arguments) as process:
         try:
             out, errors = process.communicate(timeout=PROMPTLY)
@@ -55,7 +55,7 @@ def printed(program: str, *arguments: str, status: int = 0) -> str:
 
 
 def together(threads: Iterable[threading.Thread]) -> None:
-    """Starts threads, and waits for all of them."""
+    """Starts threads and waits for all of them."""
     threads = list(threads)
     for thread in threads:
         thread.start()
@@ -64,7 +64,7 @@ def together(threads: Iterable[threading.Thread]) -> None:
 
 
 def outputs(*processes: subprocess.Popen[str]) -> list[str]:
-    """What processes print, if all go well. None outlives the test."""
+    """Returns the output of processes that must all succeed. No process outlives the test."""
     try:
         done = [(*process.communicate(timeout=500), process.returncode) for process in processes]
     finally:
@@ -77,10 +77,10 @@ def outputs(*processes: subprocess.Popen[str]) -> list[str]:
 
 
 def press_until_ended(child: subprocess.Popen[str]) -> str:
-    """Presses Ctrl-C as users do, again where nothing comes of it; returns what was told on stderr.
+    """Sends Ctrl-C as a user would, repeatedly if the program continues. Returns its stderr.
 
-    TensorFlow loses some: where it asks an object for an attribute, it clears whatever exception comes of that. In a
-    loop over `tf.data.Dataset.range` alone 4 of 15 were lost.
+    TensorFlow loses some interrupts: if it looks up an attribute of an object, it clears any exception. In a loop over
+    `tf.data.Dataset.range` without fastpipe, 4 of 15 were lost.
     """
     for _ in range(5):
         child.send_signal(signal.SIGINT)
@@ -88,13 +88,13 @@ def press_until_ended(child: subprocess.Popen[str]) -> str:
             return child.communicate(timeout=50)[1]
         except subprocess.TimeoutExpired:
             continue
-    raise AssertionError("five times Ctrl-C, and the program goes on")
+    raise AssertionError("the program ignored Ctrl-C five times")
 
 
 def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
-    """Presses Ctrl-C in a program that prints "waits" before it waits, and "interrupted" when it is interrupted.
+    """Sends Ctrl-C to a program that prints "waits" before it waits, and "interrupted" when it is interrupted.
 
-    A program that continues is killed. Its wait would take far longer than `timeout` seconds.
+    A program that continues is killed. Its wait must take much longer than `timeout` seconds.
     """
     assert process.stdout is not None
     try:
@@ -109,22 +109,22 @@ def interrupt(process: subprocess.Popen[str], timeout: float) -> None:
     assert process.returncode == -signal.SIGINT
 
 
-# What Python prints between the traceback of an exception and of one that comes while that is handled.
+# The text that Python prints between the traceback of an exception and that of another one raised while handling it.
 CHAINED = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
 def ends_by_one_interrupt(errors: str) -> bool:
-    """Whether a program printed the traceback of one Ctrl-C, and nothing else.
+    """Returns whether a program printed the traceback of one Ctrl-C and nothing else.
 
-    It may come while an exception is handled, such as Python's own libraries raise and catch themselves; then that one
-    is told of first.
+    The interrupt may arrive while an exception is handled that Python's own libraries raise and catch. Python then
+    prints that exception first.
     """
     *handled, last = errors.split(CHAINED)
     return all(map(_is_traceback, [*handled, last])) and last.endswith("\nKeyboardInterrupt\n")
 
 
 def _is_traceback(text: str) -> bool:
-    """Whether this is the traceback of one exception. Python 3.11 puts an empty line behind some of its frames."""
+    """Returns whether a text is the traceback of one exception. Python 3.11 prints an empty line after some frames."""
     lines = text.splitlines()
     indented = all(not line.strip() or line.startswith("  ") for line in lines[1:-1])
     return lines[:1] == ["Traceback (most recent call last):"] and indented and not lines[-1].startswith(" ")

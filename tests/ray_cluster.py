@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, with three cores, for the tests of a file that imports `cluster`."""
+"""A Ray cluster of two nodes on this machine, with three cores. A test file imports its fixture `cluster`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARKS = [
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
-# Options of actors that take no core, so that eight of them run on two.
+# Options of actors that use no core, so that eight of them run on two cores.
 LIGHT = {"num_cpus": 0}
 
 
@@ -29,11 +29,12 @@ LIGHT = {"num_cpus": 0}
 def cluster() -> Iterator[None]:
     store = {"object_store_memory": 200_000_000}
     environment = pytest.MonkeyPatch()
-    # Of all nodes, so that the workers that they start in advance can be used: a runtime environment would take others.
+    # Set for all nodes, so that tests can use the workers that the nodes start in advance. A runtime environment would
+    # need other workers.
     environment.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
-    # What gathers these statistics logs to a file that pytest has closed.
+    # The collector of these statistics logs to a file that pytest has closed.
     environment.setenv("RAY_DATA_USAGE_DISABLED", "1")
-    # Other tests may take most of this machine's memory, or of its cores: that is no reason to end or replace workers.
+    # Other tests may use most of the machine's memory or cores, which must not make Ray kill or replace workers.
     environment.setenv("RAY_memory_monitor_refresh_ms", "0")
     environment.setenv("RAY_worker_register_timeout_seconds", "250")
     environment.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "250")
@@ -47,6 +48,6 @@ def cluster() -> Iterator[None]:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    """Waits for a condition that must become true. If it doesn't, pytest's timeout ends the test."""
+    """Waits until a condition becomes true. If it doesn't, pytest's timeout ends the test."""
     while not true():
         time.sleep(0.02)

@@ -1,6 +1,6 @@
-"""Small data sets of which every value follows from the row's number, and how batches of them are looked at.
+"""Small datasets in which every value is determined by the row's index, and helpers to check their batches.
 
-Blocks have exactly the rows that a test asks for, none among them, which no writer would let it choose.
+Tests choose the exact row count of each block, including 0, which Avro writers don't allow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import oracle
 import wire
 
 SHUFFLES = (False, True, "block", "buffer")
-# Those under which ranks may change within an epoch, and what they share out.
+# Orders that allow the number of ranks to change within an epoch, and the unit that they divide between ranks.
 ELASTIC = ((False, "window"), (True, "window"), *((shuffle, "batch") for shuffle in SHUFFLES))
 
 SCHEMA = wire.record(
@@ -52,7 +52,7 @@ ONLY_ID = {"id": FEATURES["id"]}
 
 
 def row(i: int) -> dict[str, Any]:
-    """The values of a row, as `oracle.rows` has them. Those of one row are found in no other."""
+    """Returns the values of a row as `oracle.rows` does. No two rows have a value in common."""
     return {
         "id": i,
         "vector": [i * 0.5, -float(i), 1.0],
@@ -66,7 +66,7 @@ def row(i: int) -> dict[str, Any]:
 
 @functools.cache
 def encoded(i: int, rest: int) -> bytes:
-    """A row as it stands in a block, with `rest` bytes that nobody asks for."""
+    """Returns a row as encoded in a block, with `rest` bytes that no test reads."""
     values = row(i)
     note, score, terms = values["note"], values["score"], values["terms"]
     return b"".join(
@@ -85,7 +85,7 @@ def encoded(i: int, rest: int) -> bytes:
 
 
 class Data:
-    """Files, and for each place in them the row that stands there."""
+    """Files, and the row at each position in them."""
 
     def __init__(self, paths: list[str], ids: Mapping[tuple[str, int, int], int]) -> None:
         self.paths = paths
@@ -96,22 +96,22 @@ class Data:
 
     @property
     def total(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.ids)
 
     def read(self, **options: Any) -> fastpipe.Reader:
-        """A reader of them, with all features if the options don't name some."""
+        """Returns a reader of the files, with all features unless the options select some."""
         if "columns" not in options:
             options = {"features": FEATURES} | options
         return fastpipe.read_avro(self.paths, **options)
 
     def located(self, reader: fastpipe.Reader, step: int, rows: int, epoch: int | None = None) -> list[int]:
-        """The rows of a batch, as `locate` says."""
+        """Returns the rows of a batch according to `locate`."""
         return [self.ids[reader.locate(step, slot, epoch)] for slot in range(rows)]
 
 
 def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", rest: int = 0) -> Data:
-    """Writes files of blocks of these rows, in a folder of their own. Rows are numbered through all of them."""
+    """Writes files of blocks with these row counts to a new folder. Rows are numbered across all files."""
     paths, ids = [], {}
     folder = Path(tempfile.mkdtemp(dir=folder))
     for number, blocks in enumerate(files):
@@ -127,7 +127,7 @@ def write(folder: Path, files: Iterable[Sequence[int]], codec: str = "null", res
 
 
 def blocks_of(rows: int, sizes: Sequence[int] = (3, 1, 7, 0, 12, 2)) -> list[int]:
-    """Blocks of these sizes, again and again, until there are this many rows."""
+    """Returns blocks of these sizes, repeated until there are `rows` rows."""
     blocks: list[int] = []
     while (left := rows - sum(blocks)) > 0:
         blocks.append(min(sizes[len(blocks) % len(sizes)], left))
@@ -135,7 +135,7 @@ def blocks_of(rows: int, sizes: Sequence[int] = (3, 1, 7, 0, 12, 2)) -> list[int
 
 
 def check(batch: dict[str, Any], ids: Sequence[int]) -> None:
-    """Every column of a batch holds the values of these rows, in this order."""
+    """Checks that every column of a batch contains the values of these rows in this order."""
     wanted = [row(i) for i in ids]
     for name, node in batch.items():
         if name in FEATURES:
@@ -144,7 +144,7 @@ def check(batch: dict[str, Any], ids: Sequence[int]) -> None:
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """Equal for two batches if all that they hold is: names, forms, dtypes, shapes and bytes."""
+    """Returns a digest of a batch's names, array types, dtypes, shapes and bytes."""
     found = hashlib.blake2b(digest_size=16)
     for part in _parts(batch):
         found.update(part)
@@ -152,7 +152,7 @@ def digest(batch: dict[str, Any]) -> str:
 
 
 def digests(batches: Iterable[dict[str, Any]]) -> list[str]:
-    """The digest of each batch."""
+    """Returns the digest of each batch."""
     return [digest(batch) for batch in batches]
 
 
@@ -173,25 +173,25 @@ def _parts(node: Any) -> Iterator[bytes]:
 
 
 def order_of(shuffle: bool | str) -> dict[str, Any]:
-    """Arguments of an order of that kind; its window, pool or buffer is short."""
+    """Returns the arguments of an order with a short window, pool or buffer."""
     buffer = {} if shuffle is False else {"shuffle_buffer": 21}
     return {"shuffle": shuffle, "batch_size": 7, "seed": 11, **buffer}
 
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as it comes back from where it was stored."""
+    """Returns a state after a round trip through JSON."""
     return json.loads(json.dumps(state))
 
 
 def sealed(state: dict[str, Any]) -> dict[str, Any]:
-    """A state with the checksum that fits."""
+    """Returns a state with a matching checksum."""
     entries = {name: value for name, value in state.items() if name != "checksum"}
     text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
     return entries | {"checksum": zlib.crc32(text.encode())}
 
 
 def ids_of(batches: Iterable[dict[str, Any]]) -> list[int]:
-    """The rows of batches, as their ids say; without those that only fill them up."""
+    """Returns the rows of batches according to their ids, without padding rows."""
     return [
         i
         for batch in batches
@@ -201,12 +201,12 @@ def ids_of(batches: Iterable[dict[str, Any]]) -> list[int]:
 
 
 def ids_by_batch(batches: Iterable[dict[str, Any]]) -> list[list[int]]:
-    """The rows of each batch, as their ids say."""
+    """Returns the rows of each batch according to their ids."""
     return [batch["id"].tolist() for batch in batches]
 
 
 def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int | None, batch_size: int) -> None:
-    """What each order promises of the order in which the rows of a whole epoch come."""
+    """Checks the guarantees of an order for the rows of a whole epoch."""
     assert sorted(ids) == list(range(data.total))
     if shuffle is False:
         assert list(ids) == sorted(ids)
@@ -214,7 +214,7 @@ def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int
     assert buffer is not None
     block_of = {i: place[:2] for place, i in data.ids.items()}
     if shuffle == "buffer":
-        # The buffer holds `buffer` rows when one is drawn.
+        # The buffer contains `buffer` rows when one is drawn.
         assert all(i < at + buffer for at, i in enumerate(ids))
     elif shuffle == "block":
         # Each block is read from its first record to its last.
@@ -223,7 +223,7 @@ def check_order(shuffle: bool | str, ids: Sequence[int], data: Data, buffer: int
             assert i > last.get(block_of[i], -1)
             last[block_of[i]] = i
     else:
-        # Windows take whole blocks, but for the one that an edge cuts.
+        # Windows contain whole blocks, except for blocks that a window boundary cuts.
         assert buffer % batch_size == 0
         windows = [{block_of[i] for i in ids[at : at + buffer]} for at in range(0, len(ids), buffer)]
         assert all(len(a & b) <= 1 for a, b in pairwise(windows))

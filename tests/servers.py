@@ -1,4 +1,4 @@
-"""Servers that tests need: started in a second or two on loopback, and stopped with the tests."""
+"""Servers for tests, which start in a second or two on loopback and stop with the tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AS = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if o
 
 
 def postgres_programs() -> Path | None:
-    """The folder of PostgreSQL's server programs, the newest version's; None if it isn't installed."""
+    """Returns the folder of the newest installed PostgreSQL server's programs, or None if there is none."""
     found = sorted(glob.glob("/usr/lib/postgresql/*/bin/initdb"), key=lambda path: float(path.split("/")[4]))
     path = found[-1] if found else shutil.which("initdb")
     if path is None or (_AS and not _has_user("postgres")):
@@ -28,8 +28,9 @@ def postgres_programs() -> Path | None:
     return Path(path).parent
 
 
-# Below the ports that systems, and Ray, give to connections and to servers that name none: a port from here stays free
-# until the test uses it, and while a server is restarted. Each process of pytest-xdist has its own ports.
+# These ports are below those that operating systems and Ray assign to connections and to servers without a fixed port.
+# So a port stays free until the test uses it, and while its server restarts. Each pytest-xdist process has its own
+# range of ports.
 _PORTS_OF_A_PROCESS = 1900
 _FIRST_PORT = 2000 + _PORTS_OF_A_PROCESS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 4)
 # Two runs of pytest on one machine rarely begin at the same port.
@@ -39,7 +40,7 @@ for _ in range(os.getpid() * 37 % _PORTS_OF_A_PROCESS):
 
 
 def free_port() -> int:
-    """A port of loopback that no program listens to, and that no other test is given."""
+    """Returns a loopback port on which no program listens and that no other test gets."""
     for place in itertools.islice(_ports, _PORTS_OF_A_PROCESS):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,11 +50,11 @@ def free_port() -> int:
 
 
 class Postgres:
-    """A PostgreSQL server with a data folder of its own, which is removed when it is stopped.
+    """A PostgreSQL server with a separate data folder, which is removed when the server is stopped.
 
     Args:
-        programs: the folder of its programs.
-        settings: of the server, such as `max_connections=200`.
+        programs: Folder of its programs.
+        settings: Server settings such as `max_connections=200`.
     """
 
     def __init__(self, programs: Path, *settings: str) -> None:
@@ -74,18 +75,18 @@ class Postgres:
         return self._folder / "data"
 
     def url(self, database: str = "postgres") -> str:
-        """The URL of a database."""
+        """Returns the URL of a database."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def new_database(self) -> str:
-        """The URL of a new, empty database."""
+        """Creates an empty database and returns its URL."""
         self._databases += 1
         name = f"test{self._databases}"
         self._psql(f"CREATE DATABASE {name}")
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Removes a database, whoever is connected."""
+        """Removes a database, including open connections to it."""
         self._psql(f"DROP DATABASE {url.rpartition('/')[2]} WITH (FORCE)")
 
     def _psql(self, statement: str) -> None:
@@ -93,7 +94,7 @@ class Postgres:
         subprocess.run(command, check=True)
 
     def start(self) -> None:
-        """Starts the server, and waits until it answers. One that was killed recovers first."""
+        """Starts the server and waits until it answers. A killed server recovers first."""
         options = [argument for setting in self._settings for argument in ("-c", setting)]
         command = [self._programs / "postgres", "-D", self._data, "-p", str(self.port), "-k", self._folder, *options]
         with (self._folder / "log").open("ab") as log:
@@ -105,17 +106,18 @@ class Postgres:
             if self._server.poll() is not None:
                 break
             time.sleep(0.05)
-        raise RuntimeError(f"PostgreSQL doesn't start:\n{(self._folder / 'log').read_text()}")
+        raise RuntimeError(f"PostgreSQL did not start:\n{(self._folder / 'log').read_text()}")
 
     def kill(self) -> None:
-        """Ends the server at once, as a crash does, with all of its connections. `start` brings it back."""
+        """Stops the server and its connections immediately, like a crash. `start` restarts it."""
         assert self._server is not None
-        # On SIGQUIT it ends its children, too, without a shutdown; on SIGKILL they would live on and hold its memory.
+        # On SIGQUIT it also ends its children, without a clean shutdown. On SIGKILL they would survive and hold its
+        # memory.
         self._server.send_signal(signal.SIGQUIT)
         self._server.wait(30)
 
     def stop(self) -> None:
-        """Ends the server, and removes its data."""
+        """Stops the server and removes its data."""
         if self._server is not None and self._server.poll() is None:
             self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -130,10 +132,10 @@ def _has_user(name: str) -> bool:
 
 
 class Mariadb:
-    """A MariaDB server with a data folder of its own, which is removed when it is stopped.
+    """A MariaDB server with a separate data folder, which is removed when the server is stopped.
 
     Args:
-        program: `mariadbd`.
+        program: Path of `mariadbd`.
     """
 
     def __init__(self, program: Path) -> None:
@@ -152,7 +154,7 @@ class Mariadb:
         subprocess.run(
             [*install, "--skip-test-db", *user], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        # So that connections of TCP need no password.
+        # TCP connections then need no password.
         start = self._folder / "start.sql"
         user_of = "test@'127.0.0.1'"
         start.write_text(f"CREATE DATABASE test;\nCREATE USER {user_of};\nGRANT ALL ON test.* TO {user_of};\n")
@@ -168,7 +170,7 @@ class Mariadb:
             if self._server.poll() is not None:
                 break
             time.sleep(0.05)
-        raise RuntimeError(f"MariaDB doesn't start:\n{(self._folder / 'log').read_text()}")
+        raise RuntimeError(f"MariaDB did not start:\n{(self._folder / 'log').read_text()}")
 
     @property
     def url(self) -> str:
@@ -176,7 +178,7 @@ class Mariadb:
         return f"mariadb+pymysql://test@127.0.0.1:{self.port}/test"
 
     def stop(self) -> None:
-        """Ends the server, and removes its data."""
+        """Stops the server and removes its data."""
         self._server.kill()
         self._server.wait(30)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Databases with the same tables, for tests of SQL: each run by its own driver, as an oracle."""
+"""Databases with the same tables for SQL tests. Each one's own driver is the oracle."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import fastpipe
 
 TEXTS = ["", "a", "A", "ä", "b ", "'; DROP TABLE t; --", '" OR 1=1', "\\", "%s", "?", ":x", "$1", "zß", "NULL"]
 
-# Types of columns, of each database: PostgreSQL and DuckDB, SQLite.
+# Column types in PostgreSQL and DuckDB, and in SQLite.
 COLUMNS = {
     "id": ("bigint PRIMARY KEY", "INTEGER PRIMARY KEY"),
     "k": ("bigint", "INT"),
@@ -37,10 +37,10 @@ class Database(NamedTuple):
     """A database with tables t and u.
 
     Attributes:
-        name: of the engine.
-        connection: as `read_sql` takes it.
-        run: runs a query with the database's own driver.
-        close: closes the driver's connection.
+        name: Name of the engine.
+        connection: Connection in the form that `read_sql` accepts.
+        run: Runs a query with the database's own driver.
+        close: Closes the driver's connection.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Database(NamedTuple):
 
 
 def rows_of_t(rows: int) -> list[tuple[Any, ...]]:
-    """Rows with many NULLs, ties, duplicates but for the key, and values that look like SQL."""
+    """Returns rows with many NULLs, ties, duplicates except for the key, and values that look like SQL."""
     draw = random.Random(7)
     zone = datetime.UTC
     found = []
@@ -71,7 +71,7 @@ def rows_of_t(rows: int) -> list[tuple[Any, ...]]:
 
 
 def rows_of_u() -> list[tuple[Any, ...]]:
-    """Rows to join with, some twice."""
+    """Returns rows to join with, some of them twice."""
     return [(i, [1, 2, 2, 3, None][i % 5], TEXTS[i % len(TEXTS)]) for i in range(20)]
 
 
@@ -82,7 +82,7 @@ def _create(kind: int, of_bytes: str) -> list[str]:
 
 
 def sqlite(path: Path, rows: int = 60, *, wal: bool = True) -> Database:
-    """SQLite's."""
+    """Creates an SQLite database."""
 
     def stored(values: Iterable[Any]) -> list[Any]:
         texts = (datetime.date, datetime.datetime)
@@ -100,7 +100,7 @@ def sqlite(path: Path, rows: int = 60, *, wal: bool = True) -> Database:
 
 
 def postgres(url: str, rows: int = 60) -> Database:
-    """PostgreSQL's."""
+    """Creates a PostgreSQL database."""
     connection = psycopg.connect(url, autocommit=True)
     for statement in _create(0, "bytea"):
         connection.execute(statement)
@@ -114,7 +114,7 @@ def postgres(url: str, rows: int = 60) -> Database:
 
 
 def duck(rows: int = 60) -> Database:
-    """DuckDB's, in memory."""
+    """Creates a DuckDB database in memory."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     for statement in _create(0, "blob"):
@@ -132,7 +132,9 @@ def duck(rows: int = 60) -> Database:
 
 
 def plain(value: Any) -> Any:
-    """A value of a driver, and of a batch, as one that can be counted: NaN equals itself, 0.0 doesn't equal -0.0."""
+    """Returns a hashable form of a value from a driver or a batch, in which NaN equals itself and 0.0 differs from
+    -0.0.
+    """
     if isinstance(value, (float, bool)):
         return repr(value)
     if isinstance(value, decimal.Decimal):
@@ -147,17 +149,17 @@ def plain(value: Any) -> Any:
 
 
 def multiset(rows: Iterable[Sequence[Any]]) -> Counter[tuple[Any, ...]]:
-    """Rows without their order."""
+    """Returns rows without their order."""
     return Counter(tuple(plain(value) for value in row) for row in rows)
 
 
 def rows_of(batch: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """Rows as Python's objects."""
+    """Returns the rows of a batch as Python objects."""
     table = fastpipe.to_arrow(batch)
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 def same(some: list[dict[str, Any]], others: list[dict[str, Any]]) -> bool:
-    """Whether two lists have the same batches."""
+    """Returns whether two lists contain the same batches."""
     rows = [[tuple(map(plain, row)) for row in rows_of(batch)] for batch in some]
     return rows == [[tuple(map(plain, row)) for row in rows_of(batch)] for batch in others]

@@ -1,17 +1,17 @@
-"""Random queries that PostgreSQL, DuckDB and SQLite understand alike, each of which returns the same rows each time."""
+"""Random queries that PostgreSQL, DuckDB and SQLite interpret identically. Each query always returns the same rows."""
 
 from __future__ import annotations
 
 import random
 
-# Columns of t by what can be done with them.
+# Columns of t, grouped by the operations that they support.
 NUMBERS = ["id", "k", "z", "x"]
 ANY = ["id", "k", "z", "g", "x", "n", "d", "ts", "f", "b"]
 GROUPS = ["k", "g", "d", "f", "n"]
 
 
 def query(seed: int) -> str:
-    """A query; the same for the same seed."""
+    """Returns the query of a seed."""
     draw = random.Random(seed)
     return draw.choice([_plain, _plain, _joined, _grouped, _windowed, _united, _distinct, _limited, _with, _nested])(
         draw
@@ -48,7 +48,7 @@ def _where(draw: random.Random, of: str = "t") -> str:
         f"EXISTS (SELECT 1 FROM u WHERE u.k = {of}.k)",
         "1 = 0",
     ]
-    # Empty results are rare enough to leave others alone.
+    # Weighted so that few results are empty.
     chosen = draw.choices(conditions, weights=[3, 3, 3, 3, 2, 3, 3, 2, 2, 1], k=draw.randint(0, 2))
     return " WHERE " + draw.choice([" AND ", " OR "]).join(chosen) if chosen else ""
 
@@ -67,7 +67,7 @@ def _joined(draw: random.Random) -> str:
 
 
 def _grouped(draw: random.Random) -> str:
-    # Which of 'a' and 'A' stands for both, where they are equal, isn't the same each time.
+    # If 'a' and 'A' are equal, the one that represents the group varies between runs.
     keys = ["lower(g)" if key == "g" else key for key in draw.sample(GROUPS, draw.randint(1, 2))]
     having = draw.choice(["", " HAVING count(*) > 1", " HAVING min(t.id) > 5"])
     told = (

@@ -1,8 +1,8 @@
-"""A device of plain memory, whose copies are made when the test says so, and host memory that is used again at once.
+"""A device of host memory whose copies run when the test decides, and host memory that is reused immediately.
 
-A copy that was begun is made at the last moment: when somebody waits for it, or when the schedule lets it be done. So
-host memory that was given back too early has been written with another batch by then, and a device batch that is looked
-at before it has arrived holds nothing.
+A copy runs as late as possible: when something waits for it, or when the test's schedule completes it. So if host
+memory is returned too early, another batch has overwritten it by then. A device batch that is read before it has
+arrived is empty.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ NOTHING = -1
 
 
 def values(number: int) -> list[int]:
-    """What a batch holds; no two have a value in common."""
+    """Returns the values of a batch. No two batches have a value in common."""
     return list(range(number * WIDTH, (number + 1) * WIDTH))
 
 
 class HostMemory:
-    """Slabs. What is given back is taken again before anything else is."""
+    """Host slabs. Returned slabs are reused before new ones are created."""
 
     def __init__(self) -> None:
         self.free: list[np.ndarray] = []
         self.made = 0
-        # Numbers of batches in the order in which their memory came back.
+        # Indices of batches in the order in which their memory was returned.
         self.returned: list[int] = []
 
     def take(self) -> np.ndarray:
@@ -41,7 +41,7 @@ class HostMemory:
 
 
 class HostBatch:
-    """A batch in a slab, which is given back when it dies, as batches of readers do it."""
+    """A batch in a slab. The slab is returned when the batch is freed, as for batches of a reader."""
 
     def __init__(self, memory: HostMemory, number: int) -> None:
         self.slab = memory.take()
@@ -56,12 +56,12 @@ class HostBatch:
 
 
 class Device:
-    """A copy engine and the stream that it copies on.
+    """A copy engine and its stream.
 
     Args:
-        done: whether a copy is complete, for each time that this is asked without waiting.
-        fails_at: the copy that can't be begun.
-        breaks_at: the copy that never completes: waiting for it raises.
+        done: Answers to successive non-blocking queries whether a copy is complete.
+        fails_at: Index of the copy that can't be started.
+        breaks_at: Index of the copy that never completes. Waiting for it raises.
     """
 
     def __init__(
@@ -70,14 +70,14 @@ class Device:
         self._done = itertools.cycle(done or [False])
         self._fails_at = fails_at
         self._breaks_at = breaks_at
-        # Host memory, device memory; the batch itself isn't kept, as no GPU does.
+        # Pairs of host and device memory. As on a GPU, they don't keep the batch alive.
         self._begun: list[tuple[np.ndarray, np.ndarray]] = []
         self.completed = 0
         self.arrived = 0
 
     @property
     def begun(self) -> int:
-        """Copies that were begun."""
+        """Number of copies that were started."""
         return len(self._begun)
 
     def copy(self, host: HostBatch) -> tuple[np.ndarray, Completion]:
@@ -92,7 +92,7 @@ class Device:
         return Arriving(device, completion)
 
     def run(self, until: int) -> None:
-        """Makes the copies that were begun up to that one, in their order."""
+        """Runs the first `until` copies in order."""
         if self._breaks_at is not None and until > self._breaks_at:
             raise RuntimeError("the device is lost")
         for i in range(self.completed, until):
@@ -107,7 +107,7 @@ class Device:
 
 
 class Completion:
-    """Of the `number`-th copy, counted from 1."""
+    """The completion of copy `number`, counted from 1."""
 
     def __init__(self, device: Device, number: int) -> None:
         self.device = device
@@ -121,7 +121,7 @@ class Completion:
 
 
 class Arriving:
-    """A device batch on a stream that waits for it: to look at it takes the copy to be made."""
+    """A device batch on a stream that waits for it: reading it completes the copy."""
 
     def __init__(self, memory: np.ndarray, completion: Completion) -> None:
         self._memory = memory
@@ -133,7 +133,9 @@ class Arriving:
 
 
 class Batches(Iterator[Drawn]):
-    """Batches 0 to `count - 1`, with their numbers as notes; looks at each draw whether too many are in flight."""
+    """Batches 0 to `count - 1`, with their indices as notes. Each draw checks that not too many batches are in
+    flight.
+    """
 
     def __init__(self, count: int, memory: HostMemory, device: Device, depth: int, error_at: int | None = None) -> None:
         self._count = count
@@ -163,6 +165,6 @@ class Batches(Iterator[Drawn]):
 
 
 def content(batch: Any) -> list[int]:
-    """What a consumer finds in a batch. One that nobody waits for is looked at as it is."""
+    """Returns the values that a consumer reads from a batch, without waiting for host batches."""
     found: list[int] = batch.tolist()
     return found

@@ -1,6 +1,7 @@
-"""Programs that test_table_edges.py runs: tables in memory in processes that are interrupted, fork, or lack memory.
+"""Programs that test_table_edges.py runs: in-memory tables in processes that are interrupted, fork or run out of
+memory.
 
-Each is a process of its own: python table_programs.py name arguments...
+Each runs in a separate process: `python table_programs.py NAME ARGUMENTS...`
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROWS = 1000
 
 
 class Stream:
-    """A stream that isn't of a class of pyarrow's."""
+    """An Arrow stream that isn't a pyarrow class."""
 
     def __init__(self, stream: pa.RecordBatchReader) -> None:
         self._stream = stream
@@ -36,7 +37,7 @@ class Stream:
 
 
 def numbers() -> Iterator[pa.RecordBatch]:
-    """Batches without end."""
+    """Yields batches without end."""
     while True:
         yield pa.record_batch({"x": np.arange(10_000)})
 
@@ -55,13 +56,13 @@ def hanging() -> pa.RecordBatchReader:
 
 
 def many() -> Stream:
-    """Takes seconds, and calls nothing of Python's."""
+    """Returns a stream that takes seconds to import without calling Python."""
     return Stream(pa.Table.from_batches([pa.record_batch({"x": np.arange(1)})] * 3_000_000).to_reader())
 
 
 def interrupted(what: str) -> None:
-    """Is interrupted while a table is imported, or while batches are drawn."""
-    # pyarrow imports pandas with the first array, and drops whatever exception comes of that, a Ctrl-C among them.
+    """Waits for an interrupt while it imports a table or draws batches."""
+    # pyarrow imports pandas with the first array and swallows any exception of that import, including Ctrl-C.
     pa.array(np.arange(1))
     if what == "draw":
         reader = fastpipe.from_arrays({"x": np.arange(ROWS)}, batch_size=10, epochs=None, shuffle=True)
@@ -81,7 +82,7 @@ def interrupted(what: str) -> None:
 
 
 def killed() -> None:
-    """Kills itself in the middle of a pass."""
+    """Kills its own process in the middle of a pass."""
     reader = fastpipe.from_arrays({"x": np.arange(ROWS)}, batch_size=10, epochs=None, shuffle=True)
     for i, _ in enumerate(reader):
         if i == 300:
@@ -93,7 +94,7 @@ def made() -> fastpipe.Reader:
 
 
 def forked() -> None:
-    """Forks while a pass is under way; parent and child read on, each by itself."""
+    """Forks during a pass; parent and child then read on independently."""
     reader = made()
     batches = iter(reader)
     first = next(batches)["x"].tolist()
@@ -104,7 +105,7 @@ def forked() -> None:
         except fastpipe.PassClosedError:
             pass
         else:
-            raise AssertionError("a pass of another process")
+            raise AssertionError("a pass was usable in another process")
         reader.set_epoch(0)
         assert flat(reader) == flat(made()) == list(range(ROWS))
 
@@ -114,7 +115,9 @@ def forked() -> None:
 
 
 def in_pool(method: str) -> None:
-    """Sends readers to processes of multiprocessing after one was used here, also of a stream, which is read once."""
+    """Sends readers to multiprocessing workers after one of them was used here, including a reader of a one-time
+    stream.
+    """
     used = made()
     next(iter(used))
     used.close()
@@ -142,7 +145,7 @@ def stream() -> fastpipe.Reader:
 
 
 def exhausted(what: str, megabytes: str) -> None:
-    """Keeps batches of a table with so little memory; what else is read then can be read all the same."""
+    """Keeps batches of a table until memory runs out, then checks that reading still works."""
     import resource
 
     assert flat(made()) == list(range(ROWS))

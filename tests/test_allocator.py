@@ -1,4 +1,4 @@
-"""Memory of batches from outside: all of it, and none of it anywhere else."""
+"""Custom allocators: all memory of batches comes from them, and it is never mixed with other memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Enough rows that arenas become the memory of batches as they are."""
+    """Returns enough rows for whole arenas to become the memory of batches."""
     return samples.write(tmp_path_factory.mktemp("large"), [[3000, 4000, 1000, 4000]])
 
 
 class Regions:
-    """An allocator that remembers what it gave, and for how long it was kept."""
+    """An allocator that records its arrays and whether they are still alive."""
 
     def __init__(self) -> None:
         self.given: list[tuple[int, int, weakref.ref[np.ndarray]]] = []
@@ -60,7 +60,7 @@ def start(reader: fastpipe.Reader, regions: Any, held: int = 1) -> Iterator[dict
 
 
 def arrays(node: Any) -> Iterator[np.ndarray]:
-    """The arrays of a form that hold its data."""
+    """Yields the data arrays of a batch value."""
     if isinstance(node, np.ndarray):
         yield node
     else:
@@ -71,7 +71,7 @@ def arrays(node: Any) -> Iterator[np.ndarray]:
 
 
 def check(batch: dict[str, Any], regions: Regions) -> None:
-    """Each array of a batch lies in a region."""
+    """Checks that each array of a batch is in memory of the allocator."""
     found = [array for node in batch.values() for array in arrays(node)]
     assert len(found) > 8
     for array in found:
@@ -81,7 +81,7 @@ def check(batch: dict[str, Any], regions: Regions) -> None:
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("features", [FEATURES, CSR], ids=["coo", "csr"])
-def test_batches_lie_in_it(data: Data, shuffle: Any, num_threads: int, features: dict[str, Any]) -> None:
+def test_batches_use_its_memory(data: Data, shuffle: Any, num_threads: int, features: dict[str, Any]) -> None:
     options = samples.order_of(shuffle) | {"num_threads": num_threads, "features": features}
     reader, regions = data.read(**options), Regions()
     expected = samples.digests(data.read(**options))
@@ -94,7 +94,7 @@ def test_batches_lie_in_it(data: Data, shuffle: Any, num_threads: int, features:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_large_batches_lie_in_it(large: Data, num_threads: int, shuffle: bool) -> None:
+def test_large_batches_use_its_memory(large: Data, num_threads: int, shuffle: bool) -> None:
     options = {"batch_size": 4000, "num_threads": num_threads, "shuffle": shuffle, "seed": 3}
     reader, regions = large.read(**options), Regions()
     expected = samples.digests(large.read(**options))
@@ -117,7 +117,7 @@ def test_large_batches_lie_in_it(large: Data, num_threads: int, shuffle: bool) -
             assert memory.place(array[::-1]) is (place if len(array) == 1 else None)
         assert memory.place(np.zeros(3)) is None
     if num_threads == 1 and not shuffle:
-        assert max(slabs) > 2, "no arena became a batch's memory as it was"
+        assert max(slabs) > 2, "no arena became the memory of a batch"
 
 
 def test_pools_do_not_mix(data: Data) -> None:
@@ -139,11 +139,11 @@ def test_memory_is_used_again(data: Data) -> None:
         for batch in reader._start(memory):
             check(batch, regions)
         counts.append(len(regions.given))
-    # Threads and consumer overlap in other ways each time; without reuse there would be six times as many.
+    # Threads and consumer overlap differently each time. Without reuse the count would be six times as high.
     assert counts[-1] < 2 * counts[0]
 
 
-def test_batches_outlive_it(data: Data) -> None:
+def test_batches_outlive_the_reader(data: Data) -> None:
     regions = Regions()
     reader = data.read(batch_size=7)
     kept = list(start(reader, regions))
@@ -153,12 +153,12 @@ def test_batches_outlive_it(data: Data) -> None:
     samples.check(kept[3], range(21, 28))
     del kept, reader
     gc.collect()
-    # References that died on a thread of a pass are dropped by the next call.
+    # The next call drops references that were freed on a thread of a pass.
     assert data.read(batch_size=7).num_rows == data.total
     assert regions.alive == 0
 
 
-def test_limits_are_kept_with_it(data: Data) -> None:
+def test_memory_limits_apply(data: Data) -> None:
     options = {"batch_size": 7, "num_threads": 2, "memory_limit": "20MB"}
     reader, regions = data.read(**options), Regions()
     assert samples.digests(start(reader, regions)) == samples.digests(data.read(**options))
@@ -166,7 +166,7 @@ def test_limits_are_kept_with_it(data: Data) -> None:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("after", [0, 1, 2, 5, 9])
-def test_an_allocator_that_fails(large: Data, after: int, threads: int) -> None:
+def test_errors_of_the_allocator_are_raised(large: Data, after: int, threads: int) -> None:
     regions = Regions()
 
     def allocate(nbytes: int) -> np.ndarray:
@@ -174,7 +174,7 @@ def test_an_allocator_that_fails(large: Data, after: int, threads: int) -> None:
             raise OSError("no page-locked memory is left")
         return regions(nbytes)
 
-    # With several threads for one batch, others of its tasks wait for what the one without memory was to read.
+    # With several threads per batch, other tasks wait for the data that the task without memory was going to read.
     reader = large.read(batch_size=4000, num_threads=threads, prefetch=1)
     wanted = r"asked for \d+ bytes, the allocator raised OSError: no page-locked memory is left"
     started = start(reader, allocate)
@@ -202,14 +202,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_an_allocator_must_not_return(data: Data, name: str) -> None:
+def test_invalid_arrays_are_rejected(data: Data, name: str) -> None:
     allocate, kind, message = WRONG[name]
     with pytest.raises(kind, match=message):
         list(start(data.read(batch_size=7), allocate))
 
 
 @pytest.mark.parametrize("overlap", ["the same", "the end of it"])
-def test_an_array_that_is_in_use_is_not_taken_again(large: Data, overlap: str) -> None:
+def test_an_array_in_use_is_rejected(large: Data, overlap: str) -> None:
     given: list[np.ndarray] = []
 
     def allocate(nbytes: int) -> np.ndarray:
@@ -246,7 +246,7 @@ def test_an_array_in_use_is_not_resized(data: Data) -> None:
             array.resize(2 * array.size, refcheck=False)
 
 
-def test_an_allocator_without_memory(data: Data) -> None:
+def test_running_out_of_memory_is_reported(data: Data) -> None:
     def allocate(nbytes: int) -> np.ndarray:
         raise MemoryError("it is full")
 
@@ -254,14 +254,14 @@ def test_an_allocator_without_memory(data: Data) -> None:
         list(start(data.read(batch_size=7), allocate))
 
 
-def test_it_is_of_one_data_set(data: Data) -> None:
+def test_pass_memory_belongs_to_one_dataset(data: Data) -> None:
     memory = _fastpipe.PassMemory(data.read(batch_size=7)._data.handle, Regions(), 1)
     with pytest.raises(ValueError, match="another dataset"):
         data.read(batch_size=7)._start(memory)
 
 
-def test_closing_while_it_is_asked(data: Data) -> None:
-    """The thread that closes waits for one that needs the GIL."""
+def test_closing_during_an_allocation(data: Data) -> None:
+    """The closing thread waits for a thread that needs the GIL."""
     regions, asked, go = Regions(), threading.Event(), threading.Event()
 
     def allocate(nbytes: int) -> np.ndarray:
@@ -282,7 +282,7 @@ def test_closing_while_it_is_asked(data: Data) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_forked_child_leaves_it_alone(data: Data, tmp_path: Path) -> None:
+def test_a_forked_child_does_not_use_it(data: Data, tmp_path: Path) -> None:
     reader, regions = data.read(batch_size=7), Regions()
     memory = _fastpipe.PassMemory(reader._data.handle, regions, 1)
     batches = reader._start(memory)

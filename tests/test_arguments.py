@@ -1,4 +1,6 @@
-"""Arguments of the wrong type or out of range: the call fails at once, and the message names argument and remedy."""
+"""Arguments of the wrong type or out of range: the call fails immediately, and the message names the argument and a
+fix.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ def test_the_message_names_the_argument(path: str, arguments: Any, error: type[E
 
 
 @pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
-def test_numbers_and_bools_may_be_those_of_numpy(path: str) -> None:
+def test_numpy_numbers_and_bools_are_accepted(path: str) -> None:
     reader = fastpipe.read_avro(
         path,
         batch_size=np.int32(16),
@@ -87,7 +89,7 @@ def test_numbers_and_bools_may_be_those_of_numpy(path: str) -> None:
     assert [len(batch["user"]) for batch in reader] == [16, 16]
 
 
-def test_other_calls_name_the_argument_too(path: str) -> None:
+def test_other_calls_name_the_argument(path: str) -> None:
     arrays = fastpipe.Interactions.from_arrays(np.array([0, 0, 1, 1]), np.array([0, 1, 2, 3]))
     held_out = fastpipe.HeldOut(np.array([0]), np.array([3]))
     for call, match in (
@@ -107,7 +109,7 @@ def test_other_calls_name_the_argument_too(path: str) -> None:
         fastpipe.infer_features(path, columns=[])
 
 
-def test_values_are_shown_in_short() -> None:
+def test_values_in_messages_are_short() -> None:
     assert shown("x" * 100) == "a str"
     assert shown(np.zeros(10**6)) == "a ndarray"
     assert shown({"a": 1}) == "a dict"
@@ -116,7 +118,7 @@ def test_values_are_shown_in_short() -> None:
 
 
 def test_reprs_are_short(path: str) -> None:
-    """However much data they hold, and with memory addresses in none of them."""
+    """However much data an object holds, its repr is short and contains no memory addresses."""
     many = np.arange(100_000, dtype=np.int32)
     wide = np.zeros((1000, 1000), np.int32)
     candidates = fastpipe.Candidates(many, wide, wide == 0)
@@ -159,7 +161,7 @@ def test_steps_and_rows_out_of_range(path: str) -> None:
     assert reader.locate(np.int64(1), np.uint8(2)) == (path, 0, 18)
 
 
-def test_who_closed_a_pass(path: str) -> None:
+def test_messages_name_the_cause_of_a_closed_pass(path: str) -> None:
     def fails(batches: Any, match: str) -> None:
         for _ in range(2):
             with pytest.raises(fastpipe.PassClosedError, match=match) as caught:
@@ -185,12 +187,12 @@ def test_who_closed_a_pass(path: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Ragged", "Strings", "Masked", "Sparse", "SparseCSR", "AvroFile", "Interactions", "Reader"]
 )
-def test_lengths_say_of_what(name: str) -> None:
+def test_len_has_a_docstring(name: str) -> None:
     assert getattr(fastpipe, name).__len__.__doc__.strip()
 
 
-def test_missing_columns_are_told_from_those_there(tmp_path: Path) -> None:
-    """All columns are listed, those too that aren't read."""
+def test_messages_about_missing_columns_list_all_columns(tmp_path: Path) -> None:
+    """The message lists all columns, including those that aren't read."""
     schema = wire.record(
         "R",
         user="long",

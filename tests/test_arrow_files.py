@@ -1,4 +1,4 @@
-"""What Arrow IPC files alone have: dictionaries, compression, and relatives that aren't read."""
+"""Features that only Arrow IPC files have: dictionaries, compression, and related formats that aren't supported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(path: str, batches: list[Any], **options: Any) -> None:
             writer.write_batch(batch)
 
 
-def test_streams_are_refused(folder: Path) -> None:
+def test_streams_are_rejected(folder: Path) -> None:
     for options in ({}, {"use_legacy_format": True}):
         with pa.ipc.new_stream("stream.arrow", table().schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
             writer.write_table(table())
@@ -40,7 +40,7 @@ def test_streams_are_refused(folder: Path) -> None:
         assert error.value.path == "stream.arrow"
 
 
-def test_old_feather_files_are_refused(folder: Path) -> None:
+def test_old_feather_files_are_rejected(folder: Path) -> None:
     Path("old.feather").write_bytes(b"FEA1" + b"\0" * 60 + b"FEA1")
     with pytest.raises(fastpipe.UnsupportedError, match=r"Feather file of version 1: pyarrow\.feather\.read_table"):
         rows("old.feather")
@@ -53,7 +53,7 @@ def test_feather_files(folder: Path, compression: str) -> None:
     assert rows("file.feather", columns=["l"]) == table(100).select(["l"]).to_pylist()
 
 
-def test_a_directory_has_files_of_one_ending(folder: Path) -> None:
+def test_a_directory_must_have_one_suffix(folder: Path) -> None:
     for i, suffix in enumerate([".ipc", ".feather", ".arrow"]):
         FORMATS["arrow"].write(table(1, i), folder / f"x{suffix}")
         for source in (folder, f"{folder}/"):
@@ -71,7 +71,7 @@ def dictionaries(*values: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("columns", [None, ["d"], ["x"], ["x", "d"]])
-def test_dictionaries_that_grow(folder: Path, columns: list[str] | None) -> None:
+def test_growing_dictionaries(folder: Path, columns: list[str] | None) -> None:
     batches = dictionaries(["a"], ["a", "b"], ["a", "b", "c"])
     write("file", batches, emit_dictionary_deltas=True)
     names = columns or ["d", "x"]
@@ -83,7 +83,7 @@ def test_dictionaries_that_grow(folder: Path, columns: list[str] | None) -> None
 
 
 def test_nested_dictionaries_and_other_columns(folder: Path) -> None:
-    """Fields are counted by columns, whatever is nested in them."""
+    """Dictionary fields are matched to columns, however they are nested."""
     kind = pa.list_(pa.dictionary(pa.int16(), pa.string()))
     whole = pa.table(
         {
@@ -124,7 +124,7 @@ def test_nested_dictionaries_and_other_columns(folder: Path) -> None:
     ],
     ids=str,
 )
-def test_nulls_are_looked_for(folder: Path, column: Any, nulls: str) -> None:
+def test_nulls_are_detected(folder: Path, column: Any, nulls: str) -> None:
     write("file", [pa.record_batch({"x": column})])
     (spec,) = fastpipe.read_arrow("file", batch_size=1).features.values()
     assert spec.nulls == nulls
@@ -164,7 +164,7 @@ def tensors(values: Any) -> Any:
     ],
     ids=str,
 )
-def test_nulls_are_looked_for_at_all_levels(folder: Path, column: Any, nulls: list[str]) -> None:
+def test_nulls_are_detected_at_all_levels(folder: Path, column: Any, nulls: list[str]) -> None:
     write("file", [pa.record_batch({"x": column})])
     reader = fastpipe.read_arrow("file", batch_size=2)
     assert [spec.nulls for spec in reader.features.values()] == nulls
@@ -176,10 +176,10 @@ def test_nulls_are_looked_for_at_all_levels(folder: Path, column: Any, nulls: li
 
 @pytest.mark.parametrize("unit", [0, 1], ids=["months", "days and milliseconds"])
 @pytest.mark.parametrize("looked_at", [True, False])
-def test_intervals_hurt_only_who_asks_for_them(
+def test_unsupported_intervals_fail_only_if_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch, unit: int, looked_at: bool
 ) -> None:
-    """pyarrow has no arrays of two kinds of intervals, and so doesn't write them either."""
+    """pyarrow doesn't support arrays with two kinds of intervals, so the test patches a file."""
     if not looked_at:
         monkeypatch.setattr("fastpipe.sources.units._arrow_files._LOOKED_AT", 0)
     days = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
@@ -200,8 +200,8 @@ def test_intervals_hurt_only_who_asks_for_them(
         rows("file")
 
 
-def test_numbers_of_rows_are_those_of_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In large files rows are counted without pyarrow, which reads columns for it."""
+def test_row_counts_match_pyarrow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In large files fastpipe counts rows without pyarrow, which would read columns to count them."""
     kinds = {"x": pa.int8(), "t": pa.string(), "d": pa.dictionary(pa.int8(), pa.string())}
     sizes = [3, 0, 1, 1000, 5]
     old = {"metadata_version": pa.ipc.MetadataVersion.V4}

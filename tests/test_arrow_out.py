@@ -25,11 +25,11 @@ from fastpipe._arrow import features_of, schema_of
 
 NUMBERS = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
 
-# --- Any form: its nested lists are those of the array ---
+# --- Any batch value has the nested lists of its Arrow array ---
 
 
 def entries(value: Any) -> Any:
-    """What Arrow lists, with sparse rows as forms list them: a list of index tuple and value."""
+    """Returns Arrow lists with sparse rows as batch values list them: (index tuple, value)."""
     if isinstance(value, dict):
         indices = [value[f"indices{i}"] for i in range(len(value) - 1)]
         return list(zip(zip(*indices, strict=True), entries(value["values"]), strict=True))
@@ -50,7 +50,7 @@ def offsets_of(draw: st.DrawFn, rows: int) -> np.ndarray:
 
 @st.composite
 def dense(draw: st.DrawFn, rows: int, shape: tuple[int, ...] | None = None) -> np.ndarray:
-    """Numbers in any layout."""
+    """Numbers in any memory layout."""
     shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=2))) if shape is None else shape
     dtype = np.dtype(draw(st.sampled_from(NUMBERS)))
     random = np.random.default_rng(draw(st.integers(0, 9)))
@@ -98,7 +98,7 @@ def flags(draw: st.DrawFn, shape: tuple[int, ...]) -> np.ndarray:
 
 @st.composite
 def forms(draw: st.DrawFn, rows: int, depth: int = 3) -> Any:
-    """Any form of this many rows, nested up to so deep, with masks anywhere."""
+    """A random batch value of `rows` rows, nested up to `depth` levels, with masks anywhere."""
     kind = draw(
         st.sampled_from(["dense", "strings", "sparse", "sparse", "ragged", "ragged"] if depth else ["dense", "strings"])
     )
@@ -110,14 +110,14 @@ def forms(draw: st.DrawFn, rows: int, depth: int = 3) -> Any:
         form = draw({"dense": dense, "strings": strings, "sparse": sparse}[kind](rows))
     shape = form.shape if kind in ("dense", "strings") else (rows,)
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2, 3]))):
-        # A mask around another is no deeper: to_list would look for entries within None.
+        # An outer mask is not deeper than an inner one, because to_list would look for entries within None.
         inner = form.valid.ndim if isinstance(form, Masked) else len(shape)
         form = Masked(form, flags(draw, shape[: draw(st.integers(1, inner))]))
     return form
 
 
 @given(st.data(), st.integers(0, 5))
-def test_any_batch_reads_as_its_forms_do(data: st.DataObject, rows: int) -> None:
+def test_any_batch_has_equal_values_in_arrow(data: st.DataObject, rows: int) -> None:
     batch = {name: data.draw(forms(rows)) for name in "abc"}
     record_batch = to_arrow(batch)
     assert record_batch.num_rows == rows
@@ -131,7 +131,7 @@ def test_any_batch_reads_as_its_forms_do(data: st.DataObject, rows: int) -> None
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
-def test_times_are_shared_and_not_a_time_is_null(unit: str) -> None:
+def test_times_are_shared_and_nat_is_null(unit: str) -> None:
     for kind, wanted in (("datetime64", pa.timestamp(unit)), ("timedelta64", pa.duration(unit))):
         times = np.array([1, "NaT", -3], f"{kind}[{unit}]")
         array = to_arrow({"t": times})["t"]
@@ -172,7 +172,7 @@ def address(array: np.ndarray) -> int:
     return int(array.ctypes.data)
 
 
-def test_nothing_is_copied_where_layouts_allow() -> None:
+def test_nothing_is_copied_if_layouts_match() -> None:
     offsets = np.array([0, 1, 3])
     for dtype in NUMBERS[1:]:
         values = np.arange(12).reshape(2, 3, 2).astype(dtype)
@@ -205,7 +205,7 @@ def test_nothing_is_copied_where_layouts_allow() -> None:
     assert found["coo"].to_pylist() == found["csr"].to_pylist()
 
 
-def test_what_is_shared_lives_as_long_as_arrow_wants() -> None:
+def test_arrow_keeps_shared_memory_alive() -> None:
     values = np.arange(4.0)
     alive = weakref.ref(values)
     column = to_arrow({"x": Ragged(values, np.array([0, 4]))})["x"]
@@ -221,7 +221,7 @@ def test_what_is_shared_lives_as_long_as_arrow_wants() -> None:
     assert alive() is None
 
 
-# --- What is refused ---
+# --- Unsupported values ---
 
 TWO = np.arange(2)
 
@@ -268,12 +268,12 @@ TWO = np.arange(2)
         (SparseCSR(np.arange(3), TWO / 2, TWO, np.array([2, 5])), TypeError, "sparse indices must be integers"),
     ],
 )
-def test_columns_that_arrow_cannot_hold_are_named(column: Any, kind: type[Exception], message: str) -> None:
+def test_unsupported_columns_are_named(column: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         to_arrow({"first": TWO, "x": column})
 
 
-def test_batches_that_are_none_are_refused() -> None:
+def test_other_objects_are_rejected() -> None:
     with pytest.raises(TypeError, match="a batch must be a dict"):
         to_arrow([TWO])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="column 'a' has 2 rows, but column 'b' has 3"):
@@ -286,7 +286,7 @@ def test_batches_that_are_none_are_refused() -> None:
     assert to_arrow({}).num_rows == 0
 
 
-def test_batches_that_do_not_fit_their_specs_are_refused() -> None:
+def test_batches_that_do_not_fit_their_specs_are_rejected() -> None:
     specs = {"a": DenseSpec((), "int64"), "b": DenseSpec((2,), "float32")}
     batch = {"b": np.zeros((2, 2), np.float32), "a": TWO}
     assert to_arrow(batch, specs).schema.names == ["a", "b"]
@@ -397,7 +397,7 @@ def test_the_schema_is_that_of_every_batch(every_kind: Path, options: dict[str, 
         for arrow in (found, streamed):
             assert arrow.schema.equals(schema, check_metadata=True)
             arrow.validate(full=True)
-        assert to_arrow(batch).schema == schema, "arrays alone say as much"
+        assert to_arrow(batch).schema == schema, "the arrays alone determine the schema"
         for name, form in batch.items():
             rows_of = listed if name == "valid" else oracle.rows
             problem = oracle.difference(rows_of(form), entries(found[name].to_pylist()), name)
@@ -406,12 +406,12 @@ def test_the_schema_is_that_of_every_batch(every_kind: Path, options: dict[str, 
             part = to_arrow({name: form[cut] for name, form in batch.items()}, reader.features)
             assert part.schema == schema
             assert part.to_pylist() == found[cut].to_pylist()
-        assert found.equals(streamed) or options, "the epoch's order is the same"
+        assert found.equals(streamed) or options, "the epoch's order differs"
         rows += len(found)
     assert rows == 50 or options
 
 
-def test_every_spec_is_rebuilt(every_kind: Path, tmp_path: Path) -> None:
+def test_every_spec_survives_arrow(every_kind: Path, tmp_path: Path) -> None:
     reader = fastpipe.read_avro(every_kind, features=SPECS, batch_size=20)
     table = pa.table(reader)
     assert features_of(table.schema) == SPECS
@@ -459,15 +459,15 @@ def specs(draw: st.DrawFn) -> Any:
 
 
 @given(st.dictionaries(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), specs(), max_size=4))
-def test_any_specs_come_back_from_the_schema(features: dict[str, Any]) -> None:
+def test_specs_round_trip_through_the_schema(features: dict[str, Any]) -> None:
     found = features_of(schema_of(features))
     assert found is not None
-    # By their code: NaN isn't equal to itself.
+    # Compared by repr, because NaN isn't equal to itself.
     assert repr(found) == repr(fastpipe.Features(features))
     assert list(found) == list(features)
 
 
-def test_metadata_that_cannot_be_read_is_refused() -> None:
+def test_unreadable_metadata_is_rejected() -> None:
     schema = schema_of({"a": DenseSpec((), "bytes", fill=b"x")})
     stored = json.loads(schema.metadata[b"fastpipe:features"])
 
@@ -488,7 +488,7 @@ def test_metadata_that_cannot_be_read_is_refused() -> None:
         features_of({})  # type: ignore[arg-type]
 
 
-def test_schemas_that_arrow_does_not_have_are_refused() -> None:
+def test_unsupported_schemas_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"feature 'a': an Arrow fixed-size list"):
         schema_of({"a": DenseSpec((2**31,), "int8")})
     with pytest.raises(ValueError, match="'valid' is the name of a feature"):

@@ -1,4 +1,4 @@
-"""Readers as Arrow streams: what pyarrow, polars and DuckDB read of them, and what they hold meanwhile."""
+"""Readers as Arrow streams: what pyarrow, polars and DuckDB read from them, and which resources streams hold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ import samples
 from fastpipe._arrow import features_of
 from samples import SHUFFLES
 
-# Where there are no wheels of them, the rest of the tests still runs.
+# On platforms without wheels of these libraries, the other tests still run.
 duckdb = pytest.importorskip("duckdb")
 pl = pytest.importorskip("polars")
 
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> samples.Data:
 
 @pytest.fixture(scope="module", params=["avro", "interactions"])
 def make(request: pytest.FixtureRequest, data: samples.Data) -> Make:
-    """Makes readers of 200 rows."""
+    """Returns a function that makes readers of 200 rows."""
     if request.param == "avro":
         return data.read
     ids = np.arange(100)
@@ -54,12 +54,12 @@ def ids(table: pa.Table) -> list[Any]:
 
 
 def no_thread_is_left() -> bool:
-    """Whether the pass has ended, as far as the system says."""
+    """Returns whether no thread of the pass is left, as far as the operating system reports threads."""
     return not sys.platform.startswith("linux") or samples.threads_are(0)
 
 
 def damaged(folder: Path) -> fastpipe.Reader:
-    """A reader of 25 batches of which the fifteenth or so can't be read."""
+    """Returns a reader of 25 batches, of which roughly the fifteenth can't be read."""
     data = samples.write(folder, [[20] * 5, [20] * 20])
     path = Path(data.paths[1])
     content = path.read_bytes()
@@ -68,7 +68,7 @@ def damaged(folder: Path) -> fastpipe.Reader:
     return data.read(batch_size=20)
 
 
-# --- What is read ---
+# --- Values ---
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -102,7 +102,7 @@ def test_states_count_what_the_stream_has_yielded(make: Make) -> None:
     assert pa.Table.from_batches(first + rest).equals(pa.table(whole))
 
 
-def test_libraries_read_every_column(data: samples.Data) -> None:
+def test_other_libraries_read_every_column(data: samples.Data) -> None:
     reader = data.read(batch_size=16)
     wanted = [samples.row(i) for i in range(ROWS)]
     table = pa.table(reader)
@@ -138,7 +138,7 @@ def test_queries(make: Make) -> None:
     assert reader.epoch == 3
 
 
-def test_a_data_set_without_rows_has_a_schema(tmp_path: Path) -> None:
+def test_an_empty_dataset_has_a_schema(tmp_path: Path) -> None:
     reader = samples.write(tmp_path, [[], [0]]).read(batch_size=4)
     table = pa.table(reader)
     assert table.num_rows == 0
@@ -172,7 +172,7 @@ def test_a_data_set_without_rows_has_a_schema(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_batches_without_values(kind: Any, shuffle: bool) -> None:
-    """All rows are null or empty: of most parts there are no bytes."""
+    """All rows are null or empty, so most buffers have no bytes."""
     empty = pa.array([None, None], kind)
     nothing: Any = [{field.name: [] for field in kind}] if pa.types.is_struct(kind) else [[]]
     columns = [empty, pa.nulls(2)]
@@ -192,7 +192,7 @@ def test_batches_without_values(kind: Any, shuffle: bool) -> None:
             assert len(stored) == 2
 
 
-def test_another_schema_is_cast_to(data: samples.Data) -> None:
+def test_batches_are_cast_to_a_requested_schema(data: samples.Data) -> None:
     reader = data.read(batch_size=16, columns=["id"])
     narrow = pa.RecordBatchReader.from_stream(reader, schema=pa.schema([("id", pa.int32())]))
     assert narrow.read_all().schema.types == [pa.int32()]
@@ -202,7 +202,7 @@ def test_another_schema_is_cast_to(data: samples.Data) -> None:
 
 
 def sparse_table() -> pa.Table:
-    """Sparse columns of one and two dimensions, some rows of which are null."""
+    """Returns a table with sparse columns of one and two dimensions, in which some rows are null."""
     rng = np.random.default_rng(3)
     rows: list[Any] = []
     for _ in range(ROWS):
@@ -215,7 +215,7 @@ def sparse_table() -> pa.Table:
 
 
 @pytest.mark.parametrize("nulls", ["mask", "fill"])
-def test_every_dtype_is_what_to_arrow_makes_of_batches(nulls: Any) -> None:
+def test_every_dtype_matches_to_arrow(nulls: Any) -> None:
     columns: dict[str, pa.Array] = {}
     for kind, values in {
         pa.bool_(): [False, True, True],
@@ -273,7 +273,7 @@ def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source
             for name, spec in specs.items()
         }
         reader, twin = (read(features=features, **options) for _ in range(2))
-        # In turns, over the same memory: layouts of passes don't mix.
+        # Both passes alternate over the same memory, and their layouts must not mix.
         for _ in range(2):
             batches = [fastpipe.to_arrow(batch, twin.features) for batch in twin]
             assert [batch.equals(other) for batch, other in zip(reader.to_reader(), batches, strict=True)] == [
@@ -293,11 +293,11 @@ def test_sparse_columns_of_any_layout_are_the_same_stream(tmp_path: Path, source
     assert tables["coo"].equals(tables["csr"])
 
 
-# --- What is held ---
+# --- Resources ---
 
 
 def fresh(reader: fastpipe.Reader) -> int:
-    """Slabs that no other batch had before: where batches are held, as many as these have."""
+    """Returns the number of slabs that were newly allocated. It grows with the number of batches held."""
     found: int = reader.stats()["memory"]["slabs_fresh"]
     return found
 
@@ -319,7 +319,7 @@ def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
         ((mean, count),) = duckdb.sql("select avg(id), sum(len(items)) from reader where len(items) < 9").fetchall()
         assert count == 2 * rows
     assert mean == (rows - 1) / 2
-    # Two slabs a batch.
+    # Each batch uses two slabs.
     assert fresh(reader) <= 40
     keeping = data.read(batch_size=500, columns=["id", "items"])
     kept = list(keeping.to_reader())
@@ -327,7 +327,7 @@ def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
     assert fresh(keeping) >= 2 * 160
 
 
-def test_what_was_read_outlives_everything(data: samples.Data) -> None:
+def test_batches_outlive_the_reader(data: samples.Data) -> None:
     reader = data.read(batch_size=16)
     stream = reader.to_reader()
     first = stream.read_next_batch()
@@ -335,14 +335,14 @@ def test_what_was_read_outlives_everything(data: samples.Data) -> None:
     del stream, reader
     gc.collect()
     assert no_thread_is_left()
-    # Memory that was given back would be written to by now.
+    # Memory that was returned too early would be overwritten by now.
     for _ in range(5):
         list(data.read(batch_size=16, shuffle=True))
     assert first.to_pylist() == wanted
 
 
-def test_arrays_are_over_the_memory_of_the_pass(data: samples.Data) -> None:
-    """In which columns of fixed sizes lie one behind the other, at multiples of 64 bytes."""
+def test_arrays_share_the_memory_of_the_pass(data: samples.Data) -> None:
+    """Columns of fixed size are stored one after another, at multiples of 64 bytes."""
     found = data.read(batch_size=16).to_reader().read_next_batch()
     buffers = [found["id"].buffers()[1], found["vector"].buffers()[-1], found["items"].buffers()[1]]
     (first, size), *others = [(buffer.address, buffer.size) for buffer in buffers]
@@ -354,7 +354,7 @@ def test_arrays_are_over_the_memory_of_the_pass(data: samples.Data) -> None:
     assert indices == values
 
 
-# --- How a stream ends ---
+# --- The end of a stream ---
 
 
 def test_dropping_a_stream_ends_the_pass(make: Make) -> None:
@@ -371,7 +371,7 @@ def test_dropping_a_stream_ends_the_pass(make: Make) -> None:
     assert no_thread_is_left()
 
 
-def test_passes_without_end(make: Make) -> None:
+def test_endless_passes(make: Make) -> None:
     reader = make(batch_size=16, epochs=None)
     stream = reader.to_reader()
     rows = sum(stream.read_next_batch().num_rows for _ in range(40))
@@ -394,7 +394,7 @@ def test_two_streams_of_one_reader_are_two_passes(make: Make) -> None:
         closed.read_all()
 
 
-def test_errors_of_a_pass_come_through(tmp_path: Path) -> None:
+def test_errors_of_a_pass_are_raised(tmp_path: Path) -> None:
     reader = damaged(tmp_path)
     stream = reader.to_reader()
     with pytest.raises(fastpipe.MalformedFileError, match="expected UTF-8 text") as error:
@@ -414,11 +414,11 @@ def test_errors_of_a_pass_come_through(tmp_path: Path) -> None:
         assert "fastpipe.errors.MalformedFileError: " in str(other.value)
         assert "Traceback" not in str(other.value)
     assert no_thread_is_left()
-    # What comes before the damage can be read.
+    # Rows before the damage can be read.
     assert duckdb.sql("select sum(id) from (select id from reader limit 100)").fetchall() == [(4950,)]
 
 
-def test_a_stream_that_nobody_reads_to_its_end_ends_with_its_capsule(make: Make) -> None:
+def test_dropping_an_unread_capsule_ends_the_pass(make: Make) -> None:
     reader = make(batch_size=4, num_threads=2, prefetch=2)
     capsule = reader.__arrow_c_stream__()
     del capsule
@@ -429,7 +429,7 @@ def test_a_stream_that_nobody_reads_to_its_end_ends_with_its_capsule(make: Make)
     assert no_thread_is_left()
 
 
-def test_a_failed_stream_says_so_again(tmp_path: Path) -> None:
+def test_a_failed_stream_repeats_its_error(tmp_path: Path) -> None:
     stream = pa.RecordBatchReader.from_stream(damaged(tmp_path))
     said = set()
     for _ in range(40):
@@ -517,7 +517,7 @@ def test_a_forked_child_reads_its_own_stream(data: samples.Data) -> None:
     assert processes.outputs(processes.run(script, *data.paths)) == ["184\n"]
 
 
-def test_only_objects_of_pyarrow_need_pyarrow(data: samples.Data) -> None:
+def test_only_pyarrow_objects_need_pyarrow(data: samples.Data) -> None:
     script = """
         sys.modules["pyarrow"] = None
         import fastpipe

@@ -1,4 +1,6 @@
-"""fastpipe.tf.atds by itself: checks, orders, symbolic filenames, damage. test_atds_differential compares it."""
+"""Tests of fastpipe.tf.atds: checks, orders, symbolic filenames, damage. test_atds_differential compares it with
+tensorflow-io.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def ids(dataset: Any) -> list[int]:
 
 
 def graph_ids(dataset: Any) -> Any:
-    """What `ids` returns, from a loop in a graph, which takes less time; to be called for each epoch."""
+    """Returns a function that reads an epoch like `ids`, but in a graph loop, which is faster."""
 
     @tf.function  # type: ignore[untyped-decorator]
     def loop() -> Any:
@@ -65,7 +67,7 @@ def graph_ids(dataset: Any) -> Any:
 
 
 def raises(error: Any, text: str) -> Any:
-    """Expects an error whose message has this text, letter by letter."""
+    """Expects an error whose message contains this exact text."""
     return pytest.raises(error, match=re.escape(text))
 
 
@@ -137,12 +139,12 @@ def test_every_epoch_has_every_row_once(files: list[str], shuffle: int, batch_si
         assert epochs(threads, 5) == orders[:5]
 
 
-def test_it_is_built_within_interleave(files: list[str], caplog: pytest.LogCaptureFixture) -> None:
+def test_it_works_within_interleave(files: list[str], caplog: pytest.LogCaptureFixture) -> None:
     names = tf.data.Dataset.from_tensor_slices(files)
     dataset = names.interleave(lambda name: ATDSDataset(name, 7, ID, shuffle_buffer_size=10), num_parallel_calls=2)
     for _ in range(2):
         assert sorted(ids(dataset)) == list(range(130))
-    # AutoGraph converts what it calls, and warns of what it can't convert.
+    # AutoGraph converts the functions it calls and warns about those it can't convert.
     assert [record.getMessage() for record in caplog.records] == []
 
 
@@ -166,8 +168,8 @@ def mapped(dataset: Any) -> Any:
 
 
 @pytest.mark.parametrize("shuffle", [0, 30])
-def test_it_survives_what_made_it(files: list[str], shuffle: int) -> None:
-    """Iterators, data sets behind it, graphs and values of functions, though its Python object is gone."""
+def test_it_outlives_its_python_object(files: list[str], shuffle: int) -> None:
+    """Iterators, derived datasets, graphs and function results keep working after the Python object is gone."""
 
     def made() -> Any:
         return ATDSDataset(files, 7, ID, shuffle_buffer_size=shuffle, fill={"id": 0})
@@ -208,8 +210,8 @@ def test_it_survives_what_made_it(files: list[str], shuffle: int) -> None:
             assert int(total()) == sum(range(130))
 
 
-def test_made_again_it_goes_on_with_its_orders(files: list[str]) -> None:
-    """As where its Python object lives on: the same orders, epoch by epoch."""
+def test_a_rebuilt_dataset_continues_its_orders(files: list[str]) -> None:
+    """A rebuilt dataset yields the same orders, epoch by epoch, as one whose Python object still exists."""
     options: dict[str, Any] = {"shuffle_buffer_size": 30, "seed": 5}
     kept = ATDSDataset(files, 7, ID, **options)
     left = tf.function(lambda: ATDSDataset(files, 7, ID, **options))()
@@ -224,7 +226,7 @@ FILLS = [("long", tf.int64, -(2**60)), ("double", tf.float64, float("inf")), ("s
 
 
 @pytest.mark.parametrize(("avro", "dtype", "fill"), FILLS)
-def test_made_again_it_has_its_fills(tmp_path: Path, avro: str, dtype: Any, fill: Any) -> None:
+def test_a_rebuilt_dataset_keeps_its_fills(tmp_path: Path, avro: str, dtype: Any, fill: Any) -> None:
     path = write_value(tmp_path, ["null", avro], None)
     dataset = tf.function(lambda: ATDSDataset(path, 7, {"it": DenseFeature([], dtype)}, fill={"it": fill}))()
     gc.collect()
@@ -232,14 +234,14 @@ def test_made_again_it_has_its_fills(tmp_path: Path, avro: str, dtype: Any, fill
     assert value == (fill.encode() if isinstance(fill, str) else fill)
 
 
-def test_files_of_tensorflows_own_file_systems(files: list[str]) -> None:
+def test_files_of_tensorflow_file_systems(files: list[str]) -> None:
     remote = [f"ram://fastpipe/{Path(path).name}" for path in files]
     for path, copy in zip(files, remote, strict=True):
         tf.io.gfile.copy(path, copy, overwrite=True)
     dataset = ATDSDataset([remote[0], files[1]], 7, ID)
     assert ids(dataset) == list(range(130))
     write(Path(files[0]), 0, 90)
-    tf.io.gfile.remove(remote[0])  # What is there and longer keeps its end.
+    tf.io.gfile.remove(remote[0])  # An existing longer file would keep its tail.
     tf.io.gfile.copy(files[0], remote[0])
     assert ids(dataset) == [*range(90), *range(100, 130)]
     assert ids(ATDSDataset(f"file://{files[1]}", 7, ID)) == list(range(100, 130))
@@ -264,17 +266,17 @@ def test_files_of_tensorflows_own_file_systems(files: list[str]) -> None:
         (lambda files: tf.constant([], tf.string), ID, "filenames is empty"),
     ],
 )
-def test_messages_begin_with_tensorflow_ios_words(files: list[str], files_of: Any, features: Any, told: str) -> None:
+def test_messages_begin_like_those_of_tensorflow_io(files: list[str], files_of: Any, features: Any, told: str) -> None:
     write(Path(files[0]), 0, 100, null=3)
     with pytest.raises(tf.errors.OpError) as caught:
         list(ATDSDataset(files_of(files), 2, features))
-    # In front of them there is only what TensorFlow puts there.
+    # Only TensorFlow's own prefix comes before it.
     assert re.sub(r"^\{\{[^}]*\}\} ", "", caught.value.message).startswith(told)
 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The sets of files that are opened from here on, all of them written long ago."""
+    """Records the lists of files that are opened. All files count as written long ago."""
     seen: list[list[str]] = []
     data = _atds_schema.AvroData
     monkeypatch.setattr(_atds_schema, "_COARSEST_CLOCK", -(10**12))
@@ -286,7 +288,7 @@ def test_files_are_opened_once(files: list[str], opened: list[list[str]]) -> Non
     dataset = ATDSDataset(files, 7, ID, shuffle_buffer_size=10)
     for _ in range(3):
         assert sorted(ids(tf.data.Dataset.zip(dataset, dataset).map(lambda a, b: a))) == list(range(130))
-    # The two iterations of the first round may both find nothing open.
+    # The two iterations of the first round may both find no open dataset.
     assert opened == [files] * len(opened)
     assert len(opened) in (1, 2)
 
@@ -296,7 +298,7 @@ def test_changed_files_are_opened_again(files: list[str], opened: list[list[str]
     assert ids(dataset) == list(range(130))
     write(Path(files[1]), 100, 140)
     assert ids(dataset) == list(range(140))
-    # The same size: the time tells.
+    # The size is equal, so only the timestamp shows the change.
     before = os.stat(files[1])
     write(Path(files[1]), 70, 110)
     os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns + 1))
@@ -307,21 +309,21 @@ def test_changed_files_are_opened_again(files: list[str], opened: list[list[str]
         ids(dataset)
 
 
-def test_files_written_a_moment_ago_are_not_kept(files: list[str]) -> None:
+def test_recently_written_files_are_not_cached(files: list[str]) -> None:
     dataset = ATDSDataset(files[0], 7, ID)
     for start in range(5):
-        # Of one size; changes within a tick of the file system's clock don't show.
+        # The sizes are equal, and changes within a tick of the file system's clock don't show.
         write(Path(files[0]), 10 + start, 50 + start)
         assert ids(dataset) == list(range(10 + start, 50 + start))
 
 
-def test_no_more_than_a_few_sets_are_kept(tmp_path: Path, opened: list[list[str]]) -> None:
+def test_only_a_few_datasets_are_cached(tmp_path: Path, opened: list[list[str]]) -> None:
     names = [write(tmp_path / f"{i}.avro", i, i + 1) for i in range(_atds_schema._KEPT + 1)]
     each = tf.data.Dataset.from_tensor_slices(names).interleave(lambda name: ATDSDataset(name, 1, ID), cycle_length=1)
     for _ in range(2):
         assert ids(each) == list(range(len(names)))
     assert len(opened) == 2 * len(names)
-    # The last ones are.
+    # The most recent ones are kept.
     recent = tf.data.Dataset.from_tensor_slices(names[1:]).interleave(lambda name: ATDSDataset(name, 1, ID))
     for _ in range(3):
         assert len(ids(recent)) == len(names) - 1
@@ -373,7 +375,7 @@ def array(items: Any) -> dict[str, Any]:
 
 
 def write_value(folder: Path, kind: Any, *values: Any) -> str:
-    """A file of records with one field, `it`."""
+    """Writes a file of records with one field, `it`."""
     path = folder / "it.avro"
     with path.open("wb") as file:
         schema = {"type": "record", "name": "One", "fields": [{"name": "it", "type": kind}]}
@@ -460,7 +462,7 @@ def test_schemas_that_do_not_fit(tmp_path: Path, kind: Any, feature: Any, messag
     assert path in caught.value.message
 
 
-def test_of_several_features_the_first_dense_one_is_told_of(files: list[str]) -> None:
+def test_the_first_dense_feature_is_reported(files: list[str]) -> None:
     features = {
         "id": VarlenFeature([], tf.string),
         "items": SparseFeature([1], tf.int32),
@@ -508,7 +510,7 @@ def test_lengths_that_do_not_fit(
         (("indices0", "values"), [9], {"indices0": [1, 2, 3], "values": [1]}, "[indices0, values] arrays are [3, 1]"),
         (("values", "indices0"), [9], {"indices0": [1], "values": [1, 2]}, "[values, indices0] arrays are [2, 1]"),
         (("values", "indices0"), [9], {"indices0": [1, 2], "values": [1]}, "[values, indices0] arrays are [1, 2]"),
-        # Those that differ are named, of three.
+        # With three arrays, the two that differ are named.
         (
             ("indices1", "values", "indices0"),
             [9, 9],
@@ -517,7 +519,7 @@ def test_lengths_that_do_not_fit(
         ),
     ],
 )
-def test_sparse_arrays_that_differ(tmp_path: Path, fields: Any, shape: Any, value: Any, told: str) -> None:
+def test_sparse_arrays_of_different_lengths(tmp_path: Path, fields: Any, shape: Any, value: Any, told: str) -> None:
     path = write_value(tmp_path, sparse_record(**dict.fromkeys(fields, INDICES)), value)
     told = f"Numbers of decoded value in indice and values array are different. Numbers of decoded value in {told}"
     with raises(INVALID, f"Failed to decode feature it. Reason: {told} (file {path}, block 0"):
@@ -525,7 +527,7 @@ def test_sparse_arrays_that_differ(tmp_path: Path, fields: Any, shape: Any, valu
 
 
 def test_files_may_have_other_schemas(tmp_path: Path) -> None:
-    """Which tensorflow-io refuses."""
+    """tensorflow-io rejects such files."""
     files = [tmp_path / "a.avro", tmp_path / "b.avro"]
     names = [["id", "items"], ["more", "items", "id"]]
     kinds = {"id": "long", "items": sparse_record(indices0=INDICES, values=LONGS), "more": "string"}
@@ -553,7 +555,7 @@ def test_absent_files_and_fields(files: list[str]) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [0, 30])
-def test_damage_loses_no_rows_in_silence(files: list[str], shuffle: int) -> None:
+def test_damage_never_loses_rows_silently(files: list[str], shuffle: int) -> None:
     data = Path(files[0]).read_bytes()
     for damaged in (data[:-20], data[:-16] + bytes(16), b"no" + data):
         Path(files[0]).write_bytes(damaged)

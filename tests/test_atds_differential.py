@@ -1,9 +1,9 @@
-"""fastpipe.tf.atds beside tensorflow-io: the same tensors, specs, and classes and words of errors in random cases.
+"""Compares fastpipe.tf.atds with tensorflow-io in random cases: tensors, specs, and classes and texts of errors.
 
-tensorflow-io lives in an environment of its own, which is made where there is Python 3.11 and a package index; the test
-is skipped where it can't be. FASTPIPE_ATDS_CASES says how many cases there are, 25 by default.
+tensorflow-io is installed in a separate environment, which needs Python 3.11 and a package index; otherwise the test is
+skipped. FASTPIPE_ATDS_CASES sets the number of cases, 25 by default.
 
-Where tensorflow-io is wrong there are no cases: files that are damaged or empty of names, and errors under shuffling.
+Cases in which tensorflow-io is wrong are left out: damaged files, empty lists of files, and errors under shuffling.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DTYPES = {
 
 @pytest.fixture(scope="module")
 def peer() -> str:
-    """The interpreter that has tensorflow-io."""
+    """Returns the interpreter that has tensorflow-io."""
     try:
         return interpreter("tensorflow-io", print)
     except NoEnvironmentError as error:
@@ -52,7 +52,7 @@ def peer() -> str:
 
 @pytest.mark.timeout(600 + 2 * CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_random_cases_are_as_with_tensorflow_io(peer: str, tmp_path: Path) -> None:
+def test_random_cases_match_tensorflow_io(peer: str, tmp_path: Path) -> None:
     cases = [_case(random.Random(number), tmp_path / str(number)) for number in range(CASES)]
     results = _results(peer, PEER, cases, tmp_path)
     assert any(result and result["error"] for result in results)
@@ -62,16 +62,16 @@ def test_random_cases_are_as_with_tensorflow_io(peer: str, tmp_path: Path) -> No
         found = json.loads(json.dumps(atds_cases.run(case, atds, atds)))
         if wanted is None:
             assert found["error"] == "InvalidArgumentError", (
-                f"case {number}, which tensorflow-io didn't survive: {case}"
+                f"case {number}, which aborted tensorflow-io: {case}"
             )
             continue
         if case["options"]["shuffle_buffer_size"]:
             found, wanted = _unordered(found), _unordered(wanted)
-            if case["options"]["drop_remainder"]:  # Which rows remain is up to chance.
+            if case["options"]["drop_remainder"]:  # The remaining rows are random.
                 found["batches"] = wanted["batches"] = None
         if any(path.endswith("absent.avro") for path in case["files"]) and wanted["error"]:
-            # All headers are read before the first batch here; there, a file's when its turn comes, and so behind
-            # other errors.
+            # fastpipe reads all headers before the first batch. tensorflow-io reads a file's header when its turn
+            # comes, so after earlier errors.
             assert found["error"] in ("NotFoundError", wanted["error"]), f"case {number}: {case}"
             assert not found["batches"]
             continue
@@ -84,7 +84,9 @@ def test_random_cases_are_as_with_tensorflow_io(peer: str, tmp_path: Path) -> No
 
 
 def _words(message: str) -> str:
-    """What tensorflow-io says of an error before it quotes the schema; of sparse arrays it lists all, we the two."""
+    """Returns tensorflow-io's message up to the quoted schema. It lists all sparse arrays, fastpipe only the two that
+    differ.
+    """
     words = re.sub(r"^(\{\{[^}]*\}\} )?", "", message)
     return re.split(
         r"Invalid (?:union )?schema found|Input data schema|Numbers of decoded value in \[| \[Op:|\n", words
@@ -92,7 +94,7 @@ def _words(message: str) -> str:
 
 
 def _difference(found: Any, wanted: Any, where: str = "") -> str:
-    """Where two results differ first."""
+    """Describes the first difference between two results."""
     if isinstance(found, dict) and isinstance(wanted, dict) and found.keys() == wanted.keys():
         pairs: Any = [(name, found[name], wanted[name]) for name in found]
     elif isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
@@ -105,7 +107,7 @@ def _difference(found: Any, wanted: Any, where: str = "") -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 def test_the_oldest_tensorflow_yields_the_same(peer: str, tmp_path: Path) -> None:
-    """TensorFlow 2.16, which tensorflow-io needs, with the extension that is tested."""
+    """Tests the built extension with TensorFlow 2.16, which tensorflow-io needs."""
     cases = [_case(random.Random(number), tmp_path / str(number)) for number in range(20)]
     for case in cases:
         case["options"]["seed"] = 5
@@ -117,7 +119,7 @@ def test_the_oldest_tensorflow_yields_the_same(peer: str, tmp_path: Path) -> Non
 
 
 def _results(interpreter: str, modules: str, cases: list[dict[str, Any]], folder: Path) -> list[dict[str, Any] | None]:
-    """What comes of each case with these modules; None where the process was aborted."""
+    """Returns the result of each case with these modules, or None if the process was aborted."""
     source, target = folder / "cases", folder / "results"
     command = [interpreter, atds_cases.__file__, modules, str(source), str(target)]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(Path(__file__).parents[1] / "python")}
@@ -133,7 +135,7 @@ def _results(interpreter: str, modules: str, cases: list[dict[str, Any]], folder
 
 
 def _unordered(result: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same of results in random order: the rows and the sizes of batches."""
+    """Reduces results in random order to the parts that must be equal: the rows, and the sizes of batches."""
     ids = [batch["id"][0] for batch in result["batches"]]
     return result | {
         "batches": sorted(i for _, _, items in ids for i in items) if not result["error"] else None,
@@ -142,7 +144,7 @@ def _unordered(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _case(draw: random.Random, folder: Path) -> dict[str, Any]:
-    """Files of a random schema, and random features of it, of which some don't fit."""
+    """Returns files of a random schema and random features, some of which don't fit it."""
     folder.mkdir()
     features: dict[str, Any] = {"id": ["DenseFeature", [], "int64"]}
     fields: list[dict[str, Any]] = [{"name": "id", "type": "long"}]
@@ -190,7 +192,7 @@ def _case(draw: random.Random, folder: Path) -> dict[str, Any]:
 
 
 def _field(draw: random.Random, name: str) -> tuple[Any, list[Any], Any]:
-    """A type, a feature that fits it, and what makes its values."""
+    """Returns a type, a feature that fits it, and a function that makes its values."""
     avro = draw.choice(list(DTYPES))
     form = draw.choice(["DenseFeature", "SparseFeature", "VarlenFeature"])
     if form == "SparseFeature":

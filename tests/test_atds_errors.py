@@ -1,6 +1,6 @@
-"""fastpipe.tf.atds behind errors: what is lost, and that iterations end.
+"""fastpipe.tf.atds after errors: which rows are lost, and that iterations end.
 
-The rows that remain were compared with tensorflow-io 0.37.1 on one thread: never fewer than it yields.
+The remaining rows were compared with tensorflow-io 0.37.1 on one thread: fastpipe never yields fewer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def batches(dataset: Any) -> list[list[int]]:
 
 
 def told(dataset: Any, most: int = 100) -> list[Any]:
-    """Batches, and the classes of errors, up to the end."""
+    """Returns the batches and the classes of errors until the end."""
     found: list[Any] = []
     iterator = iter(dataset)
     while len(found) < most:
@@ -58,7 +58,7 @@ def told(dataset: Any, most: int = 100) -> list[Any]:
             return found
         except tf.errors.OpError as error:
             found.append(type(error).__name__)
-    raise AssertionError(f"it doesn't end: {found}")
+    raise AssertionError(f"the iteration does not end: {found}")
 
 
 INVALID = "InvalidArgumentError"
@@ -72,7 +72,7 @@ INVALID = "InvalidArgumentError"
             15, [7], 5, {"batch_size": 2}, [[0, 1], [2, 3], [4, 5], INVALID, [10, 11], [12, 13], [14]], id="a block"
         ),
         pytest.param(
-            # tensorflow-io loses 5 and 6 too: they stand in the batch that fails.
+            # tensorflow-io also loses 5 and 6, which are in the batch that fails.
             15,
             [12],
             5,
@@ -97,21 +97,21 @@ INVALID = "InvalidArgumentError"
             id="without a remainder",
         ),
         pytest.param(
-            # Of 28 rows the epoch as planned drops four; two more are lost, and 16 to 27 are two batches.
+            # The planned epoch drops four of 28 rows. Two more are lost, and 16 to 27 make two batches.
             28,
             [14],
             4,
             {"batch_size": 6, "drop_remainder": True},
             [list(range(6)), list(range(6, 12)), INVALID, list(range(16, 22)), list(range(22, 28))],
-            id="a remainder that fits behind the error",
+            id="a remainder that fits after the error",
         ),
-        pytest.param(20, [3, 8], 5, {"batch_size": 10}, [INVALID, INVALID, list(range(10, 20))], id="two of a batch"),
+        pytest.param(20, [3, 8], 5, {"batch_size": 10}, [INVALID, INVALID, list(range(10, 20))], id="two errors in a batch"),
         pytest.param(20, range(0, 20, 5), 5, {"batch_size": 4}, [INVALID] * 4, id="every block"),
         pytest.param(20, range(0, 20, 5), 5, {"batch_size": 100}, [INVALID] * 4, id="every block of one batch"),
     ],
 )
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_error_costs_the_rest_of_its_block(
+def test_an_error_loses_the_rest_of_its_block(
     tmp_path: Path, rows: int, nulls: list[int], per_block: int, options: Any, expected: Any, threads: int
 ) -> None:
     path = write(tmp_path / "a.avro", 0, rows, nulls, per_block)
@@ -127,7 +127,7 @@ def test_an_error_costs_the_rest_of_its_block(
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("buffer", [1, 20, 500])
 @pytest.mark.parametrize("batch_size", [1, 7, 30])
-def test_shuffled_rows_remain_as_well(tmp_path: Path, batch_size: int, buffer: int, drop_remainder: bool) -> None:
+def test_other_shuffled_rows_remain(tmp_path: Path, batch_size: int, buffer: int, drop_remainder: bool) -> None:
     nulls = {12, 57, 58, 95}
     path = write(tmp_path / "a.avro", 0, 100, nulls)
     options: dict[str, Any] = {"shuffle_buffer_size": buffer, "seed": 3, "drop_remainder": drop_remainder}
@@ -137,7 +137,7 @@ def test_shuffled_rows_remain_as_well(tmp_path: Path, batch_size: int, buffer: i
         rows = [i for batch in found if batch != INVALID for i in batch]
         assert found.count(INVALID) == 3
         assert len(set(rows)) == len(rows)
-        # Of damaged blocks what stands in front of the null may have come before.
+        # Rows before the null in a damaged block may have been yielded already.
         lost = {i for null in nulls for i in range(null // 5 * 5, null // 5 * 5 + 5)}
         assert set(rows) >= set(range(100)) - lost or drop_remainder
         assert not set(rows) & {i for null in nulls for i in range(null, null // 5 * 5 + 5)}
@@ -148,7 +148,7 @@ def test_shuffled_rows_remain_as_well(tmp_path: Path, batch_size: int, buffer: i
             assert set(sizes) <= {batch_size}
 
 
-def test_shuffled_rows_do_not_depend_on_threads_behind_errors(tmp_path: Path) -> None:
+def test_shuffled_rows_after_errors_do_not_depend_on_threads(tmp_path: Path) -> None:
     path = write(tmp_path / "a.avro", 0, 100, {12, 57})
     options: dict[str, Any] = {"shuffle_buffer_size": 20, "seed": 3}
     one, three = (told(ATDSDataset(path, 7, FEATURES, num_parallel_calls=threads, **options)) for threads in (1, 3))
@@ -162,7 +162,7 @@ def test_thousands_of_damaged_blocks_end_soon(tmp_path: Path) -> None:
         assert batches(dataset.ignore_errors()) == []
 
 
-def test_others_of_an_interleave_go_on(tmp_path: Path) -> None:
+def test_other_datasets_of_an_interleave_continue(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{i}.avro", 20 * i, 20 * i + 20, {20 * i + 7}) for i in range(4)]
     dataset = tf.data.Dataset.from_tensor_slices(paths).interleave(
         lambda path: ATDSDataset(path, 5, FEATURES).ignore_errors(), cycle_length=2, num_parallel_calls=2
@@ -189,7 +189,7 @@ def without_magic(data: bytes) -> bytes:
     ("damage", "sound"), [(truncated, range(15)), (without_marker, range(15)), (without_magic, range(0))]
 )
 @pytest.mark.parametrize("shuffle", [0, 10])
-def test_what_is_in_front_of_damage_to_a_file_is_read(
+def test_rows_before_damage_are_read(
     tmp_path: Path, damage: Callable[[bytes], bytes], sound: range, shuffle: int
 ) -> None:
     paths = [write(tmp_path / f"{i}.avro", 20 * i, 20 * i + 20) for i in range(3)]
@@ -207,7 +207,7 @@ def test_what_is_in_front_of_damage_to_a_file_is_read(
 
 
 @pytest.mark.parametrize("case", ["missing", "schema", "no files", "all headers damaged"])
-def test_behind_what_can_not_be_passed_over_it_is_over(tmp_path: Path, case: str) -> None:
+def test_unrecoverable_errors_end_the_iteration(tmp_path: Path, case: str) -> None:
     path = write(tmp_path / "a.avro", 0, 10)
     files, features = [path], FEATURES
     error = INVALID
@@ -225,7 +225,7 @@ def test_behind_what_can_not_be_passed_over_it_is_over(tmp_path: Path, case: str
     assert batches(dataset.repeat().ignore_errors()) == []
 
 
-def test_an_iteration_over_a_reader_is_over_behind_an_error(tmp_path: Path) -> None:
+def test_an_error_ends_an_iteration_over_a_reader(tmp_path: Path) -> None:
     reader = fastpipe.read_avro(
         write(tmp_path / "a.avro", 0, 10, {5}, per_block=2),
         features={name: fastpipe.DenseSpec((), dtype) for name, dtype in (("id", "int64"), ("score", "float32"))},
@@ -235,7 +235,7 @@ def test_an_iteration_over_a_reader_is_over_behind_an_error(tmp_path: Path) -> N
     for _ in range(2):
         reader.set_epoch(0)
         assert told(dataset) == [[0, 1], [2, 3], INVALID]
-        # Where the error is, not behind the end: a state taken here leads to it again.
+        # The state points to the error and not to the end, so loading it leads to the error again.
         assert reader.state_dict()["progress"]["step"] == 2
     reader.set_epoch(0)
     assert batches(dataset.ignore_errors()) == [[0, 1], [2, 3]]

@@ -1,4 +1,4 @@
-"""Columns that only later Avro files have."""
+"""Columns that exist only in later Avro files."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fastpipe import DenseSpec
 
 
 def later(*schemas: Any, rows: int = 2) -> list[bytes]:
-    """Files of these schemas, of integers."""
+    """Returns files of these schemas, whose fields are integers."""
     return [container(schema, [{f["name"]: 7 for f in schema["fields"]}] * rows) for schema in schemas]
 
 
-def test_columns_that_only_later_files_have() -> None:
+def test_columns_of_later_files_only() -> None:
     schema = wire.record("R", a="int")
     more, most = wire.record("R", a="int", b="int"), wire.record("R", a="int", b="int", c="int")
     with files(*later(schema, more, schema, most)) as paths:
@@ -29,23 +29,23 @@ def test_columns_that_only_later_files_have() -> None:
         assert caught[0].filename == __file__
         with pytest.warns(fastpipe.ColumnsLeftOutWarning, match="'b'"):
             assert list(fastpipe.infer_features(paths)) == ["a"]
-        # What the warning proposes.
+        # The fix that the warning suggests.
         (hint,) = [word for word in str(caught[0].message).split() if word.startswith("reader_schema=")]
         assert hint == 'reader_schema="union"'
         union = read(paths, reader_schema="union")
         assert union == {"a": [7] * 8, "b": [None, None, 7, 7, None, None, 7, 7], "c": [None] * 6 + [7, 7]}
-        # Who names what is read knows what isn't.
+        # There is no warning if the caller selects the columns explicitly.
         assert read(paths, columns=["a"]) == {"a": [7] * 8}
         assert read(paths, features={"a": DenseSpec((), "int32")}) == {"a": [7] * 8}
         assert read(paths, reader_schema=schema) == {"a": [7] * 8}
-        # Files that have fewer columns than the first are another matter, and so are files without rows.
+        # Files with fewer columns than the first, or without rows, are treated differently.
         with pytest.raises(fastpipe.SchemaError):
             read(paths[1:3])
     with files(*later(schema, rows=2), *later(most, rows=0)) as paths:
         assert read(paths) == {"a": [7, 7]}
 
 
-def test_columns_within_a_named_one_that_only_later_files_have() -> None:
+def test_nested_columns_of_later_files_only() -> None:
     first = wire.record("R", u=wire.record("U", x="int"), v="int")
     second = wire.record("R", u=wire.record("U", x="int", y="int"), v="int", w="int")
     row = {"u": {"x": 1, "y": 2}, "v": 3, "w": 4}
@@ -56,7 +56,7 @@ def test_columns_within_a_named_one_that_only_later_files_have() -> None:
         assert read(paths, columns=["v"]) == {"v": [3, 3]}
 
 
-def test_later_columns_of_schemas_that_can_not_be_merged() -> None:
+def test_later_columns_of_incompatible_schemas() -> None:
     fixed = lambda size: {"type": "fixed", "name": "F", "size": size}  # noqa: E731
     first = wire.record("R", a="int", f=fixed(1))
     second = wire.record("R", a="int", f=fixed(2), b="int")
