@@ -62,7 +62,7 @@ def test_random_cases_match_tensorflow_io(peer: str, tmp_path: Path) -> None:
         found = json.loads(json.dumps(atds_cases.run(case, atds, atds)))
         if wanted is None:
             assert found["error"] == "InvalidArgumentError", (
-                f"case {number}, which aborted tensorflow-io: {case}"
+                f"case {number}, which tensorflow-io did not survive: {case}"
             )
             continue
         if case["options"]["shuffle_buffer_size"]:

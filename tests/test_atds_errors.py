@@ -105,7 +105,7 @@ INVALID = "InvalidArgumentError"
             [list(range(6)), list(range(6, 12)), INVALID, list(range(16, 22)), list(range(22, 28))],
             id="a remainder that fits after the error",
         ),
-        pytest.param(20, [3, 8], 5, {"batch_size": 10}, [INVALID, INVALID, list(range(10, 20))], id="two errors in a batch"),
+        pytest.param(20, [3, 8], 5, {"batch_size": 10}, [INVALID, INVALID, list(range(10, 20))], id="two in a batch"),
         pytest.param(20, range(0, 20, 5), 5, {"batch_size": 4}, [INVALID] * 4, id="every block"),
         pytest.param(20, range(0, 20, 5), 5, {"batch_size": 100}, [INVALID] * 4, id="every block of one batch"),
     ],

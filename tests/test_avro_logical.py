@@ -1,4 +1,4 @@
-"""Logical types: what they are read as, at their edges. `test_avro_unions` draws them in schemas of any kind."""
+"""The values of logical types, including edge cases. `test_avro_unions` tests them in random schemas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAT = -(2**63)
 
 
 def one(kind: Any, *values: Any) -> bytes:
-    """A file whose records have one field, `x`."""
+    """Returns a file whose records have one field, `x`."""
     return container(wire.record("R", x=kind), [{"x": value} for value in values])
 
 
@@ -137,8 +137,8 @@ def test_decimals_are_exact_or_nearest(precision: int, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("size", [None, 16])
-def test_decimals_of_more_digits_than_they_may_have(size: int | None) -> None:
-    """What fits the dtype is read."""
+def test_decimals_that_exceed_their_precision(size: int | None) -> None:
+    """Values that fit the dtype are read."""
     values = [12345, 2**63 - 1, -(2**63)]
     with files(one(decimals(2, 1, size), *(signed(value, size) for value in values))) as paths:
         assert read(paths) == {"x": values}
@@ -164,7 +164,7 @@ def test_decimals_without_bytes_are_0() -> None:
         assert read(paths) == {"x": [0, 0, -1]}
 
 
-def test_scales_that_are_asked_for() -> None:
+def test_requested_scales() -> None:
     with files(one(decimals(9, 2), signed(1234), signed(-5))) as paths:
         assert read(paths, features={"x": DenseSpec((), "int32", scale=3)}) == {"x": [12340, -50]}
         with pytest.raises(fastpipe.SchemaError, match="2 decimal places, and scale=1 would round"):
@@ -181,7 +181,7 @@ def test_scales_that_are_asked_for() -> None:
 
 
 def test_scales_of_other_files() -> None:
-    """The first file's scale is the column's: smaller ones of other files become it."""
+    """The first file's scale applies to the column. Smaller scales of other files are converted to it."""
     with files(*(one(decimals(9, scale), signed(4)) for scale in (2, 1, 3))) as paths:
         assert read(paths[:2]) == {"x": [4, 40]}
         with pytest.raises(fastpipe.SchemaError, match="3 decimal places") as caught:
@@ -206,7 +206,7 @@ def test_scales_of_other_files() -> None:
         {"type": "bytes", "logicalType": 5},
     ],
 )
-def test_logical_types_that_do_not_fit_are_none(schema: Any) -> None:
+def test_logical_types_that_do_not_fit_are_ignored(schema: Any) -> None:
     value = bytes(schema.get("size", 1))
     with files(one(schema, value)) as paths:
         assert fastpipe.infer_features(paths) == {"x": DenseSpec((), "bytes")}
@@ -248,7 +248,7 @@ def test_uuids() -> None:
 @pytest.mark.parametrize(
     "wrong", ["", "nope", UUID.hex, f"{{{UUID}}}", str(UUID)[:-1] + "g", str(UUID) + "0", "ä" * 18]
 )
-def test_texts_that_are_no_uuids(wrong: str) -> None:
+def test_invalid_uuids_are_read_as_text(wrong: str) -> None:
     with files(one({"type": "string", "logicalType": "uuid"}, str(UUID), wrong)) as paths:
         assert read(paths) == {"x": [str(UUID), wrong]}
         with pytest.raises(fastpipe.MalformedFileError, match="text of a UUID") as caught:
@@ -281,7 +281,7 @@ def test_durations() -> None:
 
 
 def test_sparse_arrays_have_no_logical_values() -> None:
-    """Records of indices and times are records like others."""
+    """Records of indices and times are treated as ordinary records."""
     times = wire.list_of({"type": "int", "logicalType": "date"})
     schema = wire.record("S", indices0=wire.list_of("long"), values=times)
     with files(one(schema, {"indices0": [3], "values": [7]})) as paths:

@@ -1,4 +1,4 @@
-"""Files that are read by a reader's schema."""
+"""Files that are read with a reader's schema."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fastpipe import DenseSpec, RaggedSpec
 from oracle import Branch
 from strategies import SOME, orders
 
-# Data sets here are so small that a last batch is much of them.
+# The datasets are so small that an incomplete last batch is a large part of them.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 
 def plain(value: Any) -> Any:
-    """A value without what says of which branch its parts are; fields in the order of their names."""
+    """Returns a value without union branches, with fields sorted by name."""
     if isinstance(value, Branch):
         return plain(value.value)
     if isinstance(value, dict):
@@ -41,7 +41,7 @@ evolutions = st.integers(0, 2**32 - 1)
 @hypothesis.settings(max_examples=SOME)
 @hypothesis.given(schemas(), evolutions, st.integers(0, 20), orders())
 def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dict[str, Any]) -> None:
-    """Files of the old schema and of the new one, read by the new one."""
+    """Reads files of the old and the new schema with the new schema."""
     reader_schema = Evolution(random.Random(seed)).root(schema)
     writer, wanted = oracle.resolve(schema), oracle.resolve(reader_schema)
     values = Writable(seed)
@@ -55,7 +55,7 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
         rows = [resolved(schema, reader_schema, row) for row in old] + new
         rows += [resolved(schema, reader_schema, row) for row in more]
     except UnresolvedError:
-        # Bytes that are no text are damage of the file.
+        # Bytes that are not UTF-8 are reported as damage.
         errors = fastpipe.SchemaError, fastpipe.MalformedFileError
         with files(*blobs) as paths, pytest.raises(errors, match=r"resolve|symbol|UTF-8"):
             read(paths, reader_schema=reader_schema)
@@ -78,7 +78,7 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
 
 
 def bare(schema: Any) -> Any:
-    """A schema without logical types, of which fastavro refuses those that don't fit."""
+    """Returns a schema without logical types, because fastavro rejects those that don't fit."""
     if isinstance(schema, list):
         return [bare(part) for part in schema]
     if not isinstance(schema, dict):
@@ -87,26 +87,26 @@ def bare(schema: Any) -> Any:
 
 
 def agreed(schema: Any) -> bool:
-    """Whether fastavro resolves a reader's schema as the specification has it."""
+    """Returns whether fastavro resolves a reader's schema as the specification requires."""
     if isinstance(schema, list):
-        # It takes the first branch that a type is promoted to, even if its very type comes behind that.
+        # fastavro uses the first branch that a type can be promoted to, even if an exact match comes later.
         kinds = {kind_of(branch) for branch in schema}
         alone = all(len(kinds & group) < 2 for group in ({"int", "long", "float", "double"}, {"string", "bytes"}))
         return alone and all(map(agreed, schema))
     if kind_of(schema) in ("array", "map"):
         return agreed(schema["items" if kind_of(schema) == "array" else "values"])
     if kind_of(schema) == "record":
-        # A default of bytes stays text, one of a union or record is not looked into.
+        # fastavro keeps a default of bytes as text, and doesn't process defaults of unions and records.
         return all("default" not in field and agreed(field["type"]) for field in schema["fields"])
-    # Integers that are promoted to floats stay what they are.
+    # fastavro doesn't convert integers that are promoted to floats.
     return kind_of(schema) not in ("float", "double")
 
 
 @hypothesis.settings(max_examples=SOME)
-# fastavro takes the first branch of a last name, also where another has the very name.
+# fastavro uses the first branch with the last name, even if another branch has the full name.
 @hypothesis.given(schemas(twins=False), evolutions)
-def test_what_is_expected_is_what_fastavro_makes(schema: Any, seed: int) -> None:
-    """Field by field: those that it doesn't resolve otherwise."""
+def test_the_oracle_agrees_with_fastavro(schema: Any, seed: int) -> None:
+    """Compares the oracle with fastavro in all fields that fastavro resolves correctly."""
     reader_schema = Evolution(random.Random(seed)).root(schema)
     fields = [field for field in reader_schema["fields"] if agreed(field["type"]) and "default" not in field]
     reader_schema["fields"] = fields
@@ -175,7 +175,7 @@ def test_defaults(name: str) -> None:
         assert read(paths, reader_schema=reader) == {key: [value] * 2 for key, value in expected.items()} | {
             "a": [1, 2]
         }
-        # Defaults that nobody asks for aren't looked at.
+        # Defaults of fields that aren't read aren't checked.
         reader["fields"][0]["default"] = {"no": "value"}
         assert read(paths, reader_schema=reader, columns=["a"]) == {"a": [1, 2]}
         if "map" not in name:
@@ -224,7 +224,7 @@ def test_shapes_of_defaults() -> None:
             read(paths, reader_schema=reader, features={"x": RaggedSpec((None,), "int8")})
 
 
-# --- What doesn't resolve ---
+# --- Types that don't resolve ---
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_types_that_do_not_resolve_are_named(of: Any, to: Any, found: str, wante
         assert wanted in reason
         assert caught.value.path == paths[0]
         assert caught.value.feature is not None
-        # What nobody asks for needn't resolve.
+        # Fields that aren't read need not resolve.
         assert read(paths, reader_schema=within(to), columns=["a"]) == {}
 
 
@@ -292,7 +292,7 @@ def test_symbols_that_the_reader_does_not_know() -> None:
         assert read(paths, reader_schema=reader, features={"e": DenseSpec((), "string")}) == {"e": ["B", "C"]}
 
 
-def test_a_branch_that_does_not_resolve_is_an_error_where_it_is_met() -> None:
+def test_an_unresolved_branch_is_an_error_only_if_it_occurs() -> None:
     writer = wire.record("R", f=["int", "string"])
     reader = wire.record("R", f="long")
     with files(container(writer, [{"f": Branch(0, 3)}])) as paths:
@@ -304,7 +304,7 @@ def test_a_branch_that_does_not_resolve_is_an_error_where_it_is_met() -> None:
         assert caught.value.block is not None
 
 
-def test_no_branch_of_the_reader_s_union() -> None:
+def test_no_matching_branch_in_the_readers_union() -> None:
     schema, reader = wire.record("R", f="int"), wire.record("R", f=["null", "string"])
     match = "'f': the file has int, the reader union<null, string>"
     with files(container(schema, [{"f": 3}])) as paths, pytest.raises(fastpipe.SchemaError, match=match):
@@ -325,12 +325,12 @@ def test_no_branch_of_the_reader_s_union() -> None:
     ],
     ids=str,
 )
-def test_a_branch_that_the_reader_s_union_lacks_is_an_error(reader: list[Any]) -> None:
-    """And never a null, whichever columns are read; fastavro says the same."""
+def test_a_branch_missing_in_the_readers_union_is_an_error(reader: list[Any]) -> None:
+    """It is never a null, whichever columns are read. fastavro also raises an error."""
     schema, reader_schema = wire.record("R", f=["null", "int", "boolean"]), wire.record("R", f=reader)
     rows = [{"f": Branch(1, 3)}, {"f": Branch(2, True)}] if "int" in reader else [{"f": Branch(2, True)}]
     data = io.BytesIO(oracle.encode(oracle.resolve(schema), rows[-1], random.Random(1)))
-    if reader:  # fastavro makes something of an empty union.
+    if reader:  # fastavro accepts an empty union.
         with pytest.raises(fastavro.read.SchemaResolutionError):
             fastavro.schemaless_reader(data, schema, reader_schema)
     with files(container(schema, rows)) as paths:
@@ -350,7 +350,7 @@ def test_a_branch_that_the_reader_s_union_lacks_is_an_error(reader: list[Any]) -
 
 
 @pytest.mark.parametrize("kind", ["same", "union"])
-def test_types_of_one_last_name_keep_apart(kind: str) -> None:
+def test_types_with_the_same_last_name_stay_distinct(kind: str) -> None:
     schema = wire.record("R", f=[{"type": "fixed", "name": f"{space}.F", "size": 1} for space in "mn"])
     with files(container(schema, [{"f": Branch(0, b"a")}, {"f": Branch(1, b"b")}])) as paths:
         expected = {"f": [0, 1], "f:m.F": [b"a", None], "f:n.F": [None, b"b"]}
@@ -358,7 +358,7 @@ def test_types_of_one_last_name_keep_apart(kind: str) -> None:
 
 
 def test_decimals_of_other_scales() -> None:
-    """A reader's scale is that of the column; the specification has no other decimals resolve."""
+    """The reader's scale applies to the column. The specification only resolves decimals of equal scale."""
     of = lambda scale: {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": scale}  # noqa: E731
     blobs = [container(wire.record("R", f=of(scale)), [{"f": b"\x04"}]) for scale in (2, 1, 3)]
     with files(*blobs) as paths:
@@ -421,7 +421,7 @@ def test_symbols_of_all_files() -> None:
         assert fastpipe.read_avro(paths, batch_size=1, reader_schema="union").symbols == {"e": ["A", "B", "C"]}
 
 
-def test_what_can_not_be_merged() -> None:
+def test_schemas_that_cannot_be_merged() -> None:
     millis, micros = ({"type": "long", "logicalType": f"timestamp-{unit}"} for unit in ("millis", "micros"))
     with files(one({"a": millis}, {"a": 1}), one({"a": micros}, {"a": 1})) as paths:
         with pytest.raises(fastpipe.SchemaError, match=r"merged at 'a': long \(timestamp-millis\) and long") as caught:
@@ -430,7 +430,7 @@ def test_what_can_not_be_merged() -> None:
 
 
 def test_decimals_merged() -> None:
-    """Those of several scales are one column that says its scale, or an error."""
+    """Decimals of several scales either become one column with a scale, or an error."""
     of = lambda scale: {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": scale}  # noqa: E731
     with files(*(one({"f": of(scale)}, {"f": b"\x04"}) for scale in (2, 3))) as paths:
         try:
@@ -444,7 +444,7 @@ def test_decimals_merged() -> None:
 @hypothesis.settings(max_examples=SOME // 2)
 @hypothesis.given(schemas(), evolutions, orders())
 def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -> None:
-    """A column that both files have has the values of both; the fields of either are all there."""
+    """Checks that a common column has the values of both files, and that all fields of each file are present."""
     maker = Evolution(random.Random(seed))
     dropped = {**schema, "fields": [field for field in schema["fields"] if field["name"] == "id" or maker.chance(0.5)]}
     values = Writable(seed)
@@ -457,7 +457,7 @@ def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -
         reader = fastpipe.read_avro(paths, batch_size=5, reader_schema="union")
         both = {field["name"] for field in dropped["fields"]}
         expected = followed(root, rows, reader.symbols, [leaf.name for leaf in leaves])
-        # A union that is also null has a type more, behind whose names those of the others keep their places or not.
+        # If a union also becomes nullable, it has one more type, which may change the branch indices.
         names = [leaf.name for leaf in leaves if top(leaf.name) in both or leaf.type.kind != "union"]
         expected = [{name: row[name] for name in names} for row in expected]
         some = [leaf.name for leaf in leaves if top(leaf.name) in both]
@@ -479,7 +479,7 @@ def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -
 # --- Fields that a later file lacks ---
 
 
-def test_fill_values_stand_for_fields_that_a_later_file_lacks() -> None:
+def test_fill_values_replace_missing_fields_of_later_files() -> None:
     inner = wire.record("S", x="int")
     full = {"a": "int", "f": "int", "t": "string", "v": wire.list_of("int"), "s": inner, "u": ["int", "string"]}
     row = {"a": 1, "f": 4, "t": "t", "v": [4], "s": {"x": 4}, "u": Branch(0, 3)}
@@ -505,7 +505,7 @@ def test_fill_values_stand_for_fields_that_a_later_file_lacks() -> None:
         with pytest.raises(fastpipe.SchemaError, match="has no field 'f'") as caught:
             read(paths)
         assert caught.value.path == paths[1]
-        # The first file says what a feature is.
+        # The first file determines the features.
         with pytest.raises(fastpipe.SchemaError, match="has no field 'f'"):
             read(paths[::-1], features=features)
 

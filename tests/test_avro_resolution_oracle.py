@@ -1,7 +1,7 @@
-"""Files that are read by a reader's schema, against the apache-avro crate's resolution of them.
+"""Files that are read with a reader's schema, compared with the apache-avro crate.
 
-The crate resolves values rather than types, and so it takes more than the specification allows: `agreed` leaves out
-what it resolves otherwise.
+The crate resolves values rather than types, so it accepts more than the specification allows. `agreed` leaves out the
+types for which it differs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from avro_schemas import PRIMITIVES, container, files, schemas
 from oracle import Branch, Type
 from strategies import SOME
 
-# Data sets here are so small that a last batch is much of them.
+# The datasets are so small that an incomplete last batch is a large part of them.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 Rewriter = Callable[..., str]
 
-# --- What apache-avro resolves as the specification has it ---
+# --- Types that apache-avro resolves as specified ---
 
-# What it resolves besides promotions, if the value happens to fit: a long that an int has room for, a string of the
-# length of a fixed, an array of integers as bytes.
+# Types that it resolves in addition to promotions if the value happens to fit: a long within the range of an int, a
+# string with the length of a fixed, an array of integers as bytes.
 LENIENT = {
     "long": ("int",),
     "double": ("float",),
@@ -56,20 +56,20 @@ LENIENT = {
 
 
 class DepartureError(Exception):
-    """A type that apache-avro resolves otherwise than the specification says."""
+    """A type for which apache-avro departs from the specification."""
 
 
 def logical(schema: Any) -> str:
-    """The logical type; empty if there is none, or one that doesn't fit."""
+    """Returns the logical type; empty if there is none or it doesn't fit."""
     found: str = oracle.resolve(schema).logical if kind_of(schema) not in ("array", "map", "union", "record") else ""
     return found
 
 
 def agreed(writer: Any, reader: Any) -> Any:
-    """The reader's schema without the fields of its records that apache-avro resolves otherwise.
+    """Returns the reader's schema without the record fields that apache-avro resolves differently.
 
     Raises:
-        DepartureError: if it resolves the whole type otherwise.
+        DepartureError: If it resolves the whole type differently.
     """
     if isinstance(writer, list):
         for branch in writer:
@@ -79,13 +79,13 @@ def agreed(writer: Any, reader: Any) -> Any:
         return _agreed_union(writer, reader)
     of, to = kind_of(writer), kind_of(reader)
     if of != to:
-        # Values of logical types aren't promoted: a date is no long. Strings become decimals as the bytes of a default
-        # do.
+        # Values of logical types aren't promoted: a date is not a long. Strings become decimals in the same way as the
+        # bytes of a default.
         promoted = to in PROMOTED.get(of, ())
         if (promoted and (logical(writer) or logical(reader))) or to in LENIENT.get(of, ()):
             raise DepartureError
         return reader
-    # It doesn't look at names.
+    # apache-avro ignores names.
     if (of in NAMED and not same_name(writer, reader)) or logical(writer) != logical(reader):
         raise DepartureError
     match of:
@@ -102,7 +102,7 @@ def _agreed_fields(writer: Any, reader: Any) -> Iterator[Any]:
     types = {field["name"]: field["type"] for field in writer["fields"]}
     for field in reader["fields"]:
         try:
-            # Fields are only looked for by their names, not by their aliases.
+            # apache-avro matches fields only by name, not by alias.
             if field["name"] in types:
                 yield field | {"type": agreed(types[field["name"]], field["type"])}
             elif not any(alias in types for alias in field.get("aliases", [])):
@@ -116,20 +116,20 @@ def _agreed_fields(writer: Any, reader: Any) -> Iterator[Any]:
 def _agreed_union(writer: Any, reader: list[Any]) -> list[Any]:
     of = kind_of(writer)
     kinds = [kind_of(branch) for branch in reader]
-    # Decimals go to a branch of bytes before one of fixed even if they are fixed, and UUIDs to one of strings.
+    # Decimals prefer a branch of bytes to one of fixed, even if they are fixed. UUIDs prefer a branch of strings.
     if logical(writer) in ("decimal", "uuid") and len({"bytes", "string", "fixed"} & set(kinds)) > 1:
         raise DepartureError
     takes = {of, *PROMOTED.get(of, ()), *LENIENT.get(of, ())}
     rivals = [k for k, branch in enumerate(reader) if kinds[k] in takes]
     if of == "fixed":
-        # A decimal of any size is one.
+        # A fixed decimal matches in any size.
         other = lambda k: kinds[k] == of and reader[k]["size"] != writer["size"] and logical(reader[k]) != "decimal"  # noqa: E731
         rivals = [k for k in rivals if not other(k)]
     expected = next((k for alike in ALIKE for k, branch in enumerate(reader) if matches(writer, branch, alike)), None)
     if expected is None and not rivals:
         return reader
-    # Of several records, enums or fixed the first one takes a value that can. What its own type doesn't take, such as
-    # an enum that lacks the symbol, goes to any other that does.
+    # Among several records, enums or fixed types, the first one that accepts the value is used. A value that its own
+    # type rejects, such as an unknown enum symbol, goes to any other branch that accepts it.
     alike = [k for k in rivals if kinds[k] == of]
     sure = of not in ("array", "map", *NAMED)
     first = alike[:1] if alike and sure else rivals if alike else rivals[:1]
@@ -140,14 +140,15 @@ def _agreed_union(writer: Any, reader: list[Any]) -> list[Any]:
 
 
 def _check_default(schema: Any, default: Any, *, of_field: bool = False, twice: bool = False) -> None:
-    """Raises DepartureError if apache-avro makes another value of a default, or none."""
+    """Raises DepartureError if apache-avro interprets a default differently or rejects it."""
     match kind_of(schema):
         case "union" if of_field:
-            # It makes a value of the first branch, and resolves that once more to the union.
+            # apache-avro resolves the default as a value of the first branch, and then resolves that value to the
+            # union.
             _check_default(schema[0], default, twice=True)
             agreed(schema[0], schema)
         case "union":
-            # Below arrays, maps and records the branch is the one that is most like the JSON.
+            # Within arrays, maps and records it chooses the branch that is closest to the JSON.
             others = [branch for branch in schema if branch != "null"]
             if default is not None and len(others) > 1:
                 raise DepartureError
@@ -164,24 +165,27 @@ def _check_default(schema: Any, default: Any, *, of_field: bool = False, twice: 
                 value = default[field["name"]] if given else field["default"]
                 _check_default(field["type"], value, of_field=not given, twice=twice)
         case "bytes" | "fixed" if logical(schema) == "decimal":
-            # No number is without bytes, and one that is resolved once more needs those of its precision.
+            # A number needs at least one byte. If it is resolved twice, it needs as many bytes as its precision
+            # requires.
             if len(default) < (least_bytes(schema["precision"]) if twice else 1):
                 raise DepartureError
         case "bytes" | "fixed" as kind:
-            # A text becomes UTF-8, where the specification has a byte for each code point; but for fixed UUIDs, no
-            # logical type takes a text.
+            # apache-avro encodes text as UTF-8, whereas the specification maps each code point to a byte. Of the
+            # logical types, only fixed UUIDs accept text.
             plain = logical(schema) == "" or (kind, logical(schema)) == ("fixed", "uuid")
             if not plain or not default.isascii():
                 raise DepartureError
 
 
 def least_bytes(precision: int) -> int:
-    """The bytes that a decimal of a precision needs; apache-avro refuses one that has fewer, whatever its value."""
+    """Returns the number of bytes that a decimal of a precision needs. apache-avro rejects fewer, whatever the
+    value.
+    """
     return next(size for size in itertools.count(1) if 10**precision <= 2 ** (8 * size - 1))
 
 
 def names_of(schema: Any) -> Iterator[str]:
-    """The names that a schema defines."""
+    """Yields the names that a schema defines."""
     if isinstance(schema, list):
         for branch in schema:
             yield from names_of(branch)
@@ -194,7 +198,7 @@ def names_of(schema: Any) -> Iterator[str]:
 
 
 def once(schema: Any) -> Any:
-    """A record's schema without the fields that define a name once more, of which `Evolution` makes some."""
+    """Returns a record's schema without fields that define a name again, which `Evolution` sometimes makes."""
     seen: set[str] = set()
     fields = []
     for field in schema["fields"]:
@@ -206,7 +210,7 @@ def once(schema: Any) -> Any:
 
 
 class Sound(Writable):
-    """Values that apache-avro reads: it looks into those of logical types."""
+    """Values that apache-avro can read. It validates values of logical types."""
 
     def of(self, node: Type) -> Any:
         if node.kind == "bytes" and node.logical == "uuid":
@@ -221,7 +225,7 @@ class Sound(Writable):
 
 
 class Filled(Sound):
-    """Values without an empty array or map, which has no item that a reader could refuse."""
+    """Values without empty arrays and maps, which have no item that a reader could reject."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -233,21 +237,21 @@ class Filled(Sound):
 
 
 def with_rows(schema: Any, rows: list[Any]) -> bytes:
-    """A file of which each block has rows; apache-avro takes one without any for the end."""
+    """Returns a file in which every block has rows, because apache-avro treats an empty block as the end."""
     blobs = (container(schema, rows, number) for number in itertools.count())
     return next(blob for blob in blobs if all(count for count, _ in oracle.split(blob)[1]))
 
 
-# --- What comes out ---
+# --- Comparison ---
 
 
 def stored(node: Type, value: Any) -> Any:
-    """A value as a file has it: what is a float has the digits of one."""
+    """Returns a value as read back from a file, with floats rounded to float32."""
     return oracle.decode(node, oracle.encode(node, value, random.Random(0)), 0, {})[0]
 
 
 def comparable(value: Any) -> Any:
-    """The value with its branches as pairs and its maps sorted by their keys; apache-avro's have any order."""
+    """Returns the value with branches as pairs and maps sorted by key, because apache-avro's maps have no order."""
     if isinstance(value, Branch):
         return value.index, comparable(value.value)
     if isinstance(value, dict):
@@ -256,7 +260,7 @@ def comparable(value: Any) -> Any:
 
 
 def ordered(node: Type, value: Any) -> bool:
-    """Whether no map in a value has several entries."""
+    """Returns whether no map in a value has several entries."""
     match node.kind:
         case "union":
             return ordered(node.parts[value.index], value.value)
@@ -272,10 +276,10 @@ def ordered(node: Type, value: Any) -> bool:
 evolutions = st.integers(0, 2**32 - 1)
 
 
-# The schemas differ in few types at a time, and a run of this takes little.
+# Few types differ between the schemas, and each example is cheap.
 @hypothesis.settings(max_examples=5 * SOME)
 @hypothesis.given(schemas(), evolutions, st.integers(0, 12))
-def test_what_is_expected_is_what_apache_avro_makes(rewriter: Rewriter, schema: Any, seed: int, count: int) -> None:
+def test_the_oracle_agrees_with_apache_avro(rewriter: Rewriter, schema: Any, seed: int, count: int) -> None:
     check(rewriter, schema, once(Evolution(random.Random(seed)).root(schema)), Sound(seed), count)
 
 
@@ -334,13 +338,13 @@ def test_every_type_read_as_every_other(rewriter: Rewriter, of: str, around: str
 def test_any_type_read_as_any_union(rewriter: Rewriter, seed: int) -> None:
     rng = random.Random(seed)
     root = lambda kind: wire.record("Root", id="long", f=kind)  # noqa: E731
-    # Each type more is one that apache-avro may resolve otherwise.
+    # With more types it becomes likelier that apache-avro resolves one of them differently.
     writer = some_union(rng) if rng.random() < 0.3 else some_union(rng)[0]
     check(rewriter, root(writer), root(some_union(rng, "a default")), Sound(seed), 12)
 
 
 def some_union(rng: random.Random, record: str = "") -> list[Any]:
-    """Types that a union can have together; of records only those of a name."""
+    """Returns random types that a union can combine. Records are included only if their name is in `record`."""
     found: dict[str, Any] = {}
     kinds = [schema for name, schema in KINDS.items() if kind_of(schema) != "record" or record in name]
     for schema in rng.sample(kinds, rng.randint(1, 6)):
@@ -349,10 +353,11 @@ def some_union(rng: random.Random, record: str = "") -> list[Any]:
 
 
 def check(rewriter: Rewriter, schema: Any, reader_schema: Any, values: Sound, count: int) -> list[Any]:
-    """Compares field by field, and what fastpipe reads by the schema with what it reads of the resolved file.
+    """Compares the rows field by field, and the batches that fastpipe reads from the original and from the resolved
+    file.
 
     Returns:
-        The rows that the reader's schema has no place for, and that apache-avro refuses.
+        The rows that cannot be resolved and that apache-avro rejects.
     """
     reader_schema = agreed(schema, reader_schema)
     given = json.dumps(reader_schema)
@@ -380,13 +385,13 @@ def check(rewriter: Rewriter, schema: Any, reader_schema: Any, values: Sound, co
 
 
 def compare_batches(path: str, rewritten: str, reader_schema: Any, expected: list[Any]) -> None:
-    """Reads a file by a reader's schema, and the one that was resolved to it."""
+    """Compares a file that is read with a reader's schema with the file that apache-avro resolved to it."""
     fields = dict(oracle.resolve(reader_schema).parts)
     columns = []
     for leaf in oracle.leaves(oracle.resolve(reader_schema)):
         field, _ = oracle.step(fields, leaf.name)
         values = [(row[field], stored(fields[field], row[field])) for row in expected]
-        # Maps lose their order, and integers in unions of numbers, which fastpipe reads as doubles, their digits.
+        # Maps lose their order. Integers in unions of numbers, which fastpipe reads as float64, lose digits.
         exact = all(ordered(fields[field], a) and oracle.same(comparable(a), comparable(b)) for a, b in values)
         if exact and not leaf.refusal:
             columns.append(leaf.name)

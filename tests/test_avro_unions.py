@@ -17,7 +17,7 @@ from fastpipe import DenseSpec, RaggedSpec
 from oracle import Branch
 from strategies import SOME, orders
 
-# Data sets here are so small that a last batch is much of them.
+# The datasets are so small that an incomplete last batch is a large part of them.
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 
@@ -39,7 +39,7 @@ def test_any_schema_in_any_order(schema: Any, seed: int, count: int, order: dict
         names = [leaf.name for leaf in leaves]
         expected = followed(seen, rows, reader.symbols, names)
         check_orders(paths, expected, order, logical_types=logical)
-        # As they are ragged, whatever the lengths are.
+        # Ragged specs read any array lengths.
         ragged = {leaf.name: leaf.spec() for leaf in leaves if leaf.type.kind != "sparse"}
         check_orders(paths, expected, order, features=ragged, logical_types=logical)
 
@@ -77,7 +77,7 @@ def test_the_oracle_decodes_what_it_encodes(schema: Any, seed: int) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value whose branches are pairs."""
+    """Returns a value whose branches are pairs."""
     if isinstance(value, Branch):
         return (value.index, plain(value.value))
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ EITHER = ["null", "int", "string"]
 
 
 def either(*values: Any) -> bytes:
-    """A file whose records have an integer, a text or null."""
+    """Returns a file whose records contain an integer, a text or null."""
     rows = [{"f": Branch({type(None): 0, int: 1, str: 2}[type(value)], value)} for value in values]
     return container(wire.record("R", f=EITHER), rows)
 
@@ -107,7 +107,7 @@ def test_codes_and_columns() -> None:
         assert reader.symbols == {"f": EITHER}
         assert read(paths) == {"f": [0, 1, 2, 1], "f:int": [None, 7, None, 8], "f:string": [None, None, "x", None]}
         assert read(paths, columns=["f:string"]) == {"f:string": [None, None, "x", None]}
-        # A name stands for all that is nested in it.
+        # A name also selects all columns nested in it.
         assert list(fastpipe.infer_features(paths, columns=["f"])) == ["f", "f:int", "f:string"]
 
 
@@ -116,7 +116,7 @@ def test_all_null() -> None:
         assert read(paths) == {"f": [0] * 3, "f:int": [None] * 3, "f:string": [None] * 3}
 
 
-def test_fill_values_stand_where_the_value_is_of_another_type() -> None:
+def test_fill_values_replace_values_of_other_types() -> None:
     features = {
         "f:int": DenseSpec((), "int64", fill=-1),
         "f:string": DenseSpec((), "string", nulls="fill"),
@@ -134,7 +134,7 @@ def test_fill_values_stand_where_the_value_is_of_another_type() -> None:
         assert match in str(caught.value) or "an integer dtype" in str(caught.value)
 
 
-def test_a_type_that_is_not_there_is_named() -> None:
+def test_errors_list_the_types_of_a_union() -> None:
     with files(either(1)) as paths, pytest.raises(fastpipe.SchemaError, match=r"ask for f:int, f:string") as caught:
         read(paths, features={"f:long": DenseSpec((), "int64")})
     assert caught.value.feature == "f:long"
@@ -158,7 +158,7 @@ def test_numbers_are_one_column() -> None:
             read(paths, features={"whole": DenseSpec((), "int32", fill=0)})
 
 
-def test_records_of_one_last_name_are_told_apart() -> None:
+def test_records_with_the_same_last_name_stay_distinct() -> None:
     schema = wire.record(
         "R", f=[wire.record("a.X", v="int"), wire.record("b.X", v="string"), wire.record("c.Y", v="int")]
     )
@@ -218,7 +218,7 @@ def test_empty_unions_and_a_union_at_the_root() -> None:
         assert read(only) == read(field) == {}
         assert fastpipe.infer_features(only) == {"value": DenseSpec((), "int32")}
         assert fastpipe.infer_features(field) == {"a": DenseSpec((), "int32"), "f": DenseSpec((), "int32")}
-    # No value has a type of an empty union.
+    # A value cannot have a type of an empty union.
     with files(wire.container([], [(1, wire.long(0))])) as paths, pytest.raises(fastpipe.MalformedFileError):
         read(paths)
     rows = [Branch(0, None), Branch(1, 3), Branch(2, {"a": 4})]
@@ -227,8 +227,8 @@ def test_empty_unions_and_a_union_at_the_root() -> None:
         assert read(paths) == expected
 
 
-def test_a_real_field_of_a_branch_s_name() -> None:
-    """Names have no colons, but for those of writers that don't check them."""
+def test_a_field_named_like_a_branch() -> None:
+    """Avro names contain no colons, but some writers don't check names."""
     real = {"name": "a:string", "type": "int"}
     schema = {"type": "record", "name": "R", "fields": [real, {"name": "a", "type": ["int", "string"]}]}
     rows = [{"a": Branch(0, 1), "a:string": 7}, {"a": Branch(1, "q"), "a:string": 8}]
@@ -239,7 +239,7 @@ def test_a_real_field_of_a_branch_s_name() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 3, 2**40])
-def test_branches_that_are_not_there(index: int) -> None:
+def test_invalid_branch_indices(index: int) -> None:
     for rest in (wire.long(1), b""):
         with files(wire.container(wire.record("R", f=EITHER), [(1, wire.long(index) + rest)])) as paths:
             with pytest.raises(fastpipe.MalformedFileError) as caught:
@@ -270,8 +270,8 @@ def test_codes_are_those_of_the_first_file() -> None:
         assert merged["f"] == [0, 1, 0, 2, 1, 1, 0, 2]
 
 
-def test_what_is_asked_for_as_a_column_stays_out_of_the_others() -> None:
-    """Columns of a type decode nothing of the others, and what isn't asked for may be damaged."""
+def test_columns_of_one_type_skip_the_others() -> None:
+    """A column of one type doesn't decode the other types, which may even be damaged."""
     schema = wire.record("R", f=["string", "int"])
     damaged = wire.long(0) + wire.long(2) + b"\xff\xfe"
     with files(wire.container(schema, [(2, wire.long(1) + wire.long(5) + damaged)])) as paths:
@@ -281,7 +281,7 @@ def test_what_is_asked_for_as_a_column_stays_out_of_the_others() -> None:
         assert caught.value.record == 1
 
 
-def test_unions_go_to_arrow_and_back() -> None:
+def test_unions_round_trip_through_arrow() -> None:
     pytest.importorskip("pyarrow")
     with files(either(None, 7, "x")) as paths:
         (batch,) = fastpipe.read_avro(paths, batch_size=3)
@@ -302,7 +302,7 @@ def test_codes_are_not_mixed_with_values(first: str, second: str) -> None:
     assert (caught.value.feature, caught.value.path) == ("f", paths[1])
 
 
-def test_a_record_that_is_called_array() -> None:
+def test_a_record_named_array() -> None:
     schema = wire.record("R", f=[wire.list_of("int"), wire.record("array", x="string")])
     with files(container(schema, [{"f": Branch(0, [1])}, {"f": Branch(1, {"x": "t"})}])) as paths:
         found = read(paths)
@@ -310,7 +310,7 @@ def test_a_record_that_is_called_array() -> None:
     assert found["f:array"] == [[1], None]
 
 
-def test_a_real_field_of_a_branch_s_name_behind_the_union() -> None:
+def test_a_later_field_named_like_a_branch() -> None:
     schema = wire.record("R", **{"a": ["int", "string"], "a:string": "int"})
     with files(container(schema, [{"a": Branch(0, 1), "a:string": 7}])) as paths:
         with pytest.warns(fastpipe.ColumnsLeftOutWarning, match="'a:string'"):

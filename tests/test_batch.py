@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import fastpipe
 from fastpipe import Masked, Ragged, Sparse, SparseCSR, Strings
 
-# --- A naive way to make forms out of nested lists ---
+# --- A naive construction of array types from nested lists ---
 
 
 def offsets_of(rows: list[Any]) -> np.ndarray:
@@ -57,7 +57,7 @@ FORMS = [
 ]
 
 
-# --- What all forms share ---
+# --- All array types ---
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
@@ -72,7 +72,7 @@ def test_forms_are_small_and_read_only(form: Any) -> None:
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
 @pytest.mark.parametrize("again", [lambda form: pickle.loads(pickle.dumps(form)), copy.copy, copy.deepcopy])
-def test_pickled_and_copied_forms_hold_the_same(form: Any, again: Any) -> None:
+def test_pickled_and_copied_forms_have_equal_values(form: Any, again: Any) -> None:
     other = again(form)
     assert type(other) is type(form)
     assert repr(other) == repr(form)
@@ -80,7 +80,7 @@ def test_pickled_and_copied_forms_hold_the_same(form: Any, again: Any) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=repr)
-def test_only_identity_makes_forms_equal(form: Any) -> None:
+def test_forms_are_compared_by_identity(form: Any) -> None:
     assert form == form
     assert form != copy.copy(form)
     assert len({form, copy.copy(form)}) == 2
@@ -104,7 +104,7 @@ def test_repr_names_dtypes_and_shapes() -> None:
     assert repr(FORMS[6]) == f"Masked(values=Ragged(values={inner}, offsets=int64[4]), valid=bool[3])"
 
 
-def test_a_row_keeps_the_memory_alive_but_not_the_form() -> None:
+def test_a_row_keeps_only_the_memory_alive() -> None:
     memory = np.arange(3.0)
     form = Ragged(memory, np.array([0, 3]))
     memory_alive, form_alive = weakref.ref(memory), weakref.ref(form)
@@ -130,7 +130,7 @@ def test_writing_into_the_arrays_shows_everywhere() -> None:
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[5], FORMS[7], FORMS[8]], ids=repr)
-def test_numpy_is_told_that_there_is_no_single_array(form: Any) -> None:
+def test_converting_to_one_numpy_array_is_an_error(form: Any) -> None:
     with pytest.raises(TypeError, match="is not a single NumPy array"):
         np.asarray(form)
 
@@ -160,7 +160,7 @@ def test_rows_of_nested_forms_are_forms() -> None:
     assert np.shares_memory(row.values.values.values.values, form.values.values.values.values.values)
 
 
-def test_slices_are_the_rows_in_the_same_form() -> None:
+def test_slices_have_the_same_form() -> None:
     rows = [[1.0], [], [2.0, 3.0], [4.0]]
     form = ragged(rows, floats)
     for key in (slice(None), slice(1, 3), slice(2, None), slice(-1, None), slice(3, 1), slice(9, 12)):
@@ -182,7 +182,7 @@ MORE_FORMS = [
 
 
 def _chosen(rows: list[Any], key: Any) -> list[Any]:
-    """What a list of rows gives for what a form is indexed by."""
+    """Selects rows from a list with any key that array types support."""
     if isinstance(key, slice):
         return rows[key]
     keys = np.asarray(key).tolist()
@@ -192,7 +192,7 @@ def _chosen(rows: list[Any], key: Any) -> list[Any]:
 
 
 def _keys(count: int) -> list[Any]:
-    """Slices, masks, and numbers of rows: empty ones, repeated ones, those from the end."""
+    """Returns slices, masks and row indices, including empty, repeated and negative ones."""
     rng = np.random.default_rng(count)
     slices = [slice(None, None, step) for step in (2, 3, -1, -2)] + [
         slice(count, None, -3),
@@ -206,7 +206,7 @@ def _keys(count: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("form", MORE_FORMS, ids=repr)
-def test_rows_are_chosen_as_from_a_list(form: Any) -> None:
+def test_rows_are_selected_as_from_a_list(form: Any) -> None:
     rows = form.to_list()
     for key in _keys(len(form)):
         chosen = form[key]
@@ -214,14 +214,14 @@ def test_rows_are_chosen_as_from_a_list(form: Any) -> None:
         assert chosen.to_list() == _chosen(rows, key), key
         assert len(chosen) == len(_chosen(rows, key))
         again = chosen[np.arange(len(chosen))]
-        assert again.to_list() == chosen.to_list(), "what is taken can be taken from"
+        assert again.to_list() == chosen.to_list(), "cannot select from a selection"
         for part, whole in zip(chosen, form, strict=True):
             if isinstance(part, np.ndarray):
                 assert part.dtype == whole.dtype
 
 
 @pytest.mark.parametrize("form", MORE_FORMS, ids=repr)
-def test_rows_that_cannot_be_chosen(form: Any) -> None:
+def test_invalid_row_indices(form: Any) -> None:
     count = len(form)
     for key in ([count], [-count - 1], np.array([0, count], np.uint64), np.array([2**40])):
         with pytest.raises(IndexError, match=f"of {count}"):
@@ -272,8 +272,8 @@ def test_any_rows_of_any_nesting(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("levels", [31, 128])
-def test_deep_nesting_is_no_recursion_error(levels: int) -> None:
-    """128 levels are the most that a spec has; each may be masked, too."""
+def test_deep_nesting_does_not_exceed_the_recursion_limit(levels: int) -> None:
+    """A spec has at most 128 levels, each of which may also be masked."""
     form: Any = np.array([1.5, 2.5])
     rows: Any = [1.5, 2.5]
     for _ in range(levels):
@@ -292,7 +292,7 @@ def test_lengths() -> None:
     assert strings(["a", "", "€", "bcd"], shape=(2, 2)).lengths.tolist() == [[1, 0], [3, 3]]
 
 
-def test_fixed_dimensions_inside_of_ragged_ones() -> None:
+def test_fixed_dimensions_inside_ragged_ones() -> None:
     form = Ragged(np.arange(12).reshape(4, 3), np.array([0, 1, 4]))
     assert form.to_list() == [[[0, 1, 2]], [[3, 4, 5], [6, 7, 8], [9, 10, 11]]]
     assert form.row(1).shape == (3, 3)
@@ -346,7 +346,7 @@ def test_strings_that_are_not_utf8_raise() -> None:
             read()
 
 
-def test_numpy_may_ask_for_a_dtype_but_not_for_no_copy() -> None:
+def test_numpy_may_request_a_dtype_but_not_copy_false() -> None:
     assert np.asarray(strings(["1", "2"]), dtype="U1").tolist() == ["1", "2"]
     with pytest.raises(ValueError, match="without a copy"):
         strings(["1"]).__array__(copy=False)
@@ -397,7 +397,7 @@ def test_arrow_types() -> None:
 
 
 @given(st.lists(st.none() | st.lists(st.lists(st.none() | st.text(max_size=4), max_size=3), max_size=4), max_size=6))
-def test_any_nesting_reads_as_it_was_made(rows: list[Any]) -> None:
+def test_any_nesting_round_trips(rows: list[Any]) -> None:
     form = masked(rows, lambda r: ragged(r, lambda q: ragged(q, lambda p: masked(p, strings, ""))), [])
     assert form.to_list() == rows
     for i, row in enumerate(rows):

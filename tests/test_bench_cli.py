@@ -1,4 +1,4 @@
-"""`fastpipe bench`. What it finds depends on the machine, so no test looks at how fast anything was."""
+"""`fastpipe bench`. Its results depend on the machine, so no test checks a speed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_numbers_as_json(file: Path, run: Run) -> None:
 
 
 class Pass:
-    """Stands for a reader of batches of 10 rows, and a clock that a batch moves on."""
+    """Imitates a reader of batches of 10 rows, with a clock that each batch advances."""
 
     def __init__(self, shuffle_buffer: int | None, clock: list[float]) -> None:
         self.shuffle_buffer, self.num_rows, self._clock = shuffle_buffer, 1000, clock
@@ -108,7 +108,7 @@ def test_whole_windows_are_counted(
     monkeypatch.setattr(_bench.time, "perf_counter", lambda: clock[0])
     cell = _bench.Cell(shuffle, 1, 10)
     cell.visit(lambda *_: Pass(buffer, clock), 20)
-    # It stops within the first window otherwise, whose blocks the warm-up opens: 10 rows a second.
+    # Otherwise the measurement would end within the first window, whose blocks the warm-up opens, at 10 rows a second.
     assert cell.records_per_second == pytest.approx((buffer or 10) / seconds_per_window)
     assert cell.milliseconds_per_batch == pytest.approx(1e4 / cell.records_per_second)
     assert cell.megabytes_per_second == pytest.approx(cell.records_per_second * 8 / 1e6)
@@ -141,7 +141,7 @@ def test_several_files(run: Run, tmp_path: Path) -> None:
     assert out.startswith("2 files, 60 records, ")
 
 
-def test_what_is_not_inferred_is_left_out(run: Run, tmp_path: Path) -> None:
+def test_unsupported_columns_are_skipped(run: Run, tmp_path: Path) -> None:
     more = ["null", "R"]
     schema = wire.record("R", a="long", more=more, either=["int", "string"], day={"type": "int", "logicalType": "date"})
     rows = b"".join(wire.long(i) + wire.long(0) + wire.long(0) + wire.long(i) + wire.long(i) for i in range(40))
@@ -231,11 +231,11 @@ def test_no_records(run: Run, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 MB of rows of 20 kB, 4 in a block."""
+    """Returns the path of 8 MB of rows of 20 kB, with 4 rows per block."""
     return Path(samples.write(tmp_path_factory.mktemp("large"), [[4] * 100], rest=20_000).paths[0])
 
 
-def test_cells_that_take_too_much_memory_are_refused(large: Path, run: Run) -> None:
+def test_cells_beyond_the_memory_limit_are_refused(large: Path, run: Run) -> None:
     options = (*QUICK, "--threads", "1", "--batch-size", "8", "--memory-limit", "1MB")
     code, out, _ = run("bench", large, *options)
     assert code == 0
@@ -251,5 +251,5 @@ def test_cells_that_take_too_much_memory_are_refused(large: Path, run: Run) -> N
     assert re.fullmatch(r"fastpipe: memory_limit is 1\.0 MB, and this takes at least .+\n", err)
 
 
-def test_inspect_still_takes_shuffle_without_a_kind(file: Path, run: Run) -> None:
+def test_inspect_accepts_shuffle_without_a_kind(file: Path, run: Run) -> None:
     assert run("inspect", "--shuffle", file)[0] == 0

@@ -1,4 +1,4 @@
-"""Files that change: under a saved state, while they are read, and while features are inferred."""
+"""Files that change after a state was saved, while they are read, and while features are inferred."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BEFORE, AFTER = 1_600_000_000_000_000_000, 1_600_000_000_000_000_001
 
 
 def content(sizes: list[int], first: int = 0) -> bytes:
-    """A file of blocks of these rows, all of them with ids of two bytes."""
+    """Returns a file of blocks with these row counts. Every id is encoded in two bytes."""
     ids = itertools.count(100 + first)
     return wire.container(SCHEMA, [(rows, wire.longs(*itertools.islice(ids, rows))) for rows in sizes])
 
 
 def write(path: Path, data: bytes, modified: int = BEFORE) -> Path:
-    """Writes over a file, which stays the same one."""
+    """Overwrites a file in place."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.write(data)
         file.truncate()
@@ -44,11 +44,11 @@ def order_of(shuffle: Any) -> dict[str, Any]:
     return order | ({"shuffle": shuffle, "seed": 3, "shuffle_buffer": 20} if shuffle else {})
 
 
-# --- Under a state ---
+# --- After a state was saved ---
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_state_is_refused_for_a_file_of_other_blocks(tmp_path: Path, shuffle: Any) -> None:
+def test_a_state_is_rejected_if_blocks_changed(tmp_path: Path, shuffle: Any) -> None:
     path = write(tmp_path / "x.avro", content([20, 30, 50]))
     size = path.stat().st_size
     reader = fastpipe.read_avro(path, **order_of(shuffle))
@@ -56,15 +56,15 @@ def test_a_state_is_refused_for_a_file_of_other_blocks(tmp_path: Path, shuffle: 
     state = reader.state_dict()
     reader.close()
     fastpipe.read_avro(path, **order_of(shuffle)).load_state_dict(json.loads(json.dumps(state)))
-    # As large, with as many rows, the same name and sync marker.
+    # Size, row count, name and sync marker are equal.
     write(path, content([30, 20, 50]))
     assert path.stat().st_size == size
     with pytest.raises(fastpipe.StateError, match=r"other contents \(sync markers or blocks of files\)"):
         fastpipe.read_avro(path, **order_of(shuffle)).load_state_dict(state)
 
 
-def test_states_of_version_1_know_nothing_of_blocks(tmp_path: Path) -> None:
-    """They load where what they know fits, as they always did."""
+def test_states_of_version_1_do_not_check_blocks(tmp_path: Path) -> None:
+    """They load if the properties that they record match."""
     path = write(tmp_path / "x.avro", content([20, 30, 50]))
     reader = fastpipe.read_avro(path, **order_of(False))
     assert reader._data.fingerprint(1) != reader._data.fingerprint()
@@ -77,8 +77,8 @@ def test_states_of_version_1_know_nothing_of_blocks(tmp_path: Path) -> None:
         fastpipe.read_avro(path, **order_of(False)).load_state_dict(state)
 
 
-def test_the_digest_of_blocks_stays_as_it_is(tmp_path: Path) -> None:
-    """It is stored in states."""
+def test_the_digest_of_blocks_is_stable(tmp_path: Path) -> None:
+    """States contain the digest, so it must not change between versions."""
     path = write(tmp_path / "x.avro", content([20, 30, 50]))
     assert fastpipe.read_avro(path, batch_size=1)._data.fingerprint()["digest"] == DIGEST
 
@@ -87,7 +87,7 @@ DIGEST = "d921c27a18788ba1aa3d91935bc8f299"
 
 
 @pytest.mark.parametrize("shape", [list, dict])
-def test_a_state_that_is_nested_too_deeply_is_refused(tmp_path: Path, shape: type) -> None:
+def test_a_deeply_nested_state_is_rejected(tmp_path: Path, shape: type) -> None:
     reader = fastpipe.read_avro(write(tmp_path / "x.avro", content([20])), batch_size=1)
     nested: Any = 0
     for _ in range(100_000):
@@ -96,18 +96,18 @@ def test_a_state_that_is_nested_too_deeply_is_refused(tmp_path: Path, shape: typ
         reader.load_state_dict(reader.state_dict() | {"more": nested})
 
 
-# --- While it is read ---
+# --- During a read ---
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("files", [1, 3])
-def test_a_file_that_is_modified_while_it_is_read_is_an_error(tmp_path: Path, shuffle: Any, files: int) -> None:
+def test_modifying_a_file_during_a_read_is_an_error(tmp_path: Path, shuffle: Any, files: int) -> None:
     paths = [write(tmp_path / f"{i}.avro", content([10] * 20, 200 * i)) for i in range(files)]
     reader = fastpipe.read_avro(paths, **order_of(shuffle))
     batches = iter(reader)
     for _ in range(5):
         next(batches)
-    # The same layout and size, other ids.
+    # The layout and size are equal, but the ids differ.
     write(paths[0], content([10] * 20, 1000), AFTER)
     with pytest.raises(fastpipe.StorageError, match="changed while it was read: it was modified") as error:
         for _ in batches:
@@ -118,7 +118,7 @@ def test_a_file_that_is_modified_while_it_is_read_is_an_error(tmp_path: Path, sh
     assert sum(len(batch["id"]) for batch in fastpipe.read_avro(paths, **order_of(shuffle))) == 200 * files
 
 
-def test_who_counts_batches_learns_of_it_too(tmp_path: Path) -> None:
+def test_a_change_is_reported_with_the_last_batch(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", content([10] * 20))
     reader = fastpipe.read_avro(path, **order_of(False) | {"prefetch": 50, "batch_size": 100})
     batches = iter(reader)
@@ -128,7 +128,7 @@ def test_who_counts_batches_learns_of_it_too(tmp_path: Path) -> None:
         next(batches), next(batches, None)
 
 
-def test_a_pass_without_end_learns_of_it_in_the_next_epoch(tmp_path: Path) -> None:
+def test_an_endless_pass_reports_a_change_in_the_next_epoch(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", content([10] * 20))
     reader = fastpipe.read_avro(path, **order_of(True), epochs=None)
     batches = iter(reader)
@@ -155,7 +155,7 @@ def test_a_file_that_changed_before_a_pass(tmp_path: Path) -> None:
     path = write(tmp_path / "x.avro", content([10] * 20))
     reader = fastpipe.read_avro(path, **order_of(False))
     assert len(list(reader)) == 20
-    # Another file of the same name.
+    # A different file with the same name.
     other = write(tmp_path / "y.avro", content([10] * 20, 1000), AFTER)
     other.replace(path)
     for read in (lambda: next(iter(reader)), lambda: reader.batch_at(3)):
@@ -173,7 +173,7 @@ def test_a_file_that_changed_before_a_pass(tmp_path: Path) -> None:
         (lambda data: data[: len(wire.header(SCHEMA))] + b"\x7f" * 300, "changed while it was read: it has"),
     ],
 )
-def test_what_looks_like_damage_is_a_change(tmp_path: Path, change: Callable[[bytes], bytes], words: str) -> None:
+def test_apparent_damage_is_reported_as_a_change(tmp_path: Path, change: Callable[[bytes], bytes], words: str) -> None:
     data = content([10] * 20)
     path = write(tmp_path / "x.avro", data)
     batches = iter(fastpipe.read_avro(path, **order_of(False)))
@@ -185,7 +185,7 @@ def test_what_looks_like_damage_is_a_change(tmp_path: Path, change: Callable[[by
     assert error.value.path == str(path)
 
 
-def test_damage_stays_damage(tmp_path: Path) -> None:
+def test_damage_without_a_change_is_reported_as_damage(tmp_path: Path) -> None:
     data = content([10] * 20)
     path = write(tmp_path / "x.avro", data[:-100] + b"\xff" * 4 + data[-96:])
     with pytest.raises(fastpipe.MalformedFileError) as error:
@@ -193,7 +193,7 @@ def test_damage_stays_damage(tmp_path: Path) -> None:
     assert error.value.block is not None
 
 
-# --- While features are inferred ---
+# --- During inference ---
 
 LISTS = wire.record("R", x=wire.list_of("int"))
 
@@ -203,7 +203,7 @@ def lists(sizes: list[int]) -> bytes:
 
 
 def inferred(path: Path, meanwhile: Callable[[], object]) -> Any:
-    """The features of a file to which something happens once it is indexed."""
+    """Infers the features of a file, and calls `meanwhile` after the file is indexed."""
     dataset = _fastpipe.AvroDataset(lowered([str(path)]), None, check=lambda path, schema: meanwhile() and None)
     return dataset.features()
 
@@ -213,7 +213,7 @@ def test_inference_looks_at_the_data(tmp_path: Path) -> None:
     assert inferred(path, lambda: None) == [("x", "dense", [3], "int32", "error", None)]
 
 
-def test_inference_passes_no_failure_of_storage_over(tmp_path: Path) -> None:
+def test_inference_raises_storage_errors(tmp_path: Path) -> None:
     data = lists([20, 20])
     path = write(tmp_path / "x.avro", data)
     with pytest.raises(fastpipe.MissingFileError):
@@ -225,7 +225,7 @@ def test_inference_passes_no_failure_of_storage_over(tmp_path: Path) -> None:
         write(path, data)
 
 
-def test_inference_says_what_damage_it_passes_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_inference_logs_the_damage_it_skips(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     blocks = [(20, wire.array(*map(wire.long, (1, 2, 3))) * 20)] * 2
     damaged = [(20, b"\xff" * 100)] * 5
     path = write(tmp_path / "x.avro", wire.container(LISTS, [*blocks, *damaged]))

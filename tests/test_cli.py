@@ -178,7 +178,7 @@ def test_files_of_another_kind_are_one_line_on_stderr(command: str, run: Run, tm
 
 
 def test_a_closed_pipe_ends_it_quietly(users: Path) -> None:
-    # Reading nothing of what it prints: the pipe is closed before it gets that far.
+    # The test reads none of the output and closes the pipe first.
     with subprocess.Popen(
         [sys.executable, "-m", "fastpipe", "head", str(users), "-n", "200"],
         stdout=subprocess.PIPE,
@@ -266,7 +266,7 @@ def test_inspect_says_how_schemas_differ(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("inspect", tmp_path / "a.avro", tmp_path / "b.avro", "--json")[1])["schemas_agree"] is True
 
 
-def test_inspect_shows_what_can_be_read_of_a_broken_file(run: Run, broken: Path, users: Path) -> None:
+def test_inspect_shows_the_readable_part_of_a_broken_file(run: Run, broken: Path, users: Path) -> None:
     code, out, err = run("inspect", broken)
     assert code == 1
     assert re.fullmatch(r"fastpipe: .*broken\.avro.*\n", err)
@@ -285,7 +285,7 @@ def test_inspect_shows_what_can_be_read_of_a_broken_file(run: Run, broken: Path,
     assert re.search(r"^3 files .* 2 failed$", out, re.MULTILINE)
 
 
-def test_inspect_says_what_is_not_inferred(run: Run, tmp_path: Path) -> None:
+def test_inspect_lists_unsupported_columns(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "awkward.avro", AWKWARD, [awkward(i) for i in range(20)])
     code, out, err = run("inspect", path)
     assert (code, err) == (0, "")
@@ -305,7 +305,7 @@ def test_inspect_says_what_is_not_inferred(run: Run, tmp_path: Path) -> None:
     assert times.values.view("int64").tolist() == [1_700_000_000_000 + i for i in range(20)]
 
 
-def test_inspect_escapes_what_would_steer_the_terminal(run: Run, tmp_path: Path) -> None:
+def test_inspect_escapes_control_characters(run: Run, tmp_path: Path) -> None:
     field = {"name": "x", "type": "int", "doc": "red \x1b[31m\r\n over"}
     schema = {"type": "record", "name": "R", "fields": [field]}
     _, out, _ = run("inspect", write(tmp_path / "x.avro", schema, [], metadata={"evil": "\x1b]0;title\x07"}))
@@ -316,7 +316,7 @@ def test_inspect_escapes_what_would_steer_the_terminal(run: Run, tmp_path: Path)
 # --- head ---
 
 
-def test_head_shows_a_table_where_it_fits(run: Run, tmp_path: Path) -> None:
+def test_head_shows_a_table_if_it_fits(run: Run, tmp_path: Path) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -330,7 +330,7 @@ def test_head_shows_a_table_where_it_fits(run: Run, tmp_path: Path) -> None:
     assert len(run("head", path, "-n", 99)[1].splitlines()) == 2 + 9
 
 
-def test_head_shows_paragraphs_where_a_table_does_not_fit(run: Run, users: Path) -> None:
+def test_head_shows_paragraphs_if_a_table_does_not_fit(run: Run, users: Path) -> None:
     code, out, _ = run("head", users, "-n", "6")
     assert code == 0
     assert all(len(line) <= 100 for line in out.splitlines())
@@ -352,14 +352,14 @@ def test_head_shows_paragraphs_where_a_table_does_not_fit(run: Run, users: Path)
     }
 
 
-def test_head_of_a_directory_goes_on_with_the_next_file(run: Run, tmp_path: Path) -> None:
+def test_head_of_a_directory_continues_with_the_next_file(run: Run, tmp_path: Path) -> None:
     for name, values in (("a", [1, 2]), ("b", []), ("c", [3, 4])):
         write(tmp_path / f"{name}.avro", "long", values)
     assert run("head", tmp_path, "-n", "3")[1].split() == ["value", "-----", "1", "2", "3"]
     assert run("head", tmp_path / "b.avro")[1] == "no records\n"
 
 
-def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
+def test_head_skips_unsupported_columns(run: Run, tmp_path: Path) -> None:
     path = write(tmp_path / "awkward.avro", AWKWARD, [awkward(i) for i in range(20)])
     code, out, err = run("head", path, "-n", "1")
     assert code == 0
@@ -382,7 +382,7 @@ def test_head_leaves_out_what_it_can_not_read(run: Run, tmp_path: Path) -> None:
 
 # --- Other formats ---
 
-# Names of files, what they are, and what the parts of one are called.
+# File names with their format and the format's name for a unit.
 OTHERS = {
     "x.csv": ("csv", "chunks"),
     "x.tsv": ("tsv", "chunks"),
@@ -396,7 +396,7 @@ OTHERS = {
 
 
 def write_other(path: Path, first: int = 0, rows: int = 30) -> Path:
-    """Rows of a number and a text."""
+    """Writes rows of a number and a text."""
     numbers = list(range(first, first + rows))
     table = pa.table({"n": pa.array(numbers, pa.int64()), "text": pa.array([f"t{n}" for n in numbers])})
     match OTHERS[path.name.removeprefix("second-")][0]:
@@ -444,7 +444,7 @@ def test_inspect_shows_files_of_each_format(name: str, run: Run, tmp_path: Path)
     assert re.search(r"^2 files .* 42 +ok$", out, re.MULTILINE)
 
 
-def test_a_broken_file_of_another_format_is_said_to_be_broken(run: Run, tmp_path: Path) -> None:
+def test_broken_files_of_other_formats_are_reported(run: Run, tmp_path: Path) -> None:
     write_other(tmp_path / "x.parquet")
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
     code, out, err = run("inspect", tmp_path)
@@ -455,7 +455,7 @@ def test_a_broken_file_of_another_format_is_said_to_be_broken(run: Run, tmp_path
 
 
 @pytest.mark.parametrize("command", ["head", "inspect", "bench"])
-def test_formats_that_cannot_be_told(command: str, run: Run, users: Path, tmp_path: Path) -> None:
+def test_unknown_formats(command: str, run: Run, users: Path, tmp_path: Path) -> None:
     unknown = tmp_path / "unknown"
     unknown.write_text("a,b\n1,2\n")
     code, _, err = run(command, unknown)
@@ -474,7 +474,7 @@ def test_formats_that_cannot_be_told(command: str, run: Run, users: Path, tmp_pa
         (["inspect", "--shuffle"], r"Examine batches of a shuffled reader instead: reader\.batch_at\(step\)"),
     ],
 )
-def test_what_takes_avro_files_only_says_so(arguments: list[str], instead: str, run: Run, tmp_path: Path) -> None:
+def test_avro_only_commands_reject_other_formats(arguments: list[str], instead: str, run: Run, tmp_path: Path) -> None:
     code, _, err = run(*arguments, write_other(tmp_path / "x.csv"))
     assert code == 1
     assert re.fullmatch(rf"fastpipe: fastpipe .* supports only Avro files, but .*x\.csv is CSV\. {instead}.*\n", err)
@@ -540,7 +540,7 @@ def test_sizes(size: float, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_names_of_types_are_looked_up_within_their_namespace() -> None:
+def test_type_names_are_resolved_in_their_namespace() -> None:
     inner = {"type": "record", "name": "x.Inner", "fields": [{"name": "a", "type": "int"}]}
     schema = {
         "type": "record",
@@ -572,7 +572,7 @@ def test_names_of_types_are_looked_up_within_their_namespace() -> None:
 # --- Progress ---
 
 
-def test_progress_counts_rows_whoever_draws(capsys: pytest.CaptureFixture[str], users: Path) -> None:
+def test_progress_counts_the_rows_of_any_consumer(capsys: pytest.CaptureFixture[str], users: Path) -> None:
     pytest.importorskip("tqdm")
     from fastpipe._progress import show
 
@@ -601,7 +601,7 @@ def test_a_dropped_bar_drops_the_pass(users: Path) -> None:
         del shown
         gc.collect()
         assert alive() is None
-        pickle.dumps(reader)  # Which a reader refuses while a pass is active.
+        pickle.dumps(reader)  # A reader can't be pickled during a pass.
 
 
 def test_progress_needs_tqdm(monkeypatch: pytest.MonkeyPatch) -> None:

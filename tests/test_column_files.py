@@ -1,4 +1,4 @@
-"""What holds for Parquet and Arrow files alike: how they are found, damaged, changed, and what their metadata says."""
+"""Properties of both Parquet and Arrow files: how they are found, damaged files, changed files, and metadata."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def numbers(form: Format, source: Any, **options: Any) -> list[int]:
     return [row["n"] for row in form.rows(source, **options)]
 
 
-# --- Which files ---
+# --- Finding files ---
 
 
 def lay_out(form: Format, folder: Path) -> None:
-    """Some files, some that are hidden, and some of others."""
+    """Creates data files, hidden files and files of other kinds."""
     for i, name in enumerate(["b/2", "a/1", "0", "_hidden/8", ".hidden/8", "a/_8", "a/.8"]):
         path = (folder / name).with_suffix(form.suffix) if not name.startswith("a/.") else folder / f"a/.8{form.suffix}"
         path.parent.mkdir(exist_ok=True, parents=True)
@@ -101,7 +101,7 @@ def test_files_in_memory(form: Format) -> None:
 
 
 @pytest.mark.parametrize("filesystem", ["s3", 3, object(), os])
-def test_what_is_no_file_system(form: Format, filesystem: Any) -> None:
+def test_invalid_file_systems(form: Format, filesystem: Any) -> None:
     with pytest.raises(TypeError, match="filesystem must be of"):
         form.read("x", batch_size=1, filesystem=filesystem)
 
@@ -122,16 +122,16 @@ def test_what_is_no_file(form: Format, folder: Path) -> None:
         form.read("pipe", batch_size=1)
 
 
-# --- What is in them ---
+# --- Contents ---
 
 
-def test_empty_ones(form: Format, folder: Path) -> None:
+def test_empty_files(form: Format, folder: Path) -> None:
     form.write(table(0), f"none{form.suffix}")
     assert numbers(form, f"none{form.suffix}") == []
     form.write(table(12), f"some{form.suffix}")
     assert numbers(form, folder) == list(range(12))
     Path(f"zero{form.suffix}").touch()
-    assert numbers(form, folder) == list(range(12)), "a file of zero bytes has no rows"
+    assert numbers(form, folder) == list(range(12)), "an empty file must count as one without rows"
     with pytest.raises(fastpipe.MalformedFileError, match="zero"):
         numbers(form, f"zero{form.suffix}")
     Path("text").write_text("hello, world, this is no file of columns")
@@ -202,7 +202,7 @@ def test_many_columns(form: Format, folder: Path) -> None:
     assert form.rows("less wide") == [{f"c{i}": i for i in range(2000)}]
 
 
-def test_what_fastpipe_wrote_comes_back(form: Format, folder: Path) -> None:
+def test_files_written_by_fastpipe_round_trip(form: Format, folder: Path) -> None:
     arrays = {
         "x": np.arange(12, dtype="float32").reshape(6, 2),
         "n": np.arange(6, dtype="uint8"),
@@ -222,7 +222,7 @@ def test_what_fastpipe_wrote_comes_back(form: Format, folder: Path) -> None:
         np.testing.assert_array_equal(batch[name], arrays[name])
     assert batch["m"].to_list() == [0, None, 2, None, 4, None]
     assert list(form.read("file", columns=["t", "x"], batch_size=6).features) == ["t", "x"]
-    # A file of another origin beside it says nothing of forms: then types count.
+    # A second file without fastpipe's metadata doesn't describe array types, so the Arrow types decide.
     plain = written.replace_schema_metadata(None)
     form.write(plain, "plain", 3)
     assert form.read(["file", "plain"], batch_size=6).features == form.read("plain", batch_size=6).features
@@ -234,7 +234,7 @@ def test_what_fastpipe_wrote_comes_back(form: Format, folder: Path) -> None:
 
 
 def damaged(data: bytes) -> list[bytes]:
-    """A file cut short at every 37th byte, and with some bytes flipped."""
+    """Returns a file truncated at every 37th byte, and copies of it with some bytes changed."""
     cut = [data[:size] for size in range(0, len(data), 37)]
     draw = random.Random(7)
     for count in (1, 1, 1, 3, 20):
@@ -273,7 +273,7 @@ def test_damaged_files(name: str, place: str, tmp_path: Path) -> None:
     assert all(line.endswith("MalformedFileError") for line in truncated)
 
 
-# --- Change ---
+# --- Changed files ---
 
 CHANGES = {
     "another": lambda form, path: form.write(table(31), path),
@@ -308,7 +308,7 @@ def test_files_that_change(form: Format, folder: Path, change: str) -> None:
 
 
 class Failing(pyarrow.fs.FileSystemHandler):
-    """A file system that fails after a while."""
+    """A file system that fails after `good` successful calls."""
 
     def __init__(self, error: Exception, good: int) -> None:
         self.error, self.good = error, good
@@ -359,11 +359,11 @@ def test_file_systems_that_fail(form: Format, folder: Path, error: Exception, ki
         assert (raised.value.unit is None) == (good == 0)
 
 
-# --- Files that are far away ---
+# --- Remote files ---
 
 
 class Counted(pyarrow.fs.FileSystemHandler):
-    """A file system that counts reads, each of which waits until `wanted` are under way at once, or were."""
+    """A file system that counts reads. Each read waits until `wanted` reads have been in progress at once."""
 
     def __init__(self, wanted: int = 1) -> None:
         self.inner = pyarrow.fs.LocalFileSystem()
@@ -408,7 +408,7 @@ class CountedFile(io.FileIO):
 
 
 def wide(rows: int) -> Any:
-    """Columns of all kinds: without compression, hundreds of kilobytes a thousand rows."""
+    """Returns columns of all kinds. Uncompressed, a thousand rows have hundreds of kilobytes."""
     draw = np.random.default_rng(1)
     texts = [draw.bytes(60).hex() for _ in range(rows)]
     schema = pa.schema([pa.field("n", pa.int64(), False), ("f", pa.float64()), ("t", pa.string()), ("m", pa.int64())])
@@ -423,7 +423,7 @@ def test_as_many_requests_as_fetches(form: Format, folder: Path) -> None:
     counted.wanted, counted.most = 16, 0
     (batch,) = reader
     assert batch["n"].tolist() == list(range(2000))
-    assert 16 <= counted.most <= 24, "pyarrow's own threads are eight"
+    assert 16 <= counted.most <= 24, "pyarrow's own limit is eight threads"
 
 
 def test_few_requests(form: Format, folder: Path) -> None:
@@ -440,10 +440,10 @@ def test_few_requests(form: Format, folder: Path) -> None:
 
     found, opened, reads = read()
     assert found == expected.to_pylist()
-    assert (opened <= 3, reads) == (True, 4), "one request a unit"
+    assert (opened <= 3, reads) == (True, 4), "expected one request per unit"
     found, _, reads = read(columns=["n", "m"])
     assert found == expected.select(["n", "m"]).to_pylist()
-    assert reads <= 8, "some bytes that aren't wanted are between the columns"
+    assert reads <= 8, "unneeded bytes between the columns may need extra requests"
 
 
 def test_arrow_files_are_opened_by_few_requests(folder: Path) -> None:
@@ -456,7 +456,7 @@ def test_arrow_files_are_opened_by_few_requests(folder: Path) -> None:
 
 @pytest.mark.parametrize("error", [OSError(5, "broken wire"), KeyError("a bug of the file system's")], ids=repr)
 def test_requests_that_fail(form: Format, folder: Path, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever of a unit's requests it is, on whichever thread."""
+    """The error may come from any of a unit's requests, on any thread."""
     monkeypatch.setattr("fastpipe.sources.units._files._HOLE", 0)
     monkeypatch.setattr("fastpipe.sources.units._files._LARGEST", 1)
     form.write(wide(1000), folder / "file", rows=500)

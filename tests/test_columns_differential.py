@@ -1,4 +1,6 @@
-"""Random tables as units: Parquet, Arrow files and sources in Python give what pyarrow takes, in every order."""
+"""Random tables as units: Parquet files, Arrow files and Python sources yield the rows that pyarrow selects, in every
+order.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ Make = Callable[..., fastpipe.Reader]
 
 
 class Chunks:
-    """A table as units that are its chunks, or parts of them: as a table, a record batch or a stream."""
+    """A table as units that are tables, record batches or streams of its rows."""
 
     def __init__(self, table: pa.Table, edges: list[int], form: str) -> None:
         self.table, self.edges, self.form = table, edges, form
@@ -43,7 +45,7 @@ class Chunks:
             return part.combine_chunks().to_batches()[0] if part.num_rows else part
         if self.form == "stream":
             return pa.RecordBatchReader.from_batches(part.schema, part.to_batches())
-        # Columns may come in another order, and there may be more.
+        # The columns may be reordered, and there may be additional ones.
         return part.select(part.column_names[::-1]).append_column("more", pa.nulls(part.num_rows))
 
     def read_slices(self, unit: int, start: int, rows: int) -> Iterator[Any]:
@@ -56,7 +58,7 @@ class Chunks:
 
 
 def _is_not_in_parquet(kind: pa.DataType) -> bool:
-    # Seconds are stored as milliseconds, which these would overflow.
+    # Parquet stores seconds as milliseconds, which overflow for these values.
     return pa.types.is_run_end_encoded(kind) or kind == pa.timestamp("s")
 
 
@@ -116,7 +118,7 @@ STORED = ANY.filter(lambda kind: not has(kind, _is_not_in_parquet))
 @pytest.mark.parametrize("source", SOURCES)
 @settings(max_examples=settings.default.max_examples // 7)
 @given(data=st.data())
-def test_batches_hold_what_pyarrow_takes(
+def test_batches_match_pyarrow(
     source: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     draw: Any = data.draw
@@ -124,7 +126,7 @@ def test_batches_hold_what_pyarrow_takes(
     try:
         units, make = SOURCES[source](draw, table, tmp_path_factory.mktemp("table"))
     except pa.ArrowException:
-        assume(False)  # pyarrow doesn't write or read it.
+        assume(False)  # pyarrow can't write or read it.
     order, batch_size = draw(st.sampled_from(ORDERS)), draw(st.integers(1, 12))
     names = table.column_names
     columns = draw(st.none() | st.lists(st.sampled_from(names), unique=True, min_size=1))
@@ -134,7 +136,7 @@ def test_batches_hold_what_pyarrow_takes(
         reader = make(batch_size=batch_size, columns=columns, **options, **order)
         if draw(st.booleans()):
             reader = pickle.loads(pickle.dumps(reader))
-    # Units without rows count in custom sources only.
+    # Only custom sources may have units without rows.
     units = [unit for unit in units if unit.num_rows or source == "units"]
     values = {name: [[item_of(value) for value in unit[name]] for unit in units] for name in names}
     schema = units[0].schema if units else table.schema

@@ -1,4 +1,4 @@
-"""Avro files in memory, and file objects: the same batches as from a path."""
+"""Avro files in memory and file objects yield the same batches as paths."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ORDERS: list[dict[str, Any]] = [
 
 
 def contents(first: int = 0, codec: str = "deflate") -> bytes:
-    """A file of 90 rows in blocks of 9."""
+    """Returns a file of 90 rows in blocks of 9."""
     row = lambda i: wire.long(i) + wire.text("t" * (i % 5)) + wire.array(*[wire.float_(i)] * (i % 3))  # noqa: E731
     blocks = [(9, b"".join(map(row, range(at, at + 9)))) for at in range(first, first + 90, 9)]
     return wire.container(SCHEMA, blocks, codec)
@@ -56,7 +56,7 @@ def mapped(data: bytes) -> Any:
 
 
 class Child:
-    """The standard output of a process, a little at a time."""
+    """The standard output of a process, which is read in small pieces."""
 
     def __init__(self, data: bytes) -> None:
         script = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.argv[1]))"
@@ -88,12 +88,12 @@ KINDS: dict[str, Callable[[bytes], Any]] = {
 
 
 def plain(batch: dict[str, Any]) -> str:
-    """A batch as text."""
+    """Returns a batch as text."""
     return repr({key: getattr(value, "tolist", getattr(value, "to_list", None))() for key, value in batch.items()})
 
 
 def read(source: Any, **options: Any) -> list[str]:
-    """The batches as text, and what is known of the data set."""
+    """Returns the batches as text."""
     reader = fastpipe.read_avro(source, batch_size=8, **options)
     return [plain(batch) for batch in reader]
 
@@ -117,7 +117,7 @@ def test_the_same_batches_as_from_a_path(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_lists_mix_what_lies_in_memory_with_paths(order: dict[str, Any], path: Path) -> None:
+def test_lists_may_mix_contents_and_paths(order: dict[str, Any], path: Path) -> None:
     other = path.with_name("other.avro")
     other.write_bytes(contents(90, "xz"))
     third = path.with_name("third.avro")
@@ -133,13 +133,13 @@ def test_open_files_and_pipes(path: Path) -> None:
     expected = read(path)
     with path.open("rb") as file:
         reader = fastpipe.read_avro(file, batch_size=8)
-    # It was read when the reader was made.
+    # The file was read when the reader was created.
     path.unlink()
     assert reader.files == [str(path)]
     assert [plain(batch) for batch in reader] == expected
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="its pipes are others")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows pipes are different")
 def test_standard_input() -> None:
     script = """
 import sys, fastpipe
@@ -151,7 +151,7 @@ print(reader.files, sum(int(batch["x"].sum()) for batch in reader))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "BytesIO"])
-def test_what_is_no_file_is_damaged(kind: str) -> None:
+def test_invalid_contents_are_reported_as_damage(kind: str) -> None:
     make, data = KINDS[kind], contents()
     name = f"<{kind} #0>"
     for bad in (b"", b"Ob", data[: len(data) // 2], data[:-1], b"PAR1" + data):
@@ -178,13 +178,13 @@ class Broken:
         return self.found
 
 
-def test_what_is_refused(path: Path) -> None:
+def test_unsupported_sources(path: Path) -> None:
     with path.open(encoding="latin-1") as text, pytest.raises(TypeError, match='open it with "rb"'):
         fastpipe.read_avro(text, batch_size=1)  # type: ignore[arg-type]
     for source in (io.StringIO("x"), [io.StringIO("x")]):
         with pytest.raises(TypeError, match='<StringIO #0> was opened as text: open it with "rb"'):
             fastpipe.read_avro(source, batch_size=1)  # type: ignore[arg-type]
-    with pytest.raises(fastpipe.MissingFileError):  # Text is a path.
+    with pytest.raises(fastpipe.MissingFileError):  # A str is a path.
         fastpipe.read_avro(contents().decode("latin-1")[:4], batch_size=1)
     for bad in (3, [3], [None], [b"x", 3.0]):
         with pytest.raises(TypeError, match="a binary file object or a list of these, not"):
@@ -202,15 +202,15 @@ def test_what_is_refused(path: Path) -> None:
         fastpipe.read_avro([], batch_size=1)
 
 
-def test_a_bytearray_that_changes_afterwards_changes_nothing(path: Path) -> None:
+def test_later_changes_of_a_bytearray_have_no_effect(path: Path) -> None:
     data = bytearray(path.read_bytes())
     reader = fastpipe.read_avro(data, batch_size=8)
     data[:] = bytes(len(data))
-    data.clear()  # Nothing holds it.
+    data.clear()  # Clearing it raises an error if a buffer is still exported.
     assert [plain(batch) for batch in reader] == read(path)
 
 
-def test_bytes_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_are_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastpipe.sources.files._in_memory_files import opened
 
     data = b"junk" + contents()
@@ -223,7 +223,7 @@ def test_bytes_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (part.start, part.stop) == (4, 9)
 
 
-def test_a_reader_keeps_what_it_reads_alive() -> None:
+def test_a_reader_keeps_its_contents_alive() -> None:
     class Owner(np.ndarray):  # type: ignore[type-arg]
         pass
 
@@ -232,7 +232,7 @@ def test_a_reader_keeps_what_it_reads_alive() -> None:
     kept = weakref.ref(owner)
     del owner
     gc.collect()
-    assert kept() is None, "it was copied"
+    assert kept() is None, "the reader must copy the data"
     assert sum(len(batch["x"]) for batch in reader) == 90
     data = contents() + b""
     before = sys.getrefcount(data)
@@ -293,7 +293,7 @@ def test_children(method: str) -> None:
     assert child.exitcode == 0
 
 
-def test_no_index_is_kept_of_memory(tmp_path: Path) -> None:
+def test_contents_in_memory_are_not_indexed(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     big = wire.container('"bytes"', [(1, wire.text(os.urandom(70_000)))])
     reader = fastpipe.read_avro(big, batch_size=1, index_cache=cache)
@@ -301,7 +301,7 @@ def test_no_index_is_kept_of_memory(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_big_contents_are_surveyed_and_read() -> None:
+def test_large_contents() -> None:
     data = wire.container(wire.record("R", v=wire.list_of("double")), [(1, wire.array(*[bytes(8)] * 4))] * 5000)
     assert fastpipe.infer_features(data)["v"] == fastpipe.DenseSpec((4,), "float64")
     assert len(list(fastpipe.read_avro(data, batch_size=100, shuffle=True))) == 50

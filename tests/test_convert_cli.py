@@ -1,4 +1,4 @@
-"""`fastpipe convert`."""
+"""Tests of `fastpipe convert`."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_shuffled(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_there_and_back(tmp_path: Path, suffix: str) -> None:
+def test_round_trips(tmp_path: Path, suffix: str) -> None:
     table = pa.table({"i": [1, None, 3], "s": ["a", "b", None], "l": [[1.5], [], [2.5, 3.5]], "r": [{"x": 1}] * 3})
     begin, between, back = (str(tmp_path / name) for name in ("in.avro", f"x{suffix}", "out.avro"))
     fastpipe.write_avro(begin, table)
@@ -133,14 +133,14 @@ def test_refuses_to_overwrite(source: str, tmp_path: Path, capsys: pytest.Captur
     assert "--force" in capsys.readouterr().err
     assert cli.main(["convert", source, str(out), "--force"]) == 0
     assert records(str(out)) == RECORDS
-    # Onto itself, too: it is replaced when all was read.
+    # A file can be converted onto itself, because it is replaced only after everything was read.
     assert cli.main(["convert", str(out), str(out), "--force", "--codec", "null"]) == 0
     assert records(str(out)) == RECORDS
 
 
 @hypothesis.given(avro_schemas.schemas(), st.integers(0, 2**32), st.sampled_from(["null", "deflate"]))
 def test_encoded_records_are_copied(schema: Any, seed: int, codec: str) -> None:
-    """Whatever the types are: byte by byte, in blocks of another size."""
+    """Records of any types are copied byte by byte, into blocks of a different size."""
     rows = avro_schemas.Values(seed).rows(oracle.resolve(schema), 20)
     with avro_schemas.files(avro_schemas.container(schema, rows, seed, codec)) as (source,):
         out = f"{source}.out"
@@ -190,14 +190,14 @@ def test_roots_of_any_type_are_copied(tmp_path: Path, schema: Any, rows: list[An
 def test_damage_is_found(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray(oracle.container("string", ["abc"] * 9, random.Random(1)))
     at = data.index(b"\x06abc")
-    data[at] = 0x7E  # A text of 63 bytes.
+    data[at] = 0x7E  # Declares a text of 63 bytes.
     (tmp_path / "bad.avro").write_bytes(data)
     assert cli.main(["convert", str(tmp_path / "bad.avro"), str(tmp_path / "out.avro")]) == 1
     assert "bad.avro" in capsys.readouterr().err
     assert not (tmp_path / "out.avro").exists()
 
 
-def test_a_column_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     schema = {
         "type": "record",
         "name": "R",
@@ -222,6 +222,6 @@ def test_a_column_that_is_not_read(tmp_path: Path, capsys: pytest.CaptureFixture
         ["--to", "parquet", "--codec", "xz"],
     ],
 )
-def test_options_that_do_not_go_together(source: str, tmp_path: Path, options: list[str]) -> None:
+def test_conflicting_options(source: str, tmp_path: Path, options: list[str]) -> None:
     assert cli.main(["convert", source, str(tmp_path / "out.avro"), *options]) == 2
     assert not (tmp_path / "out.avro").exists()

@@ -1,4 +1,4 @@
-"""`fastpipe convert` keeps types between Avro, Parquet and Arrow, or says which column's it can't."""
+"""`fastpipe convert` keeps types between Avro, Parquet and Arrow, or reports the column whose type it can't keep."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(path: Path) -> pa.Table:
 
 
 class Values(avro_schemas.Values):
-    """Values that Arrow's types hold."""
+    """Values that Arrow types can represent."""
 
     def of(self, node: oracle.Type) -> Any:
         if node.logical.startswith("time-"):
@@ -69,7 +69,7 @@ def test_any_types_to_arrow_and_back(schema: Any, seed: int, shuffle: bool) -> N
         for name in keeps:
             expected = [stored(parts[name], rows[i][name]) for i in at]
             assert repr(found[name]) == repr(expected), name
-        # What came to be an Arrow file becomes the same values in Avro.
+        # A file that was converted to Arrow converts back to the same values in Avro.
         if cli.main(["convert", str(out), back]) == 0:
             again = Path(f"{source}.again.arrow")
             assert cli.main(["convert", back, str(again)]) == 0
@@ -79,7 +79,7 @@ def test_any_types_to_arrow_and_back(schema: Any, seed: int, shuffle: bool) -> N
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_types_of_a_file(tmp_path: Path, suffix: str) -> None:
-    """What the manual lists, there and back."""
+    """The types that the manual lists survive a round trip."""
     schema = {
         "type": "record",
         "name": "R",
@@ -156,14 +156,14 @@ def test_arrow_types_to_avro(tmp_path: Path, suffix: str) -> None:
     kinds = {field["name"]: field["type"][1] for field in fastpipe.AvroFile(out).schema["fields"]}
     assert kinds["s"] == {"type": "int", "logicalType": "time-millis"}
     assert kinds["us"] == {"type": "long", "logicalType": "time-micros"}
-    # Between themselves they keep everything.
+    # Conversions between Parquet and Arrow keep all types.
     other = tmp_path / ("out.arrow" if suffix == ".parquet" else "out.parquet")
     assert cli.main(["convert", str(source), str(other)]) == 0
     assert read(other).to_pylist() == table.to_pylist()
 
 
 def test_types_that_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An error names the column, and the others are written."""
+    """An error names the unsupported column, and the other columns can be written."""
 
     def refuses(source: Path, target: str, column: str, *options: str) -> None:
         out = tmp_path / target
@@ -214,7 +214,7 @@ def test_columns_of_folders(tmp_path: Path) -> None:
 
 
 def test_fields_of_avro_keep_their_types(tmp_path: Path) -> None:
-    """Avro to Avro with columns: types that other fields define are defined where they are used."""
+    """If columns of an Avro file are selected, types that skipped fields define are defined at their first use."""
     suit = {"type": "enum", "name": "Suit", "symbols": ["A", "B"]}
     schema = {
         "type": "record",
@@ -267,7 +267,7 @@ def test_damaged_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])
 def test_nulls_of_a_huge_fixed(tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of 2 kB that asks for 2 TB of zeros."""
+    """Tests a file of 2 kB that needs 2 TB of zeros."""
     huge = {"type": "fixed", "name": "F", "size": 2**31 - 1}
     schema = {"type": "record", "name": "R", "fields": [{"name": "f", "type": ["null", huge]}]}
     source, out = tmp_path / "in.avro", tmp_path / f"out.{suffix}"
@@ -277,7 +277,7 @@ def test_nulls_of_a_huge_fixed(tmp_path: Path, suffix: str, capsys: pytest.Captu
     assert not out.exists()
 
 
-def test_dictionaries_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_dictionaries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, out = tmp_path / "in.parquet", tmp_path / "out.arrow"
     parts = [pa.table({"e": pa.array(list(texts)).dictionary_encode()}) for texts in ("ab", "cba")]
     with pq.ParquetWriter(source, parts[0].schema) as writer:

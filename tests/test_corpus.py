@@ -1,4 +1,4 @@
-"""Public Avro files, written by many hands: every value as the oracle reads it, or the error that is due."""
+"""Public Avro files from many writers: every value matches the oracle, or the expected error is raised."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastpipe import cli
 
 CORPUS = Path(os.environ.get("FASTPIPE_CORPUS") or Path(__file__).parents[2] / "shared" / "corpus")
 if not CORPUS.is_dir():
-    pytest.skip(f"no public Avro files in {CORPUS} (FASTPIPE_CORPUS says where)", allow_module_level=True)
+    pytest.skip(f"no public Avro files in {CORPUS} (set FASTPIPE_CORPUS to their folder)", allow_module_level=True)
 
 FILES = sorted(str(path.relative_to(CORPUS)) for path in CORPUS.rglob("*.avro") if path.is_file())
 FILES += sorted(str(path.relative_to(CORPUS)) for path in CORPUS.rglob("*.avro/*") if path.is_file())
@@ -33,16 +33,16 @@ ARROW = "apache+arrow-testing/data/avro"
 ARROW_RS = "apache+arrow-rs/arrow-avro/test/data"
 AVRO_C = "apache+avro/lang/c/tests"
 
-# What can't be read: the error, and words of its reason.
+# Files that can't be read, with the error and a part of its reason.
 REFUSED: dict[str, tuple[type[fastpipe.FastpipeError], str]] = {
-    # Damaged.
+    # Damaged files.
     f"{AVRO_C}/avro-1237-bad-union-discriminant.avro": (fastpipe.MalformedFileError, "expected a block's header"),
     f"{AVRO_C}/avro-1238-truncated.avro": (fastpipe.MalformedFileError, "cut short"),
     "apache+avro/lang/js/test/dat/person-10.no-codec.avro": (fastpipe.MalformedFileError, "expected a block's header"),
     f"{ARROW_RS}/bad-varint-bug.avro.gz": (fastpipe.MalformedFileError, "not an Avro container file"),
 }
 
-# fastavro takes metadata for UTF-8; the Avro specification says bytes.
+# fastavro decodes metadata as UTF-8, but the Avro specification says bytes.
 SYNC_IN_META = "apache+avro/share/test/data/syncInMeta.avro"
 READ = [name for name in FILES if name not in REFUSED]
 
@@ -54,7 +54,7 @@ def compare(path: Path, root: oracle.Type, records: list[Any], batch_size: int, 
 
 
 def plain(node: oracle.Type, value: Any, names: dict[str, oracle.Type]) -> Any:
-    """A value that the oracle decoded, as fastavro has it: of unions the value."""
+    """Returns a value from the oracle as fastavro returns it, without union branches."""
     if node.kind == "recursive":
         return plain(names[node.name], value, names)
     if node.kind == "union":
@@ -68,14 +68,14 @@ def plain(node: oracle.Type, value: Any, names: dict[str, oracle.Type]) -> Any:
     return value
 
 
-def test_the_table_names_files_of_the_folder() -> None:
+def test_listed_files_exist() -> None:
     assert {*REFUSED, SYNC_IN_META} <= set(FILES)
 
 
 @pytest.mark.parametrize("name", [name for name in READ if name != SYNC_IN_META])
 @pytest.mark.usefixtures("plain_values")
-def test_the_oracle_decodes_as_fastavro_does(name: str) -> None:
-    """Where fastavro doesn't put two values into one: it is what the other tests are held against."""
+def test_the_oracle_agrees_with_fastavro(name: str) -> None:
+    """The other tests rely on the oracle. Files in which fastavro merges two values into one are excluded."""
     _, records = oracle.load(CORPUS / name)
     with (CORPUS / name).open("rb") as file:
         reader = fastavro.reader(file)
@@ -113,8 +113,8 @@ def test_equal_to_the_oracle(name: str, batch_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_stored(name: str) -> None:
-    """Logical types can be left aside."""
+def test_stored_values(name: str) -> None:
+    """Checks the stored values, with logical types disabled."""
     root, records = oracle.load(CORPUS / name)
     bare = oracle.without_logical_types(root)
     reader = compare(CORPUS / name, bare, records, 100, logical_types=False, unsupported="ignore")
@@ -124,7 +124,7 @@ def test_what_is_stored(name: str) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_converted_to_avro(name: str, tmp_path: Path) -> None:
-    """Every file that is read is written: unions, roots that aren't records, recursion, any names."""
+    """Every readable file can be written: unions, roots that aren't records, recursion, unusual names."""
     source, out = CORPUS / name, tmp_path / "out.avro"
     options = ["--from", "avro", "--codec", "deflate", "--block-bytes", "500"]
     assert cli.main(["convert", str(source), str(out), *options]) == 0
@@ -136,7 +136,7 @@ def test_converted_to_avro(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", READ)
 def test_converted_to_arrow(name: str, tmp_path: Path) -> None:
-    """Columns keep their types, or are refused."""
+    """Columns keep their types or are rejected."""
     source, out = str(CORPUS / name), str(tmp_path / "out.arrow")
     root, records = oracle.load(CORPUS / name)
     parts = dict(root.parts) if root.kind == "record" else {"value": root}
@@ -157,7 +157,7 @@ def test_converted_to_arrow(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_unreadable_files_are_rejected(name: str) -> None:
     error, reason = REFUSED[name]
     with pytest.raises(error) as caught:
         list(fastpipe.read_avro(CORPUS / name, batch_size=10))
@@ -200,8 +200,8 @@ def test_metadata_that_is_not_text() -> None:
     assert file.blocks["rows"].tolist() == [count for count, _ in blocks]
 
 
-def test_a_union_branch_that_is_not_there(tmp_path: Path) -> None:
-    # Without the line feed at the end of the file, which is damage of its own.
+def test_an_invalid_union_branch(tmp_path: Path) -> None:
+    # The newline at the end of the file is removed, because it is damage as well.
     data = (CORPUS / AVRO_C / "avro-1237-bad-union-discriminant.avro").read_bytes()
     path = tmp_path / "bad.avro"
     path.write_bytes(data.removesuffix(b"\n"))
@@ -211,7 +211,7 @@ def test_a_union_branch_that_is_not_there(tmp_path: Path) -> None:
     assert (caught.value.block, caught.value.record) == (0, 1)
 
 
-def test_a_file_without_its_line_feed(tmp_path: Path) -> None:
+def test_a_file_without_its_final_newline(tmp_path: Path) -> None:
     folder = CORPUS / "apache+avro/lang/js/test/dat"
     path = tmp_path / "person.avro"
     path.write_bytes((folder / "person-10.no-codec.avro").read_bytes().removesuffix(b"\n"))
@@ -220,7 +220,7 @@ def test_a_file_without_its_line_feed(tmp_path: Path) -> None:
     compare(path, root, records, 3)
 
 
-def test_a_file_that_was_compressed_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_compressed_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "unzipped.avro"
     path.write_bytes(gzip.decompress((CORPUS / ARROW_RS / "bad-varint-bug.avro.gz").read_bytes()))
     root, records = oracle.load(path)
@@ -228,8 +228,8 @@ def test_a_file_that_was_compressed_as_a_whole(tmp_path: Path) -> None:
     compare(path, root, records, 3)
 
 
-def test_times_and_decimals_as_python_has_them() -> None:
-    """What the oracle makes of them is what fastavro does."""
+def test_times_and_decimals_match_python() -> None:
+    """The oracle's times and decimals match those of fastavro."""
     path = CORPUS / ARROW / "alltypes_plain.avro"
     with path.open("rb") as file:
         times = [record["timestamp_col"].replace(tzinfo=None) for record in fastavro.reader(file)]

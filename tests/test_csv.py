@@ -1,4 +1,4 @@
-"""CSV files, held against Python's `csv` module and the C library's numbers."""
+"""CSV files, compared with Python's `csv` module and the C library's number parsing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ libc.strtod.argtypes = libc.strtof.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
 
 
 def read(source: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each column."""
+    """Returns all rows of each column."""
     return oracle.columns(fastpipe.read_csv(source, **{"batch_size": 3} | options))
 
 
@@ -43,13 +43,13 @@ def texts(columns: int) -> dict[str, DenseSpec]:
 
 
 def rows_of(source: Any, columns: int, **options: Any) -> list[list[str]]:
-    """The fields of all rows."""
+    """Returns the fields of all rows."""
     found = read(source, features=texts(columns), header=[f"f{i}" for i in range(columns)], **options)
     return list(map(list, zip(*found.values(), strict=True)))
 
 
 def expected(text: str, columns: int, **options: Any) -> list[list[str]]:
-    """The rows that Python's module finds, but for those that aren't as long as others."""
+    """Returns the rows that Python's module finds, without those of a different length."""
     found = csv.reader(io.StringIO(text, newline=""), strict=False, **options)
     return [row for row in found if len(row) == columns]
 
@@ -61,12 +61,12 @@ PIECES = ["a", "bc", "ä€", " ", ",", ",", "\n", "\n", "\r\n", '"', '"', '""',
 
 @hypothesis.settings(max_examples=5 * SOME)
 @hypothesis.given(st.lists(st.sampled_from(PIECES), max_size=60), st.integers(1, 3))
-def test_any_text_is_read_as_the_csv_module_reads_it(pieces: list[str], columns: int) -> None:
+def test_any_text_is_read_like_the_csv_module(pieces: list[str], columns: int) -> None:
     text = "".join(pieces)
     try:
         found = rows_of(text.encode(), columns, on_ragged="skip") if text else []
     except fastpipe.MalformedFileError:
-        # What follows would be part of the last field.
+        # Any following text would be part of the last field.
         assert list(csv.reader(io.StringIO(text + "\nbehind", newline="")))[-1] != ["behind"]
         return
     assert found == expected(text, columns)
@@ -81,11 +81,11 @@ def test_any_text_is_read_as_the_csv_module_reads_it(pieces: list[str], columns:
     st.booleans(),
     orders(),
 )
-def test_what_the_csv_module_writes_comes_back(
+def test_output_of_the_csv_module_round_trips(
     rows: list[list[str]], delimiter: str, quote: str, end: str, always: bool, order: dict[str, Any]
 ) -> None:
     if not always:
-        # The module puts no quotes around a lone carriage return.
+        # The module doesn't quote a single carriage return.
         rows = [[field.replace("\r", "") for field in row] for row in rows]
     out = io.StringIO(newline="")
     quoting = csv.QUOTE_ALL if always else csv.QUOTE_MINIMAL
@@ -100,7 +100,7 @@ def test_what_the_csv_module_writes_comes_back(
 
 
 def generated(seed: int, size: int, quoted: float) -> bytes:
-    """Rows of three fields; this many of these have quotes, and newlines within them."""
+    """Returns rows of three fields. The fraction `quoted` of the fields has quotes and may contain newlines."""
     draw = random.Random(seed)
     rows, total = [], 0
     while total < size:
@@ -118,9 +118,9 @@ def generated(seed: int, size: int, quoted: float) -> bytes:
 
 
 @pytest.mark.parametrize("quoted", [0, 0.01, 0.9])
-def test_rows_of_a_file_that_several_threads_scan(tmp_path: Path, quoted: float) -> None:
-    """Regions of 8 MiB are scanned at once, and pieces of 256 KiB: rows lie across both."""
-    # The same rows ten times: regions and pieces end at other ones.
+def test_rows_of_a_file_scanned_by_several_threads(tmp_path: Path, quoted: float) -> None:
+    """Threads scan regions of 8 MiB in pieces of 256 KiB, and rows cross the boundaries of both."""
+    # The rows repeat ten times, so the boundaries fall at different places in them.
     once = generated(1, 2 << 20, quoted)
     path = tmp_path / "x.csv"
     path.write_bytes(once * 10)
@@ -144,7 +144,7 @@ def test_a_row_may_be_long(size: int) -> None:
 
 
 def test_much_that_is_no_row() -> None:
-    """More than a stretch may hold of it lies between rows."""
+    """There is more text without rows between two rows than a chunk may contain."""
     filler = "\n" * (3 << 20) + "# no row\r\n" * 200_000
     data = f"{filler}a,b\n{filler}1,2\n{filler}3,4\n{filler}".encode()
     assert read(data, comment="#", shuffle=True, seed=1, epochs=1).keys() == {"a", "b"}
@@ -172,7 +172,7 @@ def test_files_have_columns_in_any_order(tmp_path: Path) -> None:
 
 
 def hard_numbers(seed: int, count: int) -> list[str]:
-    """Decimals near halves between floats, short ones, long ones, tiny and huge ones."""
+    """Returns decimals close to halfway between floats, and short, long, tiny and huge ones."""
     draw = random.Random(seed)
     out = [
         "0",
@@ -203,7 +203,7 @@ def hard_numbers(seed: int, count: int) -> list[str]:
         if kind == 0:
             out.append(repr(value))
         elif kind == 1:
-            # Exactly between two doubles, and a digit beside it.
+            # Exactly halfway between two doubles, or one digit beside it.
             a = abs(value) if 1e-290 < abs(value) < 1e290 else draw.random()
             half = (float_exact(a) + float_exact(math.nextafter(a, math.inf))) / 2
             out.append(f"{half:e}" + draw.choice(["", ""]))
@@ -225,8 +225,8 @@ def float_exact(value: float) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(math.ceil(NUMBERS / 1_000_000)))
-def test_floats_are_those_of_the_c_library(seed: int) -> None:
-    """A million at a time: strings take memory."""
+def test_floats_match_the_c_library(seed: int) -> None:
+    """Runs in steps of a million numbers, because strings need much memory."""
     numbers = hard_numbers(seed, min(NUMBERS, 1_000_000))
     data = ("x\n" + "\n".join(numbers) + "\n").encode()
     features = {"x": DenseSpec((), "float64"), "y": DenseSpec((), "float32", field="x")}
@@ -357,7 +357,7 @@ def test_types_are_inferred(values: list[str], spec: DenseSpec) -> None:
     assert len(list(reader)) == len(values)
 
 
-def test_times_need_no_seconds() -> None:
+def test_times_without_seconds() -> None:
     times = ["2024-01-02 03:04", "2024-01-02T04:04+01:00", "2024-01-02T03:04:00Z"]
     data = "t\n" + "\n".join(times) + "\n"
     for features in (None, {"t": DenseSpec((), "datetime64[s]")}):
@@ -368,7 +368,7 @@ def test_times_need_no_seconds() -> None:
 
 
 def test_columns_of_a_type_share_their_spec() -> None:
-    """To make and check a spec for each of 50,000 columns takes seconds."""
+    """Making and checking a spec for each of 50,000 columns would take seconds."""
     names = [f"c{i}" for i in range(1000)]
     data = f"{','.join(names)}\n{','.join(['1.5'] * 500 + ['2'] * 500)}\n"
     features = fastpipe.read_csv(data.encode(), batch_size=1).features
@@ -376,7 +376,7 @@ def test_columns_of_a_type_share_their_spec() -> None:
     assert len({id(spec) for spec in features.values()}) == 2
 
 
-def test_what_is_inferred_can_turn_out_wrong_later() -> None:
+def test_later_values_may_not_fit_the_inferred_type() -> None:
     rows = ["1"] * 4_000_000 + ["x"] + ["1"] * 8_000_000
     data = ("a,b\n" + "\n".join(f"{row},." for row in rows)).encode()
     reader = fastpipe.read_csv(data, batch_size=1 << 20)
@@ -386,7 +386,7 @@ def test_what_is_inferred_can_turn_out_wrong_later() -> None:
     assert (caught.value.record, caught.value.feature, caught.value.offset) == (4_000_000, "a", 4 + 4 * 4_000_000)
 
 
-def test_nulls_that_features_do_not_expect() -> None:
+def test_unexpected_nulls() -> None:
     rows = ["1,1.5,2024-01-01,true"] * 2000
     names = "i,f,t,b\n"
     features = fastpipe.read_csv((names + "\n".join(rows) + "\n").encode(), batch_size=1000).features
@@ -395,7 +395,7 @@ def test_nulls_that_features_do_not_expect() -> None:
     reader = fastpipe.read_csv(data, features=features, batch_size=1000)
     with pytest.raises(fastpipe.NullValueError, match=r"feature 'i': the field is empty.*record 750") as caught:
         next(iter(reader))
-    # What the error says to pass is code.
+    # The error message suggests code that can be run.
     found = re.search(r"features=(\{.*\}) masks", str(caught.value))
     assert found is not None
     names = {"reader": reader, "fastpipe": fastpipe, "nan": math.nan}
@@ -411,7 +411,7 @@ def test_nulls_that_features_do_not_expect() -> None:
 
 
 def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
-    """Files that come later may have some."""
+    """Later files may have values."""
     (tmp_path / "1.csv").write_text("a,b\n,1\n,2\n")
     assert np.isnan(read(tmp_path)["a"]).all()
     (tmp_path / "2.csv").write_text("a,b\n1.5,3\n")
@@ -422,7 +422,7 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
         read(tmp_path, features=features)
 
 
-# --- What is wrong ---
+# --- Errors ---
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_errors_say_where_and_what(data: bytes, options: dict[str, Any], error: 
         read(data, shuffle=True, seed=1, **options)
 
 
-def test_ragged_rows_are_counted_out(tmp_path: Path) -> None:
+def test_ragged_rows_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(b"a,b\n1,2\n3\n4,5,6\n7,8\n")
     reader = fastpipe.read_csv(path, batch_size=9, on_ragged="skip")
@@ -501,7 +501,7 @@ def test_a_file_that_changes(tmp_path: Path) -> None:
     assert next(iter(again))["a"][0] == 100
 
 
-def test_rows_are_found_in_the_index_again(tmp_path: Path) -> None:
+def test_rows_are_read_from_the_index(tmp_path: Path) -> None:
     path, cache = tmp_path / "x.csv", tmp_path / "cache"
     data = generated(5, 1 << 20, 0.2)
     path.write_bytes(data)
@@ -511,7 +511,7 @@ def test_rows_are_found_in_the_index_again(tmp_path: Path) -> None:
     (entry,) = cache.iterdir()
     assert entry.stat().st_size < len(data) / 1000
     assert read(path, **options) == first == read(path, header=["f0", "f1", "f2"], features=texts(3))
-    # What decides where rows are has an entry of its own.
+    # Options that affect row boundaries have a separate entry.
     read(path, **options, on_ragged="skip")
     assert len(list(cache.iterdir())) == 2
     entry.write_bytes(entry.read_bytes()[:-9])
@@ -519,7 +519,7 @@ def test_rows_are_found_in_the_index_again(tmp_path: Path) -> None:
 
 
 def test_a_file_of_more_than_4_gib(tmp_path: Path) -> None:
-    """Offsets beyond 2^32: nearly all of the file are holes, in lines that are no rows."""
+    """Offsets exceed 2^32. Most of the file is holes within comment lines."""
     path = tmp_path / "x.csv"
     with path.open("wb") as file:
         file.write(b"a,b\n1,x\n")
@@ -543,7 +543,7 @@ def test_a_file_of_more_than_4_gib(tmp_path: Path) -> None:
         read(hole, features=features)
 
 
-def test_places_are_rows_of_files(tmp_path: Path) -> None:
+def test_locate_returns_rows_of_files(tmp_path: Path) -> None:
     for name in "ab":
         (tmp_path / f"{name}.csv").write_text("x\n" + "\n".join(map(str, range(5))))
     reader = fastpipe.read_csv(tmp_path, batch_size=3)
