@@ -106,7 +106,7 @@ def test_invalid_file_systems(form: Format, filesystem: Any) -> None:
         form.read("x", batch_size=1, filesystem=filesystem)
 
 
-def test_what_is_no_file(form: Format, folder: Path) -> None:
+def test_invalid_files(form: Format, folder: Path) -> None:
     for url in ("s3://bucket/x", "https://example.com/x.parquet"):
         with pytest.raises(fastpipe.UnsupportedError, match="a URL needs its file system"):
             form.read(url, batch_size=1)

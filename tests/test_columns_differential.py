@@ -118,7 +118,7 @@ STORED = ANY.filter(lambda kind: not has(kind, _is_not_in_parquet))
 @pytest.mark.parametrize("source", SOURCES)
 @settings(max_examples=settings.default.max_examples // 7)
 @given(data=st.data())
-def test_batches_match_pyarrow(
+def test_batches_contain_the_rows_of_pyarrow(
     source: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     draw: Any = data.draw

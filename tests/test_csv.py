@@ -143,7 +143,7 @@ def test_a_row_may_be_long(size: int) -> None:
     assert found == {"a": [1, 2], "b": [long, "y"]}
 
 
-def test_much_that_is_no_row() -> None:
+def test_long_text_without_rows() -> None:
     """There is more text without rows between two rows than a chunk may contain."""
     filler = "\n" * (3 << 20) + "# no row\r\n" * 200_000
     data = f"{filler}a,b\n{filler}1,2\n{filler}3,4\n{filler}".encode()
@@ -467,7 +467,7 @@ def test_columns_without_values_are_numbers(tmp_path: Path) -> None:
         (b"a\n1\n", {"index_cache": 3}, TypeError, "index_cache must be"),
     ],
 )
-def test_errors_say_where_and_what(data: bytes, options: dict[str, Any], error: type, match: str) -> None:
+def test_errors_name_location_and_cause(data: bytes, options: dict[str, Any], error: type, match: str) -> None:
     with pytest.raises(error, match=match):
         read(data, **options)
     with pytest.raises(error, match=match):

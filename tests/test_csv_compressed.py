@@ -1,4 +1,4 @@
-"""Compressed CSV files, held against Python's `gzip` and the same files unpacked."""
+"""Compressed CSV files, compared with Python's `gzip` and with the decompressed files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from strategies import SOME, orders
 pytestmark = pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 
 FEATURES = {"n": DenseSpec((), "int64"), "s": DenseSpec((), "string")}
-# More than may lie between two restart points of a file that is read at random.
+# Exceeds the maximum distance between two restart points of a file that is read at random.
 LARGE = 17 << 20
 
 
@@ -46,14 +46,14 @@ def zst(part: bytes) -> bytes:
 
 
 def bgzip(part: bytes) -> bytes:
-    """A member as `bgzip` writes it: its header has a field with its size."""
+    """Returns a gzip member as `bgzip` writes it, with its size in a header field."""
     body = zlib.compress(part, 1, wbits=-15)
     head = b"\x1f\x8b\x08\x04" + bytes(4) + b"\x00\xff\x06\x00BC\x02\x00" + struct.pack("<H", len(body) + 25)
     return head + body + struct.pack("<II", zlib.crc32(part), len(part))
 
 
 def seekable(parts: list[bytes]) -> bytes:
-    """The seekable format of zstandard: frames, and a skippable one with a table of them."""
+    """Returns the seekable format of zstandard: frames, and a skippable frame with a table of them."""
     frames = [zst(part) for part in parts]
     entries = b"".join(struct.pack("<II", len(frame), len(part)) for frame, part in zip(frames, parts, strict=True))
     table = entries + struct.pack("<IBI", len(frames), 0, 0x8F92EAB1)
@@ -65,7 +65,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 def framed(data: bytes, kind: str, size: int = 100_000) -> bytes:
-    """In parts, which begin anywhere in a row."""
+    """Compresses data in parts, which may begin anywhere within a row."""
     parts = cut(data, size)
     if kind == "seekable":
         return seekable(parts)
@@ -73,7 +73,7 @@ def framed(data: bytes, kind: str, size: int = 100_000) -> bytes:
 
 
 def rows(count: int, seed: int = 1) -> bytes:
-    """Rows of about 40 bytes; some have a newline within quotes."""
+    """Returns rows of about 40 bytes, some with a newline within quotes."""
     draw = random.Random(seed)
     lines = ["n,s"]
     for i in range(count):
@@ -93,7 +93,7 @@ def shown(batch: dict[str, Any]) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def large() -> bytes:
-    """Text that is too large to be read at random in one piece."""
+    """Returns text that is too large to be read at random in one piece."""
     return rows(600_000)
 
 
@@ -119,7 +119,7 @@ def in_one_piece(large: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict
     orders(),
 )
 def test_parts_may_begin_anywhere(table: list[list[str]], sizes: list[int], kind: str, order: dict[str, Any]) -> None:
-    """Whatever the text, and wherever its members and frames begin, it's read as it is unpacked."""
+    """The decompressed text is read correctly, wherever members and frames begin."""
     out = io.StringIO(newline="")
     csv.writer(out, lineterminator="\n").writerows([["n", "s"], *table])
     text = out.getvalue().encode()
@@ -136,7 +136,7 @@ def test_parts_may_begin_anywhere(table: list[list[str]], sizes: list[int], kind
     features = {name: DenseSpec((), "string") for name in "ns"}
     options: dict[str, Any] = {"features": features, "batch_size": 3}
     assert batches(packed, **options) == batches(text, **options)
-    # Units are other ones, so random orders are others.
+    # The units differ, and therefore the random orders.
     every: Callable[[Any], list[Any]] = lambda source: sorted(  # noqa: E731
         row
         for batch in batches(source, **options | order | {"drop_last": False})
@@ -184,7 +184,7 @@ def test_small_files_in_one_piece_are_read_in_every_order(tmp_path: Path) -> Non
 
 
 def test_few_units_lie_between_restart_points() -> None:
-    """What is in front of a unit is decompressed for it, up to the restart point."""
+    """Reading a unit decompresses the text between the restart point and the unit."""
     data = rows(240_000)
     units: Callable[[bytes], int] = lambda source: len(  # noqa: E731
         fastpipe.read_csv(source, features=FEATURES, batch_size=9)._data.handle.unit_rows()
@@ -194,8 +194,8 @@ def test_few_units_lie_between_restart_points() -> None:
     assert units(framed(data, "bgzip", 65_280)) > 100
 
 
-def test_what_tools_write(tmp_path: Path) -> None:
-    """`pzstd` writes frames with skippable ones in front, `zstd` one frame, `gzip` one member."""
+def test_output_of_common_tools(tmp_path: Path) -> None:
+    """`pzstd` writes frames preceded by skippable ones, `zstd` writes one frame, and `gzip` one member."""
     data = rows(50_000)
     plain = tmp_path / "x.csv"
     plain.write_bytes(data)
@@ -220,7 +220,7 @@ def test_what_tools_write(tmp_path: Path) -> None:
 # --- Names and contents ---
 
 
-def test_files_are_known_by_their_contents(tmp_path: Path) -> None:
+def test_formats_are_detected_by_content(tmp_path: Path) -> None:
     data = rows(100)
     (tmp_path / "a").write_bytes(zst(data))
     (tmp_path / "b.gz").write_bytes(data)
@@ -261,18 +261,18 @@ def test_no_rows() -> None:
 
 
 @pytest.mark.parametrize("pack", [gz, zst])
-def test_much_that_is_no_row(pack: Callable[[bytes], bytes]) -> None:
-    """Stretches without rows, in text that expands a thousandfold; and rows longer than what is read at once."""
+def test_long_text_without_rows(pack: Callable[[bytes], bytes]) -> None:
+    """Chunks without rows in text that expands a thousandfold, and rows longer than one read."""
     filler = b"\n" * (5 << 20)
     long = b'7,"' + b"x\n" * (1 << 20) + b'"\n'
     data = b"n,s\n" + filler + long + b"8,y\n" + long + filler
     assert batches(pack(data)) == batches(data)
 
 
-# --- Inference, samples, places, states ---
+# --- Inference, samples, locations, states ---
 
 
-def test_types_are_inferred_of_the_front(in_one_piece: dict[str, Path]) -> None:
+def test_types_are_inferred_from_the_first_rows(in_one_piece: dict[str, Path]) -> None:
     plain = fastpipe.read_csv(in_one_piece["csv"], batch_size=100)
     for name in ("gz", "zst"):
         reader = fastpipe.read_csv(in_one_piece[name], batch_size=100)
@@ -293,7 +293,7 @@ def test_samples() -> None:
     assert [shown(batch)["n"] for batch in fastpipe.take(reader, [9, 50_000])] == [[9, 50_000]]
 
 
-def test_places_and_fingerprints(tmp_path: Path) -> None:
+def test_locations_and_fingerprints(tmp_path: Path) -> None:
     data = rows(20_000)
     for name in "ab":
         (tmp_path / f"{name}.csv.gz").write_bytes(framed(data, "gz"))
@@ -308,7 +308,7 @@ def sources(in_one_piece: dict[str, Path]) -> Iterator[tuple[Any, dict[str, Any]
     packed = framed(rows(60_000), "zst", 30_000)
     for shuffle in (False, "buffer"):
         seed = {"seed": 3} if shuffle else {}
-        # A buffer of all rows would take the text to be unpacked again for most of them.
+        # With a buffer of all rows, most of the text would be decompressed again.
         few = {"shuffle_buffer": 10_000} if shuffle else {}
         for name in ("gz", "zst"):
             yield in_one_piece[name], {"batch_size": 100_000, "shuffle": shuffle, "drop_last": True, **seed, **few}
@@ -327,21 +327,23 @@ def test_states_resume_at_every_step(in_one_piece: dict[str, Path]) -> None:
         again = pickle.loads(pickle.dumps(reader))
         for step, state in enumerate(states):
             again.load_state_dict(state)
-            # Two batches show where a pass resumes. Once it is read to its end.
+            # Two batches are enough to check where a pass resumes. One pass is read to its end.
             count = len(expected) if step == 3 else 2
             assert [shown(batch) for batch in itertools.islice(again, count)] == expected[step : step + count]
         for step in (len(expected) - 1, 0, 3, 4):
             assert shown(reader.batch_at(step, epoch=0)) == expected[step]
 
 
-# --- The index that is kept ---
+# --- The stored index ---
 
 
 @pytest.mark.parametrize("name", ["gz", "zst"])
 def test_the_second_opening_decompresses_nothing(
     in_one_piece: dict[str, Path], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Damage where neither header nor digest look isn't noticed before rows are read: so nothing was decompressed."""
+    """The damage is outside of the regions that the header and the digest cover. So an error while opening would show
+    that the file was decompressed.
+    """
     cache, path = tmp_path / "cache", tmp_path / "x"
     large = in_one_piece[name].read_bytes()
     for source, order in ((large, {}), (framed(rows(60_000), name, 50_000), {"shuffle": True, "seed": 1})):
@@ -354,13 +356,13 @@ def test_the_second_opening_decompresses_nothing(
         assert entry.stat().st_size < len(source) / 50
         damaged = bytearray(source)
         middle = len(damaged) // 2
-        # More than a block of zstandard has.
+        # Larger than a block of zstandard.
         damaged[middle : middle + 200_000] = b"\xff" * 200_000
         path.write_bytes(damaged)
         os.utime(path, (1e9, 1e9))
         reader = fastpipe.read_csv(path, **options)
         assert reader.num_rows == sum(len(batch["n"]) for batch in first)
-        # What is parsed before the damage shows may not be what it should be.
+        # Rows parsed before the damage is detected may be wrong.
         with pytest.raises(fastpipe.FastpipeError) as caught:
             list(reader)
         assert caught.value.path == str(path)
@@ -368,7 +370,7 @@ def test_the_second_opening_decompresses_nothing(
             fastpipe.read_csv(path, **options | {"index_cache": None})
         path.write_bytes(source)
         os.utime(path, (1e9, 1e9))
-        # A damaged entry is told of, and replaced.
+        # A damaged index entry is logged and replaced.
         entry.write_bytes(entry.read_bytes()[:-9])
         caplog.clear()
         assert batches(path, **options) == first
@@ -379,7 +381,7 @@ def test_the_second_opening_decompresses_nothing(
         entry.unlink()
 
 
-# --- What is wrong ---
+# --- Errors ---
 
 
 @pytest.mark.parametrize("name", ["gz", "zst"])
@@ -410,7 +412,7 @@ def test_samples_of_a_file_in_one_piece_are_read_in_sequence(in_one_piece: dict[
 
 
 def with_dictionary(text: bytes) -> bytes:
-    """A frame that says it needs dictionary 77, with the text as it is."""
+    """Returns a frame that requires dictionary 77, with uncompressed text."""
     return b"\x28\xb5\x2f\xfd\x21" + bytes([77, len(text)]) + (len(text) << 3 | 1).to_bytes(3, "little") + text
 
 
@@ -463,7 +465,7 @@ def test_errors_name_the_file_and_its_byte(tmp_path: Path, data: bytes, error: t
         (b"n,t\n", {}, fastpipe.SchemaError, 'no column "s"'),
     ],
 )
-def test_errors_of_rows_count_the_text(text: bytes, options: dict[str, Any], error: type, match: str) -> None:
+def test_errors_name_the_decompressed_offset(text: bytes, options: dict[str, Any], error: type, match: str) -> None:
     for pack in (gz, zst, lambda text: framed(text, "gz", 3)):
         with pytest.raises(error, match=match) as caught:
             batches(pack(text), **options)
@@ -507,7 +509,7 @@ def test_a_file_that_changes(in_one_piece: dict[str, Path], name: str, tmp_path:
 
 
 def test_bombs_take_little_memory() -> None:
-    """A thousand times as much text as bytes, in which no row ends."""
+    """The text is a thousand times larger than the file and contains no end of a row."""
     packed = b"".join([gz(b'n,s\n1,"'), *[gz(bytes(1 << 24))] * 20])
     with pytest.raises(fastpipe.LimitError, match=r"more than 268435456 bytes.*byte of the decompressed text 4"):
         batches(packed)
@@ -515,8 +517,8 @@ def test_bombs_take_little_memory() -> None:
     assert batches(many) == [{"n": [1], "s": ["x"]}]
 
 
-def test_passes_go_side_by_side(in_one_piece: dict[str, Path]) -> None:
-    """Each has its own place in the text."""
+def test_simultaneous_passes(in_one_piece: dict[str, Path]) -> None:
+    """Each pass has a separate position in the text."""
     paths = [in_one_piece["gz"], in_one_piece["gz"]]
     iterators = [iter(fastpipe.read_csv(path, features=FEATURES, batch_size=60_000)) for path in paths]
     steps = [[shown(batch)["n"] for batch in pair] for pair in zip(*iterators, strict=True)]

@@ -1,4 +1,4 @@
-"""What can happen to a process, or to a file, while `read_csv` and `sample_csv` are at work."""
+"""Events that can happen to a process or a file while `read_csv` and `sample_csv` run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def start(script: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-# --- Processes that end ---
+# --- Processes that are killed or interrupted ---
 
 OPEN_AGAIN_AND_AGAIN = """
     import os, sys, fastpipe
@@ -72,7 +72,7 @@ def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
         assert child.wait() == -signal.SIGKILL
         child.communicate()
         assert ids(path, index_cache=cache) == list(range(100_000))
-    # At most what each killed process was writing is left beside the entries.
+    # Each killed process leaves at most one partial file beside the entries.
     left = [entry.name for entry in cache.iterdir() if not entry.name.endswith(".index1")]
     assert len(left) <= 8
     assert all(name.startswith(".tmp-") for name in left)
@@ -162,14 +162,14 @@ def test_a_forked_child_uses_the_reader_of_its_parent(tmp_path: Path, shuffle: b
     assert os.waitpid(child, 0)[1] == 0, found
     drawn = fastpipe.sample_csv(path, rows=10, columns=["a"], seed=1).rows.tolist()
     assert found == repr((True, drawn))
-    # The parent's pass has not moved.
+    # The parent's pass is unaffected.
     assert [batch["a"].tolist() for batch in batches] == want[1:]
 
 
 # --- Threads ---
 
 
-def test_threads_share_a_data_set(tmp_path: Path) -> None:
+def test_threads_share_a_dataset(tmp_path: Path) -> None:
     path = write(tmp_path / "x.csv", 50_000)
     reader = fastpipe.read_csv(path, features=FEATURES, batch_size=100)
     found: list[int] = []
@@ -231,7 +231,7 @@ def test_a_file_that_changes_between_state_and_resuming(tmp_path: Path, how: str
     change(path, how)
     with pytest.raises(fastpipe.FastpipeError) as caught:
         fastpipe.read_csv(path, features=FEATURES, batch_size=1000).load_state_dict(state)
-    # A file that is cut may have no names of columns any more.
+    # A truncated file may have lost its column names.
     typed = (
         fastpipe.MalformedFileError | fastpipe.SchemaError
         if how in ("emptied", "cut within its first row")
@@ -242,7 +242,7 @@ def test_a_file_that_changes_between_state_and_resuming(tmp_path: Path, how: str
 
 @pytest.mark.parametrize("how", ["cut", "emptied", "replaced", "appended to"])
 def test_a_file_that_changes_while_it_is_sampled(tmp_path: Path, how: str) -> None:
-    """Whatever comes first: a sample of the old file, of the new one, or a typed error."""
+    """Depending on timing, the result is a sample of the old file, a sample of the new file, or a documented error."""
     path = tmp_path / "x.csv"
     outcomes = []
     for delay in (0.0, 0.001, 0.01, 0.03):
@@ -269,10 +269,10 @@ def test_links(tmp_path: Path) -> None:
         link.symlink_to(path)
         dangling.symlink_to(tmp_path / "nothing.csv")
     except OSError:
-        pytest.skip("needs the right to make links")
+        pytest.skip("needs permission to create links")
     cache = tmp_path / "cache"
     assert ids(link, index_cache=cache) == ids(path, index_cache=cache) == list(range(50_000))
-    # Both names are one file's.
+    # Both names refer to one file.
     assert len(list(cache.iterdir())) == 1
     for call in (lambda: ids(dangling), lambda: fastpipe.sample_csv(dangling, rows=1, columns=["a"], seed=1)):
         with pytest.raises(FileNotFoundError, match="dangling") as caught:
@@ -280,7 +280,7 @@ def test_links(tmp_path: Path) -> None:
         assert isinstance(caught.value, fastpipe.FastpipeError)
 
 
-def test_files_that_are_being_written_are_passed_over(tmp_path: Path) -> None:
+def test_partially_written_files_are_skipped(tmp_path: Path) -> None:
     write(tmp_path / "b.csv", 5, 5)
     write(tmp_path / "a.csv", 5)
     unfinished = ("_SUCCESS", "_x.csv", ".x.csv", "x.csv.tmp", "x.csv.inprogress", "x.csv._COPYING_", "x.csv.crc")
@@ -290,7 +290,7 @@ def test_files_that_are_being_written_are_passed_over(tmp_path: Path) -> None:
 
 
 @linux
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.csv")
     (tmp_path / "empty").mkdir()
     (tmp_path / "folder.csv").mkdir()

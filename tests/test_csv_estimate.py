@@ -1,4 +1,6 @@
-"""Samples of CSV files at random bytes, without a scan: held against Python's `csv` module and against chance."""
+"""Samples of CSV files at random bytes, without a scan: compared with Python's `csv` module and tested
+statistically.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ def estimate(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
 
 
 @pytest.mark.parametrize("replace", [False, True])
-def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, replace: bool) -> None:
-    """Twenty samples: the least of 40 p-values is below 0.001 / 40 with a probability of a thousandth."""
+def test_rows_of_any_length_are_equally_likely(tmp_path: Path, replace: bool) -> None:
+    """Twenty samples. The minimum of 40 p-values is below 0.001 / 40 with a probability of 0.001."""
     count = 50_000
     size, before = write(tmp_path / "x.csv", count)
     values = []
@@ -39,12 +41,12 @@ def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path, replace: boo
         assert replace or len(set(rows.tolist())) == 3000
         values += [by_length(rows, size), by_length(rows, before)]
     assert min(values) > 0.001 / 40
-    # Which rows stand at random bytes is biased, and this finds it.
+    # The rows at random bytes are biased, and the test detects that.
     assert by_length(naive_rows(size, 3000), size) < 1e-9
 
 
-def test_with_replacement_rows_are_drawn_again() -> None:
-    """Of 2,000 draws from 1,000 rows about 865 are other ones; within five standard deviations."""
+def test_sampling_with_replacement() -> None:
+    """Among 2,000 draws from 1,000 rows about 865 rows are distinct. Five standard deviations are allowed."""
     data = b"i\n" + b"".join(b"%d\n" % i for i in range(1000))
     drawn = estimate(data, 2000, replace=True, quote=None)
     assert abs(len(np.unique(drawn.values)) - 1000 * (1 - np.exp(-2))) < 5 * np.sqrt(1000 * 0.135 * 0.6)
@@ -52,8 +54,10 @@ def test_with_replacement_rows_are_drawn_again() -> None:
     assert drawn.estimate.low <= 1000 <= drawn.estimate.high
 
 
-def test_the_number_of_rows_is_within_the_interval(tmp_path: Path) -> None:
-    """Of 200 intervals of 95 %. With that probability 180 or fewer have it in one of 400 runs of other seeds."""
+def test_the_row_count_is_within_the_interval(tmp_path: Path) -> None:
+    """Checks 200 intervals of 95 %. By chance, 180 or fewer contain the row count in one of 400 runs with other
+    seeds.
+    """
     count = 20_000
     write(tmp_path / "x.csv", count)
     found = [estimate(tmp_path / "x.csv", 600, seed=seed, columns=["i"]).estimate for seed in range(200)]
@@ -63,16 +67,16 @@ def test_the_number_of_rows_is_within_the_interval(tmp_path: Path) -> None:
     assert all(interval.confidence == 0.95 for interval in intervals)
     widths = np.array([interval.high - interval.low for interval in intervals])
     assert (widths < 0.3 * count).all()
-    # It is unbiased: the mean of all within four standard errors.
+    # The estimate is unbiased: the mean is within four standard errors.
     rows = np.array([interval.rows for interval in intervals])
     assert abs(rows.mean() - count) < 4 * rows.std() / np.sqrt(200)
 
 
-# --- Where rows start ---
+# --- The starts of rows ---
 
 
 def quoted(draw: random.Random, newline: str) -> str:
-    """Rows of three fields, many of them with quotes, delimiters and newlines."""
+    """Returns rows of three fields, many of them with quotes, delimiters and newlines."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator=newline)
     for i in range(6000):
@@ -84,7 +88,7 @@ def quoted(draw: random.Random, newline: str) -> str:
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False])
 @pytest.mark.parametrize("between", ["", "\n", '#a comment, with "a quote\n'])
-def test_rows_are_those_of_python(newline: str, last: bool, between: str) -> None:
+def test_rows_match_the_csv_module(newline: str, last: bool, between: str) -> None:
     draw = random.Random(5)
     text = "i,t,x\n" + quoted(draw, newline)
     starts = starts_of(text.encode())
@@ -109,8 +113,10 @@ def test_rows_are_those_of_python(newline: str, last: bool, between: str) -> Non
         assert offset == 0 or data[offset - 1] == ord("\n")
 
 
-def test_the_last_row_is_drawn_as_often_as_others() -> None:
-    """Without its newline: of 400 samples of 5 of 20 rows within five standard deviations of a quarter."""
+def test_the_last_row_is_equally_likely() -> None:
+    """The last row has no newline. Over 400 samples of 5 of 20 rows, its count is within five standard deviations of
+    100.
+    """
     data = b"a,b\n" + b"1,x\n" * 19 + b"2,"
     hits = sum(2 in estimate(data, 5, seed=seed, columns=["a"]).values for seed in range(400))
     assert abs(hits - 100) < 5 * np.sqrt(75)
@@ -135,7 +141,7 @@ def test_tiny_files() -> None:
         estimate(b"", 1, header=["a"], columns=["a"])
 
 
-def test_nearly_all_rows_are_for_the_exact_method() -> None:
+def test_sampling_nearly_all_rows_needs_the_exact_method() -> None:
     data = b"a,b\n" + b"1,2\n" * 1000
     for rows in (1000, 1001, 10_000_000):
         with pytest.raises(ValueError, match=r'are in about 1000 rows\. Use method="exact"'):
@@ -143,8 +149,8 @@ def test_nearly_all_rows_are_for_the_exact_method() -> None:
     assert len(np.unique(estimate(data, 900).offsets)) == 900
 
 
-def test_what_can_be_read_in_two_ways() -> None:
-    """Behind each newline the same follows, within quotes and outside of them."""
+def test_ambiguous_quotes() -> None:
+    """The text after each newline is the same within quotes and outside of them."""
     data = b"a,b\n" + b'1,"\n1,"\n' * (10 << 20)
     with pytest.raises(fastpipe.LimitError, match=r'cannot determine the row of this byte.*method="exact"') as caught:
         estimate(data, 10, columns=["a"])
@@ -159,7 +165,7 @@ def test_ragged_rows() -> None:
         estimate(bytes(data), 1000)
 
 
-def test_values_are_located_where_they_are(tmp_path: Path) -> None:
+def test_errors_locate_values(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_bytes(b"a,b\n" + b"1,2\n" * 500 + b"3,zwei\n" + b"1,2\n" * 500)
     with pytest.raises(fastpipe.ValueRangeError, match=r'cannot parse "zwei" as int64') as caught:
@@ -175,7 +181,9 @@ def test_values_are_located_where_they_are(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_population(tmp_path: Path) -> None:
-    """Files of other lengths, with columns in other orders, and one without rows: each row as often as others."""
+    """Files with rows of different lengths, with columns in different orders, and one without rows: all rows are
+    equally likely.
+    """
     expected = {}
     for number, (names, pad) in enumerate([("i,pad", 3), ("pad,i", 200), ("i,pad", 0), ("pad,more,i", 5)]):
         rows = [] if number == 2 else range(number * 1000, number * 1000 + 1000)
@@ -215,8 +223,8 @@ def test_a_sample_is_a_function_of_the_seed(tmp_path: Path) -> None:
     assert of(seed=None).seed != of(seed=None).seed
 
 
-def test_the_rows_stay_as_they_are() -> None:
-    """Golden: the same seed draws the same rows of the same file in all versions."""
+def test_drawn_rows_are_stable() -> None:
+    """Expected values: a seed draws the same rows of the same file in all versions."""
     data = b"i,p\n" + b"".join(b"%d,%s\n" % (i, b"x" * (i % 50)) for i in range(10_000))
     drawn = estimate(data, 8, seed=42, columns=["i"], dtype="int64")
     assert drawn.values[:, 0].tolist() == [419, 559, 1134, 1749, 4605, 5630, 8600, 9154]
@@ -265,7 +273,7 @@ def test_any_rows(rows: list[list[str]], again: int, newline: str, seed: int) ->
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
-    """Draws from a file with one row in a long comment take hours."""
+    """Drawing from a file with one row within a long comment would take hours."""
     path = tmp_path / "x.csv"
     with path.open("wb") as file:
         file.write(b"a,b\n" + b"1,2\n" * 30_000)

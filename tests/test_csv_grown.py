@@ -1,4 +1,4 @@
-"""CSV files that grow: the index that is kept of them is extended, to what a scan of the whole file finds."""
+"""CSV files that grow: the extended index equals the index from a scan of the whole file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEATURES = {name: DenseSpec((), "string") for name in "ab"}
 
 
 def rows(seed: int, size: int, quoted: float = 0.3) -> bytes:
-    """Rows of two fields, drawn from some thousands; some have quotes around newlines."""
+    """Returns rows of two fields, drawn from several thousand rows. Some have newlines within quotes."""
     draw = random.Random(seed)
 
     def row() -> bytes:
@@ -41,7 +41,7 @@ def rows(seed: int, size: int, quoted: float = 0.3) -> bytes:
 
 
 class Place:
-    """A file and its index, which is made of one state of the file after the other."""
+    """A file and its index, which is extended from one version of the file to the next."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.cache = folder / "x.csv", folder / "cache"
@@ -49,7 +49,7 @@ class Place:
         self.time = LONG_AGO
 
     def write(self, data: bytes) -> None:
-        """Makes the file hold this, as if that was long ago, but later than before."""
+        """Writes the file with an old timestamp that is later than the previous one."""
         self.path.write_bytes(data)
         self.time += 10
         os.utime(self.path, (self.time, self.time))
@@ -63,7 +63,7 @@ class Place:
         return entry
 
     def is_as_scanned(self, *, parsed: bool = True, **options: Any) -> None:
-        """Opens it by its index, and holds that against a scan of the whole file: byte for byte."""
+        """Opens the file with its index and checks that index and rows equal those of a full scan, byte for byte."""
         with self.open(shuffle=True, seed=3, epochs=1, **options) as reader:
             state = reader.state_dict()
             found = [oracle.rows(batch["b"]) for batch in reader] if parsed else None
@@ -81,7 +81,9 @@ def place(tmp_path: Path) -> Place:
 
 
 def extended(caplog: pytest.LogCaptureFixture) -> int:
-    """How often the log has said since the last call that an index is extended; nothing is said of damage."""
+    """Returns how often the log reported an extended index since the last call, and checks that it reported no
+    damage.
+    """
     texts = [record.getMessage() for record in caplog.records if record.name == "fastpipe"]
     caplog.clear()
     assert not [text for text in texts if "damaged" in text]
@@ -94,7 +96,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 FRONT = b"a,b\n" + rows(1, 400_000)
-# What is behind the front at first, and what is put behind that.
+# The text after FRONT at first, and the text that is appended later.
 GROWTHS: dict[str, tuple[bytes, bytes]] = {
     "rows": (b"", rows(2, 300_000)),
     "one row": (b"", b"1,2\n"),
@@ -111,10 +113,10 @@ GROWTHS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("what", GROWTHS)
-def test_an_index_that_is_extended_is_that_of_a_scan(place: Place, caplog: pytest.LogCaptureFixture, what: str) -> None:
+def test_an_extended_index_equals_that_of_a_scan(place: Place, caplog: pytest.LogCaptureFixture, what: str) -> None:
     behind, more = GROWTHS[what]
     place.write(FRONT + behind)
-    # A carriage return without a newline is an error when its row is parsed, but not when it is found.
+    # A carriage return without a newline is an error when its row is parsed, but not when its row is located.
     with place.open() as reader:
         before = reader.num_rows
     assert extended(caplog) == 0
@@ -126,8 +128,8 @@ def test_an_index_that_is_extended_is_that_of_a_scan(place: Place, caplog: pytes
     assert extended(caplog) == 0
 
 
-def test_a_row_that_is_ragged_once_it_has_ended(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """At the end of a stretch: nothing begins there any more."""
+def test_a_row_that_becomes_ragged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """The row ends at the end of a chunk, so that no other row begins in the chunk."""
     filler = b"1,2345\n" * 100_000
     for size in range(57_344 - 9, 57_344 + 9):
         front = b"a,b\n" + filler[: 5 * 57_344]
@@ -155,14 +157,14 @@ def test_a_file_that_grows_again_and_again(place: Place, caplog: pytest.LogCaptu
         except fastpipe.MalformedFileError as error:
             assert "ends within quotes" in str(error)  # noqa: PT017
             continue
-        # The last row may have a field too few by now.
+        # The last row may lack a field at this point.
         place.is_as_scanned(parsed=False)
     place.write(data)
     place.is_as_scanned()
     assert extended(caplog) >= opened - 1 > 3
 
 
-def test_what_was_appended_within_an_open_quote(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_appending_within_an_open_quote(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.write(FRONT)
     place.open().close()
     kept = place.entry().read_bytes()
@@ -194,7 +196,7 @@ OTHERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_a_file_that_is_replaced_is_scanned(place: Place, caplog: pytest.LogCaptureFixture, other: str) -> None:
+def test_a_replaced_file_is_scanned(place: Place, caplog: pytest.LogCaptureFixture, other: str) -> None:
     place.write(FRONT)
     place.open().close()
     place.write(OTHERS[other](FRONT))
@@ -229,7 +231,7 @@ def test_the_dialect_decides_which_index_is_extended(place: Place, caplog: pytes
     assert extended(caplog) == 1
 
 
-def test_what_may_change_unnoticed_is_extended_but_not_kept(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_recently_modified_files_are_extended_but_not_stored(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.write(FRONT)
     place.open().close()
     kept = place.entry().read_bytes()
@@ -261,9 +263,9 @@ def test_several_processes_extend_one_index(place: Place) -> None:
     assert [path.suffix for path in place.cache.iterdir()] == [".index1"]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs processors that can be chosen")
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs sched_setaffinity")
 def test_the_order_is_the_same_on_any_number_of_processors(tmp_path: Path) -> None:
-    """Threads scan regions of 8 MiB: where these begin is nothing that states may depend on."""
+    """Threads scan regions of 8 MiB. States must not depend on where the regions begin."""
     path = tmp_path / "x.csv"
     path.write_bytes(b"a,b\n" + rows(8, 30 << 20, 0.01))
     script = """

@@ -1,5 +1,6 @@
-"""Nulls of CSV files that are larger than what types are inferred from: integers and truth values are masked if any row
-has one, wherever it stands, and are not if none has."""
+"""Nulls of CSV files larger than the sample for type inference: integer and bool columns are masked if and only if any
+row is null.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import fastpipe
 from fastpipe import DenseSpec
 
 ROWS = 300_000
-# Types of more than 16 MiB are inferred from the first rows of 64 stretches: not from these two.
+# In files above 16 MiB, types are inferred from the first rows of 64 chunks, which exclude these two rows.
 LAST, UNSEEN = ROWS - 1, 2000
 LONG_AGO = 1_600_000_000
 
@@ -23,13 +24,13 @@ Lines = list[bytes]
 
 
 def lines(ends: bytes = b"\n") -> Lines:
-    """Rows of an integer, a float, a truth value and a text; with a header."""
+    """Returns a header and rows of an integer, a float, a bool and a text."""
     names = b"id,x,flag,text" + ends
     return [names, *[b"%d,1.5,true,%s" % (row, b"x" * 50) + ends for row in range(ROWS)]]
 
 
 def written(path: Path, rows: Lines, time: int = LONG_AGO) -> Path:
-    """The file, as if it was written long ago, so that its index is kept."""
+    """Writes the file with an old timestamp, so that its index is stored."""
     data = b"".join(rows)
     assert len(data) > 16 << 20
     path.write_bytes(data)
@@ -38,7 +39,7 @@ def written(path: Path, rows: Lines, time: int = LONG_AGO) -> Path:
 
 
 def masked(source: object, **options: object) -> dict[str, int]:
-    """Of each column that is masked the number of rows that have no value there, by reading all."""
+    """Reads all rows. Returns the number of nulls in each masked column."""
     reader = fastpipe.read_csv(source, columns=["id", "flag"], batch_size=50_000, **options)  # type: ignore[arg-type]
     found = {name: 0 for name, spec in reader.features.items() if spec.nulls == "mask"}
     for batch in reader:
@@ -89,13 +90,13 @@ def test_other_null_values(tmp_path: Path) -> None:
     path = written(tmp_path / "x.csv", rows)
     assert masked(path, null_values=["-1"]) == {"id": 1}
     assert masked(path) == masked(path, null_values=[]) == {}
-    # The index of one is not taken for that of the other.
+    # Different null values have separate indexes.
     for _ in range(2):
         assert masked(path, null_values=["-1"], index_cache=tmp_path / "cache") == {"id": 1}
         assert masked(path, index_cache=tmp_path / "cache") == {}
 
 
-def test_rows_that_are_none_have_no_nulls(tmp_path: Path) -> None:
+def test_skipped_lines_have_no_nulls(tmp_path: Path) -> None:
     rows = lines()
     rows[UNSEEN] = b"#,,,\n"
     rows[UNSEEN + 1] = b"\n"
@@ -108,7 +109,7 @@ def test_rows_that_are_none_have_no_nulls(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("null_in", ["1.csv", "2.csv"])
 def test_a_null_in_any_of_several_files(tmp_path: Path, null_in: str) -> None:
-    """Files have their columns in different orders."""
+    """The files have their columns in different orders."""
     rows = lines()
     if null_in == "1.csv":
         rows[UNSEEN] = b",1.5,true,x\n"
@@ -119,7 +120,7 @@ def test_a_null_in_any_of_several_files(tmp_path: Path, null_in: str) -> None:
 
 
 def of_members(data: bytes) -> bytes:
-    """Gzip of several members."""
+    """Returns a gzip file of several members."""
     return b"".join(gzip.compress(data[at : at + (4 << 20)], 1) for at in range(0, len(data), 4 << 20))
 
 
@@ -136,8 +137,8 @@ def test_compressed_files(tmp_path: Path, compress: Callable[[bytes], bytes], nu
         assert masked(path, index_cache=cache) == ({"id": 1} if null else {})
 
 
-def test_an_index_knows_nulls(tmp_path: Path) -> None:
-    """One that was made for given features doesn't, and is made anew."""
+def test_an_index_stores_nulls(tmp_path: Path) -> None:
+    """An index that was made for explicit features doesn't contain nulls, and is rebuilt."""
     cache, rows = tmp_path / "cache", lines()
     rows[UNSEEN] = b"7,1.5,,x\n"
     path = written(tmp_path / "x.csv", rows)
@@ -149,7 +150,7 @@ def test_an_index_knows_nulls(tmp_path: Path) -> None:
 
 
 def test_a_file_that_grows(tmp_path: Path) -> None:
-    """A row that was cut short has a null only for as long as it is."""
+    """A truncated row has a null only until it is complete."""
     cache, rows = tmp_path / "cache", lines()
     path = tmp_path / "x.csv"
     steps: list[tuple[bytes, dict[str, int]]] = [
@@ -164,11 +165,11 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
         rows.append(more)
         written(path, rows, LONG_AGO + number)
         if number == 0:
-            # The row isn't whole, so that only its nulls can be asked for.
+            # The row is incomplete, so only the inferred features can be checked.
             reader = fastpipe.read_csv(path, batch_size=1, index_cache=cache, on_ragged="error")
             assert {name for name, spec in reader.features.items() if spec.nulls == "mask"} == set(expected)
             continue
-        # Whoever extends an index keeps its nulls, whether or not they are asked for.
+        # Extending an index keeps its nulls, whether or not the reader needs them.
         if number % 2:
             fastpipe.read_csv(path, features={"x": DenseSpec((), "float64")}, batch_size=1, index_cache=cache)
         assert masked(path, index_cache=cache) == masked(path) == expected

@@ -1,6 +1,6 @@
-"""Many random CSV files held against Python's `csv` module, and large ones against a limit of memory.
+"""Many random CSV files compared with Python's `csv` module, and large ones read with a memory limit.
 
-FASTPIPE_CSV_FILES says how many files; `make soak` takes 10,000, and a file of 1 GB.
+FASTPIPE_CSV_FILES sets the number of files. `make soak` uses 10,000 and a file of 1 GB.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ csv.field_size_limit(1 << 20)
 
 
 class File:
-    """A file of any dialect: what is written, how it is read, and the fields of its rows."""
+    """A file in a random dialect: its content, how to read it, and the fields of its rows."""
 
     def __init__(self, seed: int) -> None:
         draw = self.draw = random.Random(seed)
@@ -46,7 +46,7 @@ class File:
         if draw.random() < 0.3 and not lines[-1].isspace():
             text = text.removesuffix(self.end)
         self.text = text
-        # Lines between rows that are none.
+        # Lines between rows that are not rows themselves.
         others = ["", "", self.end, f"{self.comment}{self.delimiter}{self.quote}a{self.end}" if self.comment else ""]
         self.data = "".join(draw.choice(others) + line for line in lines)
         self.data = self.data.removesuffix("" if text.endswith(self.end) else self.end)
@@ -71,7 +71,7 @@ class File:
                 text = text[:at] + more + text[at:]
             behind = draw.choice(["", "", "", "ab"])
             return self.quote + text.replace(self.quote, 2 * self.quote) + self.quote + behind
-        # A quote that begins no field stands for itself.
+        # A quote that doesn't begin a field is literal.
         return text.lstrip(self.quote) if self.quote else text
 
     def write(self, path: Path) -> None:
@@ -86,7 +86,7 @@ class File:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("first", range(0, FILES, AT_ONCE))
-def test_any_file_is_read_as_the_csv_module_reads_it(tmp_path: Path, first: int) -> None:
+def test_any_file_is_read_like_the_csv_module(tmp_path: Path, first: int) -> None:
     path = tmp_path / "x.csv"
     for seed in range(first, min(FILES, first + AT_ONCE)):
         file = File(seed)
@@ -99,7 +99,7 @@ def test_any_file_is_read_as_the_csv_module_reads_it(tmp_path: Path, first: int)
             "delimiter": file.delimiter,
             "quote": file.quote,
             "comment": file.comment,
-            # Any ASCII character that has no other meaning: no number is read.
+            # Any ASCII character without another meaning, because no number is parsed.
             "decimal": next(mark for mark in ".,;" if mark != file.delimiter),
             "null_values": [],
         }
@@ -168,8 +168,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("what", ["sequential", "shuffle", "sample"])
 def test_private_memory_stays_within_the_limit(large: Path, what: str) -> None:
-    """But for 64 MiB: code, stacks, and what the C library keeps for later."""
-    # A sample holds the stretches of many rows at once, of a small file all.
+    """Allows 64 MiB more for code, stacks and memory that the C library retains."""
+    # A sample needs the chunks of many rows at once, for a small file all of them.
     limit = (128 if MEGABYTES >= 1000 or what == "sample" else 32) << 20
     command = [sys.executable, "-c", textwrap.dedent(READ), str(large), str(limit), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)

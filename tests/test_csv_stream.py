@@ -1,4 +1,4 @@
-"""Samples of CSV streams of unknown length: held against Algorithm L in Python, `csv` and chance."""
+"""Samples of CSV streams of unknown length: compared with Algorithm L in Python and `csv`, and tested statistically."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from processes import interrupt, run
 
 scipy_stats = pytest.importorskip("scipy.stats")
 
-# The purpose of a reservoir's draws.
+# The purpose id of a reservoir's draws.
 RESERVOIR = 8
 
 
@@ -34,7 +34,9 @@ def stream(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
 
 
 def chosen(rows: int, total: int, seed: int) -> list[int]:
-    """Algorithm L on the same words: the first three of each block of NumPy's Philox."""
+    """Returns the rows that Algorithm L chooses with the same words: the first three of each block of NumPy's
+    Philox.
+    """
     words = iter(order_model.words(seed, 0, RESERVOIR, 0, 4 * total))
 
     def unit(word: int) -> float:
@@ -55,15 +57,15 @@ def numbered(count: int) -> bytes:
 
 
 @pytest.mark.parametrize(("rows", "total"), [(1, 1), (1, 50), (3, 3), (10, 11), (7, 10_000), (500, 20_000)])
-def test_rows_are_those_of_algorithm_l(rows: int, total: int) -> None:
+def test_rows_match_algorithm_l(rows: int, total: int) -> None:
     for seed in (0, 5, 2**64 - 1):
         drawn = stream(numbered(total), rows, seed=seed, dtype="int64")
         assert drawn.rows is not None
         assert drawn.rows.tolist() == drawn.values[:, 0].tolist() == chosen(rows, total, seed)
 
 
-def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path) -> None:
-    """Twenty samples: the least of 40 p-values is below 0.001 / 40 with a probability of a thousandth."""
+def test_rows_of_any_length_are_equally_likely(tmp_path: Path) -> None:
+    """Twenty samples. The minimum of 40 p-values is below 0.001 / 40 with a probability of 0.001."""
     size, before = write(tmp_path / "x.csv", 50_000)
     values = []
     for seed in range(20):
@@ -73,12 +75,12 @@ def test_rows_are_drawn_alike_whatever_their_length(tmp_path: Path) -> None:
         assert len(set(drawn.rows.tolist())) == 5000
         values += [by_length(drawn.rows, size), by_length(drawn.rows, before)]
     assert min(values) > 0.001 / 40
-    # Which rows stand at random bytes is biased, and this finds it.
+    # The rows at random bytes are biased, and the test detects that.
     assert by_length(naive_rows(size, 5000), size) < 1e-9
 
 
-def test_pairs_of_rows_are_drawn_alike() -> None:
-    """All 28 pairs of eight rows. That chance alone fails it has a probability of a thousandth."""
+def test_pairs_of_rows_are_equally_likely() -> None:
+    """Counts all 28 pairs of eight rows. The test fails by chance with a probability of 0.001."""
     counts = np.zeros((8, 8))
     for seed in range(1400):
         drawn = stream(numbered(8), 2, seed=seed).rows
@@ -129,8 +131,8 @@ def test_sources(tmp_path: Path) -> None:
         assert np.array_equal(stream(file, 50, columns=["i"], memory_limit="64MB").rows, expected)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes with names")
-def test_a_pipe_with_a_name(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe(tmp_path: Path) -> None:
     pipe, data = tmp_path / "pipe", quoted(3000)
     os.mkfifo(pipe)
 
@@ -146,7 +148,7 @@ def test_a_pipe_with_a_name(tmp_path: Path) -> None:
     assert np.array_equal(drawn.rows, stream(data, 50, columns=["i"]).rows)
 
 
-def test_what_an_iterator_raises_comes_out() -> None:
+def test_errors_of_an_iterator_are_raised() -> None:
     class OwnError(Exception):
         pass
 
@@ -171,7 +173,7 @@ def test_what_an_iterator_raises_comes_out() -> None:
     with pytest.raises(fastpipe.SchemaError, match='no column "k"'):
         stream(closes(), 1, columns=["k"])
     gc.collect()
-    # It is known before everything is read.
+    # The error is raised before everything was read.
     assert ended == [True]
 
 
@@ -210,12 +212,12 @@ def test_huge_rows() -> None:
         ("/", {}, fastpipe.StorageError, "directory"),
     ],
 )
-def test_errors_say_where_and_what(data: Any, options: dict[str, Any], error: type, match: str) -> None:
+def test_errors_name_location_and_cause(data: Any, options: dict[str, Any], error: type, match: str) -> None:
     with pytest.raises(error, match=match):
         stream(data, **{"rows": 1} | options)
 
 
-def test_values_are_located_where_they_were() -> None:
+def test_errors_locate_values() -> None:
     data = b"a,b\n" + b"1,2\n" * 5000 + b"3,zwei\n" + b"1,2\n" * 5000
     with pytest.raises(fastpipe.ValueRangeError, match='cannot parse "zwei" as int64') as caught:
         stream(pieces(data, 3000), 10_001, columns=["b"], dtype="int64")
@@ -246,8 +248,8 @@ def test_any_rows(rows: list[list[str]], newline: str, size: int, last: bool, se
     assert len(starts_of(text.encode())) == len(rows)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes with names")
-def test_ctrl_c_ends_it_while_a_pipe_is_silent(tmp_path: Path) -> None:
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_ctrl_c_ends_a_wait_for_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     script = f"""

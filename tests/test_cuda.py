@@ -1,4 +1,4 @@
-"""Batches on a device: over plain memory always, and with `-m cuda` on a GPU."""
+"""Batches on a device: always over host memory, and with `-m cuda` on a GPU."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any device is plain memory."""
+    """Replaces every device by host memory."""
     monkeypatch.setattr(_torch, "TorchEngine", PlainEngine)
 
 
@@ -58,7 +58,7 @@ def prefetch(
 
 
 def parts(node: Any) -> Iterator[torch.Tensor]:
-    """The tensors that a form consists of."""
+    """Yields the tensors of a batch value."""
     if isinstance(node, torch.Tensor):
         if node.is_nested:
             yield from (node.values(), node.offsets())
@@ -74,7 +74,7 @@ def parts(node: Any) -> Iterator[torch.Tensor]:
 
 
 def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Two batches of tensors are equal, on whatever devices they are."""
+    """Checks that two batches of tensors are equal, on any devices."""
     assert list(found) == list(wanted)
     for name, node in wanted.items():
         assert type(found[name]) is type(node)
@@ -87,7 +87,7 @@ def same(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 
 def check_forms(data: Data, device: str, forms: dict[str, Any], features: dict[str, Any], **options: Any) -> None:
-    """Batches are those that `fastpipe.torch` makes."""
+    """Checks that batches equal those of `fastpipe.torch`."""
     if forms.get("ragged") == "nested":
         features = {name: spec for name, spec in features.items() if name != "words"}
     reader = data.read(features=features, **options)
@@ -108,13 +108,13 @@ def test_forms(data: Data, forms: dict[str, Any], features: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_batch_is_one_stretch_of_memory(large: Data, num_threads: int) -> None:
+def test_a_batch_is_one_block_of_memory(large: Data, num_threads: int) -> None:
     reader = large.read(batch_size=4000, num_threads=num_threads)
     engine = PlainEngine()
     for batch in fastpipe.cuda.Prefetcher(reader, [engine], 2, several=False):
         storages = {part.untyped_storage().data_ptr() for node in batch.values() for part in parts(node)}
         assert len(storages) == 1
-    # What is of fixed size; what isn't, joined or not.
+    # There are pieces of fixed size, and pieces of variable size, which may be joined.
     assert engine.pieces
     assert all(1 < pieces <= 10 for pieces in engine.pieces)
     padded = large.read(batch_size=4000, rank=0, world_size=2, uneven="pad")
@@ -125,8 +125,8 @@ def test_a_batch_is_one_stretch_of_memory(large: Data, num_threads: int) -> None
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("depth", [1, 2, 5])
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_memory_is_not_used_too_early(large: Data, shuffle: Any, depth: int) -> None:
-    """Copies are made as late as can be, from the memory that the reader decodes to."""
+def test_memory_is_not_reused_too_early(large: Data, shuffle: Any, depth: int) -> None:
+    """Copies run as late as possible, from the memory into which the reader decodes."""
     options = {"shuffle": shuffle, "batch_size": 500, "seed": 2, "num_threads": 2, "prefetch": 1}
     expected = [fastpipe.torch.tensors(batch) for batch in large.read(**options)]
     batches = prefetch(large.read(**options), depth=depth)
@@ -137,16 +137,17 @@ def test_memory_is_not_used_too_early(large: Data, shuffle: Any, depth: int) -> 
 
 
 @pytest.mark.usefixtures("plain")
-def test_a_ring_that_uses_it_too_early_is_caught(large: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reusing_memory_too_early_is_detected(large: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(self: Any, slot: Any) -> None:
         slot.completion._kept = slot.host = None
 
     monkeypatch.setattr(staging._Belt, "_settle", settle)
 
     def often() -> None:
-        # Not each time: whether memory is overwritten before it is copied is up to the threads.
+        # Whether memory is overwritten before it is copied depends on the timing of threads, so several attempts are
+        # made.
         for _ in range(20):
-            test_memory_is_not_used_too_early(large, False, 5)
+            test_memory_is_not_reused_too_early(large, False, 5)
 
     with pytest.raises(AssertionError):
         often()
@@ -154,7 +155,7 @@ def test_a_ring_that_uses_it_too_early_is_caught(large: Data, monkeypatch: pytes
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_it_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
+def test_it_yields_the_batches_of_the_reader(data: Data, shuffle: Any) -> None:
     options = samples.order_of(shuffle)
     reader, batches = data.read(**options), prefetch(data.read(**options))
     assert len(batches) == len(reader)
@@ -169,7 +170,7 @@ def test_it_yields_what_the_reader_yields(data: Data, shuffle: Any) -> None:
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("depth", [1, 3])
-def test_it_goes_on_at_every_step(data: Data, shuffle: Any, depth: int) -> None:
+def test_it_resumes_at_every_step(data: Data, shuffle: Any, depth: int) -> None:
     options = samples.order_of(shuffle)
     reader = data.read(**options)
     expected = [ids_by_batch(reader), ids_by_batch(reader)]
@@ -208,9 +209,9 @@ def test_a_pass_that_is_left_counts_as_an_epoch(data: Data) -> None:
         reader.set_epoch(epoch)
         expected.append(ids_by_batch(reader))
     first, second, third = expected
-    # The reader itself is at its end long before.
+    # With this depth the reader itself reaches its end much earlier.
     batches = prefetch(data.read(**options), depth=100)
-    # Of what is only begun nothing was taken.
+    # Nothing was taken from a pass that was only started.
     iter(batches)
     started = iter(batches)
     assert ids_by_batch([next(started)]) == first[:1]
@@ -218,7 +219,7 @@ def test_a_pass_that_is_left_counts_as_an_epoch(data: Data) -> None:
     state = batches.state_dict()
     started = iter(batches)
     assert ids_by_batch(next(started) for _ in range(20)) == second[:20]
-    # It was left in its second epoch.
+    # The pass was left in its second epoch.
     assert batches.epoch == 2
     batches.set_epoch(2)
     assert ids_by_batch(batches) == third
@@ -255,7 +256,7 @@ def test_several_devices(data: Data, shuffle: Any, uneven: str) -> None:
 
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize(("shuffle", "shard_by"), samples.ELASTIC)
-def test_several_devices_go_on_with_other_numbers(data: Data, shuffle: Any, shard_by: str) -> None:
+def test_states_resume_with_another_number_of_devices(data: Data, shuffle: Any, shard_by: str) -> None:
     options = samples.order_of(shuffle) | {"uneven": "pad", "batch_size": 3, "shard_by": shard_by}
     first = prefetch(data.read(**options), DEVICES)
     started = iter(first)
@@ -273,7 +274,7 @@ def test_several_devices_go_on_with_other_numbers(data: Data, shuffle: Any, shar
 @pytest.mark.filterwarnings("ignore::fastpipe.RowsLeftOutWarning")
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("shuffle", ["block", "buffer"])
-def test_devices_that_have_blocks_of_their_own(data: Data, shuffle: str) -> None:
+def test_devices_with_separate_blocks(data: Data, shuffle: str) -> None:
     options = samples.order_of(shuffle) | {"batch_size": 3}
     first = prefetch(data.read(**options), DEVICES)
     started = iter(first)
@@ -334,14 +335,14 @@ def test_leaving_early_leaves_no_thread(data: Data) -> None:
 
 
 @pytest.mark.usefixtures("plain")
-def test_errors_come_behind_the_batches_before(data: Data, tmp_path: Path) -> None:
+def test_errors_follow_the_batches_before_them(data: Data, tmp_path: Path) -> None:
     whole = Path(data.paths[0]).read_bytes()
     path = tmp_path / "damaged.avro"
     path.write_bytes(whole)
     reader = fastpipe.read_avro(path, features=FEATURES, batch_size=7)
     times = path.stat()
     path.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
-    # As if it had been so from the beginning.
+    # The old timestamp makes the damage look original.
     os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     batches = iter(prefetch(reader))
     seen = []
@@ -350,7 +351,7 @@ def test_errors_come_behind_the_batches_before(data: Data, tmp_path: Path) -> No
     assert caught.value.path == str(path)
     assert ids_by_batch(seen) == [list(range(i, i + 7)) for i in range(0, 7 * len(seen), 7)]
     assert seen
-    # The error is kept, and must not keep the pass's threads.
+    # The stored error must not keep the pass's threads alive.
     assert not sys.platform.startswith("linux") or samples.threads_are(0)
     with pytest.raises(fastpipe.MalformedFileError):
         next(batches)
@@ -407,7 +408,7 @@ def test_without_a_gpu(data: Data) -> None:
         prefetch(data.read(batch_size=7))
 
 
-def test_what_is_no_gpu(data: Data) -> None:
+def test_invalid_devices(data: Data) -> None:
     reader = data.read(batch_size=7)
     for device in ("cpu", "nothing", ["cpu"], None, 3.5):
         with pytest.raises(fastpipe.DeviceError, match='device must be a GPU such as "cuda:0"'):
@@ -448,8 +449,8 @@ def test_importing_it_imports_no_framework() -> None:
 
 
 def on_gpu(test: Any) -> Any:
-    """Lets a test run on a GPU, or not at all."""
-    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and PyTorch built with CUDA")
+    """Marks a test that needs a GPU and is skipped without one."""
+    skip = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and PyTorch built with CUDA")
     return pytest.mark.cuda(skip(test))
 
 
@@ -484,7 +485,7 @@ def test_batches_are_decoded_to_page_locked_memory(large: Data, num_threads: int
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @on_gpu
 def test_no_race_on_a_gpu(large: Data, shuffle: Any, depth: int) -> None:
-    """The consumer's stream is busy, and batches are dropped long before it comes to them."""
+    """The consumer's stream is busy, and batches are dropped long before it reaches them."""
     options = {"shuffle": shuffle, "batch_size": 500, "seed": 2, "num_threads": 2, "prefetch": 1}
     expected = [digests(fastpipe.torch.tensors(batch)) for batch in large.read(**options)]
     work = torch.randn(2048, 2048, device="cuda:0")
@@ -503,7 +504,7 @@ def test_no_race_on_a_gpu(large: Data, shuffle: Any, depth: int) -> None:
 
 
 def digests(batch: dict[str, Any]) -> list[torch.Tensor]:
-    """Of each tensor a sum that is the same however it is added up, computed where it is."""
+    """Returns an order-independent checksum of each tensor, computed on its device."""
     return [
         part.contiguous().view(torch.uint8).to(torch.int64).sum() for node in batch.values() for part in parts(node)
     ]
@@ -512,7 +513,7 @@ def digests(batch: dict[str, Any]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("depth", [1, 3])
 @on_gpu
 def test_training_on_a_gpu(large: Data, depth: int) -> None:
-    """A model learns exactly what it learns from batches that are copied one by one."""
+    """A model learns exactly the same as from batches that are copied one at a time."""
 
     def train(batches: Any) -> list[torch.Tensor]:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Batches as CuPy's arrays: over plain memory always, and with `-m cuda` on a GPU that CuPy finds."""
+"""Batches as CuPy arrays: always over host memory, and with `-m cuda` on a GPU that CuPy finds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _gpus() -> int:
 
 
 def on_gpu(test: Any) -> Any:
-    """Lets a test run on a GPU, or not at all."""
+    """Marks a test that needs a GPU and is skipped without one."""
     skip = pytest.mark.skipif(_gpus() == 0, reason="needs CuPy and a GPU")
     return pytest.mark.cuda(skip(test))
 
@@ -56,7 +56,7 @@ def prefetch(reader: fastpipe.Reader, device: Any = "cuda:0", **options: Any) ->
 
 
 def on_host(node: Any, get: Any) -> Any:
-    """A form of NumPy's arrays."""
+    """Returns the batch value with NumPy arrays."""
     if isinstance(node, fastpipe.Strings):
         return fastpipe.Strings(get(node.values), get(node.offsets), node.shape, node.binary)
     if isinstance(node, np.ndarray) or not hasattr(node, "values"):
@@ -74,7 +74,7 @@ def test_batches(data: Data, shuffle: Any, features: dict[str, Any], depth: int)
     with consumer:
         found = []
         for batch in prefetch(data.read(**options), depth=depth):
-            # As a kernel would, when its stream comes to it.
+            # A kernel would read the batch when its stream reaches it.
             consumer.put(lambda batch=batch: found.append(samples.digest(batch)))
             if len(found) % 3 == 0:
                 consumer.synchronize()
@@ -83,8 +83,8 @@ def test_batches(data: Data, shuffle: Any, features: dict[str, Any], depth: int)
 
 
 @pytest.mark.usefixtures("plain")
-def test_memory_is_the_consumers(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Used again by what comes later on that stream, it isn't copied to before what came earlier is done."""
+def test_memory_belongs_to_the_consumers_stream(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the consumer's stream reuses is not overwritten before the stream's earlier work is done."""
     taken: list[plain_cupy.Stream] = []
     cupy = sys.modules["cupy"]
     allocate = cupy.cuda.alloc

@@ -1,4 +1,6 @@
-"""Decimals as integers in units of a power of ten: what Python's own decimals say, whatever the source, and back."""
+"""Decimals as integers in units of a power of ten: compared with Python's decimals for every source, in both
+directions.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Slices:
 
 
 def scaled(value: Any, places: int) -> int:
-    """A number in units of 10**-places, exactly."""
+    """Returns a number in units of 10**-places. It must be exact."""
     found = EXACT.scaleb(Decimal(value), places)
     assert found == int(found)
     return int(found)
@@ -49,7 +51,7 @@ def scaled(value: Any, places: int) -> int:
 
 @st.composite
 def columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
-    """A column of decimals or integers, with their values."""
+    """A column of decimals or integers, and its values."""
     rows = draw(st.integers(1, 8))
     if draw(st.booleans()):
         dtype = draw(st.sampled_from(INTEGERS))
@@ -77,7 +79,7 @@ def columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
 
 
 @given(column=columns(), more=st.integers(0, 4), dtype=st.sampled_from(INTEGERS), data=st.data())
-def test_values_are_exact_or_refused(column: tuple[pa.Array, list[Any]], more: int, dtype: str, data: Any) -> None:
+def test_values_are_exact_or_rejected(column: tuple[pa.Array, list[Any]], more: int, dtype: str, data: Any) -> None:
     array, items = column
     own = getattr(array.type, "scale", None)
     if own is None:
@@ -102,7 +104,7 @@ def test_values_are_exact_or_refused(column: tuple[pa.Array, list[Any]], more: i
 
 @st.composite
 def wide_columns(draw: st.DrawFn) -> tuple[pa.Array, list[Any]]:
-    """A column of decimals of any width, many of them with more digits than a double has."""
+    """A column of decimals of any width, many with more digits than a float64."""
     make = draw(st.sampled_from(list(DIGITS)))
     digits = draw(st.integers(1, DIGITS[make]))
     own = draw(st.integers(-3, digits))
@@ -120,7 +122,7 @@ def test_floats_are_the_nearest(column: tuple[pa.Array, list[Any]], dtype: str, 
     (batch,) = fastpipe.from_arrow(pa.table({"x": array}), features={"x": spec}, batch_size=len(items))
     for found, item in zip(batch["x"].to_list(), items, strict=True):
         if dtype == "float64" or item is None:
-            # Python's own conversion is correctly rounded.
+            # Python's conversion is correctly rounded.
             assert found == (None if item is None else float(item))
             continue
         below, above = (np.nextafter(np.float32(found), np.float32(end)) for end in (-np.inf, np.inf))
@@ -162,7 +164,7 @@ FORMS: dict[str, tuple[pa.Array, fastpipe.specs.Spec, list[Any]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_batches_go_to_arrow_as_decimals_and_come_back(form: str, tmp_path: Path) -> None:
+def test_decimals_round_trip_through_arrow(form: str, tmp_path: Path) -> None:
     column, spec, expected = FORMS[form]
     reader = fastpipe.from_arrow(pa.table({"x": column}), features={"x": spec}, batch_size=8)
     (batch,) = reader
@@ -235,24 +237,24 @@ def test_sparse_values(layout: Any) -> None:
         ),
     ],
 )
-def test_what_does_not_fit_is_named(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
+def test_errors_name_the_feature(column: list[Any], spec: Any, error: type[Exception], match: str) -> None:
     array = pa.array(column, KIND) if column[0] in PRICES else pa.array(column)
     with pytest.raises(error, match=f"feature 'x': .*{match}"):
         list(fastpipe.from_arrow(pa.table({"x": array}), features={"x": spec}, batch_size=4))
 
 
-def test_decimals_are_floats_unless_they_are_asked_for() -> None:
+def test_decimals_are_floats_by_default() -> None:
     reader = fastpipe.from_arrow(pa.table({"x": pa.array(PRICES[:2], KIND)}), batch_size=2)
     assert reader.features == {"x": DenseSpec((), "float64")}
     assert next(iter(reader))["x"].tolist() == [1.25, -3.0]
 
 
-def test_integers_of_another_dtype_than_the_spec_are_no_decimals() -> None:
+def test_integers_must_have_the_dtype_of_the_spec() -> None:
     with pytest.raises(TypeError, match=r"has Arrow type int32, but its spec requires decimal128\(19, 2\)"):
         fastpipe.to_arrow({"x": np.arange(3, dtype="int32")}, {"x": DenseSpec((), "int64", scale=2)})
 
 
-def test_integers_of_avro_files_are_decimals_of_scale_0(tmp_path: Path) -> None:
+def test_integers_of_avro_files_have_scale_0(tmp_path: Path) -> None:
     path = tmp_path / "a.avro"
     schema = {"type": "record", "name": "r", "fields": [{"name": "x", "type": "long"}]}
     with path.open("wb") as file:
@@ -321,7 +323,7 @@ def test_pairs_of_columns_are_exact(numbers: list[int | None], scale: int, make:
     assert all(value is None or value.as_tuple().exponent == -scale for value in found)
 
 
-def test_pairs_of_lists_and_what_pairs_can_not_be() -> None:
+def test_pairs_of_lists_and_invalid_pairs() -> None:
     kind = pa.decimal128(38, 2)
     strict = pa.schema([pa.field("d", pa.list_(kind), nullable=False)])
     table = pa.table({"d": [[Decimal("1.25"), None], [], [Decimal("-0.01")]]}, strict)
@@ -334,7 +336,7 @@ def test_pairs_of_lists_and_what_pairs_can_not_be() -> None:
         Decimal("-0.01"),
     ]
     assert batch["d"].offsets.tolist() == [0, 2, 2, 3]
-    # Two decimals of a fixed-size list are two numbers.
+    # A fixed-size list of two decimals is two numbers and not a pair.
     two = pa.table({"d": pa.array([[Decimal("1.25"), Decimal(3)]], pa.list_(kind, 2))})
     (batch,) = fastpipe.from_arrow(two, features={"d": DenseSpec((2,), "int64", scale=2)}, batch_size=1)
     assert batch["d"].tolist() == [[125, 300]]
@@ -371,7 +373,7 @@ def test_pairs_in_arrays_and_nulls(tmp_path: Path) -> None:
     assert batch["d"].offsets.tolist() == [0, 2, 2, 3]
 
 
-def test_what_pairs_can_not_be(tmp_path: Path) -> None:
+def test_invalid_pairs(tmp_path: Path) -> None:
     path = decimals(_WIDE, [Decimal(10**30)], tmp_path / "x.avro")
     wider = fastpipe.DecimalSpec(values="pairs", scale=30)
     with pytest.raises(fastpipe.ValueRangeError, match="the decimal does not fit int64"):

@@ -1,4 +1,4 @@
-"""What `deploy/` says is so: its commands parse, its names agree, its paths are there. Nothing is built or run."""
+"""Checks the files in `deploy/` without building or running them: commands parse, names agree, and paths exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IMAGE = (ROOT / "deploy/Dockerfile").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def manifest() -> dict[str, Any]:
-    """What is in the manifest, by its kind: one of each."""
+    """Returns the manifest's objects by kind. There is one object of each kind."""
     found = list(yaml.safe_load_all((ROOT / "deploy/kubernetes.yaml").read_text("utf-8")))
     kinds = {one["kind"]: one for one in found}
     assert sorted(kinds) == sorted(one["kind"] for one in found)
@@ -46,35 +46,35 @@ def container(pod: Any) -> Any:
 
 
 def instructions(name: str) -> list[str]:
-    """The arguments of an instruction, wherever it is in the Dockerfile."""
+    """Returns the arguments of every use of an instruction in the Dockerfile."""
     whole = IMAGE.replace("\\\n", "")
     return re.findall(rf"^{name} (.+)$", whole, re.MULTILINE)
 
 
-def test_what_the_image_copies_is_there() -> None:
+def test_copied_files_exist() -> None:
     copied = [source for line in instructions("COPY") for source in line.split()[:-1]]
     assert set(copied) >= {"Cargo.toml", "Cargo.lock", "pyproject.toml", "rust", "python"}
     assert all((ROOT / source).exists() for source in copied)
-    # Whatever is copied isn't ignored, and all else is.
+    # Everything that is copied isn't ignored, and everything else is.
     ignored = (ROOT / "deploy/Dockerfile.dockerignore").read_text("utf-8").splitlines()
     assert "*" in ignored
     assert {line[1:] for line in ignored if line.startswith("!")} == set(copied)
 
 
-def test_the_image_has_what_is_said_of_it() -> None:
+def test_the_image_matches_its_description() -> None:
     build, run = instructions("FROM")
     assert build.startswith("rust:")
     assert run.startswith("python:3.12-slim")
     assert re.search(r"-slim-\w+", build.split()[0]).group() == re.search(r"-slim-\w+", run).group()  # type: ignore[union-attr]
     assert "[metrics]" in IMAGE
     (user,) = instructions("USER")
-    assert int(user) > 0, "Kubernetes only believes numbers not to be root's"
+    assert int(user) > 0, "Kubernetes recognizes only numeric users as non-root"
     version = re.search(r'^version = "(.+)"$', (ROOT / "Cargo.toml").read_text("utf-8"), re.MULTILINE)
     assert version is not None
     assert f"image: fastpipe:{version[1]}" in (ROOT / "deploy/kubernetes.yaml").read_text("utf-8")
 
 
-def test_the_commands_are_real_ones(container: Any) -> None:
+def test_commands_are_valid(container: Any) -> None:
     (entry,), (default,) = (json.loads(line) for line in instructions("ENTRYPOINT")), instructions("CMD")
     assert entry[0] == "fastpipe"
     parser = cli._parser()
@@ -93,7 +93,7 @@ def test_the_commands_are_real_ones(container: Any) -> None:
     assert list(map(int, instructions("EXPOSE")[0].split())) == [serve.port, serve.metrics_port]
 
 
-def test_metrics_are_where_others_look_for_them(manifest: dict[str, Any], container: Any) -> None:
+def test_the_metrics_port_is_exposed(manifest: dict[str, Any], container: Any) -> None:
     port = cli._parser().parse_args(["serve", *container["args"]]).metrics_port
     assert {"name": "metrics", "containerPort": port} in container["ports"]
     about = manifest["StatefulSet"]["spec"]["template"]["metadata"]["annotations"]
@@ -107,7 +107,7 @@ def test_metrics_are_where_others_look_for_them(manifest: dict[str, Any], contai
                 assert answer.status == 200
 
 
-def test_the_commands_of_comments_are_real_ones() -> None:
+def test_commands_in_comments_are_valid() -> None:
     text = (ROOT / "deploy/kubernetes.yaml").read_text("utf-8") + IMAGE
     commands = [shlex.split(line) for line in re.findall(r"^#     (.+)$", text, re.MULTILINE)]
     assert {words[0] for words in commands} == {"docker", "kubectl"}
@@ -117,7 +117,7 @@ def test_the_commands_of_comments_are_real_ones() -> None:
     assert (ROOT / built[built.index("-f") + 1]).exists()
 
 
-def test_files_are_where_volumes_are(manifest: dict[str, Any], pod: Any, container: Any) -> None:
+def test_paths_are_on_mounted_volumes(manifest: dict[str, Any], pod: Any, container: Any) -> None:
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert mounts.keys() == volumes.keys()
@@ -130,7 +130,7 @@ def test_files_are_where_volumes_are(manifest: dict[str, Any], pod: Any, contain
     assert f'"{mounts["data"]}/' in config["data"]["readers.py"]
 
 
-def test_the_readers_are_real_ones(manifest: dict[str, Any]) -> None:
+def test_readers_are_valid(manifest: dict[str, Any]) -> None:
     tree = ast.parse(manifest["ConfigMap"]["data"]["readers.py"])
     (call,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     assert ast.unparse(call.func) == "fastpipe.read_avro"
@@ -158,7 +158,7 @@ def test_memory_is_enough(manifest: dict[str, Any], container: Any) -> None:
     found = re.search(r'memory_limit="(.+?)"', manifest["ConfigMap"]["data"]["readers.py"])
     assert found is not None
     limit, keep, own = (memory_size("size", size) for size in (serve.memory_limit, serve.keep, found[1]))
-    # Readers have what they ask for.
+    # Readers get the memory that they request.
     assert Shares.of(limit, keep, serve.max_passes).limit(own) == own
     most = memory_size("memory", container["resources"]["limits"]["memory"] + "B")
     assert limit + (1 << 30) <= most
@@ -183,7 +183,7 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     shown = set(re.findall(r"\bfastpipe_\w+", " ".join(queries)))
     assert shown <= exported
     assert len(shown) > 20
-    # Each variable that a query uses is one of the dashboard's.
+    # Queries use only variables that the dashboard defines.
     assert set(re.findall(r"\$(?!__)\{?(\w+)", json.dumps(dashboard))) == {
         one["name"] for one in dashboard["templating"]["list"]
     }

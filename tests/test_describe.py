@@ -1,4 +1,4 @@
-"""`fastpipe.describe` tells what NumPy, statistics and Counter tell, whatever the form, the source and the split."""
+"""`fastpipe.describe` matches NumPy, statistics and Counter for every array type, source and split."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def same(one: fastpipe.Description, other: fastpipe.Description) -> None:
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
-def test_ranks_and_partitions_make_up_the_whole(shuffle: Any) -> None:
+def test_merged_ranks_and_partitions_equal_the_whole(shuffle: Any) -> None:
     options = {"batch_size": 64, "shuffle": shuffle, "seed": 3}
     whole = fastpipe.describe(fastpipe.from_arrow(TABLE, **options))
     ranks = [
@@ -171,11 +171,11 @@ def test_ranks_and_partitions_make_up_the_whole(shuffle: Any) -> None:
     reader = fastpipe.from_arrow(TABLE.combine_chunks(), **options)
     parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(4)]
     same(fastpipe.Description.merged(parts), whole)
-    # Those that were merged are as they were.
+    # Merging leaves its inputs unchanged.
     assert sum(part.rows for part in parts) == 1000
 
 
-def test_files_give_what_tables_give(tmp_path: Path) -> None:
+def test_files_and_tables_have_equal_descriptions(tmp_path: Path) -> None:
     import pyarrow.parquet
 
     pyarrow.parquet.write_table(TABLE, tmp_path / "t.parquet", row_group_size=100)
@@ -185,7 +185,7 @@ def test_files_give_what_tables_give(tmp_path: Path) -> None:
     same(fastpipe.describe(fastpipe.read_avro(tmp_path / "t.avro", batch_size=64)), whole)
 
 
-def test_the_readers_pass_goes_on() -> None:
+def test_the_readers_pass_continues() -> None:
     reader = fastpipe.from_arrow(TABLE, batch_size=100, shuffle=True, seed=1, epochs=None)
     batches = iter(reader)
     first = next(batches)["i"].tolist()
@@ -201,12 +201,12 @@ def test_a_sample_of_rows() -> None:
     found = fastpipe.describe(reader, rows=300, seed=5)
     assert found.rows == 300
     same(found, fastpipe.describe(fastpipe.sample(reader, 300, seed=5)))
-    # To which rows are drawn the order doesn't matter.
+    # The order does not affect which rows are drawn.
     shuffled = fastpipe.from_arrow(TABLE, batch_size=100, shuffle="block", shuffle_buffer=300, seed=1)
     same(found, fastpipe.describe(shuffled, rows=300, seed=5))
 
 
-def test_sketches_keep_their_errors() -> None:
+def test_sketches_keep_their_error_bounds() -> None:
     draw = np.random.default_rng(7)
     rows = 200_000
     ids = (draw.zipf(1.3, rows) % 50_000).astype(np.int64)
@@ -225,7 +225,7 @@ def test_sketches_keep_their_errors() -> None:
     estimate, low, high = feature.distinct
     assert low <= estimate <= high
     assert abs(estimate - len(exact)) < 0.05 * len(exact)
-    # The error holds in 99 of 100 sketches: twice of it holds in practically all.
+    # The error bound holds for 99 of 100 sketches. Twice the bound holds for practically all.
     for part in (feature, found["x"]):
         assert 0 < part.quantile_error < 0.01
         ordered = np.sort(ids if part is feature else values)
@@ -240,14 +240,14 @@ def test_sketches_keep_their_errors() -> None:
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(0, 40), min_size=2, max_size=200), st.integers(1, 5))
-def test_merged_sketches_count_as_many(values: list[int], limit: int) -> None:
+def test_merged_sketches_keep_counts(values: list[int], limit: int) -> None:
     half = len(values) // 2
     parts = [
         described({"x": pa.array(each, pa.int64())}, exact_values=limit) for each in (values[:half], values[half:])
     ]
     found = fastpipe.Description.merged(parts)["x"]
     assert found.count == len(values)
-    # Few enough for the sketch to hold them all, though it isn't asked to be exact.
+    # The values are few enough for the sketch to store all of them, although exact values aren't requested.
     assert found.counts() == dict(Counter(values))
     if values:
         shares = [0.0, 0.3, 0.5, 1.0]
@@ -256,7 +256,7 @@ def test_merged_sketches_count_as_many(values: list[int], limit: int) -> None:
 
 @pytest.mark.parametrize("few", [(), (0,), (1,), (0, 1)])
 def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> None:
-    """Parts whose counts are exact are merged with others, of which sketches tell quantiles."""
+    """Merges descriptions with exact counts and descriptions with sketches, which then provide the quantiles."""
     draw = np.random.default_rng(3)
     halves = [draw.integers(0, 100 if half in few else 5000, 300_000) for half in range(2)]
     parts = [
@@ -270,7 +270,7 @@ def test_quantiles_of_integers_outlive_their_counts(few: tuple[int, ...]) -> Non
         assert ranks[0] - 0.01 <= share <= ranks[1] + 0.01
 
 
-def test_descriptions_go_through_json_and_pickle() -> None:
+def test_descriptions_round_trip_through_json_and_pickle() -> None:
     found = described(TABLE, exact_values=10)
     for copy in (fastpipe.Description.from_json(found.to_json()), pickle.loads(pickle.dumps(found))):
         same(copy, found)
@@ -297,7 +297,7 @@ def test_damage_anywhere_is_an_error_or_harmless() -> None:
                     fastpipe.Description.from_json(json.dumps(damaged))
 
 
-def test_what_does_not_fit_is_not_merged() -> None:
+def test_incompatible_descriptions_are_not_merged() -> None:
     numbers, texts, other = (described({name: values}) for name, values in (("a", [1]), ("a", ["x"]), ("b", [1])))
     before = numbers.to_json()
     with pytest.raises(fastpipe.SchemaError, match="'a' is int64 in one description, and string in the other"):
@@ -386,7 +386,7 @@ def test_the_table_shows_all() -> None:
     assert all(name in text for name in ("int64", "float64", "string", "9.1%", "c1"))
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasketches", None)
     with pytest.raises(ImportError, match=r"pip install 'fastpipe-data\[describe\]'"):
         described(TABLE)
@@ -399,10 +399,10 @@ def test_fields_without_a_value_are_nulls(spec: Any) -> None:
     found = fastpipe.describe(reader)["x"]
     assert (found.nulls, found.nans, found.count, found.null_share) == (2, 0, 2, 0.5)
     assert (found.mean, found.minimum, found.maximum) == (-0.5, -2.5, 1.5)
-    # Merged and stored descriptions have them, too.
+    # Merged and stored descriptions include nulls.
     parts = [fastpipe.describe(reader.read_partition(part)) for part in reader.partition(1)]
     assert fastpipe.Description.merged([*parts, *parts])["x"].nulls == 4
-    # Where nulls are masked, NaN is a value.
+    # If nulls are masked, NaN is a value.
     arrays = {"x": np.array([1.0, math.nan])}
     table = fastpipe.describe(fastpipe.from_arrays(arrays, batch_size=3))["x"]
     assert (table.nulls, table.nans, table.count) == (0, 1, 2)

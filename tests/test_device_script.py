@@ -1,4 +1,4 @@
-"""The script for a machine with a GPU, over plain memory."""
+"""The benchmark script for machines with a GPU, run over host memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Any:
     return device
 
 
-def test_all_parts_run_over_plain_memory(tmp_path: Path, device: Any) -> None:
+def test_all_parts_run_over_host_memory(tmp_path: Path, device: Any) -> None:
     out = tmp_path / "device.json"
     command = ["bash", str(BENCHES / "device.sh"), "--wheels", str(tmp_path), "--dry-run", "--out", str(out)]
     ended = subprocess.run(command, env=os.environ | {"PYTHON": sys.executable}, capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_all_parts_run_over_plain_memory(tmp_path: Path, device: Any) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert list(found["figures"]) == [part.name for part in device.PARTS]
     assert found["dry_run"]
-    # The tables name each figure.
+    # The tables list each figure.
     text = "\n".join(device.table(found))
     assert all(f"| {name} |" in text for figures in found["figures"].values() for name in figures)
 
@@ -46,7 +46,7 @@ def test_all_parts_run_over_plain_memory(tmp_path: Path, device: Any) -> None:
         ("print('nothing')", None, "it printed no figure"),
     ],
 )
-def test_a_part_that_fails_costs_one_part(device: Any, program: str, figures: Any, failure: str | None) -> None:
+def test_a_failing_part_does_not_affect_others(device: Any, program: str, figures: Any, failure: str | None) -> None:
     results = device.Results(dry_run=True)
     limit = 5 if "sleep" in program else 60
     device.run(device.Part("part", limit), [sys.executable, "-c", program], limit, results)
@@ -54,7 +54,7 @@ def test_a_part_that_fails_costs_one_part(device: Any, program: str, figures: An
     assert failure in results.failures["part"] if failure else results.failures == {}
 
 
-def test_parts_are_those_that_can_be_run_within_the_budget(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_fit_the_budget(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import device_parts
 
     assert [part.name for part in device.PARTS] == list(device_parts.PARTS)

@@ -1,4 +1,4 @@
-"""Codes of dictionaries: one dictionary over all chunks of a table, and over units as the source says."""
+"""Codes of dictionaries: one dictionary for all chunks of a table, or for all units as the source declares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TEXTS = (pa.string(), pa.large_string(), pa.string_view())
 
 
 class Slices:
-    """Chunks of a table as units, each with its own dictionary."""
+    """Chunks of a table as units, each with a separate dictionary."""
 
     def __init__(self, table: pa.Table, dictionaries: Any = None) -> None:
         self.parts, self.schema = table.to_batches(), table.schema
@@ -40,11 +40,11 @@ class Slices:
 
 @st.composite
 def chunked(draw: st.DrawFn) -> tuple[pa.Table, list[str | None], list[str]]:
-    """A column of chunks with dictionaries of their own, its values, and the values of all dictionaries."""
+    """A column of chunks with separate dictionaries, its values, and the values of all dictionaries."""
     kind = pa.dictionary(draw(st.sampled_from(KEYS)), draw(st.sampled_from(TEXTS)))
     chunks, values, seen = [], [], []
     for _ in range(draw(st.integers(1, 4))):
-        # A value may be there twice, or null, or of no row.
+        # A dictionary value may be duplicated, null or unused.
         texts = draw(st.lists(st.none() | st.sampled_from("abcdef") | st.text(max_size=20), min_size=1, max_size=6))
         keys = draw(st.lists(st.none() | st.integers(0, len(texts) - 1), min_size=1, max_size=8))
         chunk = pa.DictionaryArray.from_arrays(pa.array(keys, kind.index_type), pa.array(texts, kind.value_type))
@@ -62,7 +62,7 @@ def decoded(codes: Any, symbols: list[str]) -> Any:
 
 
 @given(column=chunked(), dtype=st.sampled_from(("int8", "uint16", "int32", "int64")), batch_size=st.integers(1, 9))
-def test_codes_of_a_table_stand_for_the_values(
+def test_codes_of_a_table_match_the_values(
     column: tuple[pa.Table, list[str | None], list[str]], dtype: str, batch_size: int
 ) -> None:
     table, values, symbols = column
@@ -80,7 +80,7 @@ def test_codes_of_a_table_stand_for_the_values(
 
 
 @given(column=chunked(), more=st.integers(0, 2), missing=st.booleans())
-def test_codes_of_units_stand_for_what_the_source_says(
+def test_codes_of_units_match_the_declared_dictionary(
     column: tuple[pa.Table, list[str | None], list[str]], more: int, missing: bool
 ) -> None:
     table, values, symbols = column
@@ -164,7 +164,7 @@ def test_dictionaries_are_text_by_default_and_numbers_stay_numbers() -> None:
 
 
 @pytest.mark.parametrize("source", ["units", "parquet", "arrow file"])
-def test_units_whose_source_does_not_say_have_no_codes(source: str, tmp_path: Path) -> None:
+def test_units_without_a_declared_dictionary_have_no_codes(source: str, tmp_path: Path) -> None:
     table, features = pa.table({"c": NAMES[:3]}), {"c": DenseSpec((), "int32")}
     pa.parquet.write_table(table, tmp_path / "a.parquet")
     pa.feather.write_feather(table, tmp_path / "a.arrow")
@@ -177,7 +177,7 @@ def test_units_whose_source_does_not_say_have_no_codes(source: str, tmp_path: Pa
         read[source]()
 
 
-def test_what_codes_can_not_be_is_named() -> None:
+def test_unsupported_codes_are_named() -> None:
     table = pa.table({"c": pa.array([str(i) for i in range(200)]).dictionary_encode()})
     with pytest.raises(fastpipe.SchemaError, match="'c': codes of 200 values don't fit int8; ask for a wider integer"):
         fastpipe.from_arrow(table, features={"c": DenseSpec((), "int8")}, batch_size=4)

@@ -12,7 +12,7 @@ import pytest
 import fastpipe
 import manual
 
-# Of these a user would want to see one.
+# Names whose documentation should include an example.
 MAIN = [
     fastpipe.AvroFile,
     fastpipe.DenseSpec,
@@ -44,7 +44,7 @@ MAIN = [
 
 
 def examples() -> Iterator[doctest.DocTest]:
-    """The examples of all public names, and of the methods of public classes."""
+    """Yields the examples of all public names and of the methods of public classes."""
     finder = doctest.DocTestFinder(recurse=False)
     public_names = [(name, getattr(fastpipe, name)) for name in fastpipe.__all__]
     public_names += [(f"metrics.{name}", getattr(fastpipe.metrics, name)) for name in fastpipe.metrics.__all__]

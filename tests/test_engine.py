@@ -1,4 +1,4 @@
-"""What passes tell of themselves, how many threads they take, and what memory they can do with."""
+"""Statistics of passes, their thread counts, and their memory limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTS = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """300 rows in 65 blocks, 11 of which are empty."""
+    """Returns 300 rows in 65 blocks, 11 of which are empty."""
     folder = tmp_path_factory.mktemp("engine")
     return samples.write(folder, [samples.blocks_of(200), samples.blocks_of(100)], "deflate", 100)
 
@@ -37,7 +37,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 
 def whole_pass(reader: fastpipe.Reader) -> dict[str, Any]:
-    """The stats of a pass of which no batch is looked at."""
+    """Reads a pass without using its batches. Returns its statistics."""
     for _ in reader:
         pass
     return reader.stats()
@@ -56,7 +56,7 @@ def test_counts_are_exact(shuffle: bool | str, num_threads: int, codec: str, dat
     assert (stats["batches"], stats["rows"], stats["ready"]) == (43, 300, 0)
     assert stats["units"] >= blocks
     assert stats["rows_in_units"] == 300 + stats["rows_reopened"]
-    # With the blocks' headers and markers.
+    # Includes the blocks' headers and markers.
     assert stats["bytes_read"] > sum(int(fastpipe.AvroFile(path).blocks["size"].sum()) for path in files.paths)
     assert stats["bytes_delivered"] > 300 * 8
     assert stats["threads"]["chosen"] == stats["threads"]["available"] == num_threads
@@ -75,19 +75,19 @@ def test_counts_are_exact(shuffle: bool | str, num_threads: int, codec: str, dat
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_counts_go_on_over_epochs(shuffle: bool | str, data: Data) -> None:
+def test_counts_continue_over_epochs(shuffle: bool | str, data: Data) -> None:
     stats = whole_pass(data.read(**order_of(shuffle), epochs=3))
     assert (stats["batches"], stats["rows"]) == (3 * 43, 900)
 
 
-def test_stats_are_those_of_the_last_pass(data: Data) -> None:
+def test_stats_describe_the_last_pass(data: Data) -> None:
     reader = data.read(batch_size=7, num_threads=1, prefetch=2)
     assert reader.stats() == {}
     batches = iter(reader)
     for count in range(1, 6):
         next(batches)
         stats = reader.stats()
-        # Batches count when they are made.
+        # Batches are counted when they are complete.
         assert stats["batches"] >= count
         assert stats["rows"] == 7 * stats["batches"]
     reader.close()
@@ -95,7 +95,7 @@ def test_stats_are_those_of_the_last_pass(data: Data) -> None:
     del batches
     ended = whole_pass(reader)
     assert ended["batches"] == 43
-    # It is kept, and nothing more is counted.
+    # The statistics remain and no longer change.
     kept = reader.stats()
     assert [kept[name] for name in COUNTS] == [ended[name] for name in COUNTS]
     assert [kept["seconds"][name] for name in WORK] == [ended["seconds"][name] for name in WORK]
@@ -106,9 +106,9 @@ def test_stats_are_those_of_the_last_pass(data: Data) -> None:
     assert reader.stats() == {}
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_stats_of_its_own_passes_alone(data: Data) -> None:
+def test_a_forked_child_has_stats_of_only_its_own_passes(data: Data) -> None:
     reader = data.read(batch_size=7, num_threads=2)
     batches = iter(reader)
     next(batches)
@@ -127,10 +127,10 @@ def test_a_forked_child_has_stats_of_its_own_passes_alone(data: Data) -> None:
     assert reader.stats()["batches"] >= 1
 
 
-# --- what is under way ---
+# --- Work in flight ---
 
 
-def test_threads_have_enough_to_do_while_one_is_at_a_long_block(tmp_path: Path) -> None:
+def test_threads_stay_busy_during_a_long_block(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[1000] + [50] * 100])
     reader = data.read(batch_size=100, num_threads=2, columns=["id"])
     ready = []
@@ -140,8 +140,8 @@ def test_threads_have_enough_to_do_while_one_is_at_a_long_block(tmp_path: Path) 
         while reader.stats()["ready"] < 16 and time.monotonic() < deadline:
             time.sleep(0.01)
         ready.append(reader.stats()["ready"])
-    # Half of the work that is begun is the long block's; four blocks would be twelve batches. What the model learns
-    # meanwhile may spoil single passes.
+    # Half of the work in flight is the long block; four blocks would be twelve batches. The cost model may distort
+    # single passes while it learns.
     assert 16 <= sorted(ready)[2] <= 40
     assert [i for batch in batches for i in batch["id"].tolist()] == list(range(6000))
 
@@ -151,7 +151,7 @@ def test_threads_have_enough_to_do_while_one_is_at_a_long_block(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two scalars beside an array of 2,000 longs, which is what takes time."""
+    """Returns a file with two scalars and an array of 2,000 longs, which takes most of the time."""
     schema = wire.record("R", a="long", numbers=wire.list_of("long"), b="double")
     numbers = wire.array(*(wire.long(i * 1_000_003) for i in range(2000)))
     row = wire.long(5) + numbers + wire.double(0.5)
@@ -167,7 +167,7 @@ def test_before_any_pass_there_is_nothing_to_explain(data: Data) -> None:
 def test_a_greedy_consumer_waits_for_decoding(heavy: Path) -> None:
     reader = fastpipe.read_avro(heavy, batch_size=100, num_threads=1, epochs=3)
     named: list[str] = []
-    for _ in range(10):  # What columns take is measured: a machine that is busy may name another one, too.
+    for _ in range(10):  # Costs are measured, so on a busy machine another column may be named occasionally.
         whole_pass(reader)
         lines = reader.explain().splitlines()
         assert re.fullmatch(r"decode-bound on 1 thread: the consumer waits for the reader \d+% of the time\.", lines[0])
@@ -179,9 +179,9 @@ def test_a_greedy_consumer_waits_for_decoding(heavy: Path) -> None:
     assert re.fullmatch(r"The column 'numbers' takes \d+% of decoding: without it there is \d+% less work\.", named[0])
 
 
-def test_a_slow_consumer_is_what_limits(heavy: Path) -> None:
+def test_a_slow_consumer_is_the_bottleneck(heavy: Path) -> None:
     reader = fastpipe.read_avro(heavy, batch_size=8, columns=["a"], num_threads=1)
-    # A machine that is busy may take half of it to decode.
+    # On a busy machine decoding may take half of this time.
     for _, _ in zip(range(25), reader, strict=False):
         time.sleep(0.04)
     stats = reader.stats()
@@ -191,11 +191,11 @@ def test_a_slow_consumer_is_what_limits(heavy: Path) -> None:
     )
 
 
-# --- num_threads and memory_limit as users write them ---
+# --- Values of num_threads and memory_limit ---
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_auto_yields_what_fixed_threads_yield(shuffle: bool | str, data: Data) -> None:
+def test_auto_yields_the_batches_of_fixed_threads(shuffle: bool | str, data: Data) -> None:
     expected = digests(data.read(**order_of(shuffle), num_threads=1, epochs=2))
     for num_threads in ("auto", 2, 5):
         reader = data.read(**order_of(shuffle), num_threads=num_threads, epochs=2)
@@ -207,7 +207,7 @@ def test_auto_yields_what_fixed_threads_yield(shuffle: bool | str, data: Data) -
 
 
 @pytest.mark.parametrize("num_threads", ["all", "2", "", 0, -1, 4097])
-def test_thread_counts_that_are_none(num_threads: Any, data: Data) -> None:
+def test_invalid_thread_counts(num_threads: Any, data: Data) -> None:
     with pytest.raises(ValueError, match="num_threads"):
         data.read(batch_size=7, num_threads=num_threads)
 
@@ -236,7 +236,7 @@ def test_sizes_of_memory(text: str | int, size: int, data: Data) -> None:
 @pytest.mark.parametrize(
     "text", ["", "MB", "-5MB", "1e9", "1e9B", "12 apples", "1.5.2GB", "1 PB", "0", "0.1B", "inf", 0, -1]
 )
-def test_sizes_that_are_none(text: str | int, data: Data) -> None:
+def test_invalid_sizes(text: str | int, data: Data) -> None:
     with pytest.raises(ValueError, match="memory_limit"):
         data.read(batch_size=7, memory_limit=text)
 
@@ -252,7 +252,7 @@ def test_sizes_of_the_wrong_type(size: Any, data: Data) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
-    """16 MB of rows of 40 kB, of which little is asked for: 8 in most blocks, 24 in some."""
+    """Returns 16 MB of rows of 40 kB, most of which isn't read. Most blocks have 8 rows, some have 24."""
     folder = tmp_path_factory.mktemp("large")
     files = [[8] * 20 + [24], [8, 4] * 8]
     return {codec: samples.write(folder, files, codec, rest=40_000) for codec in ("null", "deflate")}
@@ -271,7 +271,7 @@ def megabytes(pattern: str, message: str) -> float:
 @pytest.mark.parametrize("shuffle", SHUFFLES)
 @pytest.mark.parametrize("codec", ["null", "deflate"])
 @pytest.mark.parametrize("num_threads", [1, 2, "auto"])
-def test_the_least_memory_is_named_and_is_enough(
+def test_the_named_minimum_of_memory_is_enough(
     shuffle: bool | str, codec: str, num_threads: Any, large: dict[str, Data]
 ) -> None:
     data = large[codec]
@@ -281,7 +281,7 @@ def test_the_least_memory_is_named_and_is_enough(
     reader = data.read(**options, memory_limit=100_000)
     with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 100\.0 KB, and this takes at least ") as refused:
         iter(reader)
-    # As a user takes it over from the message, whatever it was rounded to.
+    # Uses the rounded value from the message, as a user would.
     limit = memory_size("memory_limit", f"{megabytes(r'at least ([0-9.]+) MB', str(refused.value))} MB")
     assert limit > 1_000_000
     reader = data.read(**options, memory_limit=limit)
@@ -295,7 +295,7 @@ def test_the_least_memory_is_named_and_is_enough(
 
 @pytest.mark.parametrize("shuffle", [True, "block", "buffer"])
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_the_buffer_that_is_named_fits(shuffle: bool | str, codec: str, large: dict[str, Data]) -> None:
+def test_the_suggested_buffer_fits(shuffle: bool | str, codec: str, large: dict[str, Data]) -> None:
     data = large[codec]
     options = limited(shuffle, memory_limit="12MB")
     with pytest.raises(fastpipe.LimitError) as refused:
@@ -310,7 +310,7 @@ def test_the_buffer_that_is_named_fits(shuffle: bool | str, codec: str, large: d
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_a_limit_that_is_no_bound_changes_nothing(shuffle: bool | str, data: Data) -> None:
+def test_a_generous_limit_changes_nothing(shuffle: bool | str, data: Data) -> None:
     expected = digests(data.read(**order_of(shuffle)))
     assert digests(data.read(**order_of(shuffle), memory_limit="1GB")) == expected
 
@@ -326,12 +326,12 @@ def test_a_limit_holds_while_the_consumer_sleeps(large: dict[str, Data]) -> None
     reader.close()
 
 
-def test_nothing_is_done_while_the_consumer_holds_the_memory(large: dict[str, Data]) -> None:
+def test_work_stops_while_the_consumer_keeps_the_memory(large: dict[str, Data]) -> None:
     reader = large["null"].read(**limited(False), memory_limit="4MB", num_threads=2, prefetch=1000)
     batches = iter(reader)
     next(batches)
     planning, last = -1.0, None
-    while planning != last:  # Until as much is under way as the limit allows.
+    while planning != last:  # Waits until as much is in flight as the limit allows.
         time.sleep(0.6)
         planning, last = reader.stats()["seconds"]["planning"], planning
     before = time.process_time()
@@ -341,7 +341,7 @@ def test_nothing_is_done_while_the_consumer_holds_the_memory(large: dict[str, Da
     reader.close()
 
 
-def test_a_reader_goes_on_after_a_refusal(large: dict[str, Data]) -> None:
+def test_a_reader_continues_after_a_limit_error(large: dict[str, Data]) -> None:
     reader = large["null"].read(**limited(True, shuffle_buffer=64), memory_limit=1000)
     for _ in range(2):
         with pytest.raises(fastpipe.LimitError, match=r"memory_limit is 1\.0 KB, and "):

@@ -32,15 +32,15 @@ class File(NamedTuple):
     groups: np.ndarray
     """For each row its decile by length, by the length of the row before, and by place: `[3, rows]`."""
     drawn: int
-    """How many rows a sample has."""
+    """Number of rows in a sample."""
 
     @property
     def rows(self) -> int:
-        """How many rows the file has."""
+        """Number of rows in the file."""
         return self.groups.shape[1]
 
     def strata(self, size: int) -> np.ndarray:
-        """Strata of `size` neighbors each."""
+        """Returns strata of `size` neighboring rows each."""
         return np.arange(self.rows) // size
 
 
@@ -66,14 +66,14 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def in_array(file: File, seed: int, **how: object) -> np.ndarray:
-    """The rows of `sample_csv`."""
+    """Returns the rows that `sample_csv` draws."""
     source = file.data if how.get("method") == "stream" else file.path
     options = {"columns": ["i"], "dtype": "int64", "num_threads": 1} | how
     return fastpipe.sample_csv(source, file.drawn, seed=seed, **options).values[:, 0]  # type: ignore[arg-type]
 
 
 def in_reader(file: File, seed: int, **how: object) -> np.ndarray:
-    """The rows of `sample`."""
+    """Returns the rows that `sample` draws."""
     return rows_of_sample(fastpipe.sample(file.reader, file.drawn, seed=seed, **how))  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def in_strata(file: File, seed: int, size: int, **how: object) -> np.ndarray:
 
 
 def in_devices(file: File, seed: int, **how: object) -> np.ndarray:
-    """The rows of the second of two devices."""
+    """Returns the rows of the second of two devices."""
     options = {"columns": ["i"], "memory": "32MB"} | how
     filled = fastpipe.cuda.fill(file.reader, ["cpu"] * 2, rows=file.drawn, seed=seed, **options)  # type: ignore[arg-type]
     return filled[1].rows
@@ -114,36 +114,38 @@ IN_UNITS: dict[str, Callable[[File, int], np.ndarray]] = {
 
 
 def counted(file: File, draw: Callable[[File, int], np.ndarray]) -> np.ndarray:
-    """How many rows of each decile are drawn with each seed: `[3, seeds, 10]`."""
+    """Counts the drawn rows of each decile for each seed: `[3, seeds, 10]`."""
     drawn = [draw(file, seed) for seed in SEEDS]
     return np.array([[np.bincount(of[rows], minlength=10) for rows in drawn] for of in file.groups])
 
 
 def least_t(counts: np.ndarray, expected: np.ndarray) -> float:
-    """The p-value of ten t-tests of the counts by seed, by Bonferroni. Rows that are drawn together are one count."""
+    """Returns the Bonferroni-corrected p-value of ten t-tests of the counts by seed. Rows drawn together are one
+    count.
+    """
     deviations = counts - expected
-    # Counts that are always the same are right or wrong for certain.
+    # Counts that never vary are certainly right or wrong.
     error = np.maximum(deviations.std(0, ddof=1) / np.sqrt(len(counts)), 1e-12)
     t = deviations.mean(0) / error
     return float(2 * scipy_stats.t.sf(abs(t).max(), len(counts) - 1) * 10)
 
 
 @pytest.mark.parametrize("how", ONE_BY_ONE)
-def test_rows_that_are_drawn_one_by_one(file: File, how: str) -> None:
+def test_rows_drawn_one_by_one(file: File, how: str) -> None:
     for counts in counted(file, ONE_BY_ONE[how]):
         assert counts.sum() == len(SEEDS) * file.drawn
         assert scipy_stats.chisquare(counts.sum(0)).pvalue > 0.001
 
 
 @pytest.mark.parametrize("how", IN_UNITS)
-def test_rows_that_are_drawn_in_units(file: File, how: str) -> None:
+def test_rows_drawn_in_units(file: File, how: str) -> None:
     for counts in counted(file, IN_UNITS[how]):
         assert (counts.sum(1) == file.drawn).all()
         assert least_t(counts, np.full(10, file.drawn / 10)) > 0.001
 
 
-def test_the_tests_find_biased_draws(file: File) -> None:
-    """Of rows at random bytes, and of whole chunks until there are enough."""
+def test_biased_draws_are_detected(file: File) -> None:
+    """Tests draws of rows at random bytes, and draws of whole chunks until there are enough rows."""
     draw = np.random.default_rng(1)
     ends = np.flatnonzero(np.frombuffer(file.data, np.uint8) == ord("\n"))
     chunks = file.reader._data.handle.unit_rows().astype(int)

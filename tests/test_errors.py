@@ -35,7 +35,7 @@ WHERE = {"path": "a.avro", "block": 3, "offset": 512, "record": 7, "feature": "x
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_errors_are_builtins_too(name: str) -> None:
+def test_errors_inherit_from_builtins(name: str) -> None:
     cls = getattr(fastpipe, name)
     assert issubclass(cls, fastpipe.FastpipeError)
     assert issubclass(cls, BUILTINS[name])
@@ -47,21 +47,21 @@ def test_every_error_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_errors_know_where(name: str) -> None:
+def test_errors_have_a_location(name: str) -> None:
     error = getattr(fastpipe, name)("feature 'x': too long (file a.avro, block 3)", **WHERE)
     assert str(error) == "feature 'x': too long (file a.avro, block 3)"
     assert {key: getattr(error, key) for key in WHERE} == WHERE
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_what_is_unknown_is_none(name: str) -> None:
+def test_unknown_attributes_are_none(name: str) -> None:
     error = getattr(fastpipe, name)("too long")
     assert error.reason == str(error) == "too long"
     assert all(getattr(error, key) is None for key in WHERE if key != "reason")
 
 
 @pytest.mark.parametrize("name", BUILTINS)
-def test_pickled_and_copied_errors_say_the_same(name: str) -> None:
+def test_pickled_and_copied_errors_are_equal(name: str) -> None:
     error = getattr(fastpipe, name)("too long (file a.avro)", **WHERE)
     error.add_note("while testing")
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
@@ -77,7 +77,7 @@ def test_missing_files_look_like_those_of_open() -> None:
     assert str(error) == "no such file (file a.avro)"
 
 
-def test_storage_errors_carry_the_number_of_the_system() -> None:
+def test_storage_errors_have_an_errno() -> None:
     error = fastpipe.StorageError("permission denied (file a.avro)", path="a.avro")
     assert error.errno is None
     error.errno = errno.EACCES

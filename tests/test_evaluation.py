@@ -1,4 +1,4 @@
-"""Hit rate and NDCG beside a plain reference, and the candidates that they are of."""
+"""Hit rate and NDCG compared with a simple reference, and the evaluation candidates."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ NAN = float("nan")
 
 
 def candidates_of(items: np.ndarray) -> Candidates:
-    """Any rows of items as candidates; a repeated one is marked as `evaluation_candidates` does."""
+    """Returns arbitrary rows of items as candidates. Repeated items are marked as `evaluation_candidates` marks
+    them.
+    """
     valid = np.array([[item not in row[:at] for at, item in enumerate(row)] for row in items.tolist()], bool)
     return Candidates(np.arange(len(items), dtype=np.int32), items.astype(np.int32), valid.reshape(items.shape))
 
 
 def reference(items: list[int], scores: list[float], k: int) -> tuple[float, float]:
-    """HR@k and NDCG@k of one row, as a textbook would have it: the positive stands in front, each item counts once."""
-    score = dict(reversed(list(zip(items, scores, strict=True))))  # Of an item that is repeated the first score counts.
+    """Returns HR@k and NDCG@k of one row by their textbook definition: the positive comes first, and each item counts
+    once.
+    """
+    score = dict(reversed(list(zip(items, scores, strict=True))))  # A repeated item uses its first score.
     positive = score.pop(items[0])
     above = [item for item, value in score.items() if value >= positive]
     place = len(above) + 1
@@ -47,7 +51,7 @@ def test_ten_thousand_random_cases() -> None:
         k = int(random.integers(1, 15))
         items = random.integers(1, random.integers(2, 60), (count, 1 + negatives))
         items[:, 0] = 0
-        # Few different scores: ties are frequent.
+        # There are few different scores, so ties are frequent.
         scores = random.integers(0, random.integers(1, 50), items.shape) / 8
         candidates = candidates_of(items)
         expected = [reference(*row, k) for row in zip(items.tolist(), scores.tolist(), strict=True)]
@@ -64,8 +68,8 @@ def test_known_values() -> None:
     items = np.array([[0, 1, 2, 2, 3]] * 4)
     candidates = candidates_of(items)
     scores = np.array([[9, 1, 2, 3, 4], [2, 9, 9, 9, 1], [5, 5, 5, 5, 5], [4, 5, 3, 9, 3]], np.float32)
-    # The second row's repeated item counts once; of equal scores the positive's comes last; a repeated item's second
-    # score is not looked at.
+    # The second row's repeated item counts once. Among equal scores the positive comes last. A repeated item's second
+    # score is ignored.
     assert candidates.ranks(scores).tolist() == [0, 2, 3, 1]
     assert [hit_rate(candidates, scores, k) for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
     assert ndcg(candidates, scores, 1) == 0.25
@@ -93,7 +97,7 @@ def test_scores_of_other_kinds() -> None:
         ([[1, 2], [1, 2]], 0, "k is between 1"),
     ],
 )
-def test_scores_that_are_none(scores: Any, k: int, message: str) -> None:
+def test_invalid_scores(scores: Any, k: int, message: str) -> None:
     for metric in (hit_rate, ndcg):
         with pytest.raises(ValueError, match=message):
             metric(candidates_of(np.array([[0, 1], [0, 1]])), scores, k)
@@ -103,7 +107,7 @@ def test_scores_that_are_none(scores: Any, k: int, message: str) -> None:
 
 
 def seen_by(data: Interactions, held_out: HeldOut) -> dict[int, set[int]]:
-    """What each user must not get as a negative."""
+    """Returns the items that each user must not get as negatives."""
     seen = {user: set(part.tolist()) for user, part in enumerate(np.split(data.indices, data.indptr[1:-1]))}
     for user, item in zip(*map(np.ndarray.tolist, held_out), strict=True):
         seen[user].add(item)
@@ -135,7 +139,7 @@ def test_negatives_are_unseen(repeats: bool, sampling: Any) -> None:
     for user, row, valid in zip(found.users.tolist(), found.items.tolist(), found.valid.tolist(), strict=True):
         assert not seen[user] & set(row[1:])
         if sampling == "uniform" and repeats:
-            # 200 draws of about 30 items: each is there but with a probability of about 0.001 for each.
+            # With 200 draws from about 30 items, each item is missing with a probability of about 0.001.
             assert len(set(row[1:])) > 0.8 * (train.num_items - len(seen[user]))
         if not repeats:
             assert len(set(row)) == len(row)
@@ -143,7 +147,7 @@ def test_negatives_are_unseen(repeats: bool, sampling: Any) -> None:
     assert found.valid.all() == (not repeats)
 
 
-def test_they_depend_on_the_seed_and_the_place_alone() -> None:
+def test_candidates_depend_only_on_seed_and_position() -> None:
     train, held_out = some().leave_one_out()
     first = evaluation_candidates(train, held_out, 20, seed=1)
     assert np.array_equal(first.items, evaluation_candidates(train, held_out, 20, seed=1).items)
@@ -152,23 +156,23 @@ def test_they_depend_on_the_seed_and_the_place_alone() -> None:
     assert np.array_equal(first.items[:7], evaluation_candidates(train, part, 20, seed=1).items)
 
 
-def test_several_held_out_of_one_user_are_no_negatives_of_each_other() -> None:
+def test_held_out_items_are_not_negatives_of_their_user() -> None:
     data = Interactions.from_arrays([0, 1, 1], [0, 1, 2], users=[0, 1], items=range(6))
     held_out = HeldOut(np.array([0, 0, 1, 0]), np.array([1, 2, 0, 3]))
     found = evaluation_candidates(data, held_out, 50)
     assert [set(row[1:]) for row in found.items.tolist()] == [{4, 5}, {4, 5}, {3, 4, 5}, {4, 5}]
-    # What is held out may also be in the data: validation against everything that is known.
+    # Held-out items may also be in the data, for validation against all known interactions.
     again = evaluation_candidates(data, HeldOut([0], [0]), 50)
     assert set(again.items[0, 1:].tolist()) == {1, 2, 3, 4, 5}
 
 
-def test_a_model_that_knows_nothing_finds_what_chance_does() -> None:
+def test_random_scores_match_chance() -> None:
     train, held_out = some(200, 400, 3000).leave_one_out()
     candidates = evaluation_candidates(train, held_out, 99)
     scores = np.random.default_rng(0).random((400, 1))[candidates.items[..., None], 0].reshape(candidates.items.shape)
     different = candidates.valid.sum(axis=1)
     expected = np.minimum(10 / different, 1).mean()
-    # Items' scores are shared among users, so rows aren't independent: five standard errors of a generous kind.
+    # Users share the scores of items, so rows aren't independent. The test allows five generous standard errors.
     assert abs(hit_rate(candidates, scores) - expected) < 5 * math.sqrt(expected / len(scores)) + 0.05
     assert hit_rate(candidates, np.zeros(candidates.items.shape)) == 0
 
@@ -189,7 +193,7 @@ def test_a_model_that_knows_nothing_finds_what_chance_does() -> None:
         ([0], [0], {"sampling": "popularity", "power": NAN}, ValueError, "power must be 0 or more"),
     ],
 )
-def test_bad_input_is_refused(users: Any, items: Any, options: Any, error: Any, message: str) -> None:
+def test_bad_input_is_rejected(users: Any, items: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         evaluation_candidates(some(), HeldOut(np.array(users, object if users == ["0"] else None), items), **options)
 

@@ -1,4 +1,4 @@
-"""What holds for one source holds for all: states, ranks, threads, memory limits and adapters."""
+"""Promises that every source keeps: states, ranks, threads, memory limits and adapters."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_a_state_resumes_at_every_step(make: Make, order: dict[str, Any]) -> Non
 
 
 @order
-def test_a_pass_that_was_left_counts_as_an_epoch(make: Make, order: dict[str, Any]) -> None:
+def test_an_abandoned_pass_counts_as_an_epoch(make: Make, order: dict[str, Any]) -> None:
     reader = make(batch_size=32, **order)
     whole = [digests(reader) for _ in range(4)]
     reader.set_epoch(0)
-    # A last batch, too, is in the epoch that is being read.
+    # The last batch also belongs to the current epoch.
     for epoch, steps in enumerate((1, 3, len(whole[2]))):
         found = []
         for step, batch in enumerate(reader):
@@ -70,7 +70,7 @@ def test_batches_are_found_by_step(make: Make, order: dict[str, Any]) -> None:
     assert len({reader.locate(step, row, epoch=0) for step in range(7) for row in range(32)}) == 7 * 32
 
 
-def test_ranks_have_what_one_has(make: Make) -> None:
+def test_ranks_together_have_the_rows_of_one(make: Make) -> None:
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "shuffle_buffer": 32, "seed": 3}
     whole = digests(make(**options))
     shares = [digests(make(**options, rank=rank, world_size=3)) for rank in range(3)]
@@ -102,7 +102,7 @@ def test_tensors_of_torch(make: Make, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip("torch")
     from fastpipe.torch import IterableDataset
 
-    # Connections to databases can't be used after a fork.
+    # Database connections can't be used after a fork.
     context = "spawn" if request.node.callspec.params["make"] == "sql" else None
     dataset = IterableDataset(make(batch_size=32))
     batches = list(
@@ -151,15 +151,15 @@ def test_a_description_is_of_all_rows(make: Make, order: dict[str, Any], request
     assert whole.rows == ROWS
     assert set(whole) == set(make(batch_size=32).features)
     if request.node.callspec.params["make"] == "interactions":
-        return  # Which negatives are drawn depends on the order, and on ranks.
-    # However many rows a batch has, in whatever order they come, and whoever reads them.
+        return  # The drawn negatives depend on the order and on ranks.
+    # The description doesn't depend on batch size, order or ranks.
     same_description(fastpipe.describe(make(batch_size=7)), whole)
     ranks = [make(batch_size=8, **order, rank=rank, world_size=3, uneven="allow") for rank in range(3)]
     same_description(fastpipe.Description.merged(map(fastpipe.describe, ranks)), whole)
 
 
 def same_description(mine: fastpipe.Description, other: fastpipe.Description) -> None:
-    """Asserts that counts are the same, and moments but for rounding."""
+    """Asserts that counts are equal, and moments up to rounding."""
     assert mine.rows == other.rows
     for name in other:
         here, there = mine[name], other[name]

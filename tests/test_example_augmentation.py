@@ -1,4 +1,4 @@
-"""The augmentation of the examples: it learns, and images don't depend on who makes them."""
+"""The augmentation example: it learns, and images don't depend on the number of workers."""
 
 from __future__ import annotations
 

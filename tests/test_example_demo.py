@@ -1,4 +1,4 @@
-"""The demo: its model learns, its runs resume exactly, and it takes files of the user."""
+"""The demo: its model learns, its runs resume exactly, and it accepts the user's files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_it_learns_and_resumes_exactly(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["digits-test.avro", "digits-train.avro", "fastpipe-demo.png"]
 
 
-def test_it_reads_files_of_the_user(tmp_path: Path) -> None:
+def test_it_reads_the_users_files(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [samples.blocks_of(20_000), samples.blocks_of(5000)])
     done = run(*data.paths, f"--out={tmp_path}")
     assert (done.returncode, done.stderr) == (0, "")
@@ -67,7 +67,7 @@ def test_it_reads_files_of_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"id,name\n1,a\n"], ids=["missing", "CSV"])
-def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, content: bytes | None) -> None:
+def test_unreadable_files_are_reported_in_one_line(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "x.avro"
     if content is not None:
         path.write_bytes(content)
@@ -85,7 +85,7 @@ def test_digits_are_the_same_each_time(demo: ModuleType, tmp_path: Path) -> None
 
 
 def test_no_test_digit_is_trained_on(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "augment", lambda pixels, rng: pixels)  # So that a copy is recognized.
+    monkeypatch.setattr(demo, "augment", lambda pixels, rng: pixels)  # Without augmentation, copies can be recognized.
     demo.write_digits(tmp_path / "train", tmp_path / "test", 3000)
     digits = []
     for name in ("train", "test"):

@@ -1,4 +1,4 @@
-"""The forests of the examples: chosen by cross-validation, they do as well on rows that they have never seen."""
+"""The random forests example: the forest chosen by cross-validation performs equally well on unseen rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "forests.py"
 pytest.importorskip("xgboost")
 
 
-def test_the_best_forest_does_as_well_on_other_rows(tmp_path: Path) -> None:
+def test_the_best_forest_generalizes(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), str(tmp_path), "--file-rows=30000", "--rows=6000", "--trees=20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
@@ -25,8 +25,8 @@ def test_the_best_forest_does_as_well_on_other_rows(tmp_path: Path) -> None:
         (point["max_depth"], point["min_child_weight"], point["colsample_bynode"]): point["error"]
         for point in found["grid"]
     }
-    # Deeper trees see more of what there is.
+    # Deeper trees fit more of the structure.
     assert errors[8, 1, 1.0] < errors[4, 1, 1.0]
-    # The target varies by more than 4; what is noise nobody can know.
+    # The target's variance is above 4, and the noise can't be predicted.
     assert 0.25 < found["unseen"] < 0.6
     assert abs(found["unseen"] - min(errors.values())) < 0.1

@@ -1,4 +1,4 @@
-"""NeuMF of the examples: it learns, draws, and does as well as with a sampler that is plain to see through."""
+"""The NeuMF example: it learns, draws plots, and performs as well as with a simple reference sampler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "neumf.py"
 
 @pytest.fixture(scope="module")
 def neumf() -> ModuleType:
-    """The example as a module."""
+    """Returns the example as a module."""
     spec = importlib.util.spec_from_file_location("neumf", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -35,7 +35,7 @@ def neumf() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ratings of two kinds of users, each of which likes one half of the movies."""
+    """Returns ratings by two kinds of users, each of which likes one half of the movies."""
     random = np.random.default_rng(2)
     users, movies = np.divmod(random.permutation(80 * 120), 120)
     liked = random.random(len(users)) < np.where(users % 2 == movies % 2, 0.35, 0.01)
@@ -46,7 +46,9 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str, example: Path = EXAMPLE) -> tuple[int, str]:
-    """Always as a program of its own: Torch's optimizers load Triton, which aborts a process that TensorFlow is in."""
+    """Runs the example in a separate process: torch's optimizers load Triton, which aborts a process with
+    TensorFlow.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(example), str(folder), *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
@@ -65,14 +67,17 @@ def test_it_learns_and_draws(tmp_path: Path, ratings: Path) -> None:
     ((history,),) = metrics(tmp_path).values()
     assert [row["epoch"] for row in history] == list(range(1, 9))
     assert history[-1]["loss"] < 0.9 * history[0]["loss"]
-    # Of 99 candidates about half are of the kind that the user likes: chance finds a tenth, the kind twice as many.
+    # About half of the 99 candidates are of the kind that the user likes. Chance finds a tenth, and knowing the kind
+    # twice as many.
     assert history[-1]["hit_rate"] > 0.13
     assert history[-1]["ndcg"] < history[-1]["hit_rate"]
     assert (tmp_path / "metrics.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
-    """Training begins while the server prepares. The loss is a local reader's; TensorFlow reads the same batches."""
+    """Training begins while the server prepares. The loss equals that of a local reader, and TensorFlow reads the same
+    batches.
+    """
     pytest.importorskip("pyarrow.flight")
     example = EXAMPLE.with_name("neumf_service.py")
     options = ["--tf"] if importlib.util.find_spec("tensorflow") is not None else []
@@ -89,7 +94,7 @@ def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
         )
     )
     assert "the server has sampled and sent the first epoch" in times
-    # The server's log has whole milliseconds.
+    # The server's log has millisecond resolution.
     assert max(serves, loaded) < stepped <= drawn + 0.001
     assert "a local reader: the same loss and metrics" in said
     assert not options or "points of an epoch, the same ones" in said
@@ -97,7 +102,7 @@ def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
     assert [row["epoch"] for row in history] == [1, 2]
 
 
-def test_a_server_that_can_not_prepare_is_told(tmp_path: Path) -> None:
+def test_a_failing_server_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.flight")
     status, said = run(tmp_path, "--data", "missing.data", example=EXAMPLE.with_name("neumf_service.py"))
     assert status == 1
@@ -115,7 +120,9 @@ def test_its_check_compares_both_feeds(tmp_path: Path, ratings: Path) -> None:
 
 
 def test_both_feeds_have_the_same_points(neumf: ModuleType, ratings: Path) -> None:
-    """But for which negatives: each positive, as many negatives for each user, none of them a positive."""
+    """Both feeds have each positive once and the same number of unseen negatives per user. Only the drawn negatives
+    differ.
+    """
     data = fastpipe.Interactions.from_movielens(ratings)
     seen = set(zip(np.repeat(np.arange(80), np.diff(data.indptr)).tolist(), data.indices.tolist(), strict=True))
     counts = []
@@ -138,14 +145,15 @@ def test_both_feeds_have_the_same_points(neumf: ModuleType, ratings: Path) -> No
 
 
 def test_movielens(neumf: ModuleType, tmp_path: Path) -> None:
-    """In brief: with two epochs and a seed each the feeds do about as well; a run of chance alone is far off.
+    """A short comparison with two epochs and one seed each: the feeds perform about equally, and far better than
+    chance.
 
-    A hit rate of 943 users has a standard error of 0.016.
+    The hit rate of 943 users has a standard error of 0.016.
     """
     try:
         path = neumf.fetch(tmp_path)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"the ratings can't be fetched here: {error}")
+        pytest.skip(f"cannot download the ratings: {error}")
     data, held_out = fastpipe.Interactions.from_movielens(path).leave_one_out()
     assert (data.num_users, data.num_items, data.num_positives, len(held_out.users)) == (943, 1682, 99_057, 943)
     last = []

@@ -1,4 +1,4 @@
-"""The recommender of the examples: killed and resumed, on any number of ranks, it trains as if undisturbed."""
+"""The recommender example: killed and resumed, on any number of ranks, it trains as if it had not been interrupted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recommender.py"
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL"),
-    # It imports Torch some times.
+    # It imports torch several times.
 ]
 
 
@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, run_forked: Run) -> Pa
 
 
 def beside(undisturbed: Path, name: str) -> Path:
-    """A folder with the same data."""
+    """Creates a folder with the same data."""
     folder = undisturbed.parent / name
     folder.mkdir()
     shutil.copy(undisturbed / "impressions.avro", folder)
@@ -77,7 +77,7 @@ def test_it_learns_and_draws(undisturbed: Path) -> None:
     assert (undisturbed / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-# Kills the example a moment after its first checkpoint, and with its third one at the latest.
+# Kills the example shortly after its first checkpoint, and at the third one at the latest.
 KILLED = """
 import os, runpy, signal, sys, threading
 from pathlib import Path
@@ -92,7 +92,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
+def test_losses_are_the_same_after_a_kill(undisturbed: Path) -> None:
     folder = beside(undisturbed, "killed")
     command = [sys.executable, "-c", KILLED, str(EXAMPLE), str(folder), "--epochs", "2", "--checkpoint-every", "7"]
     killed = subprocess.run(
@@ -101,13 +101,13 @@ def test_killed_and_resumed_its_losses_are_the_same(undisturbed: Path) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert (folder / "checkpoint.pt").exists()
     assert not (folder / "losses.json").exists()
-    # Another process may make the batches.
+    # The batches may come from another process.
     said = run(folder, "--epochs", "2", "--service")
     assert re.search(r"batches come from <fastpipe.LocalService of .*: pid \d+>", said)
     assert losses(folder) == losses(undisturbed)
 
 
-def test_a_finished_run_is_not_trained_further(undisturbed: Path, run_forked: Run) -> None:
+def test_a_finished_run_does_not_train_further(undisturbed: Path, run_forked: Run) -> None:
     before = losses(undisturbed)
     checkpoint = (undisturbed / "checkpoint.pt").read_bytes()
     status, said, errors = run_forked(RUN, str(EXAMPLE), str(undisturbed), "--epochs", "2")
@@ -139,5 +139,5 @@ def test_two_ranks_in_an_empty_folder_and_then_three(undisturbed: Path, run_fork
     assert not (folder / "losses.json").exists()
     status, _, errors = run_forked(RANKS, str(free_port()), "3", str(EXAMPLE), str(folder), "--epochs", "1")
     assert status == 0, errors
-    # 79 batches: 20 of them by two ranks, the others by three, but for two that can't be shared out.
+    # Of 79 batches, two ranks read 20 and three ranks read the others, except for two that can't be divided equally.
     assert len(losses(folder)) == 10 + 59 // 3

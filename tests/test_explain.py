@@ -1,4 +1,4 @@
-"""What `explain` says of a pass, in the words of its source."""
+"""The text of `explain` for a pass, in the terms of its source."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data_of(source: str, tmp_path: Any) -> Dataset:
 
 
 def stats_of(work: str, *, reopened: int = 0, fetching: float = 0.0) -> dict[str, Any]:
-    """Those of a pass that one kind of work limits."""
+    """Returns the statistics of a pass whose bottleneck is one kind of work."""
     seconds = {"elapsed": 2.0, "fetching": fetching, "waiting_for_consumer": 0.0, "consumer_waiting": 1.0}
     seconds |= {work: 0.5 if fetching else 2.0, "planning": 0.1}
     return {
@@ -80,11 +80,11 @@ def test_each_source_has_its_own_advice(source: str, work: str, bound: str, advi
 @pytest.mark.parametrize(
     ("source", "units"), [("avro", "blocks"), ("interactions", "shards"), ("table", "units"), ("units", "units")]
 )
-def test_units_go_by_the_name_that_the_source_has_for_them(source: str, units: str, tmp_path: Any) -> None:
+def test_units_have_the_name_of_the_source(source: str, units: str, tmp_path: Any) -> None:
     data = data_of(source, tmp_path)
     assert f"50% of the rows are in {units} that were opened twice" in explain(stats_of("planning", reopened=4), data)
 
 
-def test_a_source_needs_no_words() -> None:
+def test_sources_have_a_default_wording() -> None:
     assert SourceWording().units == "units"
     assert not SourceWording().advice

@@ -1,4 +1,4 @@
-"""What is inferred of a schema, what errors tell to ask for, and several features of one field."""
+"""Inferred features, the features that error messages suggest, and several features of one field."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(path: Path, schema: Any, records: list[Any]) -> Path:
 
 
 def read(path: Path, features: Any, **options: Any) -> dict[str, list[Any]]:
-    """All rows of each feature, as the oracle sees forms."""
+    """Returns all rows of each feature as the oracle represents them."""
     return oracle.columns(fastpipe.read_avro(path, features=features, **{"batch_size": 7} | options))
 
 
@@ -41,8 +41,8 @@ def nested(levels: int, item: Any) -> Any:
 
 
 @pytest.mark.parametrize("levels", [31, 32, 33, 64, 120])
-def test_arrays_in_arrays_as_deep_as_types_are_read(levels: int, tmp_path: Path) -> None:
-    """Equal lengths all the way down: no more dimensions are fixed than an array can have."""
+def test_deeply_nested_arrays(levels: int, tmp_path: Path) -> None:
+    """All lengths are equal, but only as many dimensions become fixed as a NumPy array supports."""
     row = wire.float_(1.5)
     expected: Any = 1.5
     for _ in range(levels):
@@ -68,7 +68,7 @@ def test_arrays_in_arrays_as_deep_as_types_are_read(levels: int, tmp_path: Path)
 
 
 def test_arrays_that_are_too_deep(tmp_path: Path) -> None:
-    """Names let arrays lie deeper than JSON does."""
+    """Named types allow arrays to be nested deeper than the JSON."""
     inner = wire.record("Inner", c=nested(70, "float"))
     path = tmp_path / "deep.avro"
     path.write_bytes(wire.container(wire.record("R", a=inner, b=nested(70, "Inner")), []))
@@ -83,8 +83,8 @@ def test_arrays_that_are_too_deep(tmp_path: Path) -> None:
     assert fastpipe.infer_features(path, columns=["a.c"], unsupported="error") == readable
 
 
-def test_records_of_very_many_indices_are_no_sparse_arrays(tmp_path: Path) -> None:
-    """What is inferred can be asked for: a SparseSpec has at most 128 dimensions."""
+def test_records_with_too_many_indices_are_not_sparse(tmp_path: Path) -> None:
+    """Inferred features must be valid specs, and a SparseSpec has at most 128 dimensions."""
     for dims, sparse in ((128, True), (129, False)):
         fields = {f"indices{k}": wire.list_of("long") for k in range(dims)}
         path = tmp_path / f"{dims}.avro"
@@ -181,7 +181,7 @@ def shaped(shape: str, scalar: Any) -> Any:
 
 
 def value_of(node: oracle.Type, number: int) -> Any:
-    """A value of a type; of nullable ones each third is null, and arrays have 0 to 3 items."""
+    """Returns a value of a type. Every third nullable value is null, and arrays have 0 to 3 items."""
     match node.kind:
         case "union":
             (only,) = [part for part in node.parts if part.kind != "null"]
@@ -211,7 +211,7 @@ def value_of(node: oracle.Type, number: int) -> Any:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, oracle.Type, list[Any]]:
-    """A file with all types in all shapes, its schema, and its records."""
+    """Returns a file with all types in all shapes, its schema, and its records."""
     fields: list[Any] = []
     for scalar, kind in SCALARS.items():
         for shape in SHAPES:
@@ -231,7 +231,7 @@ HINT = re.compile(r"features=(\{.*?\)\})")
 
 
 def wrong_calls(path: Path, leaf: oracle.Leaf) -> list[Any]:
-    """Calls that fail, and whose errors say what to ask for instead."""
+    """Returns calls that fail with an error that suggests the right spec."""
     other = "string" if leaf.dtype == "bool" else "bool"
     shape = (None,) * leaf.dims
     asked = [RaggedSpec((None, *shape), leaf.dtype, scale=leaf.scale)]
@@ -355,7 +355,7 @@ def test_a_padded_array_and_its_length(tmp_path: Path) -> None:
     assert next(iter(again))["length"].tolist() == expected["length"]
 
 
-def test_lengths_that_cannot_be(tmp_path: Path) -> None:
+def test_invalid_lengths(tmp_path: Path) -> None:
     path = write(tmp_path / "clicks.avro", CLICKS, ROWS)
     for spec, match in (
         (DenseSpec((), "int64", field="label", length=True), "counts the items of an array.* of type int"),

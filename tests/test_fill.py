@@ -1,4 +1,4 @@
-"""Devices filled with random rows: memory of this process, and GPUs' frameworks over plain memory."""
+"""Devices filled with random rows: host memory, and GPU frameworks over host memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fill(source: Any, devices: Any = ("cpu", "cpu"), **options: Any) -> fastpipe
 
 
 def design_effect(values: np.ndarray, units: np.ndarray) -> list[float]:
-    """The formula as it is printed: of each column, over units, beside simple random sampling."""
+    """Returns the published formula: the variance of each column over units, relative to simple random sampling."""
     effects = []
     for column in values.T.astype(float):
         there = ~np.isnan(column)
@@ -67,7 +67,7 @@ def lanes() -> list[str]:
 @pytest.mark.parametrize("devices", [1, 3])
 @pytest.mark.parametrize("rows", [1, 700, 9_000])
 @pytest.mark.parametrize("buffer", [1_000, 32 << 20])
-def test_devices_have_the_parts_of_a_sample(
+def test_devices_hold_the_parts_of_a_sample(
     path: Path, table: np.ndarray, order: Any, devices: int, rows: int, buffer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fastpipe.cuda._fill._fill, "_LARGEST_BUFFER", buffer)
@@ -101,7 +101,7 @@ def test_refills_have_other_rows_until_there_are_none(path: Path, table: np.ndar
     assert (arrays[1] == table[filled[1].rows]).all()
 
 
-def test_refills_may_be_drawn_of_all_rows(path: Path, table: np.ndarray) -> None:
+def test_refills_may_draw_from_all_rows(path: Path, table: np.ndarray) -> None:
     filled = fill(path, rows=7_000, replace=True)
     seen = []
     for refill in range(4):
@@ -111,13 +111,13 @@ def test_refills_may_be_drawn_of_all_rows(path: Path, table: np.ndarray) -> None
         assert len(np.unique(np.concatenate(rows))) == 14_000
         assert all((device.values == table[device.rows]).all() for device in filled)
         seen.append(set(rows[0].tolist()))
-    # Of 7,000 of 30,000 rows 23 % are there again: within five standard deviations.
+    # Of 7,000 of 30,000 rows, 23 % are drawn again, within five standard deviations.
     assert abs(len(seen[0] & seen[1]) - 7_000 * 7 / 30) < 5 * np.sqrt(7_000 * 0.233 * 0.767)
     assert fill(path, rows=7_000, replace=True)[0].rows.tolist() == sorted(seen[0])
 
 
 @pytest.mark.parametrize("share", [1.0, 0.3])
-def test_blocks_give_a_share_of_their_rows(path: Path, table: np.ndarray, share: float) -> None:
+def test_blocks_contribute_a_share_of_their_rows(path: Path, table: np.ndarray, share: float) -> None:
     filled = fill(path, rows=2_000, method="block", share=share)
     rows = [device.rows for device in filled]
     together = np.sort(np.concatenate(rows))
@@ -127,11 +127,11 @@ def test_blocks_give_a_share_of_their_rows(path: Path, table: np.ndarray, share:
     counts = fastpipe.read_csv(path, batch_size=1)._data.handle.unit_rows()
     taken = np.bincount(units, minlength=len(counts))
     assert (taken <= np.ceil(counts * share)).all()
-    # The arc begins and ends within a unit; of others the share is rounded up or down.
+    # The arc begins and ends within a unit. In other units the fraction is rounded up or down.
     assert (taken[taken > 0] >= np.floor(counts * share)[taken > 0]).sum() >= (taken > 0).sum() - 2
     assert filled.design_effect is not None
     np.testing.assert_allclose(filled.design_effect, design_effect(table[together], units), rtol=1e-6)
-    # Who gets a row has nothing to do with where it stands.
+    # The device of a row does not depend on the row's position.
     assert abs(np.mean(rows[0]) - np.mean(rows[1])) < 5 * np.std(together) * np.sqrt(2 / 2_000)
 
 
@@ -154,7 +154,7 @@ def test_refills_of_blocks(path: Path) -> None:
     assert first != set(other[0].rows.tolist())
 
 
-def test_lists_of_rows_are_the_same_however_little_memory_they_have() -> None:
+def test_memory_does_not_change_lists_of_rows() -> None:
     exact = ExactRows(100_000, 20_000, 3, 9, replace=False)
     counts = np.random.default_rng(1).integers(0, 700, 300).astype(np.uint32)
     blocks = BlockRows(counts, 6_000, 3, 9, 0.4, replace=False)
@@ -200,7 +200,7 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
         "day": np.zeros(ROWS, "datetime64[D]"),
     }
     reader = fastpipe.from_arrays(arrays, batch_size=100, drop_last=True, epochs=3, shuffle=True)
-    # To what is drawn the order doesn't matter.
+    # The order does not affect which rows are drawn.
     plain = fastpipe.from_arrays(arrays, batch_size=100)
     filled = fill(reader, rows=5_001, columns=["i", "x", "flag"], dtype="float64")
     for part, device in enumerate(filled):
@@ -232,7 +232,7 @@ def test_readers_of_other_sources(table: np.ndarray) -> None:
         fill(fastpipe.from_arrays({"i": np.arange(9)}, batch_size=3, world_size=3, rank=0), rows=1)
 
 
-def test_what_is_null(tmp_path: Path) -> None:
+def test_nulls(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("a,b\n" + "".join(f"{i},{'' if i % 3 == 0 else i}\n" for i in range(300)))
     drawn = fill(path, ["cpu"], rows=200)[0]
@@ -271,7 +271,7 @@ def test_folds_and_splits_divide_rows(path: Path) -> None:
     boot = device.bootstrap(seed=4)
     assert len(boot) == 1_003
     assert 0 <= boot.min() <= boot.max() < 1_003
-    # So many are drawn once at least: within five standard deviations.
+    # The expected number of rows drawn at least once, within five standard deviations.
     assert abs(len(np.unique(boot)) - 1_003 * (1 - np.exp(-1))) < 5 * np.sqrt(1_003 * 0.1)
     assert len(device.bootstrap(7)) == 7
     for call, message in (
@@ -287,14 +287,14 @@ def test_folds_and_splits_divide_rows(path: Path) -> None:
 
 
 def test_folds_are_uniform() -> None:
-    """Each row is in the first of four folds as often as in others: chi-square, p > 0.001."""
+    """Each row is equally likely to be in the first of four folds: chi-square test, p > 0.001."""
     stats = pytest.importorskip("scipy.stats")
     device = fill(fastpipe.from_arrays({"x": np.arange(40.0)}, batch_size=8), ["cpu"], rows=40)[0]
     counts = np.zeros(40)
     for seed in range(2_000):
         counts[next(device.folds(4, seed=seed))[1]] += 1
     assert counts.sum() == 20_000
-    # Drawn without replacement: a tenth of 40 rows makes it vary by three quarters.
+    # Rows are drawn without replacement. Drawing a quarter of 40 rows reduces the variance to three quarters.
     assert stats.chi2.sf(((counts - 500) ** 2 / 500).sum() / 0.75, 39) > 0.001
 
 
@@ -357,7 +357,7 @@ def test_tensors_of_this_process(path: Path, table: np.ndarray) -> None:
 
 
 class Breaking(HostDevice):
-    """Does something else at its third piece."""
+    """Raises or misbehaves at its third piece."""
 
     copies = 0
 
@@ -409,12 +409,12 @@ def test_threads_refill_one_after_the_other(path: Path, table: np.ndarray) -> No
     assert fill(path, rows=3_000, replace=True)[0].rows.tolist() != filled[0].rows.tolist()
 
 
-def test_memory_that_is_not_there() -> None:
+def test_memory_that_is_not_available() -> None:
     with pytest.raises(OutOfMemoryError, match="the system has no"):
         HostDevice().hold(1 << 60)
 
 
-def test_variances_are_counted_as_they_come() -> None:
+def test_variances_are_computed_incrementally() -> None:
     draw = np.random.default_rng(3)
     units = np.repeat(np.arange(50), draw.integers(1, 40, 50))
     values = draw.standard_normal((len(units), 3)) + 1e6 + draw.standard_normal(50)[units, None]
@@ -445,7 +445,7 @@ OUT_OF_MEMORY = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the address space is bounded on Linux only")
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited only on Linux")
 @pytest.mark.parametrize("method", ["exact", "block"])
 def test_out_of_address_space(path: Path, method: str) -> None:
     told = []
@@ -480,7 +480,7 @@ def test_a_forked_child_fills_and_refills(path: Path, table: np.ndarray) -> None
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """GPUs of both frameworks over plain memory."""
+    """Replaces the GPUs of both frameworks by host memory."""
     modules = ("fastpipe.cuda._cupy", "fastpipe.cuda._cupy")
     monkeypatch.setitem(sys.modules, "cupy", plain_cupy.modules())
     for module in modules:
@@ -523,7 +523,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("plain")
 @pytest.mark.parametrize("framework", ["torch", "cupy"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_gpus_over_plain_memory(path: Path, table: np.ndarray, framework: Any, order: Any) -> None:
+def test_gpus_over_host_memory(path: Path, table: np.ndarray, framework: Any, order: Any) -> None:
     filled = fill(path, ["cuda:1"], framework=framework, order=order, occupancy=0.5)
     free = 512_000 + 250_000 if framework == "torch" else (1 << 20) * 3 // 4
     assert filled.num_rows == free // 2 // 16
@@ -550,8 +550,8 @@ def test_gpus_over_plain_memory(path: Path, table: np.ndarray, framework: Any, o
 
 
 @pytest.mark.parametrize("method", ["exact", "block"])
-def test_host_memory_stays_within_what_is_allowed(tmp_path: Path, method: str) -> None:
-    """Private memory, beside what devices hold, is at most 64 MiB above what is allowed."""
+def test_host_memory_stays_within_the_limit(tmp_path: Path, method: str) -> None:
+    """Private memory, without that of devices, exceeds the limit by at most 64 MiB."""
     path = tmp_path / "rows.csv"
     draw = np.random.default_rng(0)
     with path.open("wb") as file:
@@ -592,7 +592,7 @@ def test_host_memory_stays_within_what_is_allowed(tmp_path: Path, method: str) -
 
 
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and PyTorch built with CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU and PyTorch built with CUDA")
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("framework", ["torch", "cupy"])
 def test_a_gpu_is_filled(path: Path, table: np.ndarray, order: Any, framework: Any) -> None:

@@ -1,4 +1,4 @@
-"""Resuming from the state of a data set to which files were added."""
+"""Resuming from a state after files were added to the dataset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import samples
 
 
 def make(folder: Path, names: list[str], first: int, when: int) -> list[int]:
-    """Writes files of a few blocks; returns their rows."""
+    """Writes files of a few blocks. Returns their rows."""
     ids = []
     for name in names:
         path = folder / name
@@ -35,8 +35,8 @@ def read(folder: Path, **options: Any) -> fastpipe.Reader:
 
 
 @pytest.mark.parametrize("shuffle", samples.SHUFFLES)
-@pytest.mark.parametrize("added", [["c.avro", "d.avro"], ["aa.avro", "c.avro"]], ids=["behind", "between"])
-def test_a_begun_epoch_is_finished_with_the_old_files_at_every_step(tmp_path: Path, shuffle: Any, added: Any) -> None:
+@pytest.mark.parametrize("added", [["c.avro", "d.avro"], ["aa.avro", "c.avro"]], ids=["after", "between"])
+def test_the_current_epoch_ends_with_the_old_files(tmp_path: Path, shuffle: Any, added: Any) -> None:
     options = samples.order_of(shuffle)
     old = make(tmp_path, ["a.avro", "b.avro"], 0, 1_000)
     before = read(tmp_path, **options)
@@ -73,7 +73,7 @@ def test_a_begun_epoch_is_finished_with_the_old_files_at_every_step(tmp_path: Pa
         assert reader.epoch == epoch + 1
 
 
-def test_what_is_begun_is_resumed_again_after_more_growth(tmp_path: Path) -> None:
+def test_resuming_again_after_more_growth(tmp_path: Path) -> None:
     options = samples.order_of(True)
     make(tmp_path, ["a.avro", "b.avro"], 0, 1_000)
     first = read(tmp_path, **options)
@@ -144,7 +144,7 @@ def _at(reader: fastpipe.Reader, epoch: int) -> fastpipe.Reader:
     return reader
 
 
-def test_what_did_not_only_grow_is_refused(tmp_path: Path) -> None:
+def test_changes_other_than_growth_are_rejected(tmp_path: Path) -> None:
     make(tmp_path, ["a.avro", "b.avro"], 0, 1_000)
     options = samples.order_of(True)
     reader = read(tmp_path, **options)

@@ -1,5 +1,7 @@
-"""Files that are damaged, cut short, or made to harm in what surrounds their values: headers, blocks, compression,
-storage. Never a crash, a hang or memory without bound, but an error that says where and why.
+"""Container files that are damaged, truncated or malicious outside of their values: headers, blocks, compression and
+storage.
+
+They never cause a crash, a hang or unlimited memory use, but an error with its location and cause.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from hostile import (
 )
 from wire import CODECS, SYNC, ZSTD_MAGIC, block, container, header, items, long, record, stored, text, varint
 
-# `make soak` changes each byte in every way, and reads more garbage.
+# `make soak` changes each byte to every other value, and reads more garbage.
 MANY = "FASTPIPE_HOSTILE" in os.environ
 
 
@@ -49,7 +51,7 @@ def test_files_cut_at_every_byte(codec: str, tmp_path: Path) -> None:
     (tmp_path / "whole.avro").write_bytes(whole)
     blocks = fastpipe.AvroFile(tmp_path / "whole.avro").blocks
     first = int(blocks["offset"][0])
-    # Where a cut leaves whole blocks: behind how many rows.
+    # For each truncation between blocks, the number of rows before it.
     ends = {first: 0, int(blocks["offset"][1]): 2, int(blocks["offset"][2]): 3, len(whole): 5}
     cases = [Case(f"cut at {n}", whole[:n], features=SMALL_FEATURES, batch_size=1) for n in range(len(whole) + 1)]
     complete: list[str] | None = None
@@ -82,7 +84,7 @@ def test_bytes_changed_at_every_position(codec: str, tmp_path: Path) -> None:
         changes = sorted({0xFF, byte ^ 0x01, byte ^ 0x40} - {byte})
         for new in changes if MANY else [changes[at % len(changes)]]:
             data = whole[:at] + bytes([new]) + whole[at + 1 :]
-            # What the header says is inferred from; blocks meet features that don't depend on it.
+            # Features are inferred from the header. Blocks are read with features that don't depend on it.
             features = SMALL_FEATURES if at >= first else None
             cases.append(Case(f"byte {at}: {byte:#04x} -> {new:#04x}", data, features=features, batch_size=3))
     intact = one(tmp_path, Case("intact", whole, features=SMALL_FEATURES, batch_size=3))
@@ -98,7 +100,7 @@ def test_bytes_changed_at_every_position(codec: str, tmp_path: Path) -> None:
         else:
             silent += seen.batches != intact.batches
     if codec == "snappy":
-        assert silent == 0, "the checksum was not looked at"
+        assert silent == 0, "the checksum was not verified"
 
 
 def test_garbage(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_other_magic(tmp_path: Path) -> None:
 
 
 def test_metadata(tmp_path: Path) -> None:
-    """Headers whose metadata is missing, damaged, or of unknown content."""
+    """Headers whose metadata is missing, damaged or unknown."""
     body = block(1, long(7))
     schema = '"int"'
 
@@ -177,7 +179,7 @@ def test_metadata(tmp_path: Path) -> None:
 
 
 def test_headers_of_several_map_blocks(tmp_path: Path) -> None:
-    """With and without sizes ("Maps"): all valid."""
+    """Map blocks with and without sizes are valid (specification, "Maps")."""
     schema = text("avro.schema") + text('"int"')
     codec = text("avro.codec") + text("null")
     other = text("a") + text("b") + text("c") + text("d")
@@ -194,7 +196,7 @@ def test_headers_of_several_map_blocks(tmp_path: Path) -> None:
         assert seen.batches == [repr({"value": [7]})], (case.name, seen)
 
 
-def test_headers_that_lie(tmp_path: Path) -> None:
+def test_headers_with_wrong_sizes(tmp_path: Path) -> None:
     schema = text("avro.schema") + text('"int"')
     body = long(0) + SYNC + block(1, long(7))
     maps = {
@@ -225,7 +227,7 @@ def test_headers_that_lie(tmp_path: Path) -> None:
 
 
 def test_headers_of_many_entries(tmp_path: Path) -> None:
-    """Valid, and larger than what is read of a file at first."""
+    """Valid headers that are larger than the first read of a file."""
     metadata: dict[str | bytes, bytes] = {f"k{i}": b"v" for i in range(40_000)}
     data = header('"int"', metadata=metadata) + block(1, long(7))
     entries = [text("avro.schema") + text('"int"'), *(text(key) + text(value) for key, value in metadata.items())]
@@ -237,7 +239,7 @@ def test_headers_of_many_entries(tmp_path: Path) -> None:
 def test_a_header_beyond_its_limit(tmp_path: Path) -> None:
     path = tmp_path / "huge.avro"
     path.write_bytes(b"Obj\x01" + long(1) + text("x") + long(200 << 20))
-    os.truncate(path, 201 << 20)  # A hole, which takes no room.
+    os.truncate(path, 201 << 20)  # A hole, which uses no disk space.
     with pytest.raises(fastpipe.LimitError, match="header is larger than") as caught:
         fastpipe.AvroFile(path)
     assert (caught.value.path, caught.value.offset) == (str(path), 0)
@@ -246,7 +248,7 @@ def test_a_header_beyond_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_block_headers_that_lie(codec: str, tmp_path: Path) -> None:
+def test_block_headers_with_wrong_counts(codec: str, tmp_path: Path) -> None:
     schema = record("R", x="long", y="string")
     row = long(7) + text("abc")
     good = block(2, row * 2, codec)
@@ -276,7 +278,7 @@ def test_block_headers_that_lie(codec: str, tmp_path: Path) -> None:
     head = header(schema, codec)
     features = {"x": fastpipe.DenseSpec((), "int64"), "y": fastpipe.DenseSpec((), "string")}
     cases = [Case(name, head + good + data, features=features) for name, (data, _, _) in bad.items()]
-    # Behind it comes another block; a size that is too large may reach into it.
+    # Another block follows. A size that is too large may extend into it.
     cases += [Case(name, head + good + data + good, features=features) for name, (data, _, _) in bad.items()]
     for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
         _, error, words = bad[case.name]
@@ -297,15 +299,17 @@ def test_empty_blocks_are_fine(tmp_path: Path) -> None:
 
 
 def inflated_bomb() -> bytes:
-    """1.1 GiB of zeros. After a full flush the deflate stream starts anew, so that a piece can be repeated."""
+    """Returns 1.1 GiB of zeros. A full flush resets the deflate stream, so one piece can be repeated."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     piece = packer.compress(bytes(8 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
     return piece * 140 + packer.flush()
 
 
 def zstd_bomb() -> bytes:
-    """A frame (RFC 8878, 3.1.1) of blocks of 128 KiB of one repeated byte, each of which takes four bytes: 1.1 GiB."""
-    # A frame header without a size and a window of 128 KiB.
+    """Returns a frame (RFC 8878, 3.1.1) of 1.1 GiB. Each of its blocks repeats one byte for 128 KiB and is encoded in
+    four bytes.
+    """
+    # A frame header without a size and with a window of 128 KiB.
     head = ZSTD_MAGIC + b"\x00\x38"
 
     def repeated(last: int) -> bytes:
@@ -315,14 +319,14 @@ def zstd_bomb() -> bytes:
 
 
 def zstd_frames() -> bytes:
-    """Many frames, each of which says how large it is: 1.1 GiB together."""
+    """Returns many frames, each with its size in the header, of 1.1 GiB together."""
     head = ZSTD_MAGIC + b"\xa0" + (1 << 20).to_bytes(4, "little")
     repeated = [(int(i == 7) | 1 << 1 | 128 << 10 << 3).to_bytes(3, "little") + b"\x00" for i in range(8)]
     return (head + b"".join(repeated)) * 1100
 
 
 def members(compress: Callable[[bytes], bytes]) -> Callable[[], bytes]:
-    """Files of 64 MiB of zeros, one behind the other: 1.1 GiB together."""
+    """Returns a function that makes a sequence of members with 64 MiB of zeros each, of 1.1 GiB together."""
     return lambda: compress(bytes(64 << 20)) * 18
 
 
@@ -337,7 +341,7 @@ BOMBS = {
 
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_compression_bombs(bomb: str, tmp_path: Path) -> None:
-    """The limit is 1 GiB; growing up to it takes a buffer and a smaller one before it."""
+    """The limit is 1 GiB. Growing to the limit needs a second, smaller buffer at the same time."""
     codec, make = BOMBS[bomb]
     packed = make()
     assert len(packed) < 2 << 20
@@ -353,17 +357,17 @@ def test_compression_bombs(bomb: str, tmp_path: Path) -> None:
 
 
 def test_sizes_that_compressed_data_declares(tmp_path: Path) -> None:
-    """Nothing is allocated because a size is declared."""
+    """A declared size alone doesn't cause an allocation."""
     snappy = {f"snappy of {n} bytes": varint(n) + b"\x00" * 9 for n in (1 << 30, (1 << 32) - 1, 1 << 29, 100_000)}
     snappy["snappy of 2^40 bytes"] = varint(1 << 40) + bytes(9)
     snappy["snappy without a checksum"] = b"\x00"
     snappy["snappy of a byte less"] = varint(7) + bytes([7 << 2]) + b"abcdefgh" + bytes(4)
-    # A frame of one segment with its size in eight bytes, and an empty last block.
+    # A single-segment frame with its size in eight bytes, and an empty last block.
     frames = {
         f"zstandard of {n} bytes": ZSTD_MAGIC + b"\xe0" + n.to_bytes(8, "little") + b"\x01\x00\x00"
         for n in (1 << 30, 1 << 40, (1 << 64) - 1)
     }
-    # A window of up to 2^41 + bytes, which is asked for before any data is there.
+    # A window of 2^41 bytes or more, which is allocated before any data is decoded.
     windows = {w: ZSTD_MAGIC + bytes([0, w]) + b"\x01\x00\x00" for w in (0x89, 0x90, 0xB0, 0xFF)}
     frames |= {f"zstandard window {w:#x}": frame for w, frame in windows.items()}
     cases = [Case(name, header('"long"', "snappy") + stored(1, data)) for name, data in snappy.items()]
@@ -403,7 +407,7 @@ def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
             ),
         ]
         for case, seen in outcomes(tmp_path, cases):
-            # It shows when the file is opened again, so that nothing is read of it.
+            # The change is detected when the file is reopened, before any of it is read.
             assert (seen.error, seen.rows) == ("StorageError", 0), (codec, case.name, seen)
             assert not seen.opening
             assert (seen.where["block"], seen.where["offset"]) == (0, head)
@@ -414,7 +418,7 @@ def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_all_the_time(tmp_path: Path) -> None:
-    """Values may be of before or after; nothing else may happen than errors and values."""
+    """Values may come from before or after a change. The only other outcome is a documented error."""
     path = tmp_path / "x.avro"
     whole, other = small("null"), small("null").replace(text("k"), text("j"))
     path.write_bytes(whole)
@@ -444,7 +448,7 @@ def test_a_file_that_changes_all_the_time(tmp_path: Path) -> None:
         changer.join()
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_invalid_files(tmp_path: Path) -> None:
     folder = tmp_path / "folder.avro"
     folder.mkdir()
     with pytest.raises(fastpipe.MissingFileError) as missing:
@@ -472,7 +476,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             fastpipe.AvroFile(loop)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user whom permissions bind")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user without root privileges")
 def test_an_unreadable_file(tmp_path: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(small("null"))
@@ -485,9 +489,9 @@ def test_an_unreadable_file(tmp_path: Path) -> None:
         assert caught.value.errno == 13
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
-    """Opening one waits for a writer, so it must not be opened to be read."""
+    """Opening a pipe waits for a writer, so it must not be opened for reading."""
     path = tmp_path / "pipe.avro"
     os.mkfifo(path)
     program = (
@@ -498,8 +502,8 @@ def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
     assert str(path) in ran.stdout
 
 
-def test_looking_at_damaged_files(tmp_path: Path) -> None:
-    """AvroFile and infer_features meet the same as read_avro."""
+def test_inspecting_damaged_files(tmp_path: Path) -> None:
+    """AvroFile and infer_features raise the same errors as read_avro."""
     path = tmp_path / "x.avro"
     whole = small("deflate")
     for n in range(0, len(whole), 3):

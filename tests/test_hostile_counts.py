@@ -1,7 +1,8 @@
-"""Files that declare more rows than they have, or as many as their bytes could hold: each order, in little memory.
+"""Files that declare more rows than they contain, up to the most that their bytes could hold, in each order and in
+little memory.
 
-Everything runs in processes whose address space has room for little more than what they begin with: an allocation that
-isn't counted before is refused there, and one that isn't checked ends the process.
+Everything runs in processes with a small limit on address space. There, an allocation that isn't accounted for in
+advance fails, and an unchecked allocation ends the process.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ SHUFFLES = [False, True, "block", "buffer"]
 
 
 def avro(path: Path, kind: str, blocks: list[tuple[int, bytes]], codec: str) -> str:
-    """A container file of one field `a`, with those declared row counts and bytes as stored."""
+    """Writes a container file with one field `a`, with the given row counts and stored bytes."""
     data = header(record("R", a=kind), codec) + b"".join(stored(rows, data) for rows, data in blocks)
     path.write_bytes(data)
     return str(path)
@@ -88,9 +89,9 @@ def avro(path: Path, kind: str, blocks: list[tuple[int, bytes]], codec: str) -> 
 def outcomes(
     path: str, actions: tuple[str, ...] = ACTIONS, *, memory: int = MEMORY, **options: Any
 ) -> dict[str, tuple[str, str] | None]:
-    """What became of each action: the name and text of its error."""
+    """Returns the name and text of the error of each action."""
     if not sys.platform.startswith("linux"):
-        pytest.skip("the address space is bounded on Linux only")
+        pytest.skip("the address space can be limited only on Linux")
     small = avro(Path(path).with_name("small.avro"), "long", [(3, b"\x02\x04\x06")], "null")
     command = [sys.executable, "-c", CHILD, path, json.dumps(options), str(memory), small, ",".join(actions)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
@@ -104,7 +105,7 @@ def outcomes(
 
 @pytest.mark.parametrize("codec", LIES)
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_rows_that_bytes_cannot_hold_are_refused(codec: str, shuffle: bool | str, tmp_path: Path) -> None:
+def test_rows_beyond_the_bytes_are_rejected(codec: str, shuffle: bool | str, tmp_path: Path) -> None:
     path = avro(tmp_path / "a.avro", "long", [(2**31 - 1, compress(codec, b"\x02"))], codec)
     for name, error in outcomes(path, shuffle=shuffle, dtype="int64").items():
         assert error is not None, name
@@ -113,7 +114,7 @@ def test_rows_that_bytes_cannot_hold_are_refused(codec: str, shuffle: bool | str
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_rows_without_bytes_are_counted_by_file(shuffle: bool | str, tmp_path: Path) -> None:
+def test_rows_without_bytes_are_limited_per_file(shuffle: bool | str, tmp_path: Path) -> None:
     path = avro(tmp_path / "nulls.avro", "null", [(2**24, b"")] * 20_000, "null")
     for name, error in outcomes(path, ("infer", "report"), shuffle=shuffle).items():
         assert error is not None, name
@@ -124,13 +125,15 @@ def test_rows_without_bytes_are_counted_by_file(shuffle: bool | str, tmp_path: P
 
 @pytest.fixture(scope="module")
 def vast(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Three blocks of 2^30 booleans, as many as their bytes could hold. They don't: no look at counts can tell."""
+    """Three blocks that declare 2^30 booleans each, as many as their bytes could hold. The counts alone don't reveal
+    that they are wrong.
+    """
     path = tmp_path_factory.mktemp("vast") / "vast.avro"
     return avro(path, "boolean", [(2**30, b"\xff" * (2**30 // 1032 + 1))] * 3, "deflate")
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_counts_that_bytes_could_hold_end_in_typed_errors(shuffle: bool | str, vast: str) -> None:
+def test_plausible_counts_end_in_documented_errors(shuffle: bool | str, vast: str) -> None:
     found = outcomes(vast, shuffle=shuffle, dtype="bool")
     assert found["iterate"] is not None
     if shuffle is False:
@@ -138,7 +141,8 @@ def test_counts_that_bytes_could_hold_end_in_typed_errors(shuffle: bool | str, v
         assert found["report"] is None
         assert {found[name][0] for name in ("iterate", "batch_at", "resume")} == {"MalformedFileError"}  # type: ignore[index]
         return
-    # A buffer of 2^31 rows, the largest, by default: refused as a share of the machine's memory, or by the system.
+    # The default buffer is the largest one of 2^31 rows. It is rejected because of its share of the machine's memory,
+    # or by the system.
     for name in ("iterate", "first", "batch_at", "locate", "resume", "report"):
         error = found[name]
         assert error is not None, name
@@ -148,7 +152,7 @@ def test_counts_that_bytes_could_hold_end_in_typed_errors(shuffle: bool | str, v
 
 
 @pytest.mark.parametrize("shuffle", [True, "buffer"])
-def test_small_buffers_over_vast_counts_are_fine(shuffle: bool | str, vast: str) -> None:
+def test_small_buffers_work_with_vast_counts(shuffle: bool | str, vast: str) -> None:
     found = outcomes(
         vast, ("first", "batch_at", "locate", "report"), shuffle=shuffle, shuffle_buffer=1024, dtype="bool"
     )
@@ -182,13 +186,13 @@ def test_the_order_counts_against_the_limit(shuffle: Any, action: str, vast: str
     named = re.search(r"; (?:shuffle_buffer=(\d+) would fit|no shuffle_buffer fits)", str(refused.value))
     assert named, refused.value
     if shuffle == "block" or action == "iterate":
-        assert named[1] is None, "pools hold whole blocks, and so do passes: four bytes a row, once they are open"
+        assert named[1] is None, "pools and passes hold whole blocks, with four bytes per row once they are open"
     else:
         assert 2**20 < int(named[1]) < 2**26
 
 
 def test_ctrl_c_ends_a_long_search(vast: str) -> None:
-    """Following 2^24 rows of a buffer back takes many seconds."""
+    """Tracing back 2^24 rows of a buffer takes many seconds."""
     script = """
         import signal, sys, time, fastpipe
 
@@ -213,11 +217,11 @@ def test_ctrl_c_ends_a_long_search(vast: str) -> None:
     assert ran.stdout.split() == ["interrupted"] * 3, ran.stderr
 
 
-# --- blocks that expand ---
+# --- Blocks that expand ---
 
 
 def bombs(path: Path, codec: str, blocks: int, size: int = 256 << 20) -> str:
-    """Blocks of sound records: of a long each, 0, which takes a byte."""
+    """Writes blocks of valid records. Each record is the long 0, which is one byte."""
     data = bytes(size)
     if codec == "deflate":
         deflater = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -225,14 +229,14 @@ def bombs(path: Path, codec: str, blocks: int, size: int = 256 << 20) -> str:
     elif codec == "zstandard":
         packed = compress(codec, data)
     else:
-        # Several members take less time to be made.
+        # Several members are faster to create.
         packed = compress(codec, bytes(size // 16)) * 16
     return avro(path, "long", [(len(data), packed)] * blocks, codec)
 
 
 @pytest.mark.parametrize("codec", ["deflate", "zstandard", "bzip2", "xz"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_least_is_measured_within_the_limit(codec: str, shuffle: bool, tmp_path: Path) -> None:
+def test_the_minimum_is_determined_within_the_limit(codec: str, shuffle: bool, tmp_path: Path) -> None:
     path = bombs(tmp_path / "bombs.avro", codec, 10)
     script = """
         import sys, fastpipe
@@ -260,7 +264,7 @@ def test_the_least_is_measured_within_the_limit(codec: str, shuffle: bool, tmp_p
         check=False,
     )
     grown, reason = ran.stdout.split(" ", 1)
-    # What a decompressor keeps for itself isn't counted: of xz a dictionary, of 8 MiB by default.
+    # The decompressor's own memory isn't counted. For xz this includes a dictionary, 8 MiB by default.
     beside = (16 << 20) if codec == "xz" else (8 << 20)
     assert int(grown) < 64_000_000 + beside, ran.stdout
     assert "memory_limit is 64.0 MB, and a " in reason

@@ -1,4 +1,4 @@
-"""Schemas that are none, or made to harm: refused or read, but quickly, in little memory, and with a short message."""
+"""Invalid and malicious schemas are rejected or read quickly, in little memory, and with short messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hostile import EMPTY, GIB, I64_MAX, TYPED, Case, check, measured, one, outc
 from wire import block, container, header, list_of, long, longs, record, schema_bytes
 
 
-def test_types_that_hold_themselves(tmp_path: Path) -> None:
-    """No value of such a type can be finite; reading one must end all the same."""
+def test_types_that_contain_themselves(tmp_path: Path) -> None:
+    """Such a type has no finite values, but reading a file must still end."""
     endless = record("Endless", self="Endless")
     twice = record("Twice", a="Twice", b="Twice")
     loop = record("A", b=record("B", a="A"))
@@ -36,7 +36,7 @@ def test_types_that_hold_themselves(tmp_path: Path) -> None:
 
 
 def doubling(levels: int, leaf: Any) -> Any:
-    """A record of two of a record of two ...: 2^levels leaves, though the schema is short."""
+    """Returns a record of two records, and so on: 2^levels leaves from a short schema."""
     inner = record("L0", a=leaf, b=leaf)
     for i in range(1, levels):
         inner = record(f"L{i}", a=inner, b=f"L{i - 1}")
@@ -56,7 +56,7 @@ LEAVES = {
 
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_schemas_that_blow_up(leaf: str, tmp_path: Path) -> None:
-    """Forty levels deep: 2^40 leaves if references were followed one by one."""
+    """A schema nested 36 levels deep has 2^36 leaves if every reference is expanded."""
     inner = LEAVES[leaf]
     if isinstance(inner, dict) and "name" in inner:
         schema = record("R", first=inner, x="int", big=doubling(36, inner["name"]))
@@ -82,7 +82,7 @@ def test_schemas_that_blow_up(leaf: str, tmp_path: Path) -> None:
 
 
 def test_schemas_nested_through_names(tmp_path: Path) -> None:
-    """JSON is nested little, but each type refers to the one before."""
+    """The JSON is hardly nested, but each type refers to the previous one."""
     n = 3000
     for leaf in ("int", "string"):
         fields = {"t0": record("T0", a=leaf)}
@@ -129,7 +129,9 @@ def test_deeply_nested_json(tmp_path: Path) -> None:
 
 
 def deep_record(levels: int) -> str:
-    """The JSON of this many types within one another, all but the innermost records. (Python's can't write it.)"""
+    """Returns the JSON of `levels` nested types, all records but the innermost. (Python's json module can't write
+    it.)
+    """
     schema = '"int"'
     for i in range(levels - 1):
         schema = f'{{"type":"record","name":"R{i}","fields":[{{"name":"f","type":{schema}}}]}}'
@@ -138,7 +140,7 @@ def deep_record(levels: int) -> str:
 
 @pytest.mark.parametrize("levels", [44, 128, 256])
 def test_deeply_nested_records(levels: int, tmp_path: Path) -> None:
-    """Up to the limit they are read, by threads as well, and AvroFile.schema parses them."""
+    """Up to the limit such schemas are read, also in threads, and AvroFile.schema parses them."""
     path = tmp_path / "x.avro"
     path.write_bytes(container(deep_record(levels), [(2, longs(7, -3))]))
     name = ".".join(["f"] * (levels - 1))
@@ -166,8 +168,8 @@ def test_records_nested_too_deep(tmp_path: Path) -> None:
         assert "nested deeper than" in seen.where["reason"]
 
 
-def test_what_python_cannot_parse(tmp_path: Path) -> None:
-    """What reading doesn't need may be nested as it likes; only Python's parser gives up."""
+def test_schemas_that_python_cannot_parse(tmp_path: Path) -> None:
+    """Parts that reading doesn't need may be nested arbitrarily deep. Only Python's parser fails."""
     path = tmp_path / "x.avro"
     schema = '{"type":"int","doc":' + "[" * 5000 + "]" * 5000 + "}"
     path.write_bytes(container(schema, [(1, long(7))]))
@@ -198,8 +200,8 @@ NAMES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_writers_make(name: str, tmp_path: Path) -> None:
-    """The specification knows none of them, and files have them."""
+def test_names_outside_the_specification(name: str, tmp_path: Path) -> None:
+    """The specification doesn't allow these names, but files contain them."""
     path = tmp_path / "x.avro"
     path.write_bytes(container(NAMES[name], [(2, longs(1, 0))]))
     (batch,) = fastpipe.read_avro(path, features={"x": fastpipe.DenseSpec((), "int32")}, batch_size=2)
@@ -229,7 +231,9 @@ def test_wide_schemas(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, schemas: dict[str, Any]) -> None:
-    """Schemas of which only the field `x` is wanted: read or refused, but quickly, and in little memory."""
+    """Opens schemas of which only the field `x` is read. They must be accepted or rejected quickly and in little
+    memory.
+    """
     features = {"x": fastpipe.DenseSpec((), "int32")}
     cases = [Case(name, header(schema), features=features) for name, schema in schemas.items()]
     cases += [Case(f"{name}, inferred", header(schema), columns=("x",)) for name, schema in schemas.items()]
@@ -257,14 +261,14 @@ def test_schemas_of_many_aliases(tmp_path: Path) -> None:
 
 
 def nested(name: str, levels: int, inner: Any) -> Any:
-    """A schema within as many records, in fields of that name."""
+    """Returns a schema nested within `levels` records, in fields named `name`."""
     for i in range(levels):
         inner = record(f"N{i}", **{name: inner})
     return inner
 
 
 def test_schemas_of_long_names(tmp_path: Path) -> None:
-    """Names are inherited by what lies within."""
+    """Nested types inherit the names."""
     fixed = {f"f{i}": {"type": "fixed", "name": f"F{i}", "size": 1} for i in range(200)}
     ints = record("S", **{f"f{i}": "int" for i in range(400)})
     name = "n" * 1_000_000
@@ -280,7 +284,7 @@ def test_schemas_of_long_names(tmp_path: Path) -> None:
 
 
 def test_messages_are_short(tmp_path: Path) -> None:
-    """However much of a file they might quote."""
+    """A message doesn't quote arbitrarily much of a file."""
     path = record("R", **{"y" * 4000: nested("n" * 4000, 20, "int")})
     union = [record(f"U{i}", a="int") for i in range(3000)]
     cases = [
@@ -300,8 +304,8 @@ def test_messages_are_short(tmp_path: Path) -> None:
         assert len(seen.message) < 5000, (case.name, len(seen.message))
 
 
-def test_defaults_are_not_looked_at(tmp_path: Path) -> None:
-    """Reading needs none. Files with wrong ones exist, and checking one can go on without end."""
+def test_defaults_are_not_checked(tmp_path: Path) -> None:
+    """Reading doesn't need defaults. Some files have invalid ones, and checking a default may never end."""
 
     def of(name: str, *fields: dict[str, Any]) -> dict[str, Any]:
         return {"type": "record", "name": name, "fields": list(fields)}
@@ -318,7 +322,7 @@ def test_defaults_are_not_looked_at(tmp_path: Path) -> None:
         outer = of("R", {"name": "x", "type": schema, "default": default})
         seen = one(tmp_path, Case(name, header(outer) + block(1, data)))
         assert (seen.error, seen.rows) == (None, 1), (name, seen)
-    # Each holds twice the one before; and one holds itself, since the name it refers to is defined again.
+    # Each type contains the previous one twice. The other case contains itself, because its name is defined again.
     twice = {f"t{i}": of(f"T{i}", empty("a", f"T{i - 1}"), empty("b", f"T{i - 1}")) for i in range(1, 60)}
     again = of("T", empty("t", "T"))
     endless = of("R", {"name": "a", "type": record("T")}, {"name": "b", "type": again}, empty("c", "T"))
@@ -330,8 +334,8 @@ def test_defaults_are_not_looked_at(tmp_path: Path) -> None:
         assert seen.error == {"twice": "LimitError", "endless": "SchemaError"}[case.name], (case.name, seen)
 
 
-def test_types_called_like_kinds(tmp_path: Path) -> None:
-    """A type "record" without fields isn't a reference to one of that name, of which copies would fill memory."""
+def test_types_named_like_kinds(tmp_path: Path) -> None:
+    """A type "record" without fields is not a reference to a type with that name. Copies of it would exhaust memory."""
     fields: dict[str, Any] = {"a": record("record", x="int")}
     for i in range(40):
         name, other = ("enum", "record") if i % 2 == 0 else ("record", "enum")
@@ -375,7 +379,7 @@ def test_types_called_like_kinds(tmp_path: Path) -> None:
     ],
     ids=lambda schema: json.dumps(schema)[:60],
 )
-def test_schemas_that_are_none(schema: Any, tmp_path: Path) -> None:
+def test_invalid_schemas(schema: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(header(schema))
     with pytest.raises(fastpipe.SchemaError) as caught:
@@ -385,7 +389,7 @@ def test_schemas_that_are_none(schema: Any, tmp_path: Path) -> None:
 
 
 def test_odd_schemas(tmp_path: Path) -> None:
-    """Whatever is said of them, it isn't a crash, and takes no memory for what they declare."""
+    """Unusual schemas never cause a crash, or memory use in proportion to declared sizes."""
     schemas: list[Any] = [
         [],
         ["null"],
@@ -426,8 +430,8 @@ def test_odd_schemas(tmp_path: Path) -> None:
         assert seen.seconds < 1, case.name
 
 
-def test_chance_schemas(tmp_path: Path) -> None:
-    """Pieces of schemas in any order."""
+def test_random_schemas(tmp_path: Path) -> None:
+    """Parts of schemas in random order."""
     chance = random.Random(3)
     words = ["type", "name", "fields", "items", "values", "symbols", "size", "record", "array", "map", "enum", "fixed"]
     words += ["null", "int", "R", "default", "namespace", "aliases", "logicalType", "decimal", "precision", "uuid"]

@@ -1,5 +1,6 @@
-"""Values that are damaged or made to harm: never a crash, a hang or memory without bound, but an error that says where
-and why, the same one whatever the threads.
+"""Damaged and malicious values never cause a crash, a hang or unlimited memory use.
+
+They cause an error with its location and cause, which does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from hostile import (
 from wire import CODECS, array, block, container, header, items, list_of, long, longs, record, text
 
 
-def test_records_of_chance_bytes(tmp_path: Path) -> None:
-    """Bytes that are no compressed data, so that the decoder itself meets them."""
+def test_records_of_random_bytes(tmp_path: Path) -> None:
+    """The bytes are not compressed, so that the decoder itself reads them."""
     chance = random.Random(11)
     cases = []
     for i in range(1500):
-        # Small numbers are what makes sense most often: counts, lengths, branches.
+        # Small numbers are most often valid counts, lengths or branches.
         data = bytes(
             chance.choice((chance.randrange(8), chance.randrange(256))) for _ in range(chance.randrange(1, 60))
         )
@@ -51,7 +52,7 @@ def test_records_of_chance_bytes(tmp_path: Path) -> None:
 FLOATS, STRINGS, LONGS = list_of("float"), list_of("string"), list_of("long")
 MAP = {"type": "map", "values": "long"}
 ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
-# Fields of hostile data: schema, bytes of the value, a reason of the error, and its class.
+# Malicious fields: schema, bytes of the value, part of the error's reason, and its class.
 BAD_VALUES: dict[str, tuple[Any, bytes, str, str]] = {
     "2^62 floats": (FLOATS, items(1 << 62, bytes(8)), "found 4611686018427387904 declared", MALFORMED),
     "2^62 longs": (LONGS, items(1 << 62, bytes(8)), "items", MALFORMED),
@@ -118,12 +119,12 @@ BAD_VALUES: dict[str, tuple[Any, bytes, str, str]] = {
         "LimitError",
     ),
 }
-# What is found only by decoding: skipping moves over it.
+# Errors that only decoding detects, because skipping passes over them.
 UNSEEN_BY_SKIPPING = ("size of", "UTF-8", "surrogate", "character", "boolean", "symbol", "an int")
 
 
 def bad_case(name: str, **options: Any) -> Case:
-    """A good record in a good block, then a good one in a bad block, and then the bad value."""
+    """Returns a valid record in a valid block, followed by a block with a valid record and the bad value."""
     schema, data, _, _ = BAD_VALUES[name]
     fields = record("R", id="long", x=schema)
     good = good_value(schema)
@@ -157,7 +158,7 @@ def good_value(schema: Any) -> bytes:
 
 
 def x_features(schema: Any) -> dict[str, Any]:
-    """What reads `x`, without a look at the data."""
+    """Returns features that read `x`, without reading the data."""
     ragged = fastpipe.RaggedSpec
     match schema:
         case {"type": "map"}:
@@ -189,7 +190,7 @@ def test_hostile_values(tmp_path: Path) -> None:
         _, _, words, error = BAD_VALUES[case.name]
         assert (seen.error, seen.opening) == (error, False), (case.name, seen)
         assert words in seen.where["reason"], (case.name, seen.message)
-        # The bad record is the second of the second block; those before it are whole.
+        # The bad record is the second one of the second block. The records before it are intact.
         assert (seen.where["block"], seen.where["record"]) == (1, 1), (case.name, seen)
         assert seen.where["offset"] == len(header(record("R", id="long", x=BAD_VALUES[case.name][0]))) + len(
             block(1, long(1) + good_value(BAD_VALUES[case.name][0]))
@@ -200,15 +201,15 @@ def test_hostile_values(tmp_path: Path) -> None:
         assert seen.seconds < 2, case.name
 
 
-def test_hostile_values_that_are_inferred_from(tmp_path: Path) -> None:
+def test_inferring_from_hostile_values(tmp_path: Path) -> None:
     cases = [bad_case(name) for name in BAD_VALUES]
     for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
         assert seen.error == BAD_VALUES[case.name][3], (case.name, seen)
         assert seen.where["block"] == 1
 
 
-def test_hostile_values_that_are_skipped(tmp_path: Path) -> None:
-    """Skipping checks less, but never runs beyond the block, and never for long."""
+def test_skipping_hostile_values(tmp_path: Path) -> None:
+    """Skipping checks less, but never leaves the block and never takes long."""
     features = {"id": fastpipe.DenseSpec((), "int64")}
     cases = [bad_case(name, features=features) for name in BAD_VALUES]
     for case, seen in outcomes(tmp_path, cases, memory=2 * GIB):
@@ -220,7 +221,7 @@ def test_hostile_values_that_are_skipped(tmp_path: Path) -> None:
             assert seen.where["block"] == 1, (case.name, seen)
 
 
-def test_errors_are_the_same_whatever_the_threads(tmp_path: Path) -> None:
+def test_errors_do_not_depend_on_threads(tmp_path: Path) -> None:
     by_threads = []
     for threads in (1, 2, 4):
         cases = bad_cases(threads=threads)
@@ -236,7 +237,7 @@ def test_errors_are_the_same_whatever_the_threads(tmp_path: Path) -> None:
 
 
 def later_damage(codec: str) -> list[tuple[int, bytes]]:
-    """Blocks of one row; several of them damaged, so that threads meet them in any order."""
+    """Returns blocks of one row, several of them damaged, so that threads encounter the damage in any order."""
     rows = [small_row(i) for i in range(40)]
     pieces = [header(SMALL, codec)]
     for i, row in enumerate(rows):
@@ -260,7 +261,7 @@ def test_batches_before_damage_come_first(codec: str, tmp_path: Path) -> None:
         assert seen.rows == hit // case.batch_size * case.batch_size, case.name
 
 
-def test_an_error_says_all_it_knows(tmp_path: Path) -> None:
+def test_an_error_has_all_attributes(tmp_path: Path) -> None:
     user = record("User", age="int", name="string")
     schema = record("R", user=user, x="long")
     row = long(30) + text("n") + long(1)
@@ -286,7 +287,7 @@ def test_an_error_says_all_it_knows(tmp_path: Path) -> None:
             next(batches)
         assert (str(again.value), vars(again.value)) == (str(error), vars(error))
     assert pickle.loads(pickle.dumps(error)).__dict__ == error.__dict__
-    # A new pass delivers what comes before it, and meets it again.
+    # A new pass delivers the batches before the error and raises it again.
     batches = iter(reader)
     assert [next(batches)["user.age"].tolist() for _ in range(4)] == [[30]] * 4
     with pytest.raises(fastpipe.MalformedFileError):
@@ -297,7 +298,7 @@ NULLS = fastpipe.RaggedSpec((None,), "bool", nulls="mask")
 
 
 def test_records_of_zero_bytes(tmp_path: Path) -> None:
-    """Nothing in the file bounds their number, so a limit does."""
+    """The size of the file doesn't limit their number, so a fixed limit does."""
     value = {"value": fastpipe.DenseSpec((), "bool", nulls="mask")}
     cases = [
         Case("2^40 nulls", container('"null"', [(1 << 40, b"")]), features=value),
@@ -311,7 +312,7 @@ def test_records_of_zero_bytes(tmp_path: Path) -> None:
         assert seen.error == "LimitError", (case.name, seen)
         assert seen.where["block"] == 0
         assert seen.seconds < 1
-    # As many as the limit are read.
+    # Counts up to the limit are read.
     most = Case(
         "2^24 nulls", container('"null"', [(1 << 24, b"")]), features=value, batch_size=1 << 20, count=True, threads=2
     )
@@ -319,7 +320,9 @@ def test_records_of_zero_bytes(tmp_path: Path) -> None:
 
 
 def test_items_of_zero_bytes_add_up(tmp_path: Path) -> None:
-    """Arrays below the limit, together above it: the limit is one of the block, however it is read."""
+    """Each array is below the limit, but together they exceed it. The limit applies to the block, however it is
+    read.
+    """
     row = items(1 << 20, b"") + long(0) + long(3)
     whole = container(record("R", a=list_of("null"), x="int"), [(40, row * 40)])
     several = items(1 << 20, b"") * 40 + long(0) + long(3)
@@ -342,14 +345,14 @@ def test_items_of_zero_bytes_add_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inner", ["nulls", "empty records", "nested"])
 def test_items_that_hold_many_nulls(inner: str, tmp_path: Path) -> None:
-    """An array of records of many fields that take no bytes: few bytes must not become all memory."""
+    """An array of records with many fields without bytes: a few bytes must not expand to fill memory."""
     match inner:
         case "nulls":
             item: Any = record("Item", **{f"n{i}": "null" for i in range(500)})
         case "empty records":
             item = record("Item", n="null", **{f"e{i}": record(f"E{i}", n="null") for i in range(500)})
         case _:
-            # Two to the tenth nulls in each.
+            # Each contains 2^10 nulls.
             item = "null"
             for i in range(10):
                 item = record(f"N{i}", a=item, b=f"N{i - 1}" if i else "null")
@@ -365,7 +368,7 @@ NODE = record("Node", value="long", next=["null", "Node"])
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_deep_recursive_data(threads: int, tmp_path: Path) -> None:
-    """A recursive type is skipped at most; however deep data is, the stack doesn't overflow."""
+    """Recursive types can only be skipped. However deep the data is, the stack doesn't overflow."""
     features = {"x": fastpipe.DenseSpec((), "int32")}
 
     def linked(n: int) -> bytes:
@@ -374,7 +377,7 @@ def test_deep_recursive_data(threads: int, tmp_path: Path) -> None:
     tree = record("Tree", children=list_of("Tree"), keys={"type": "map", "values": "Tree"})
 
     def nested(n: int, piece: bytes) -> bytes:
-        """Trees of one child each, by arrays or maps, and then every end."""
+        """Nests trees of one child each, through arrays or maps, followed by all the ends."""
         closing = long(0) + long(0)
         end = closing if piece == long(1) else long(0)
         return container(record("R", tree=tree, x="int"), [(1, piece * (n - 1) + closing + end * (n - 1) + long(3))])

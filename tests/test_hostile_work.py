@@ -1,4 +1,4 @@
-"""Files of few bytes that ask for much work or memory: bounded by the bytes that are really there, or refused."""
+"""Small files that require much work or memory: the cost is limited by their actual bytes, or they are rejected."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hostile import GIB, Case, check, measured, outcomes
 from wire import CODECS, SYNC, block, container, header, items, list_of, long, record, stored, text
 
 MIB = 1 << 20
-# Seconds of CPU for a file, in a build without optimizations on a slow machine.
+# CPU seconds per file, in an unoptimized build on a slow machine.
 SECONDS = 20
 
 X = {"x": fastpipe.DenseSpec((), "int32")}
 NULLS = {"a": fastpipe.RaggedSpec((None,), "bool", nulls="mask")}
-# Items of no bytes in a block, whatever its size.
+# The number of items without bytes that any block may contain, whatever its size.
 LEAST = 1 << 14
 
 
@@ -38,31 +38,31 @@ def nested(levels: int, inner: Any) -> Any:
 
 
 def nulls(of: int, blocks: int, **options: Any) -> Case:
-    """Blocks of a row, which is an array of this many nulls and an int."""
+    """Returns blocks of one row, which is an array of `of` nulls and an int."""
     row = stored(1, items(of, b"") + long(0) + long(3))
     schema = record("R", a=list_of("null"), x="int")
     return Case(f"{of} nulls", header(schema) + row * blocks, batch_size=20, count=True, **options)
 
 
 def metadata(blocks: int) -> Case:
-    """Eleven million entries in this many blocks of the map."""
+    """Returns eleven million metadata entries in `blocks` blocks of the map."""
     entries = (text("k") + text("")) * (11_000_000 // blocks)
     end = items(1, text("avro.schema") + text('"int"')) + long(0) + SYNC
     return Case("metadata", b"Obj\x01" + items(11_000_000 // blocks, entries) * blocks + end)
 
 
 def hole(blocks: bytes) -> Case:
-    """Some blocks, and then zeros, which are blocks without records by the marker of this file."""
+    """Returns some blocks followed by zeros, which are empty blocks with the sync marker of this file."""
     return Case("a hole", header('"int"', sync=bytes(16)) + blocks, hole=77 << 30)
 
 
 def objects(schema: str) -> Case:
-    """A schema with many objects in it."""
+    """Returns a schema that contains many JSON objects."""
     return Case("objects", header(schema.replace("OBJECTS", ",".join(['{"":0}'] * 500_000))))
 
 
 def copies() -> Case:
-    """A wide record within many others, which a parser might keep once for each."""
+    """Returns a wide record nested within many others. A parser might copy it for each of them."""
     wide = record("Wide", **{f"f{i}": "int" for i in range(20_000)})
     return Case("copies", header(nested(100, wide)), columns=("f",))
 
@@ -89,7 +89,7 @@ FILES: dict[str, tuple[Callable[[], Case], str | None]] = {
 def test_work_is_bounded(name: str, tmp_path: Path) -> None:
     make, error = FILES[name]
     case = make()
-    # What the process takes before, the bytes of the case among it.
+    # Memory that the process uses before, including the bytes of the case.
     plain = Case("nothing", container('"int"', [(1, long(7))]))
     _, before = measured(tmp_path, [plain, dataclasses.replace(plain, data=b"x" * len(case.data))])
     (seen,), peak = measured(tmp_path, [case], memory=3 * GIB, patience=50, cpu=SECONDS)
@@ -108,7 +108,9 @@ def test_many_empty_blocks_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_arrays_of_nulls_in_proportion(codec: str, tmp_path: Path) -> None:
-    """What a writer makes of arrays of nulls is read, and skipped; what no bytes account for is neither."""
+    """Arrays of nulls as writers make them are read and skipped. More nulls than the bytes justify are neither read nor
+    skipped.
+    """
     schema = record("R", a=list_of("null"), x="int")
 
     def row(nulls: int) -> bytes:
@@ -145,7 +147,7 @@ WALK = """
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send")
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT")
 def test_ctrl_c_ends_a_walk_over_a_hole(tmp_path: Path) -> None:
     path = tmp_path / "hole.avro"
     with path.open("wb") as file:

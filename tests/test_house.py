@@ -1,4 +1,4 @@
-"""The house rules of the source: how long files may be, and which files may use which."""
+"""The house rules of the source: the length of files, and which files may import which."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 from acyclic import Crate, problems
 
 ROOT = Path(__file__).parents[1]
-# Public classes of Python have more lines of documentation than of code, so their docstrings don't count.
+# Docstrings don't count, because public Python classes have more lines of documentation than of code.
 MOST_LINES = {".rs": 500, ".py": 450}
 
 
 def counted_lines(path: Path) -> int:
-    """Lines of a file, without docstrings and without the module of tests at its end; a file of tests has none."""
+    """Returns the number of lines without docstrings and without the module of tests at the end. A file of tests counts
+    0.
+    """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         return text.count("\n") - docstring_lines(text)
@@ -31,16 +33,16 @@ def docstring_lines(text: str) -> int:
 
 
 def sources() -> dict[str, int]:
-    """The lines of each source file that count, by its path in the repository."""
+    """Returns the number of counted lines of each source file, by its path in the repository."""
     files = [*ROOT.glob("rust/*/src/**/*.rs"), *ROOT.glob("python/fastpipe/**/*.py")]
     return {path.relative_to(ROOT).as_posix(): counted_lines(path) for path in files}
 
 
 def test_no_source_file_is_too_long() -> None:
     lines = sources()
-    assert len(lines) > 200, "the files aren't where this test looks for them"
+    assert len(lines) > 200, "this test did not find the files"
     long = {path: count for path, count in lines.items() if count > MOST_LINES[Path(path).suffix]}
-    assert not long, f"more than {MOST_LINES} lines: move a concept to a file of its own"
+    assert not long, f"more than {MOST_LINES} lines: move a concept to a separate file"
 
 
 def test_docstrings_do_not_count() -> None:
@@ -48,8 +50,8 @@ def test_docstrings_do_not_count() -> None:
     assert docstring_lines(text) == 5
 
 
-def test_comments_keep_within_the_line_limit() -> None:
-    """rustfmt doesn't see to it."""
+def test_comments_are_within_the_line_limit() -> None:
+    """rustfmt doesn't enforce it."""
     long = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in ROOT.glob("rust/*/**/*.rs")
@@ -62,7 +64,7 @@ def test_comments_keep_within_the_line_limit() -> None:
 
 CIRCLE = {
     "lib.rs": "mod a;\nmod b;\nmod c;\nmod shapes;\npub use shapes::Square;\n",
-    # It and the file in its folder use each other.
+    # This file and the file in its folder use each other, which is allowed.
     "shapes.rs": "mod square;\npub(crate) use self::square::Square;\npub(crate) trait Shape {}\n",
     "shapes/square.rs": "use super::Shape;\nuse crate::a::{self, One as Other};\npub struct Square;\n",
     "a.rs": "use crate::{\n    b::{Two},\n};\npub struct One;\n",
@@ -81,7 +83,7 @@ CIRCLE = {
         "#[cfg(test)]\nuse crate::shapes::Square;",
     ],
 )
-def test_circles_of_files_are_found(line: str, tmp_path: Path) -> None:
+def test_import_cycles_are_detected(line: str, tmp_path: Path) -> None:
     for name, text in (CIRCLE | {"b.rs": f"pub struct Two;\n{line}\n"}).items():
         path = tmp_path / "it/src" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +95,7 @@ def test_circles_of_files_are_found(line: str, tmp_path: Path) -> None:
     assert problems(tmp_path) == (found if there else [])
 
 
-# The parts that a pass of the engine is made of, by their files.
+# The components of a pass in the engine, by file.
 PARTS = {
     "pass_config": "PassConfig",
     "working_memory": "WorkingMemory",
@@ -107,7 +109,7 @@ PARTS = {
     "workers": "Workers",
     "delivery": "DeliveryQueue",
 }
-# Those that do something with several of them.
+# Files that may use several components.
 TOGETHER = {
     *("pass", "stream", "observer", "stats", "runners", "finish", "opening", "minimum_memory"),
     *("admission", "sequence", "scatter"),
@@ -115,28 +117,28 @@ TOGETHER = {
 
 
 @pytest.mark.parametrize("file", PARTS)
-def test_parts_of_the_engine_keep_their_fields(file: str) -> None:
+def test_components_of_the_engine_have_private_fields(file: str) -> None:
     text = (ROOT / f"rust/fastpipe-engine/src/{file}.rs").read_text(encoding="utf-8")
     (fields,) = re.findall(rf"pub(?:\(crate\))? struct {re.escape(PARTS[file])} \{{\n(.*?)\n\}}", text, re.DOTALL)
-    assert re.search(r"^    [a-z_]+:", fields, re.MULTILINE), "the pattern finds nothing any more"
+    assert re.search(r"^    [a-z_]+:", fields, re.MULTILINE), "the pattern no longer matches anything"
     assert "pub" not in re.sub(r"///.*", "", fields)
     assert not Crate(ROOT / "rust/fastpipe-engine").graph()[file] & TOGETHER - {"admission"}, (
-        "it takes the parts that it needs"
+        "pass only the components that it needs"
     )
 
 
-# Those that build what adapters know of a reader, or readers themselves.
+# The following modules build adapters' descriptions of readers, or readers themselves.
 def test_only_the_reader_knows_its_attributes() -> None:
-    """All others have its public names, and its passes (`fastpipe._reader.passes`)."""
+    """Other modules use only a reader's public names and its passes (`fastpipe._reader.passes`)."""
     folder = ROOT / "python/fastpipe"
     private = re.compile(r"\breader\._(?!passes\b)[a-z]\w*")
     found = {path: private.findall(path.read_text(encoding="utf-8")) for path in folder.rglob("*.py")}
     users = {path.relative_to(folder).as_posix() for path, names in found.items() if names}
-    assert "_reader/reader_passes.py" in users, "the pattern finds nothing any more"
+    assert "_reader/reader_passes.py" in users, "the pattern no longer matches anything"
     assert not [user for user in users if not user.startswith("_reader/")], "use fastpipe._reader.passes"
 
 
-# The documentation of options says what they mean for each source, and only some sources grow.
+# The documentation of options describes each source, and only some sources can grow.
 OF_SOME_SOURCES = {"options.py", "growth.py"}
 OF_ANY_SOURCE = sorted(
     path.relative_to(ROOT / "python/fastpipe").as_posix()
@@ -147,19 +149,19 @@ OF_ANY_SOURCE = sorted(
 
 
 @pytest.mark.parametrize("module", OF_ANY_SOURCE)
-def test_what_serves_any_source_speaks_of_none(module: str) -> None:
-    """A source words what is its own itself (`fastpipe._reader.dataset.SourceWording`)."""
+def test_general_modules_name_no_source(module: str) -> None:
+    """The wording for a source is defined by the source (`fastpipe._reader.dataset.SourceWording`)."""
     text = (ROOT / "python/fastpipe" / module).read_text(encoding="utf-8")
-    # `read_avro` is the usual example of a function that makes a reader.
+    # `read_avro` is the usual example of a function that creates a reader.
     found = re.findall(r"(?i)(?<!read_)(?<!\.)\bavro\b|interactions|parquet|sync marker|codec", text)
     assert not found
 
 
-def test_the_engine_speaks_of_no_source() -> None:
-    """It has units, which are blocks of files for one source only; `Kind::Block` is an order."""
+def test_the_engine_names_no_source() -> None:
+    """The engine has units, which are blocks of files for only one source. `Kind::Block` is an order."""
     folder = ROOT / "rust/fastpipe-engine/src"
     words = re.compile(r"(?i)\bavro\b|interactions|parquet|sync marker|codec|(?<!Kind::)\bblocks?\b")
     texts = {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in folder.rglob("*.rs")}
-    assert len(texts) > 30, "the files aren't where this test looks for them"
+    assert len(texts) > 30, "this test did not find the files"
     found = {name: words.findall(text) for name, text in texts.items()}
     assert not {name: words for name, words in found.items() if words}

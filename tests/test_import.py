@@ -1,4 +1,4 @@
-"""What importing the extension does, and what it leaves for later: nothing that Ctrl-C could land in."""
+"""Importing the extension loads little, and nothing that loads later can swallow Ctrl-C."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ INTERRUPTED = """
 
 
 def outcome(script: str, *arguments: str) -> str:
-    """What a Python of its own prints, or how it ended."""
+    """Returns the output of a separate Python process, or its errors if it failed."""
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED) + textwrap.dedent(script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     return done.stdout.strip() if done.returncode == 0 else done.stderr
 
 
-def test_ctrl_c_in_the_first_batch_finds_numpy_loaded(tmp_path: Path) -> None:
+def test_numpy_is_loaded_before_the_first_batch(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[5, 3]])
     script = """
         import fastpipe
@@ -47,7 +47,7 @@ def test_ctrl_c_in_the_first_batch_finds_numpy_loaded(tmp_path: Path) -> None:
     assert outcome(script, data.paths[0], "") == "4"
 
 
-def test_ctrl_c_while_numpy_is_loaded_is_an_interrupt() -> None:
+def test_ctrl_c_while_numpy_loads_is_raised() -> None:
     script = """
         builtins.__import__ = interrupted
         try:
@@ -71,7 +71,7 @@ def test_no_framework_is_loaded_and_nothing_warns() -> None:
     assert outcome(script, "", " ".join(frameworks)) == ""
 
 
-def test_what_few_programs_use_is_loaded_late() -> None:
+def test_rarely_used_modules_are_loaded_late() -> None:
     script = """
         import fastpipe
         late = ["csv", "http.client", "leases", "logging", "metrics", "service", "sources.avro", "sources.sql"]
@@ -94,14 +94,14 @@ def test_what_few_programs_use_is_loaded_late() -> None:
 
 
 @pytest.mark.parametrize("package", [fastpipe, fastpipe.service])
-def test_what_type_checkers_know_is_loaded_late(package: ModuleType) -> None:
+def test_names_of_the_stub_are_loaded_late(package: ModuleType) -> None:
     assert package.__file__ is not None
     stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text("utf-8"))
     names = {name.name for each in ast.walk(stub) if isinstance(each, ast.ImportFrom) for name in each.names}
     assert {name for name in names if isinstance(getattr(package, name), ModuleType)} == names - set(package.__all__)
 
 
-def test_no_library_is_loaded_that_was_not(tmp_path: Path) -> None:
+def test_no_additional_library_is_loaded(tmp_path: Path) -> None:
     for name in ("framework", "cc"):
         shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.so.2")
         shutil.copy(_fastpipe.__file__, tmp_path / f"libtensorflow_{name}.2.dylib")

@@ -1,4 +1,4 @@
-"""The block index cache: the same blocks with and without it, whatever happens to files and entries."""
+"""The block index cache: blocks are the same with and without it, whatever happens to files and entries."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from fastpipe.cli import _index
 from fastpipe.sources.files import _index_cache
 from fixtures import Run
 
-# Files whose header is read with all the rest have no entry.
+# A file without blocks beyond the first read has no entry.
 PADDING = "x" * (64 << 10)
 SCHEMA = wire.record("Row", id="long", text="string") | {"doc": PADDING}
 LONG = {"type": "long", "doc": PADDING}
 LONG_AGO = 1_600_000_000_123_456_789
-PREFIX = 12  # Magic and checksum.
+PREFIX = 12  # Magic bytes and checksum.
 
 
 def aged(path: Path, modified: int = LONG_AGO) -> Path:
-    """The file, as if nobody had touched it for long: none that was modified a moment ago is indexed."""
+    """Sets an old timestamp, because recently modified files are not indexed."""
     os.utime(path, ns=(modified, modified))
     return path
 
@@ -54,20 +54,20 @@ def ids(source: Any, cache: Any, **options: Any) -> list[int]:
 
 
 def entry(cache: Path) -> Path:
-    """The one entry of a cache."""
+    """Returns the only entry of a cache."""
     (path,) = cache.iterdir()
     return path
 
 
 def overwrite(path: Path, data: bytes, modified: int | None = None) -> None:
-    """Changes what the file holds but not, unless asked for, when it was modified."""
+    """Changes the content of a file, but keeps its timestamp unless `modified` is passed."""
     before = path.stat().st_mtime_ns
     path.write_bytes(data)
     aged(path, before if modified is None else modified)
 
 
 def sealed(data: bytes) -> bytes:
-    """An entry's bytes with the checksum that they should have."""
+    """Returns an entry's bytes with a matching checksum."""
     return data[: PREFIX - 4] + zlib.crc32(data[PREFIX:]).to_bytes(4, "little") + data[PREFIX:]
 
 
@@ -110,7 +110,7 @@ def test_a_second_opening_reads_no_block(path: Path, cache: Path) -> None:
     expected = ids(path, cache)
     data = path.read_bytes()
     start = int(fastpipe.AvroFile(path).blocks["offset"][0])
-    # Nothing but the header is left of the file, which nobody can notice by its size or time.
+    # Only the header is left intact. Size and timestamp don't reveal the change.
     overwrite(path, data[:start] + bytes(len(data) - start))
     with pytest.raises(fastpipe.MalformedFileError):
         fastpipe.AvroFile(path).blocks  # noqa: B018
@@ -126,7 +126,7 @@ def features() -> dict[str, fastpipe.DenseSpec]:
     return {"id": fastpipe.DenseSpec((), "int64")}
 
 
-def test_features_are_inferred_with_it_too(path: Path, cache: Path) -> None:
+def test_features_are_inferred_with_the_cache(path: Path, cache: Path) -> None:
     assert fastpipe.infer_features(path, index_cache=cache) == fastpipe.infer_features(path)
     assert entry(cache).stat().st_size > PREFIX
 
@@ -155,7 +155,7 @@ def test_a_file_without_blocks_and_blocks_without_records(tmp_path: Path, cache:
 
 
 @pytest.mark.parametrize("what", ["size", "modified", "marker"])
-def test_a_file_that_changed_is_walked_anew(what: str, path: Path, cache: Path, tmp_path: Path) -> None:
+def test_a_changed_file_is_walked_again(what: str, path: Path, cache: Path, tmp_path: Path) -> None:
     ids(path, cache)
     old = entry(cache).read_bytes()
     if what == "size":
@@ -172,25 +172,26 @@ def test_a_file_that_changed_is_walked_anew(what: str, path: Path, cache: Path, 
     assert entry(cache).read_bytes() != old
 
 
-def test_what_was_modified_a_moment_ago_is_not_kept(path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_recently_modified_files_are_not_stored(path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fastpipe")
-    # The second would be taken for the first: of the same size, and modified within the same tick of a coarse clock.
+    # The second file could be mistaken for the first: its size is the same, and it is modified within one tick of a
+    # coarse clock.
     for first in (0, 100_000):
         write(path, 100, "null", 50, 100 + first)
-        # Within a minute from now, which a busy machine may take to read it.
+        # Up to a minute in the future, which a busy machine may need to read the file.
         aged(path, time.time_ns() + 60_000_000_000)
         assert ids(path, cache)[0] == 100 + first
     assert not list(cache.iterdir())
     assert "was not saved" in caplog.text
 
 
-def test_a_file_that_changes_during_the_walk_is_not_kept(path: Path, cache: Path) -> None:
+def test_a_file_that_changes_during_the_walk_is_not_stored(path: Path, cache: Path) -> None:
     counted = _fastpipe.index_file(str(path), str(cache), lambda behind: aged(path, LONG_AGO + 1))
     assert counted[4] == "changed"
     assert not list(cache.iterdir())
 
 
-# --- Entries that are damaged ---
+# --- Damaged entries ---
 
 
 def test_every_cut_and_every_changed_byte_of_an_entry(
@@ -213,7 +214,7 @@ def test_every_cut_and_every_changed_byte_of_an_entry(
         assert str(entry(cache)) in record.getMessage()
 
 
-def test_what_is_merely_outdated_is_no_damage(path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_outdated_entries_are_not_reported_as_damage(path: Path, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     for blocks in (10_000, 3, 10_000):
         path.write_bytes(wire.container(LONG, [(1, wire.long(1))] * blocks))
         with fastpipe.read_avro(aged(path), batch_size=4, index_cache=cache) as reader:
@@ -223,13 +224,13 @@ def test_what_is_merely_outdated_is_no_damage(path: Path, cache: Path, caplog: p
 
 
 @pytest.mark.parametrize("codec", ["null", "deflate"])
-def test_entries_that_lie_never_yield_other_rows(codec: str, tmp_path: Path, cache: Path) -> None:
-    """Checksums are no signatures: someone can seal an entry that was never written."""
+def test_forged_entries_never_yield_other_rows(codec: str, tmp_path: Path, cache: Path) -> None:
+    """Checksums are not signatures, so a forged entry can have a valid checksum."""
     path = write(tmp_path / "x.avro", 30, codec, 20)
     expected = ids(path, cache)
     whole = entry(cache).read_bytes()
     numbers = random.Random(codec)
-    start = PREFIX + len(os.path.realpath(path))  # What comes before is all about the path.
+    start = PREFIX + len(os.path.realpath(path))  # All earlier bytes are about the path.
     wrong = 0
     for _ in range(1000):
         data = bytearray(whole)
@@ -244,7 +245,7 @@ def test_entries_that_lie_never_yield_other_rows(codec: str, tmp_path: Path, cac
     assert wrong
 
 
-def test_an_entry_can_not_hide_records(tmp_path: Path, cache: Path) -> None:
+def test_an_entry_cannot_hide_records(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(wire.container(LONG, [(1, wire.long(i)) for i in range(3)]))
     expected = [0, 1, 2]
@@ -256,12 +257,12 @@ def test_an_entry_can_not_hide_records(tmp_path: Path, cache: Path) -> None:
         entry(cache).write_bytes(sealed(whole[:-6] + bytes([0, 1, 2]) + whole[-3:]))
 
 
-def test_something_else_in_the_place_of_an_entry(path: Path, cache: Path) -> None:
+def test_other_files_in_place_of_an_entry(path: Path, cache: Path) -> None:
     expected = ids(path, cache)
     place = entry(cache)
     place.unlink()
     with place.open("wb") as file:
-        file.truncate(1 << 24)  # More than any index of so small a file could have.
+        file.truncate(1 << 24)  # Larger than any index of such a small file.
     assert ids(path, cache) == expected
     place.unlink()
     place.mkdir()
@@ -273,7 +274,7 @@ def test_something_else_in_the_place_of_an_entry(path: Path, cache: Path) -> Non
 
 
 @pytest.mark.parametrize("below", ["", "a", "a/b"])
-def test_a_directory_that_can_not_be_is_a_typed_error(below: str, path: Path, tmp_path: Path) -> None:
+def test_an_impossible_directory_is_a_typed_error(below: str, path: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
@@ -282,15 +283,15 @@ def test_a_directory_that_can_not_be_is_a_typed_error(below: str, path: Path, tm
     assert isinstance(error.value, OSError)
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where not even the superuser may write")
-def test_a_directory_that_can_not_be_written_is_a_typed_error(path: Path) -> None:
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs a folder that root can't write to")
+def test_an_unwritable_directory_is_a_typed_error(path: Path) -> None:
     with pytest.raises(fastpipe.StorageError, match="Choose a writable one") as error:
         ids(path, "/proc")
     assert error.value.path == "/proc"
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="permissions of directories are others there")
-def test_a_directory_that_is_filled_need_not_be_written(path: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has different folder permissions")
+def test_a_filled_directory_may_be_read_only(path: Path, cache: Path, tmp_path: Path) -> None:
     expected = ids(path, cache)
     cache.chmod(0o500)
     try:
@@ -302,7 +303,7 @@ def test_a_directory_that_is_filled_need_not_be_written(path: Path, cache: Path,
         cache.chmod(0o700)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such mode")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such file mode")
 def test_entries_are_as_readable_as_other_files(path: Path, cache: Path) -> None:
     before = os.umask(0o022)
     try:
@@ -333,12 +334,12 @@ def test_the_directory_of_the_user(path: Path, tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("value", "error"), [(3, TypeError), (b"x", TypeError), ("", ValueError)])
-def test_what_is_no_directory(value: Any, error: type[Exception], path: Path) -> None:
+def test_invalid_directories(value: Any, error: type[Exception], path: Path) -> None:
     with pytest.raises(error, match="index_cache"):
         ids(path, value)
 
 
-def test_false_is_none(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_false_disables_the_cache(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_index_cache, "user_cache_directory", lambda: 1 / 0)
     assert ids(path, False) == ids(path, None)
 
@@ -346,7 +347,7 @@ def test_false_is_none(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # --- Processes ---
 
 
-def test_processes_may_fill_it_at_once(tmp_path: Path, cache: Path) -> None:
+def test_processes_may_fill_the_cache_at_once(tmp_path: Path, cache: Path) -> None:
     files = [str(write(tmp_path / f"{i}.avro", 50, first=50 * i)) for i in range(20)]
     program = textwrap.dedent(f"""
         import glob, os, sys
@@ -369,7 +370,7 @@ def test_processes_may_fill_it_at_once(tmp_path: Path, cache: Path) -> None:
     assert len([*cache.iterdir(), *cache.glob(".*")]) == len(files)
 
 
-def test_pickled_readers_keep_it(path: Path, cache: Path) -> None:
+def test_pickled_readers_keep_the_cache(path: Path, cache: Path) -> None:
     reader = fastpipe.read_avro(path, features=features(), batch_size=64, index_cache=cache)
     entry(cache).unlink()
     again = pickle.loads(pickle.dumps(reader))
@@ -384,7 +385,7 @@ def test_pickled_readers_keep_it(path: Path, cache: Path) -> None:
 run = fixtures.command(200)
 
 
-def test_index_says_what_it_did(run: Run, tmp_path: Path, cache: Path) -> None:
+def test_index_reports_its_results(run: Run, tmp_path: Path, cache: Path) -> None:
     for i in range(2):
         write(tmp_path / f"{i}.avro", 100 + i)
     blocks = len(fastpipe.AvroFile(tmp_path / "0.avro").blocks)
@@ -400,7 +401,7 @@ def test_index_says_what_it_did(run: Run, tmp_path: Path, cache: Path) -> None:
     assert ids(tmp_path / "0.avro", cache) == list(range(100))
 
 
-def test_index_goes_on_behind_files_that_fail(run: Run, path: Path, cache: Path) -> None:
+def test_index_continues_after_files_that_fail(run: Run, path: Path, cache: Path) -> None:
     broken = path.with_name("broken.avro")
     broken.write_bytes(path.read_bytes()[:-1])
     missing = path.with_name("missing.avro")
@@ -421,7 +422,7 @@ def test_index_names_an_unwritable_directory_once(run: Run, path: Path) -> None:
 
 
 def test_index_waits_for_files_to_settle(run: Run, path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A day, which the sleep of the command below lets pass.
+    # One day in the future. The patched sleep of the command sets the timestamp back.
     aged(path, time.time_ns() + 86_400_000_000_000)
     monkeypatch.setattr(_index.time, "sleep", lambda seconds: aged(path))
     code, out, err = run("index", path, "--cache", cache)
@@ -458,7 +459,7 @@ def test_index_runs_as_a_module_and_without_tqdm(path: Path, cache: Path) -> Non
         assert done.stderr == ""
 
 
-def test_progress_comes_to_the_end_of_the_file(tmp_path: Path, cache: Path) -> None:
+def test_progress_reaches_the_end_of_the_file(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "x.avro"
     path.write_bytes(wire.container(LONG, [(1, wire.long(1))] * 10_000))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Interactions as batches: what stands in them, whatever threads, ranks, shards and states there are."""
+"""Batches of interactions: their content, which does not depend on threads, ranks, shards or states."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def data() -> Interactions:
 
 @pytest.fixture(scope="module")
 def large() -> Interactions:
-    """Of some shards."""
+    """Returns interactions of several shards."""
     return make(2000, 3000, 150_000)
 
 
@@ -49,7 +49,7 @@ def read(data: Interactions, **options: Any) -> fastpipe.Reader:
 
 
 def points(batches: Any) -> list[tuple[int, int, int]]:
-    """User, item and label of all points; without those that only fill batches up."""
+    """Returns user, item and label of all points, without padding."""
     return [
         point
         for batch in batches
@@ -68,7 +68,7 @@ def positives_of(data: Interactions) -> list[tuple[int, int, int]]:
 
 
 def check_epoch(data: Interactions, found: list[tuple[int, int, int]], negatives: int) -> None:
-    """Each positive once, and as many unseen items for each user as it must be."""
+    """Checks that each positive comes once, and that each user has the right number of unseen items."""
     positives = positives_of(data)
     assert sorted(point for point in found if point[2]) == positives
     drawn = [point for point in found if not point[2]]
@@ -78,7 +78,7 @@ def check_epoch(data: Interactions, found: list[tuple[int, int, int]], negatives
 
 
 def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], negatives: int) -> None:
-    """The same, for many points."""
+    """Like `check_epoch`, for many points."""
     user, item, label = (np.concatenate([batch[name] for batch in batches]) for name in ("user", "item", "label"))
     pairs = user.astype(np.int64) * data.num_items + item
     counts = np.diff(data.indptr)
@@ -88,7 +88,7 @@ def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], nega
     assert not np.isin(pairs[label == 0], positives).any()
 
 
-# --- What batches are ---
+# --- Batches ---
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def check_batches(data: Interactions, batches: list[dict[str, np.ndarray]], nega
         ({"item_dtype": "uint16", "label_dtype": np.float32}, "uint16", "float32", 10),
     ],
 )
-def test_bytes_of_a_point(data: Interactions, options: dict[str, Any], item: str, label: str, size: int) -> None:
+def test_dtypes_of_columns(data: Interactions, options: dict[str, Any], item: str, label: str, size: int) -> None:
     for batch in read(data, **options):
         assert {name: column.dtype.name for name, column in batch.items()} == {
             "user": "int32",
@@ -131,7 +131,7 @@ def test_they_share_memory_with_torch(data: Interactions) -> None:
         assert all(np.array_equal(tensors[name].numpy(), column) for name, column in batch.items())
 
 
-def test_layers_of_torch_take_them(data: Interactions) -> None:
+def test_torch_layers_accept_them(data: Interactions) -> None:
     torch = pytest.importorskip("torch")
     import fastpipe.torch
 
@@ -158,7 +158,7 @@ def test_workers_share_them(data: Interactions) -> None:
     assert sorted(points(arrays)) == sorted(points(read(data)))
 
 
-def test_other_frameworks_take_them(data: Interactions) -> None:
+def test_other_frameworks_accept_them(data: Interactions) -> None:
     jax = pytest.importorskip("jax")
     import fastpipe.jax
 
@@ -168,7 +168,7 @@ def test_other_frameworks_take_them(data: Interactions) -> None:
         assert all(np.array_equal(np.asarray(arrays[name]), column) for name, column in batch.items())
 
 
-def test_tensorflow_takes_them(data: Interactions) -> None:
+def test_tensorflow_accepts_them(data: Interactions) -> None:
     pytest.importorskip("tensorflow")
     import fastpipe.tf
 
@@ -196,13 +196,13 @@ def test_the_type_of_items(items: int, dtype: Any, expected: str) -> None:
 
 
 def test_types_change_nothing_else(large: Interactions) -> None:
-    """States don't ask for them."""
+    """States do not depend on the types."""
     types: dict[str, Any] = {"item_dtype": "uint16", "label_dtype": "int8"}
     for narrow, wide in zip(read(large, batch_size=5000, **types), read(large, batch_size=5000), strict=True):
         assert all(np.array_equal(narrow[name], wide[name]) for name in narrow)
 
 
-def test_types_that_items_cannot_have(data: Interactions) -> None:
+def test_invalid_item_types(data: Interactions) -> None:
     many = Interactions.from_arrays([0, 1], [0, 1], items=np.arange(65_537))
     with pytest.raises(ValueError, match="item_dtype uint16 supports up to 65,536 items; got 65537"):
         read(many, item_dtype="uint16")
@@ -225,9 +225,9 @@ def test_each_positive_comes_once_an_epoch(data: Interactions, shuffle: Any, neg
     first, second = found[: reader.num_rows], found[reader.num_rows :]
     for epoch in (first, second):
         check_epoch(data, epoch, negatives)
-    # A pool of one shard hands that out as it stands.
+    # A pool of one shard returns its positives in order.
     if negatives or shuffle not in (False, "block"):
-        assert first != second, "other negatives, in another order"
+        assert first != second, "epochs must have different negatives and orders"
 
 
 def test_several_shards(large: Interactions) -> None:
@@ -237,7 +237,7 @@ def test_several_shards(large: Interactions) -> None:
     check_batches(large, list(reader), 4)
 
 
-def test_unshuffled_a_positive_stands_in_front_of_its_negatives(data: Interactions) -> None:
+def test_unshuffled_positives_precede_their_negatives(data: Interactions) -> None:
     found = points(read(data, shuffle=False))
     assert [point for point in found if point[2]] == found[:: 1 + NEGATIVES] == positives_of(data)
     assert all(found[i][0] == found[i - i % (1 + NEGATIVES)][0] for i in range(len(found)))
@@ -252,7 +252,7 @@ def test_every_point_can_be_located(data: Interactions, shuffle: Any) -> None:
         for row, point in enumerate(points([batch])):
             place = reader.locate(step, row, 0)
             assert isinstance(place, PointLocation)
-            assert point == plain[place.positive * (1 + NEGATIVES) + place.draw], "the order changes no negative"
+            assert point == plain[place.positive * (1 + NEGATIVES) + place.draw], "the order must not change negatives"
             assert place.user == point[0]
             assert (place.draw == 0) == bool(point[2])
             places.append(place)
@@ -264,7 +264,7 @@ def test_every_point_can_be_located(data: Interactions, shuffle: Any) -> None:
 def test_by_default_the_epoch_is_one_permutation(large: Interactions) -> None:
     reader = read(large, batch_size=1000)
     assert reader.shuffle_buffer == -(-reader.num_rows // 1000) * 1000
-    # Each batch has points from all over.
+    # Each batch has points from the whole dataset.
     for batch in itertools.islice(reader, 20):
         assert np.ptp(batch["user"]) > 1800
     assert read(large, batch_size=10_000_000).shuffle_buffer == 10_000_000
@@ -273,7 +273,7 @@ def test_by_default_the_epoch_is_one_permutation(large: Interactions) -> None:
 
 
 def refusal(reader: fastpipe.Reader) -> str | None:
-    """What is said of a memory limit that doesn't suffice."""
+    """Returns the message for an insufficient memory limit, or None."""
     try:
         iter(reader)
     except fastpipe.LimitError as error:
@@ -286,10 +286,10 @@ def refusal(reader: fastpipe.Reader) -> str | None:
 @pytest.mark.parametrize("negatives", [0, 1, 4, 20])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_memory_limit_changes_no_row(large: Interactions, negatives: int, threads: int) -> None:
-    """Either they are those that come without a limit, or an error names a buffer that fits."""
+    """The rows are those without a limit, or an error names a buffer that fits."""
     options = {"batch_size": 1000, "negatives": negatives, "num_threads": threads}
     expected = samples.digests(read(large, **options))
-    # What the engine reckons with for a shard of 32,000 positives, and some more.
+    # The engine's estimate for a shard of 32,000 positives, plus a margin.
     largest = 32_100 * 5 * (1 + negatives) + (64 << 10)
     outcomes = set()
     for limit in (largest // 2, 5 * largest, 20 * largest):
@@ -313,18 +313,18 @@ def test_a_memory_limit_changes_no_row(large: Interactions, negatives: int, thre
     assert outcomes == {"none fits", "a smaller one fits", "all fit"}
 
 
-def test_a_limit_counts_where_rows_go(large: Interactions) -> None:
+def test_a_limit_includes_the_permutation(large: Interactions) -> None:
     options = {"batch_size": 1000, "negatives": 20}
     rows = read(large, **options).num_rows
     with pytest.raises(fastpipe.LimitError, match="the order of shuffle_buffer=") as caught:
         iter(read(large, **options, shuffle_buffer=rows, memory_limit=1 << 20))
     found = re.search(r"takes at least ([\d.]+) MB", str(caught.value))
     assert found is not None
-    # A positive takes 2 bytes for its user, its item and each negative; a point 4 bytes in the permutation.
+    # A positive needs 2 bytes each for its user, its item and each negative. A point needs 4 bytes in the permutation.
     assert float(found[1]) * 1e6 > 2 * 22 * len(large) + 4 * rows
 
 
-# --- Bit for bit the same ---
+# --- Bit-for-bit equality ---
 
 ORDERS: list[dict[str, Any]] = [
     {"shuffle": False},
@@ -347,7 +347,7 @@ def test_threads_and_prefetch_change_nothing(large: Interactions, order: dict[st
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_every_step_can_be_gone_on_from(data: Interactions, order: dict[str, Any]) -> None:
+def test_every_step_can_be_resumed(data: Interactions, order: dict[str, Any]) -> None:
     reader = read(data, **order, epochs=2, num_threads=2)
     states, expected = [], []
     for batch in reader:
@@ -360,7 +360,7 @@ def test_every_step_can_be_gone_on_from(data: Interactions, order: dict[str, Any
 
 
 @pytest.mark.parametrize("order", ORDERS[:4], ids=str)
-def test_any_batch_can_be_made_alone(data: Interactions, order: dict[str, Any]) -> None:
+def test_any_batch_can_be_produced_separately(data: Interactions, order: dict[str, Any]) -> None:
     reader = read(data, **order)
     for epoch in (0, 3):
         reader.set_epoch(epoch)
@@ -371,7 +371,7 @@ def test_any_batch_can_be_made_alone(data: Interactions, order: dict[str, Any]) 
 @hypothesis.settings(max_examples=25)
 @hypothesis.given(st.sampled_from(ORDERS[:3]), st.lists(st.integers(1, 4), min_size=2, max_size=4), st.data())
 def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.DataObject) -> None:
-    """At any step; together they have the batches that one rank has, each once."""
+    """The number of ranks may change at any step. Together the ranks read each batch of a single rank once."""
     data = make(30, 40, 400)
     expected = Counter(samples.digests(read(data, **order)))
     found: Counter[str] = Counter()
@@ -388,7 +388,7 @@ def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.Dat
             found.update(samples.digests(batches if is_last else itertools.islice(batches, steps)))
         state = through_json(readers[0].state_dict())
         if any(reader.state_dict()["progress"] != readers[0].state_dict()["progress"] for reader in readers):
-            return  # The epoch ended within these steps, and some ranks have had a batch more.
+            return  # The epoch ended within these steps, and some ranks read one batch more.
         if sum(found.values()) == sum(expected.values()):
             break
     assert found == expected
@@ -396,7 +396,7 @@ def test_ranks_may_change(order: dict[str, Any], worlds: list[int], draw: st.Dat
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_share_every_point(data: Interactions, size: int) -> None:
-    """Padded: all ranks have as many batches of equal size, and marked points fill them up."""
+    """With padding, all ranks have the same number of batches of equal size, with marked points as padding."""
     readers = [read(data, rank=rank, world_size=size, uneven="pad", batch_size=100) for rank in range(size)]
     batches = [list(reader) for reader in readers]
     assert len({len(own) for own in batches}) == 1
@@ -405,26 +405,26 @@ def test_ranks_share_every_point(data: Interactions, size: int) -> None:
 
 
 @pytest.mark.parametrize("items", [65_535, 65_536, 65_537])
-def test_items_whose_numbers_need_16_bits_or_one_more(items: int) -> None:
+def test_items_at_the_limit_of_16_bits(items: int) -> None:
     data = Interactions.from_arrays([0, 1], [items - 1, 0], users=range(2), items=range(items))
     check_epoch(data, points(read(data)), NEGATIVES)
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "block", "buffer"])
-def test_what_fills_a_batch_up_is_spread(large: Interactions, shuffle: Any) -> None:
-    """So that no row of an embedding is asked for by all of it."""
+def test_padding_is_spread_over_users_and_items(large: Interactions, shuffle: Any) -> None:
+    """Otherwise all padding would access the same row of an embedding."""
     rows = len(large) * (1 + NEGATIVES)
     size = next(size for size in range(50_000, 300_000) if 0 < rows % size < 10)
     *_, last = read(large, batch_size=size, shuffle=shuffle, uneven="pad")
     assert int(last["valid"].sum()) == rows % size
     assert len(np.unique(last["item"])) == large.num_items
     users, items = (np.bincount(last[name]) for name in ("user", "item"))
-    # As often as users of these shards, and their items, would come in any other batch.
+    # Each user of these shards, and each item, occurs about as often as in any other batch.
     assert users.max() <= 10 * np.median(users[users > 0])
     assert items.max() <= 3 * np.median(items[items > 0])
 
 
-def test_shards_alone_yield_what_they_yield_together(tmp_path: Path, large: Interactions) -> None:
+def test_single_shards_yield_the_same_points(tmp_path: Path, large: Interactions) -> None:
     options = {"shuffle": False, "sampling": "popularity", "seed": 11, "epochs": 2}
     expected = points(read(large, **options))
     epochs = [expected[: len(expected) // 2], expected[len(expected) // 2 :]]
@@ -465,8 +465,8 @@ def test_the_order_of_the_input_changes_nothing(data: Interactions) -> None:
     assert samples.digests(read(again)) == samples.digests(read(data))
 
 
-def test_points_stay_as_they_are() -> None:
-    """In all versions: what was trained once can be trained again, and states hold."""
+def test_points_are_stable() -> None:
+    """The points are the same in all versions, so that training can be repeated and states remain valid."""
     users = [user for user in range(9) for _ in range(user)]
     items = [(user * user + 3 * k) % 11 for user in range(9) for k in range(user)]
     data = Interactions.from_arrays(users, items, items=range(11))
@@ -486,7 +486,7 @@ def test_points_stay_as_they_are() -> None:
     assert candidates.items.tolist() == [[0, 7, 7, 2, 7, 5, 10], [0, 3, 3, 3, 3, 3, 6]]
 
 
-# --- States of other readers, and what is refused ---
+# --- States of other readers, and invalid arguments ---
 
 
 @pytest.mark.parametrize(
@@ -500,14 +500,14 @@ def test_points_stay_as_they_are() -> None:
         ({"seed": 8}, "seed was 7 and is 8"),
     ],
 )
-def test_states_of_other_readers_are_refused(data: Interactions, options: dict[str, Any], message: str) -> None:
+def test_states_of_other_readers_are_rejected(data: Interactions, options: dict[str, Any], message: str) -> None:
     state = read(data).state_dict()
     with pytest.raises(fastpipe.StateError, match=message):
         read(data, **options).load_state_dict(state)
     read(data, item_dtype="uint16", label_dtype="int8", num_threads=1).load_state_dict(state)
 
 
-def test_states_of_other_data_are_refused(data: Interactions, tmp_path: Path) -> None:
+def test_states_of_other_data_are_rejected(data: Interactions, tmp_path: Path) -> None:
     state = read(data).state_dict()
     items = data.indices.copy()
     items[0] = next(item for item in range(90) if item not in items[: data.indptr[1]])
@@ -537,7 +537,7 @@ def test_a_user_who_has_everything_is_named_or_skipped() -> None:
     assert {user for user, _, _ in found} == set(data.user_indices(["a", "c"]).tolist())
     assert sum(label for _, _, label in found) == 5
     assert all(item in (4, 5) for user, item, label in found if user == 1 and not label)
-    # The others draw what they would without that user.
+    # The other users draw the same negatives as without that user.
     assert reader.num_rows == len(found) == 5 * (1 + NEGATIVES)
     assert {label for _, _, label in points(read(data, negatives=0))} == {1}
 
@@ -556,7 +556,7 @@ def test_more_negatives_than_unseen_items() -> None:
         read(nobody, on_full="skip")
 
 
-def test_nothing_that_can_be_drawn_by_popularity() -> None:
+def test_no_item_can_be_drawn_by_popularity() -> None:
     data = Interactions.from_arrays([0, 0, 1], [0, 1, 0], users=[0, 1], items=range(5))
     points(read(data))
     with pytest.raises(UnseenItemsError, match="the user 0 has no unseen items that can be drawn"):
@@ -588,12 +588,12 @@ def test_nothing_that_can_be_drawn_by_popularity() -> None:
         ({"memory_limit": "much"}, ValueError, "memory_limit must be a number of bytes"),
     ],
 )
-def test_arguments_that_cannot_be(data: Interactions, options: Any, error: Any, message: str) -> None:
+def test_invalid_arguments(data: Interactions, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         read(data, **options)
 
 
-def test_other_things_than_interactions() -> None:
+def test_other_objects_are_rejected() -> None:
     with pytest.raises(TypeError, match="data must be Interactions"):
         read_interactions([[1, 2]], batch_size=3)  # type: ignore[arg-type]
 
@@ -602,7 +602,7 @@ def test_a_large_power_has_no_infinities(data: Interactions) -> None:
     check_epoch(data, points(read(data, sampling="popularity", power=300, on_full="skip", negatives=1)), 1)
 
 
-def test_what_readers_say_of_themselves(data: Interactions) -> None:
+def test_repr_and_features_of_readers(data: Interactions) -> None:
     reader = read(data)
     assert repr(reader).startswith(f"<fastpipe.Reader of {len(data)} positives with 3 negatives each: ")
     assert (reader.files, reader.symbols) == ([], {})

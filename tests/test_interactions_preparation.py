@@ -1,4 +1,4 @@
-"""Preparing interactions: numbering ids, dropping duplicates, minimum counts, holding out, and what is refused."""
+"""Preparing interactions: encoding ids, dropping duplicates, minimum counts, holding out, and invalid input."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ NAN = float("nan")
 
 
 def histories(data: Interactions) -> dict[Any, set[Any]]:
-    """The items of each user, by their ids."""
+    """Returns the items of each user, by their ids."""
     items = np.split(data.items[data.indices], data.indptr[1:-1])
     return {user: set(seen.tolist()) for user, seen in zip(data.users.tolist(), items, strict=True)}
 
 
 def check_form(data: Interactions) -> None:
-    """Compressed sparse rows in the form that is promised."""
+    """Checks the documented form of the compressed sparse rows."""
     assert (data.indptr.dtype, data.indices.dtype) == (np.int64, np.uint32)
     assert data.indptr[0] == 0
     assert data.indptr[-1] == data.num_positives == len(data) == len(data.indices)
@@ -48,7 +48,9 @@ rows = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8), st.integers(0, 5
 def model(
     rows: list[tuple[int, int, int]], duplicates: str, least_user: int, least_item: int
 ) -> dict[int, list[tuple[int, int, int]]]:
-    """For each user the (time, number in the input, item) of what is left, in order of time; written to be obvious."""
+    """Returns the remaining (time, input index, item) of each user in order of time. The implementation is deliberately
+    simple.
+    """
     kept: dict[tuple[int, int], tuple[int, int]] = {}
     for number, (user, item, time) in sorted(enumerate(rows), key=lambda row: (row[1][2], row[0])):
         if duplicates == "last" or (user, item) not in kept:
@@ -66,7 +68,7 @@ def model(
 
 
 @hypothesis.given(rows, st.sampled_from(["first", "last"]), st.integers(0, 4), st.integers(0, 4))
-def test_it_is_what_the_model_says(
+def test_it_matches_the_model(
     rows: list[tuple[int, int, int]], duplicates: Any, least_user: int, least_item: int
 ) -> None:
     users, items, times = zip(*rows, strict=True)
@@ -82,7 +84,7 @@ def test_it_is_what_the_model_says(
     assert data.users.tolist() == sorted(expected)
     assert data.items.tolist() == sorted(left)
     assert histories(data) == {user: {item for _, _, item in events} for user, events in expected.items()}
-    # Again and again the latest of each user who has two.
+    # Repeatedly removes the latest item of each user who has at least two.
     for _ in range(3):
         held = {user: events.pop()[2] for user, events in expected.items() if len(events) > 1}
         data, held_out = data.leave_one_out()
@@ -187,12 +189,12 @@ def test_listed_ids_keep_their_order() -> None:
         ([1, 2], [1, 2], np.ma.masked_equal([1, 2], 2), "some timestamps are masked"),
     ],
 )
-def test_bad_input_is_refused(users: Any, items: Any, times: Any, message: str) -> None:
+def test_bad_input_is_rejected(users: Any, items: Any, times: Any, message: str) -> None:
     with pytest.raises(InteractionsError, match=message):
         Interactions.from_arrays(users, items, times)
 
 
-def test_bad_options_are_refused() -> None:
+def test_bad_options_are_rejected() -> None:
     with pytest.raises(ValueError, match='duplicates must be "first" or "last"'):
         Interactions.from_arrays([1, 2], [1, 2], duplicates="any")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="min_per_user is between"):
@@ -201,14 +203,14 @@ def test_bad_options_are_refused() -> None:
         Interactions.from_arrays([1, 2], [1, 2], min_per_user=2)
 
 
-def test_nobody_can_write_to_it() -> None:
+def test_arrays_are_read_only() -> None:
     data = Interactions.from_arrays([1, 2], [1, 2])
     for array in (data.indptr, data.indices, data.users, data.items):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
 
-# --- As the naive way does it ---
+# --- Comparison with the naive implementation ---
 
 
 def check_against_the_naive_way(users: Any, items: Any, times: Any, **options: Any) -> None:
@@ -225,7 +227,7 @@ def check_against_the_naive_way(users: Any, items: Any, times: Any, **options: A
     assert dtypes == (np.int64, np.uint32, None if sequence is None else np.uint32)
 
 
-# Some thousand are done by one thread, more by several.
+# One thread prepares a few thousand rows, several threads prepare more.
 COUNTS = [2000, 150_000]
 
 
@@ -233,11 +235,11 @@ COUNTS = [2000, 150_000]
 @pytest.mark.parametrize("duplicates", ["first", "last"])
 @pytest.mark.parametrize("spread", [1, 7919, 2**40 + 15], ids=["dense", "wide", "sparse"])
 @pytest.mark.parametrize("time", [None, "int64", "float32", "datetime64[s]"])
-def test_it_is_what_the_naive_way_yields(count: int, duplicates: str, spread: int, time: str | None) -> None:
+def test_it_matches_the_naive_implementation(count: int, duplicates: str, spread: int, time: str | None) -> None:
     random = np.random.default_rng(count + spread)
     users = (random.random(count) ** 3 * count / 30).astype(np.int64) * spread
     items = (random.random(count) ** 2 * count / 50).astype(np.int64) * spread
-    # Many are at the same time.
+    # Many times are equal.
     times = None if time is None else random.integers(-50, 50, count).astype(time)
     check_against_the_naive_way(users, items, times, duplicates=duplicates)
     check_against_the_naive_way(users, items, times, duplicates=duplicates, min_per_user=3, min_per_item=3)
@@ -260,7 +262,7 @@ def test_times_of_any_float(dtype: Any) -> None:
     check_against_the_naive_way(users, items, random.choice(values, 3000).astype(dtype))
 
 
-def test_ids_at_the_ends_of_what_64_bits_hold() -> None:
+def test_ids_at_the_limits_of_64_bits() -> None:
     users = np.array([2**64 - 1, 0, 2**63, 2**64 - 1, 2**63 - 1], np.uint64)
     check_against_the_naive_way(users, np.array([1, 2, 3, 1, 5]), np.array([5, 4, 3, 2, 1]))
     mixed = [np.array([1, 2**63], np.uint64), np.array([1, 5], np.int64)]
@@ -274,11 +276,11 @@ def test_ids_at_the_ends_of_what_64_bits_hold() -> None:
     encoder = IdEncoder("user")
     assert [encoder.add(piece) for piece in mixed] == [2, 2]
     found, codes = encoder.finish()
-    assert found.ids.tolist() == [1, 5, 2**63], "as integers, not as floats"
+    assert found.ids.tolist() == [1, 5, 2**63], "ids must stay integers"
     assert codes.tolist() == [0, 2, 0, 1]
 
 
-# In a process of its own, in which nothing else has taken memory and given it back.
+# Runs in a separate process, in which nothing else has allocated and freed memory.
 MEMORY = """
 import sys, numpy as np
 from fastpipe import Interactions
@@ -302,17 +304,17 @@ assert made.num_positives > count * 0.9
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system doesn't say how much memory was used")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("spread", [1, 2**40 + 15], ids=["dense", "sparse"])
 @pytest.mark.parametrize("timed", [False, True])
-def test_it_takes_no_more_than_two_and_a_half_times_its_input(spread: int, timed: bool) -> None:
+def test_memory_is_at_most_two_and_a_half_times_the_input(spread: int, timed: bool) -> None:
     arguments = ["4000000", str(spread), str(timed)]
     ran = subprocess.run([sys.executable, "-c", MEMORY, *arguments], capture_output=True, text=True, timeout=500)
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) <= 2.5
 
 
-# --- Where they come from ---
+# --- Sources ---
 
 USERS = ["ann", "bob", "ann", "cid", "bob", "ann"]
 ITEMS = [30, 10, 10, 20, 30, 20]
@@ -355,7 +357,7 @@ def test_from_avro(tmp_path: Path, types: dict[str, Any]) -> None:
     same(Interactions.from_avro(avro(tmp_path / "a.avro", **types), timestamp="time"))
 
 
-def test_from_avro_of_what_it_cannot_be(tmp_path: Path) -> None:
+def test_from_avro_of_invalid_input(tmp_path: Path) -> None:
     path = avro(tmp_path / "a.avro")
     with pytest.raises(fastpipe.SchemaError, match="no column 'who'"):
         Interactions.from_avro(path, user="who")
@@ -375,7 +377,7 @@ def test_from_avro_of_what_it_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("column", "match"), [("user", "ids: integers, strings"), ("time", "times: numbers")])
-def test_from_avro_hints_at_nothing_that_it_does_not_have(tmp_path: Path, column: str, match: str) -> None:
+def test_from_avro_suggests_only_possible_columns(tmp_path: Path, column: str, match: str) -> None:
     path = avro(tmp_path / "a.avro", **{column: ["string", "long"]})
     with pytest.raises(fastpipe.UnsupportedError, match=f"'{column}' must contain {match}.*from_arrays") as caught:
         Interactions.from_avro(path, timestamp="time")
@@ -409,7 +411,7 @@ def test_from_arrow(users: Any, time: Any) -> None:
     same(Interactions.from_arrow(coded, timestamp="at"))
 
 
-def test_from_arrow_of_what_it_cannot_be() -> None:
+def test_from_arrow_of_invalid_input() -> None:
     with pytest.raises(TypeError, match=r"accepts a pyarrow\.Table"):
         Interactions.from_arrow({"user": [1]})
     with pytest.raises(fastpipe.SchemaError, match="column 'item' must exist exactly once"):
@@ -435,7 +437,7 @@ def test_from_csv(tmp_path: Path, delimiter: str, header: bool) -> None:
     same(Interactions.from_csv(tmp_path, user="name", item="thing", timestamp="t", delimiter=delimiter, **options))
 
 
-def test_from_csv_of_what_it_cannot_be(tmp_path: Path) -> None:
+def test_from_csv_of_invalid_input(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     with pytest.raises(fastpipe.MissingFileError):
         Interactions.from_csv(path)
@@ -453,7 +455,7 @@ def test_from_csv_of_what_it_cannot_be(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["user", "item", "at"])
-def test_from_csv_takes_neither_of_two_equal_columns(tmp_path: Path, column: str) -> None:
+def test_from_csv_rejects_duplicate_columns(tmp_path: Path, column: str) -> None:
     names = ["user", "item", "at"]
     (tmp_path / "a.csv").write_text(",".join([*names, column]) + "\n1,2,3,9\n4,5,6,9\n")
     with pytest.raises(fastpipe.SchemaError, match=f"there are 2 columns '{column}'.*a.csv"):
@@ -462,7 +464,7 @@ def test_from_csv_takes_neither_of_two_equal_columns(tmp_path: Path, column: str
         Interactions.from_csv(tmp_path, timestamp="at", column_names=[*names, column])
 
 
-def test_files_that_the_system_refuses(tmp_path: Path) -> None:
+def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     folder = tmp_path / "a.csv"
     folder.mkdir()
     for read in (lambda: Interactions.from_csv([folder]), lambda: Interactions.from_movielens(folder)):
@@ -498,7 +500,7 @@ def test_from_movielens(tmp_path: Path, header: str, delimiter: str) -> None:
     assert histories(found.leave_one_out()[0]) == histories(expected.leave_one_out()[0])
 
 
-def test_from_movielens_of_what_it_cannot_be(tmp_path: Path) -> None:
+def test_from_movielens_of_invalid_input(tmp_path: Path) -> None:
     with pytest.raises(fastpipe.MissingFileError):
         Interactions.from_movielens(tmp_path / "u.data")
     (tmp_path / "u.data").write_text("1|2|3\n")
