@@ -1,4 +1,4 @@
-"""Shards: written and read again whole or in part, with the same numbers; damaged ones are refused."""
+"""Shards that are written and read again, all or some of them, with the same indices. Damaged shards are rejected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMATS = ("avro", "arrow")
 
 
 def make(kind: str = "int", times: bool = True) -> Interactions:
-    """40 users, of whom some have no positives."""
+    """Returns 40 users, some of whom have no positives."""
     random = np.random.default_rng(3)
     users, items = random.integers(0, 37, 400), random.integers(0, 50, 400)
     name = {"int": lambda i: i * 3, "str": lambda i: f"ä{i:03}", "bytes": lambda i: b"%03d" % i}[kind]
@@ -56,7 +56,7 @@ def test_all_shards_are_the_whole(tmp_path: Path, format: Any, kind: str) -> Non
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("most", [1, 7, 60, 10_000])
-def test_a_shard_holds_whole_users_and_no_more_than_it_must(tmp_path: Path, format: Any, most: int) -> None:
+def test_a_shard_holds_whole_users_up_to_its_size(tmp_path: Path, format: Any, most: int) -> None:
     data = make(times=False)
     counts = []
     user = positive = 0
@@ -68,7 +68,7 @@ def test_a_shard_holds_whole_users_and_no_more_than_it_must(tmp_path: Path, form
         here = slice(data.indptr[user], data.indptr[user + len(users)])
         assert shard.indices.tolist() == data.indices[here].tolist()
         assert (shard.indptr + positive).tolist() == data.indptr[user : user + len(users) + 1].tolist()
-        assert shard.item_counts.tolist() == data.item_counts.tolist(), "of all shards, which popularity goes by"
+        assert shard.item_counts.tolist() == data.item_counts.tolist(), "popularity needs the counts of all shards"
         assert (shard.num_users, shard.num_items) == (40, 55)
         user, positive = user + len(users), positive + len(shard)
         counts.append(np.diff(shard.indptr))
@@ -77,7 +77,7 @@ def test_a_shard_holds_whole_users_and_no_more_than_it_must(tmp_path: Path, form
     assert len(counts) == 1 or most < len(data)
 
 
-def test_some_shards_that_follow_each_other(tmp_path: Path) -> None:
+def test_consecutive_shards(tmp_path: Path) -> None:
     data = make()
     paths = data.write_shards(tmp_path, shard_positives=50)
     some = Interactions.from_shards(paths[1:3])
@@ -115,7 +115,7 @@ def test_shards_that_do_not_belong_together(tmp_path: Path, format: Any) -> None
         Interactions.from_shards(others[-1].replace("shard-", "shard-9"))
 
 
-def test_other_files_are_no_shards(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     make().write_shards(tmp_path)
     with pytest.raises(InteractionsError, match="it isn't a shard of interactions"):
         Interactions.from_shards(_foreign(tmp_path))
@@ -140,12 +140,12 @@ def _foreign(folder: Path) -> Path:
 
 
 def rewritten(path: str, change: Any) -> None:
-    """Changes an Arrow shard's columns and what it says of itself."""
+    """Changes an Arrow shard's columns and metadata."""
     with pa.memory_map(path) as file:
         table = pa.ipc.open_file(file).read_all()
     columns = {name: table[name].to_pylist() for name in table.column_names}
     said = json.loads(table.schema.metadata[b"fastpipe.interactions"])
-    said["version"] = 1  # Of which none has a checksum.
+    said["version"] = 1  # Shards of version 1 have no checksum.
     change(columns, said)
     changed = pa.table({name: pa.array(columns[name], table[name].type) for name in columns})
     changed = changed.replace_schema_metadata({"fastpipe.interactions": json.dumps(said)})
@@ -177,7 +177,7 @@ def rewritten(path: str, change: Any) -> None:
         (lambda columns, said: said.update(version=3), "of a later fastpipe"),
     ],
 )
-def test_damaged_shards_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+def test_damaged_shards_are_rejected(tmp_path: Path, change: Any, message: str) -> None:
     (path,) = make().write_shards(tmp_path, format="arrow")
     rewritten(path, change)
     with pytest.raises(fastpipe.FastpipeError, match=message) as caught:
@@ -187,8 +187,8 @@ def test_damaged_shards_are_refused(tmp_path: Path, change: Any, message: str) -
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_changed_value_is_noticed_by_the_checksum(tmp_path: Path, format: Any) -> None:
-    """That is well-formed: another user's id, which nothing else could tell."""
+def test_the_checksum_detects_a_changed_value(tmp_path: Path, format: Any) -> None:
+    """The changed value is a valid user id, which only the checksum can detect."""
     (path,) = make("bytes").write_shards(tmp_path, format=format)
     whole = Path(path).read_bytes()
     assert whole.count(b"009") == 1
@@ -205,7 +205,7 @@ def test_shards_of_earlier_versions_have_no_checksum(tmp_path: Path) -> None:
     same(Interactions.from_shards(tmp_path), make())
 
 
-# In a process of its own: what pyarrow believed of damaged files ended it.
+# Runs in a separate process, because pyarrow crashed on some damaged files.
 DAMAGING = r"""
 import random, sys
 from pathlib import Path
@@ -254,7 +254,7 @@ print("done")
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("kind", ["int", "str"])
-def test_damaged_files_load_the_same_or_are_refused(tmp_path: Path, format: str, kind: str) -> None:
+def test_damaged_files_load_correctly_or_are_rejected(tmp_path: Path, format: str, kind: str) -> None:
     runs = 400
     arguments = [str(tmp_path / "shards"), kind, format, str(runs), str(runs // 3)]
     ran = subprocess.run([sys.executable, "-c", DAMAGING, *arguments], capture_output=True, text=True, timeout=500)
@@ -272,8 +272,8 @@ def test_shards_that_cannot_be_read(tmp_path: Path, format: Any) -> None:
     assert caught.value.errno
 
 
-def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
-    """Numbers that would wrap into 32 bits, for example."""
+def test_columns_of_other_types_are_rejected(tmp_path: Path) -> None:
+    """For example, integers that would overflow 32 bits."""
     (path,) = make(times=False).write_shards(tmp_path, format="arrow")
     with pa.OSFile(path) as file:
         table = pa.ipc.open_file(file).read_all()
@@ -290,7 +290,7 @@ def test_columns_of_other_types_are_refused(tmp_path: Path) -> None:
             Interactions.from_shards(path)
 
 
-def test_large_integers_are_for_arrow(tmp_path: Path) -> None:
+def test_large_integers_need_arrow(tmp_path: Path) -> None:
     data = Interactions.from_arrays(np.array([1, 2**64 - 1], np.uint64), [1, 2])
     with pytest.raises(fastpipe.UnsupportedError, match="below 2\\^63"):
         data.write_shards(tmp_path / "a")

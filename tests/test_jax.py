@@ -1,4 +1,4 @@
-"""JAX: the same values in the same memory, for as long as anything looks at it; laid out over devices; checkpoints."""
+"""JAX: arrays share the memory of batches while anything refers to them; sharding over devices; checkpoints."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ LAYOUTS = {**samples.FEATURES, "terms": fastpipe.SparseSpec((8,), "float32", lay
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """101 rows in two files."""
+    """Returns 101 rows in two files."""
     return samples.write(tmp_path_factory.mktemp("jax"), [samples.blocks_of(60), samples.blocks_of(41, (6, 0, 2))])
 
 
 @pytest.fixture
 def x64() -> Iterator[None]:
-    """With 64-bit types."""
+    """Enables 64-bit types."""
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -49,7 +49,7 @@ def x64() -> Iterator[None]:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The NumPy batches that readers yield, as they yield them."""
+    """Records the NumPy batches that readers yield."""
     batches: list[dict[str, Any]] = []
     shown = fastpipe.Reader._shown
 
@@ -63,7 +63,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def back(node: Any, like: Any) -> Any:
-    """A batch, or a form of one, as NumPy arrays of the dtypes of another one."""
+    """Returns a batch or a batch value as NumPy arrays with the dtypes of `like`."""
     if isinstance(like, dict):
         assert list(node) == list(like)
         return {name: back(node[name], like[name]) for name in like}
@@ -93,7 +93,7 @@ def back(node: Any, like: Any) -> Any:
 
 
 def leaves(node: Any) -> list[np.ndarray]:
-    """The arrays of a NumPy form, in the order of the leaves of JAX's."""
+    """Returns the arrays of a NumPy batch value in the order of JAX's leaves."""
     if isinstance(node, np.ndarray):
         return [node]
     if isinstance(node, fastpipe.Sparse):
@@ -170,26 +170,26 @@ def test_values_that_do_not_fit_are_errors(tmp_path: Path, long: int, double: fl
     assert caught.value.feature == column
     with pytest.raises(fastpipe.ValueRangeError) as again:
         next(batches)
-    assert again.value is caught.value, "no batch is passed over"
+    assert again.value is caught.value, "no batch must be skipped"
     assert batches.get_state() == before
 
 
 @pytest.mark.usefixtures("x64")
-def test_with_64_bit_types_they_are_none(tmp_path: Path) -> None:
+def test_all_values_fit_64_bit_types(tmp_path: Path) -> None:
     batch = next(fastpipe.jax.iterator(numbers(tmp_path, 2**62, 1e300)))
     assert (batch["long"][1], batch["double"][1]) == (2**62, 1e300)
 
 
 @pytest.mark.usefixtures("x64")
-def test_batches_that_are_kept_stay_as_they_are(data: Data) -> None:
-    """And what was computed of them, while their memory would be used again."""
+def test_kept_batches_do_not_change(data: Data) -> None:
+    """Computations that were dispatched on the batches also stay correct, although the reader reuses memory."""
     options = order_of(True) | {"epochs": 8, "prefetch": 2, "num_threads": 2}
     expected = list(data.read(**options))
     kept, sums = [], []
-    # It takes features of fixed shapes only: the others would have it compiled for each batch.
+    # The step uses only features of fixed shape, because others would be recompiled for each batch.
     step = jax.jit(lambda vector, id: (vector @ jnp.ones((3, 50), jnp.float32)).sum() + id.sum())
     for number, batch in enumerate(fastpipe.jax.iterator(data.read(**options))):
-        # Of two in three nothing is kept but the computation that was dispatched.
+        # For two of three batches only the dispatched computation is kept.
         sums.append(step(batch["vector"], batch["id"]))
         if number % 3 == 0:
             kept.append(batch["vector"] if number % 2 else batch)
@@ -204,7 +204,7 @@ def test_batches_that_are_kept_stay_as_they_are(data: Data) -> None:
 
 
 @pytest.mark.usefixtures("x64")
-def test_memory_is_used_again_once_the_arrays_have_died(data: Data) -> None:
+def test_memory_is_reused_after_arrays_are_freed(data: Data) -> None:
     reader = data.read(batch_size=7, epochs=20, prefetch=1, num_threads=1)
     seen = set()
     for batch in fastpipe.jax.iterator(reader):
@@ -249,7 +249,7 @@ def test_forms_pass_through_jit(data: Data) -> None:
 
 
 def nested_rows(folder: Path) -> fastpipe.Reader:
-    """A batch of two rows, each `a=[[1, 2], []]` and `b=[5, None]`."""
+    """Returns a reader of one batch of two rows, each with `a=[[1, 2], []]` and `b=[5, None]`."""
     nested = wire.record("Nested", a=wire.list_of(wire.list_of("int")), b=wire.list_of(["null", "int"]))
     row = wire.array(wire.array(wire.long(1), wire.long(2)), wire.array()) + wire.array(
         wire.long(1) + wire.long(5), wire.long(0)
@@ -297,7 +297,7 @@ def test_padded_ragged_features_have_the_same_rows(data: Data, pad_ragged: Any, 
         assert items.mask.tolist() == [True] * count + [False] * (items.values.size - count)
         sums = jax.ops.segment_sum(items.values + 1, items.segment_ids, num_segments=len(plain["id"]))
         assert sums.tolist() == [sum(row) + len(row) for row in plain["items"].to_list()]
-        # Of text there are more words, and more bytes.
+        # There are more words and bytes of text, so their sizes are larger.
         assert words.values.shape[0] in sizes
         assert words.values.values.size in sizes
         assert words.lengths.tolist() == plain["words"].lengths.tolist()
@@ -322,7 +322,7 @@ def test_a_step_is_compiled_once_for_each_padded_size(data: Data, pad_ragged: An
     @jax.jit
     def step(batch: dict[str, Any]) -> Any:
         traces.append(jax.tree.structure(batch))
-        # Traces are counted; a larger computation only takes longer to compile.
+        # Only traces are counted. A larger computation would take longer to compile.
         return jax.tree.leaves(batch)[0].sum()
 
     reader = data.read(features=RAGGED, drop_last=True, **order_of(True), epochs=3)
@@ -359,12 +359,12 @@ def test_a_step_is_compiled_once_for_each_padded_size(data: Data, pad_ragged: An
     ],
     ids=str,
 )
-def test_sizes_that_cannot_be(data: Data, pad_ragged: Any, error: type[Exception], match: str) -> None:
+def test_invalid_sizes(data: Data, pad_ragged: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         list(fastpipe.jax.iterator(data.read(features=RAGGED, batch_size=50), pad_ragged=pad_ragged))
 
 
-def test_an_iterator_shows_its_reader_and_how_far_it_is(data: Data) -> None:
+def test_repr_shows_reader_and_progress(data: Data) -> None:
     reader = data.read(**DENSE, batch_size=60)
     batches = fastpipe.jax.iterator(reader)
     assert repr(batches) == f"<fastpipe.jax.DatasetIterator of {reader!r}: 0 batches returned>"
@@ -385,7 +385,7 @@ def test_sparse_rows_multiply_as_dense_ones_do(data: Data) -> None:
 
 
 def test_a_model_learns(data: Data) -> None:
-    """`vector` is `(i / 2, -i, 1)`, of which `i / 100` is to be learned."""
+    """`vector` is `(i / 2, -i, 1)`, and the model learns `i / 100`."""
 
     def loss(weights: Any, batch: dict[str, Any]) -> Any:
         return jnp.mean((batch["vector"] @ weights - batch["id"] / 100) ** 2)
@@ -403,7 +403,7 @@ def test_a_model_learns(data: Data) -> None:
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any) -> None:
+def test_every_step_can_be_resumed(data: Data, shuffle: Any) -> None:
     def read() -> fastpipe.jax.DatasetIterator:
         return fastpipe.jax.iterator(data.read(**DENSE, **order_of(shuffle), epochs=2, num_threads=2))
 
@@ -420,19 +420,19 @@ def test_every_step_can_be_gone_on_from(data: Data, shuffle: Any) -> None:
         again.set_state(through_json(state))
         assert again.get_state() == state
         assert ids_by_batch(again) == expected[step:], step
-        # One that has come somewhere else, or to its end, too.
+        # A used iterator can also be set, wherever it is, even at its end.
         used.set_state(state)
         assert next(used, {"id": np.array([])})["id"].tolist() == (expected[step] if step < 30 else [])
 
 
-def test_a_state_of_another_reader_is_refused(data: Data) -> None:
+def test_a_state_of_another_reader_is_rejected(data: Data) -> None:
     batches = fastpipe.jax.iterator(data.read(**DENSE, batch_size=7))
     other = fastpipe.jax.iterator(data.read(**DENSE, batch_size=8)).get_state()
     first = next(batches)
     with pytest.raises(fastpipe.StateError, match="batch_size"):
         batches.set_state(other)
     assert first["id"].tolist() == list(range(7))
-    assert next(batches)["id"].tolist() == list(range(7, 14)), "nothing has changed"
+    assert next(batches)["id"].tolist() == list(range(7, 14)), "a rejected state must change nothing"
 
 
 def pass_of(data: Data, shuffle: Any = True) -> fastpipe.jax.DatasetIterator:
@@ -440,7 +440,7 @@ def pass_of(data: Data, shuffle: Any = True) -> fastpipe.jax.DatasetIterator:
 
 
 class Refused(Exception):
-    """For a batch that can't be made into arrays."""
+    """Raised for a batch that can't be converted to arrays."""
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
@@ -460,7 +460,7 @@ def test_a_batch_that_was_not_returned_is_not_lost(
     monkeypatch.setattr(batches, "_convert", convert)
     with pytest.raises(raised, match="here") as caught:
         next(batches)
-    assert batches.get_state() == before, "in the handler"
+    assert batches.get_state() == before, "state in the exception handler"
     monkeypatch.undo()
     for _ in range(2):
         with pytest.raises(raised) as again:
@@ -470,12 +470,12 @@ def test_a_batch_that_was_not_returned_is_not_lost(
     other.set_state(through_json(batches.get_state()))
     assert found + ids_by_batch(other) == expected
     batches.set_state(before)
-    assert found + ids_by_batch(batches) == expected, "the state also makes it good again"
+    assert found + ids_by_batch(batches) == expected, "loading the state must recover the batch"
 
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_ctrl_c_while_a_batch_is_awaited(data: Data, drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None is lost, whether one had come or not."""
+    """No batch is lost, whether or not it has arrived."""
     shown = fastpipe.Reader._shown
 
     class Interrupted(Iterator[dict[str, Any]]):
@@ -507,7 +507,7 @@ def test_ctrl_c_while_a_batch_is_awaited(data: Data, drawn: bool, monkeypatch: p
 
 
 def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
-    """Raised at each line of `next` in turn; but for the last, between which and the one before no signal comes."""
+    """Raises an interrupt at each line of `next` except the last one, before which Python handles no signal."""
     code = fastpipe.jax.DatasetIterator.__next__.__code__
     last = max(line for *_, line in code.co_lines() if line)
     expected = ids_by_batch(pass_of(data))
@@ -543,7 +543,7 @@ def test_ctrl_c_at_any_line_loses_nothing(data: Data) -> None:
     assert interrupted > 15
 
 
-def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_excludes_a_batch_made_by_another_thread(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = ids_by_batch(pass_of(data))
     batches = pass_of(data)
     next(batches)
@@ -562,20 +562,20 @@ def test_the_state_stays_before_a_batch_that_another_thread_makes(data: Data, mo
     thread.start()
     assert begun.wait(60)
     found.append(next(batches))
-    assert batches.get_state() == before, "the first of both hasn't been returned"
+    assert batches.get_state() == before, "the first of the two batches has not been returned"
     go_on.set()
     thread.join()
     assert sorted(ids_by_batch(found)) == sorted(expected[1:3])
     assert ids_by_batch(batches) == expected[3:]
 
 
-def test_an_iterator_that_was_left_counts_as_an_epoch(data: Data) -> None:
+def test_an_abandoned_iterator_counts_as_an_epoch(data: Data) -> None:
     reader = data.read(**DENSE, **order_of(True))
     expected = [[batch["id"].tolist() for batch in reader] for _ in range(4)]
     reader.set_epoch(0)
     for epoch, steps in enumerate((1, 3)):
         batches = fastpipe.jax.iterator(reader)
-        # One that nothing is taken from doesn't count.
+        # An iterator from which no batch is taken doesn't count.
         fastpipe.jax.iterator(reader)
         assert ids_by_batch(next(batches) for _ in range(steps)) == expected[epoch][:steps]
         state = batches.get_state()
@@ -591,7 +591,7 @@ def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> Non
     for _ in batches:
         break
     expected = ids_by_batch(batches)
-    assert len(expected) == 29, "a loop goes on where another one was left"
+    assert len(expected) == 29, "a loop must continue where the previous one stopped"
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(batches)
@@ -601,8 +601,8 @@ def test_a_second_loop_over_a_pass_that_has_ended_is_an_error(data: Data) -> Non
     assert ids_by_batch(batches)[1:] == expected
 
 
-def test_states_go_through_grain_as_bytes(data: Data) -> None:
-    """What its handler does with iterators that aren't its own."""
+def test_grain_handles_states_as_bytes(data: Data) -> None:
+    """Imitates Grain's handler for iterators from other packages."""
     batches = pass_of(data)
     next(batches)
     text = batches.get_state().decode()
@@ -640,7 +640,7 @@ def test_arguments_of_other_types_are_named(data: Data) -> None:
 
 
 class Awaited:
-    """A path as Orbax hands it out while it is being made."""
+    """A path that is still being created, as Orbax passes it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -650,7 +650,7 @@ class Awaited:
         return self._path
 
 
-def test_the_state_is_saved_as_of_when_it_was_asked_for(data: Data, tmp_path: Path) -> None:
+def test_the_saved_state_is_that_of_the_call(data: Data, tmp_path: Path) -> None:
     async def save(batches: fastpipe.jax.DatasetIterator, path: Path) -> None:
         background = await batches.save(Awaited(path))
         next(batches)
@@ -670,7 +670,7 @@ def test_the_state_is_saved_as_of_when_it_was_asked_for(data: Data, tmp_path: Pa
     asyncio.run(load(batches, tmp_path / "data"))
     assert batches.get_state() == state
 
-    # Saved by two processes: any state will do, as long as they are one.
+    # With two processes, any state may be saved, but both must be from one step.
     two = tmp_path / "two"
     two.mkdir()
     with pytest.raises(fastpipe.StateError, match="has no state"):
@@ -710,8 +710,8 @@ def test_orbax_saves_and_restores_it(data: Data, tmp_path: Path) -> None:
     assert next(restored)["id"].tolist() == next(batches)["id"].tolist()
 
 
-def test_an_iterator_that_is_dropped_leaves_no_thread(data: Data) -> None:
-    """In a process of its own, whose threads are JAX's, and the main one."""
+def test_a_dropped_iterator_leaves_no_thread(data: Data) -> None:
+    """Runs in a separate process, whose threads are only JAX's and the main one."""
     script = """
         import threading, time, jax, fastpipe, fastpipe.jax
         count = lambda: len(os.listdir("/proc/self/task")) if os.path.exists("/proc/self/task") else 0
@@ -746,7 +746,7 @@ def test_closing_ends_the_pass(data: Data) -> None:
     assert kept["id"].tolist() == list(range(7))
 
 
-def test_an_error_of_the_reader_comes_through(data: Data, tmp_path: Path) -> None:
+def test_errors_of_the_reader_are_raised(data: Data, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.avro"
     content = bytearray(Path(data.paths[0]).read_bytes())
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
@@ -762,7 +762,7 @@ def test_an_error_of_the_reader_comes_through(data: Data, tmp_path: Path) -> Non
         (fastpipe.SparseSpec((8, 8), "float32", layout="csr"), 'use layout="coo"'),
     ],
 )
-def test_what_jax_has_no_array_for_is_refused_before_anything_is_read(
+def test_unsupported_features_are_rejected_before_reading(
     data: Data, monkeypatch: pytest.MonkeyPatch, spec: Any, match: str
 ) -> None:
     reader = data.read(**DENSE, batch_size=7)
@@ -779,7 +779,7 @@ def on(axis: str | None = "rows") -> NamedSharding:
 @pytest.mark.parametrize(
     ("column", "match"), [("items", "pad them with DenseSpec"), ("terms", "sparse"), ("note", "string")]
 )
-def test_a_sharding_divides_dense_features_alone(data: Data, column: str, match: str) -> None:
+def test_a_sharding_divides_only_dense_features(data: Data, column: str, match: str) -> None:
     features = {column: samples.FEATURES[column]}
     with pytest.raises(fastpipe.UnsupportedError, match=match) as caught:
         fastpipe.jax.iterator(data.read(features=features, batch_size=7, drop_last=True), sharding=on())
@@ -877,12 +877,12 @@ PROCESS = """
 
 
 @pytest.mark.parametrize("axes", ["none", "rows", "columns"])
-def test_processes_read_what_is_theirs(data: Data, axes: str) -> None:
+def test_processes_read_their_own_rows(data: Data, axes: str) -> None:
     port = str(free_port())
     started = [run(PROCESS, port, str(index), axes, *data.paths, devices=2) for index in range(2)]
     (first, logged, epoch), (second, _, _) = map(json.loads, outputs(*started))
     assert epoch == 3
-    # One of them was left after its first batch, of four rows of each process.
+    # One pass was left after its first batch, of four rows per process.
     assert {len(set(ids)) for ids in (first.pop(1), second.pop(1))} == {4}
     for one, other in zip(first, second, strict=True):
         if axes == "columns":
@@ -890,7 +890,7 @@ def test_processes_read_what_is_theirs(data: Data, axes: str) -> None:
             assert len(set(one)) == 100
         else:
             assert len(one) == len(other) == 48
-            assert len({*one, *other}) == 96, "every row once"
+            assert len({*one, *other}) == 96, "every row must come once"
     assert first[0] != first[1]
     share = "shard 0 of 1" if axes == "columns" else "shard 0 of 2"
     assert f"process 0 of 2 reads {share}" in logged[0]

@@ -1,4 +1,6 @@
-"""What puts arrays on JAX's devices: as its documented functions do, and by these where the other way has changed."""
+"""Putting arrays on JAX's devices: results equal those of its documented functions, which also serve as the
+fallback.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,13 @@ DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """60 rows."""
+    """Returns 60 rows."""
     return samples.write(tmp_path_factory.mktemp("jax"), [samples.blocks_of(60)])
 
 
 @pytest.fixture
 def x64(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Without or with 64-bit types."""
+    """Runs a test without or with 64-bit types."""
     jax.config.update("jax_enable_x64", request.param)
     yield
     jax.config.update("jax_enable_x64", False)
@@ -45,7 +47,7 @@ def x64(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """As in a process that hasn't tried anything out yet; and others aren't told what this one found."""
+    """Clears what was detected about JAX, before and after a test."""
     for found in (_put._put_on.cache_clear, _put._warned.clear):
         found()
     yield
@@ -58,7 +60,7 @@ def rows() -> NamedSharding:
 
 
 def filled(shape: tuple[int, ...], dtype: str, offset: int = 0) -> np.ndarray:
-    """An array that begins this many bytes behind a multiple of the alignment."""
+    """Returns an array that begins `offset` bytes after a multiple of the alignment."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     array = aligned((size + offset,), np.uint8)[offset:].view(dtype).reshape(shape)
     array[...] = np.arange(array.size).reshape(shape) % 3
@@ -83,14 +85,14 @@ def test_it_is_used_with_this_jax(caplog: pytest.LogCaptureFixture, anew: None) 
     indirect=["x64"],
 )
 @pytest.mark.usefixtures("x64")
-def test_arrays_are_those_of_device_put(dtype: str, shape: tuple[int, ...]) -> None:
+def test_arrays_equal_those_of_device_put(dtype: str, shape: tuple[int, ...]) -> None:
     sharding = rows() if shape else NamedSharding(jax.make_mesh((1,), ("rows",)), PartitionSpec())
     ways = [(_put.put, jax.device_put)]
     if shape:
         ways.append((_put.Sharded(sharding, 1), lambda array: jax.device_put(array, sharding)))
     for put, documented in ways:
         array = filled(shape, dtype)
-        for _ in range(2):  # Under a sharding the first one is special.
+        for _ in range(2):  # With a sharding, the first call is special.
             made: Any = put([array])[0]
             expected: Any = documented(array)
             assert type(made) is type(expected)
@@ -101,7 +103,7 @@ def test_arrays_are_those_of_device_put(dtype: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("offset", [4, 16, 32, 60])
-def test_what_is_not_aligned_is_right_all_the_same(offset: int) -> None:
+def test_unaligned_arrays_are_correct(offset: int) -> None:
     array = filled((100, 3), "int32", offset)
     assert array.ctypes.data % ALIGNMENT == offset
     before = array.copy()
@@ -113,7 +115,7 @@ def test_what_is_not_aligned_is_right_all_the_same(offset: int) -> None:
 
 
 def test_the_arrays_of_batches_are_aligned(data: Data) -> None:
-    """So that JAX shares their memory."""
+    """The alignment lets JAX share their memory."""
     for batch in data.read(batch_size=7):
         for name, node in batch.items():
             for array in fastpipe.jax._forms.leaves(node, name):
@@ -121,7 +123,7 @@ def test_the_arrays_of_batches_are_aligned(data: Data) -> None:
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_memory_lives_as_long_as_arrays(sharded: bool) -> None:
+def test_arrays_keep_memory_alive(sharded: bool) -> None:
     put = _put.Sharded(rows(), 1) if sharded else _put.put
     put([filled((1000, 3), "float32")])
     array = filled((1000, 3), "float32")
@@ -132,7 +134,7 @@ def test_memory_lives_as_long_as_arrays(sharded: bool) -> None:
     put([filled((1000, 3), "float32")])
     assert memory() is not None
     assert np.array_equal(made, expected)
-    # A computation that has been dispatched holds it as well, and nothing for longer.
+    # A dispatched computation also keeps the memory alive, but not longer.
     total = made.sum()
     del made
     assert float(total) == expected.sum()
@@ -147,7 +149,7 @@ def test_arrays_outlive_the_reader(data: Data) -> None:
     expected = list(data.read(**DENSE, batch_size=7))
     batches = fastpipe.jax.iterator(reader)
     kept = [next(batches)["vector"] for _ in range(len(expected))]
-    for _ in batches:  # What memory there is free is written again.
+    for _ in batches:  # Overwrites all free memory.
         pass
     batches.close()
     del batches, reader
@@ -156,8 +158,8 @@ def test_arrays_outlive_the_reader(data: Data) -> None:
         assert np.array_equal(array, wanted["vector"])
 
 
-def test_transfers_are_explicit_ones(data: Data) -> None:
-    """For `jax.transfer_guard`, as those of `jax.device_put` are."""
+def test_transfers_are_explicit(data: Data) -> None:
+    """`jax.transfer_guard` treats the transfers like those of `jax.device_put`."""
     for sharding in (None, rows()):
         batches = fastpipe.jax.iterator(data.read(**DENSE, batch_size=7, drop_last=True), sharding=sharding)
         first = next(batches)
@@ -198,8 +200,10 @@ def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
     assert outputs(run(script, *data.paths, devices=4)) == ["ok\n"]
 
 
-def test_parts_lie_in_the_memory_of_batches() -> None:
-    """Under shardings of several devices, of any kind: the second array as the first, which JAX's own function put."""
+def test_parts_share_the_memory_of_batches() -> None:
+    """Covers shardings of several devices. The first array is put by JAX's function, and the second one must match
+    it.
+    """
     script = """
         import gc, weakref, jax, numpy as np
         from fastpipe.jax import _put
@@ -268,7 +272,7 @@ def of_weak_types(aval: Any, sharding: Any, parts: Any, devices: Any, committed:
 
 
 def letting_go(aval: Any, sharding: Any, parts: Any, devices: Any, committed: bool) -> Any:
-    """The arrays have the memory, but don't hold it."""
+    """Returns arrays that use the memory without keeping it alive."""
     loose = []
     for part in parts:
         memory = (ctypes.c_char * part.nbytes).from_address(part.ctypes.data)
@@ -289,7 +293,7 @@ def letting_go(aval: Any, sharding: Any, parts: Any, devices: Any, committed: bo
         (letting_go, "don't keep memory alive"),
     ],
 )
-def test_where_it_has_changed_documented_functions_are_used(
+def test_documented_functions_are_used_if_it_has_changed(
     data: Data,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -298,7 +302,7 @@ def test_where_it_has_changed_documented_functions_are_used(
     reason: str,
     sharded: bool,
 ) -> None:
-    """With a warning, once, and in the same memory."""
+    """A warning is logged once, and the memory is still shared."""
     monkeypatch.setattr(_put, "_batched_device_put", lambda: changed)
     sharding = rows() if sharded else None
     options = DENSE | {"batch_size": 7, "drop_last": True, "epochs": 2}
@@ -318,7 +322,7 @@ def test_where_it_has_changed_documented_functions_are_used(
         assert np.array_equal(batch["score"].valid, wanted["score"].valid)
 
 
-def test_where_it_is_missing_documented_functions_are_used(
+def test_documented_functions_are_used_if_it_is_missing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, anew: None
 ) -> None:
     monkeypatch.setitem(sys.modules, "jaxlib.xla_client", None)

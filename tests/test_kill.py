@@ -1,4 +1,6 @@
-"""A run that is killed at any moment and goes on from its last checkpoint sees what one that nobody disturbed sees."""
+"""A run that is killed at any time and resumes from its last checkpoint reads the same batches as an undisturbed
+run.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +23,19 @@ from samples import SHUFFLES, Data
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL, fork and named pipes")
 
-# Of each order.
+# Number of kills for each order.
 KILLS = 25
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """600 rows in two files."""
+    """Returns 600 rows in two files."""
     files = [samples.blocks_of(350), samples.blocks_of(250, (20, 3))]
     return samples.write(tmp_path_factory.mktemp("kill"), files, "deflate")
 
 
 class Server:
-    """Forks runs, see `killed`."""
+    """Client of the server in `killed`, which forks runs."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -46,7 +48,7 @@ class Server:
         return int(self._process.stdout.readline())
 
     def live(self, folder: Path, request: dict[str, Any], events: int | None = None, delay: float = 0) -> int:
-        """One life of a run, killed a moment after this many events unless it ended before. Returns its exit code."""
+        """Runs one process until it ends or is killed shortly after this many events. Returns its exit code."""
         pipe = folder / "events"
         child = self._ask(json.dumps({"folder": str(folder), "events": str(pipe), **request}))
         with pipe.open("rb", buffering=0) as happened:
@@ -87,7 +89,7 @@ def test_nothing_is_lost_or_seen_twice(server: Server, data: Data, tmp_path: Pat
         while not ended:
             faster = {"num_threads": rng.choice([1, 2, 3]), "prefetch": rng.choice([1, 2, 8])}
             request = {"paths": data.paths, "options": options | faster}
-            # A checkpoint comes every 8 events; the moment behind an event takes as long as one or two more.
+            # A checkpoint comes every 8 events. The delay after an event is as long as one or two more events.
             events = rng.randrange(30) if kills < KILLS else None
             status = server.live(folder, request, events, rng.uniform(0, 0.003))
             kills += status == -signal.SIGKILL
@@ -95,7 +97,7 @@ def test_nothing_is_lost_or_seen_twice(server: Server, data: Data, tmp_path: Pat
             assert status in (0, -signal.SIGKILL)
             log = folder / "log"
             seen = log.read_text().splitlines() if log.exists() else []
-            # A line is written at once, so none is cut.
+            # A line is written with one call, so no line is truncated.
             assert seen == expected[: len(seen)]
         assert seen == expected
         if kills == KILLS:

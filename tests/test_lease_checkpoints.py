@@ -1,4 +1,4 @@
-"""Checkpoints of ledgers that several workers use: they have all that was used, or aren't made."""
+"""Checkpoints of ledgers with several workers: they include everything that was used, or are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reader(**options: Any) -> fastpipe.Reader:
 
 
 def committed(checkpoint: dict[str, Any]) -> int:
-    """Batches that a checkpoint of the first epoch has."""
+    """Returns the number of committed batches of the first epoch in a checkpoint."""
     starts = range(0, checkpoint["batches"], checkpoint["stretch"])
     return sum(step - start for start, step in zip(starts, checkpoint["epochs"]["0"], strict=True))
 
@@ -69,14 +69,14 @@ def test_a_checkpoint_that_may_lack_commits_is_refused(url: str, act: str) -> No
             ledger.checkpoint()
 
 
-def test_workers_that_left_or_lost_their_leases_are_in_no_ones_way(url: str) -> None:
+def test_workers_without_leases_do_not_prevent_checkpoints(url: str) -> None:
     ledger = fastpipe.Ledger(url)
     with reader().lease(url, worker="left", stretch=5) as left:
         use(left, 2)
     assert committed(ledger.checkpoint()) == 2
     silent = reader().lease(url, worker="silent", ttl=0.5)
     next(silent)
-    # Its thread waits, as it does in a process that is stopped: nothing is renewed.
+    # The worker's thread is blocked, as in a stopped process, so the lease isn't renewed.
     with silent._agent.changed:
         time.sleep(0.7)
         assert committed(ledger.checkpoint()) == 2
@@ -84,19 +84,19 @@ def test_workers_that_left_or_lost_their_leases_are_in_no_ones_way(url: str) -> 
 
 
 class Ranks:
-    """Ranks that train one model in step, as DDP does, by the recipe of the manual. They are threads."""
+    """Ranks that train one model in lockstep like DDP, as the manual describes. Each rank is a thread."""
 
     def __init__(self, url: str, ranks: int, every: int) -> None:
         self.url, self.ranks, self.every = url, ranks, every
         self.barrier = threading.Barrier(ranks)
         self.lock = threading.Lock()
-        # What the model was trained with, and the last checkpoint of both.
+        # The batches that the model was trained on, and the last checkpoint of model and ledger.
         self.model: list[tuple[int, int]] = []
         self.saved: tuple[dict[str, Any], list[tuple[int, int]], int] | None = None
         self.errors: list[BaseException] = []
 
     def run(self, stop: int) -> None:
-        """Resumes from the last checkpoint, and crashes before a step."""
+        """Resumes from the last checkpoint and crashes before step `stop`."""
         first = 0
         if self.saved is not None:
             checkpoint, model, first = self.saved
@@ -126,10 +126,10 @@ class Ranks:
             assert worker.position is not None
             with self.lock:
                 self.model.append(tuple(worker.position))
-            # The backward pass: no rank is a step before others.
+            # The backward pass synchronizes the ranks, so none is a step ahead.
             self.barrier.wait(60)
             worker.commit()
-        # Some ranks are killed before their commits are sent, and others after that.
+        # Some ranks are killed before their commits are sent, others after it.
         if rank % 2:
             worker._agent._wishes.used.clear()
         worker.close()
@@ -140,14 +140,14 @@ def test_ranks_that_crash_train_each_batch_once(url: str, ranks: int) -> None:
     group = Ranks(url, ranks, every=5)
     for stop in (3, 8, 14, 23):
         group.run(stop)
-        # The model of each step was trained with other batches, and as many as all ranks have used.
+        # No batch was trained twice, and the number of batches is that of all ranks.
         assert max(Counter(group.model).values()) == 1
         assert len(group.model) == ranks * stop
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="files that are open can't be deleted")
+@pytest.mark.skipif(sys.platform == "win32", reason="open files can't be deleted")
 @pytest.mark.parametrize("fate", ["deleted", "replaced"])
-def test_a_file_that_is_gone_while_it_is_in_use_is_an_error(tmp_path: Path, fate: str) -> None:
+def test_deleting_a_ledger_in_use_is_an_error(tmp_path: Path, fate: str) -> None:
     path = tmp_path / "ledger.db"
     worker = _leased(path)
     use(worker, 2)
@@ -162,7 +162,7 @@ def test_a_file_that_is_gone_while_it_is_in_use_is_an_error(tmp_path: Path, fate
         worker.commit(wait=True)
     with pytest.raises(fastpipe.LedgerError, match="while it was in use"):
         next(worker)
-    # It has said so.
+    # The error was already raised.
     worker.close()
 
 
@@ -175,14 +175,14 @@ def ends(worker: fastpipe.LeaseWorker) -> None:
     assert not worker.finished
 
 
-def test_a_worker_that_never_commits_is_warned_of_when_it_is_closed(tmp_path: Path) -> None:
+def test_closing_a_worker_without_commits_warns(tmp_path: Path) -> None:
     worker = _leased(tmp_path / "ledger.db")
     ends(worker)
     with pytest.warns(UserWarning, match=r"'one' .* 40 batches that it yielded were never committed.*worker\.commit"):
         worker.close()
 
 
-def test_a_worker_that_never_commits_is_warned_of_when_it_is_forgotten(tmp_path: Path) -> None:
+def test_dropping_a_worker_without_commits_warns(tmp_path: Path) -> None:
     workers = [_leased(tmp_path / "ledger.db")]
     ends(workers[0])
 
@@ -194,7 +194,7 @@ def test_a_worker_that_never_commits_is_warned_of_when_it_is_forgotten(tmp_path:
         forget()
 
 
-def test_a_worker_that_never_commits_is_warned_of_when_it_iterates_again(tmp_path: Path) -> None:
+def test_iterating_again_without_commits_warns(tmp_path: Path) -> None:
     with _leased(tmp_path / "ledger.db") as worker:
         ends(worker)
         with pytest.warns(UserWarning, match="40 batches that it yielded were never committed"):
@@ -204,7 +204,7 @@ def test_a_worker_that_never_commits_is_warned_of_when_it_iterates_again(tmp_pat
         assert worker.finished
 
 
-def test_who_commits_after_the_loop_or_leaves_it_is_not_warned(tmp_path: Path) -> None:
+def test_no_warning_after_a_late_commit_or_a_break(tmp_path: Path) -> None:
     with _leased(tmp_path / "left.db") as worker:
         next(worker)
     with _leased(tmp_path / "ledger.db") as worker:

@@ -1,4 +1,4 @@
-"""Leases where something goes wrong: databases that are away or locked, interrupts, memory, stragglers, taken names."""
+"""Leases under faults: unavailable or locked databases, interrupts, lack of memory, stragglers, and names in use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reader(batches: int = BATCHES, **options: Any) -> fastpipe.Reader:
 
 @contextmanager
 def locked(url: str) -> Iterator[Callable[[], None]]:
-    """A database that lets nobody write, until the block ends or what it yields is called."""
+    """Locks a database against writes until the block ends or the yielded function is called."""
     if url.startswith("sqlite"):
         holder: Any = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None, check_same_thread=False)
         holder.execute("BEGIN EXCLUSIVE")
@@ -52,13 +52,13 @@ def locked(url: str) -> Iterator[Callable[[], None]]:
 
 
 def quick_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets statements wait for locks for a moment only."""
+    """Makes statements wait only briefly for locks."""
     monkeypatch.setattr(_sqlite, "_BUSY_SECONDS", 0.05)
     monkeypatch.setattr(_postgres, "_STATEMENT_MS", 50)
 
 
 def uses(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[int, int]]:
-    """Uses and commits batches: the step of each, and what is in it. Goes on after refusals."""
+    """Uses and commits batches and continues after refusals. Returns the step and content of each batch."""
     found = []
     while most is None or len(found) < most:
         try:
@@ -74,12 +74,12 @@ def uses(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[in
 
 
 def in_thread(act: Callable[[], Any]) -> Any:
-    """What a function returns, which must not hang."""
+    """Returns the result of a function, which must not hang."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(act()), daemon=True)
     thread.start()
     thread.join(LONGEST)
-    assert not thread.is_alive(), "it hangs"
+    assert not thread.is_alive(), "the function hangs"
     return results[0]
 
 
@@ -89,16 +89,16 @@ def _until(there: Callable[[], bool]) -> None:
 
 
 def counted(url: str) -> int:
-    """Batches that count, for all workers together."""
+    """Returns the number of batches that the ledger counts, over all workers."""
     status = fastpipe.Ledger(url).status()
     return sum(worker.batches for worker in status.workers)
 
 
-# Databases that are away, or say that something passed.
+# --- Unavailable databases and temporary errors ---
 
 
 @pytest.mark.parametrize("last", ["statement", "commit"])
-def test_a_session_that_was_idle_within_a_transaction_is_tried_again(postgres_url: str, last: str) -> None:
+def test_an_idle_session_that_ended_is_retried(postgres_url: str, last: str) -> None:
     database = Postgres.of(postgres_url)
     connection = database.connect(create=True)
     connection.rows("SET idle_in_transaction_session_timeout = 50")
@@ -136,7 +136,7 @@ def test_a_worker_survives_the_end_of_its_idle_session(postgres_url: str, monkey
 
 
 class _Told(logging.Handler):
-    """Acts when fastpipe says that it tries again."""
+    """Calls `act` when fastpipe logs that it retries."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def told(act: Callable[[], None]) -> Iterator[_Told]:
 def test_joining_waits_for_a_server_that_restarts() -> None:
     programs = servers.postgres_programs()
     if programs is None:
-        pytest.skip("PostgreSQL's server isn't installed (Debian's package postgresql)")
+        pytest.skip("the PostgreSQL server is not installed (Debian package: postgresql)")
     server = servers.Postgres(programs)
     try:
         server.kill()
@@ -181,8 +181,8 @@ def test_joining_waits_for_a_lock(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert handler.times == 1
 
 
-def test_connecting_waits_for_a_file_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Where the file isn't in WAL mode yet, a lock is in the way of connecting, before any transaction.
+def test_connecting_waits_for_a_file_being_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # If the file isn't in WAL mode yet, a lock already delays connecting, before any transaction.
     quick_to_give_up(monkeypatch)
     url = f"sqlite:///{tmp_path}/ledger.db"
     with locked(url) as release, told(release), reader().lease(url, patience=LONGEST) as worker:
@@ -196,7 +196,7 @@ def test_joining_waits_no_longer_than_its_patience(tmp_path: Path, monkeypatch: 
         reader().lease(url, patience=0.2)
 
 
-def test_a_wrong_url_is_told_at_once(postgres: servers.Postgres, tmp_path: Path) -> None:
+def test_a_wrong_url_is_reported_at_once(postgres: servers.Postgres, tmp_path: Path) -> None:
     with told(lambda: None) as handler:
         with pytest.raises(fastpipe.LedgerError, match='database "none" does not exist'):
             reader().lease(postgres.url("none"))
@@ -205,7 +205,7 @@ def test_a_wrong_url_is_told_at_once(postgres: servers.Postgres, tmp_path: Path)
     assert handler.times == 0
 
 
-def test_closing_says_what_was_not_committed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_reports_uncommitted_batches(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_worker, "_CLOSING_SECONDS", 0.3)
     quick_to_give_up(monkeypatch)
     worker = reader().lease(url, worker="closed", stretch=10, ttl=0.5)
@@ -215,19 +215,19 @@ def test_closing_says_what_was_not_committed(url: str, monkeypatch: pytest.Monke
         uses(worker, 2)
         with pytest.raises(fastpipe.LedgerError, match=r"2 batches that 'closed' has used weren't committed to \w+://"):
             worker.close()
-        # It has said so.
+        # The error was already raised.
         worker.close()
     with reader().lease(url, worker="other", stretch=10) as other:
         rest = in_thread(lambda: uses(other))
-    # The exchange that was under way may have been done when the lock was gone.
+    # The exchange in progress may have completed when the lock was released.
     assert {step for step, _ in rest} >= set(range(5, BATCHES))
     assert counted(url) == BATCHES
 
 
-# Second copies.
+# --- Second copies ---
 
 
-def test_a_copy_whose_other_holder_comes_further(url: str) -> None:
+def test_a_copy_whose_other_holder_advances(url: str) -> None:
     silent = reader().lease(url, worker="silent", stretch=BATCHES, ttl=1000)
     uses(silent, 1)
     silent.commit(wait=True)
@@ -246,7 +246,7 @@ def test_a_copy_whose_other_holder_comes_further(url: str) -> None:
 
 
 def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> None:
-    # Renewals tell it, between two of its batches.
+    # The copy learns of it through a renewal, between two of its batches.
     silent = reader().lease(url, worker="silent", stretch=BATCHES, ttl=1000)
     uses(silent, 1)
     silent.commit(wait=True)
@@ -259,7 +259,7 @@ def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> 
         copy._agent.flush()
     batch = in_thread(lambda: next(copy))
     assert (copy.position, batch["id"].tolist()) == ((0, 6), [6])
-    # The batch before counts for the other holder, and this one here.
+    # The earlier batch counts for the other holder, and this one for the copy.
     with pytest.raises(fastpipe.StaleLeaseError) as caught:
         copy.commit(wait=True)
     assert (caught.value.start, caught.value.stop) == (1, 2)
@@ -270,11 +270,11 @@ def test_a_copy_that_has_not_committed_when_it_learns_of_the_other(url: str) -> 
     assert found == {"silent": (6, 6), "copy": (14, 14)}
 
 
-# What happens while a batch is read.
+# --- Events while a batch is read ---
 
 
 class Slowly:
-    """The batches of a pass; acts behind each."""
+    """The batches of a pass, with a call of `act` after each."""
 
     def __init__(self, batches: Iterator[dict[str, Any]], act: Callable[[], None]) -> None:
         self._batches, self._act = batches, act
@@ -289,7 +289,7 @@ class Slowly:
 
 
 def reading(monkeypatch: pytest.MonkeyPatch, passes: Passes, act: Callable[[], None]) -> None:
-    """Lets something happen when a batch was read, before it is counted."""
+    """Calls `act` after a batch was read and before it is counted."""
     begin = passes.batches
 
     def begun(epoch: int, start: int, stop: int) -> Started:
@@ -299,7 +299,7 @@ def reading(monkeypatch: pytest.MonkeyPatch, passes: Passes, act: Callable[[], N
     monkeypatch.setattr(passes, "batches", begun)
 
 
-def test_an_interrupt_behind_the_reading_of_a_batch_loses_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_after_reading_a_batch_loses_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = iter(range(1000))
 
     def interrupt() -> None:
@@ -323,8 +323,8 @@ def test_an_interrupt_behind_the_reading_of_a_batch_loses_nothing(url: str, monk
 class Interrupt:
     """Raises a KeyboardInterrupt before the n-th line that a worker's consumer runs, as Ctrl-C may.
 
-    It doesn't where no signal is handled, since nothing was called: between the count of a batch and the moment when
-    the consumer has it, and at the end of a `with` block, which is its first line once more.
+    It skips lines at which Python handles no signal, because no function was called: between the count of a batch and
+    its delivery to the consumer, and the end of a `with` block, where its first line runs again.
     """
 
     NEVER = ("return batch", "if token in self._drawing:", "self._drawing.remove(token)", "lease = drawn", "with ")
@@ -346,7 +346,9 @@ class Interrupt:
 
 
 def interrupted(line: int, act: Callable[[], Any]) -> tuple[bool, Any]:
-    """Whether the n-th line that a function runs was reached, and interrupted; and what it returned."""
+    """Interrupts the n-th line that a function runs. Returns whether that line was reached, and the function's
+    result.
+    """
     interrupt = Interrupt(line)
     before = sys.gettrace()
     sys.settrace(interrupt)
@@ -359,7 +361,7 @@ def interrupted(line: int, act: Callable[[], Any]) -> tuple[bool, Any]:
 
 
 def used_despite_interrupts(worker: fastpipe.LeaseWorker) -> list[int]:
-    """What is in each batch, where each line up to the one that is reached is interrupted, again and again."""
+    """Returns the content of each batch while each of its lines is interrupted in turn."""
     line, found = 1, []
     while True:
         stopped, batch = interrupted(line, lambda: next(worker, None))
@@ -370,7 +372,7 @@ def used_despite_interrupts(worker: fastpipe.LeaseWorker) -> list[int]:
             return found
         found.append(int(batch["id"][0]))
         line = 1 if len(found) % 7 == 0 else line
-        # A commit that is interrupted is called again. What is drawn after a flush tells the ledger first.
+        # An interrupted commit is called again. After a flush, the next draw first informs the ledger.
         commit, act = 1, worker.flush if len(found) % 5 == 0 else worker.commit
         while interrupted(commit, act)[0]:
             commit += 1
@@ -380,12 +382,12 @@ def test_an_interrupt_at_any_line_loses_nothing(tmp_path: Path) -> None:
     url, batches = f"sqlite:///{tmp_path}/ledger.db", 45
     with reader(batches).lease(url, worker="one", stretch=3) as worker:
         found = in_thread(lambda: used_despite_interrupts(worker))
-    # What an interrupt left over is read later.
+    # Batches left over by an interrupt are read later.
     assert sorted(found) == list(range(batches))
     assert counted(url) == batches
 
 
-def test_a_pass_that_cannot_begin_strands_no_lease(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_cannot_begin_returns_its_lease(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with reader().lease(url, worker="one", stretch=3) as worker:
         begin, calls = worker._passes.batches, iter(range(1000))
 
@@ -406,7 +408,7 @@ def test_a_pass_that_cannot_begin_strands_no_lease(url: str, monkeypatch: pytest
 
         failures: list[int] = []
         found.extend(uses(worker, 1))
-        # So that the next pass is begun before it is needed.
+        # Ensures that the next pass is started before it is needed.
         in_thread(lambda: _until(lambda: bool(worker._agent.waiting)))
         in_thread(go_on)
     assert sorted(found) == [(step, step) for step in range(BATCHES)]
@@ -414,7 +416,7 @@ def test_a_pass_that_cannot_begin_strands_no_lease(url: str, monkeypatch: pytest
     assert counted(url) == BATCHES
 
 
-def test_the_pace_is_that_of_reading_and_using(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pace_includes_reading_and_using(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with reader().lease(url, worker="one", stretch=20) as worker:
         reading(monkeypatch, worker._passes, lambda: time.sleep(0.02))
         for _ in range(8):
@@ -426,13 +428,13 @@ def test_the_pace_is_that_of_reading_and_using(url: str, monkeypatch: pytest.Mon
         assert fastpipe.Ledger(url).status().workers[0].rate <= 1 / 0.03
 
 
-def test_others_do_the_work_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_workers_take_over_from_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url, batches = f"sqlite:///{tmp_path}/ledger.db", 1500
     done: dict[int, list[tuple[int, int]]] = {}
     reads = [0] * 4
 
     def read(number: int) -> None:
-        """The fourth one reads a batch while the others read 25, for as long as they have something to do."""
+        """The fourth worker reads one batch while the others read 25, for as long as the others have work."""
         reads[number] += 1
         time.sleep(0.002)
         while number == 3 and sum(reads[:3]) < 25 * reads[3] and len(done) < 3:
@@ -450,18 +452,18 @@ def test_others_do_the_work_of_a_slow_reader(tmp_path: Path, monkeypatch: pytest
         thread.join(LONGEST)
         assert not thread.is_alive()
     assert counted(url) == batches
-    # If it had to read all that it was given first, the others would wait for it, and it for them.
+    # If the slow worker had to read its whole lease first, it and the others would wait for each other.
     (slow,) = (worker for worker in fastpipe.Ledger(url).status().workers if worker.worker == "w3")
     assert 1 <= slow.batches <= batches // 20
 
 
-def test_a_name_that_is_taken_while_its_holder_exchanges(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_taken_over_during_an_exchange(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     granted, joining = threading.Event(), threading.Event()
 
     def slow(*arguments: Any) -> Any:
         answer = _exchange.exchange(*arguments)
         if arguments[2].worker == "pod" and answer.granted and not granted.is_set():
-            # What was granted isn't committed yet, and the other joins.
+            # The lease was granted but not committed when the other worker joins.
             granted.set()
             joining.wait(LONGEST)
             time.sleep(0.3)

@@ -1,4 +1,4 @@
-"""Leases: what users see of workers and ledgers, and a ledger's transactions held to a model."""
+"""Leases: the user's view of workers and ledgers, and a ledger's transactions compared with a model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reader(**options: Any) -> fastpipe.Reader:
 
 
 def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fastpipe.StepOfEpoch, list[int]]]:
-    """Uses and commits batches until there are no more, or so many."""
+    """Uses and commits batches, at most `most` of them."""
     found = []
     for batch in worker:
         assert worker.position is not None
@@ -54,7 +54,7 @@ def used(worker: fastpipe.LeaseWorker, most: int | None = None) -> list[tuple[fa
 
 
 def expected(epochs: int = 1, **options: Any) -> dict[tuple[int, int], list[int]]:
-    """The batches, by a reader that leases nothing."""
+    """Returns the batches of a reader without leases."""
     whole = reader(**options)
     steps = range(len(reader(**options | {"epochs": 1})))
     return {(e, s): whole.batch_at(s, epoch=e)["id"].tolist() for e in range(epochs) for s in steps}
@@ -77,7 +77,7 @@ def test_workers_share_the_batches(url: str) -> None:
             found.extend(used(worker))
 
     together([threading.Thread(target=work, args=(f"w{i}",)) for i in range(4)])
-    # A batch may be used twice near the end, by a second copy; never with other rows.
+    # Near the end a second copy may use a batch again, but never with other rows.
     assert dict(found) == expected(2)
     status = fastpipe.Ledger(url).status()
     assert status.finished
@@ -85,10 +85,10 @@ def test_workers_share_the_batches(url: str) -> None:
     assert sum(worker.rows for worker in status.workers) == 2 * ROWS
 
 
-def test_what_is_given_up_goes_to_others_from_the_last_commit(url: str) -> None:
+def test_other_workers_continue_from_the_last_commit(url: str) -> None:
     with reader().lease(url, worker="first", stretch=20) as worker:
         first = used(worker, 5)
-        next(worker)  # Yielded, and not committed.
+        next(worker)  # Yielded but not committed.
     with reader().lease(url, worker="second", stretch=20) as worker:
         second = used(worker)
     assert len(first) + len(second) == 40
@@ -101,7 +101,7 @@ def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> 
     next(batches)
     slow.commit(wait=True)
     next(batches)
-    # Its thread waits, as it does in a process that is stopped: nothing is renewed.
+    # The worker's thread is blocked, as in a stopped process, so the lease isn't renewed.
     with slow._agent.changed:
         time.sleep(0.7)
         with reader().lease(url, worker="quick", stretch=40) as quick:
@@ -112,7 +112,7 @@ def test_an_expired_lease_goes_to_others_and_its_commit_is_refused(url: str) -> 
     ) as caught:
         slow.commit(wait=True)
     assert (caught.value.worker, caught.value.epoch, caught.value.start, caught.value.stop) == ("slow", 0, 1, 2)
-    # Nothing is left, and iteration ends.
+    # No batch is left, and iteration ends.
     assert list(slow) == []
     assert slow.finished
     slow.close()
@@ -153,7 +153,7 @@ def test_without_copies_a_worker_waits_for_others(url: str) -> None:
     assert [first, *(rows for _, rows in rest)] == [*expected().values()]
 
 
-def test_a_name_that_comes_back_takes_its_leases_over(url: str) -> None:
+def test_a_returning_name_recovers_its_leases(url: str) -> None:
     old = reader().lease(url, worker="pod", stretch=40, ttl=1000)
     next(old)
     with reader().lease(url, worker="pod", stretch=40, copies=False) as new:
@@ -183,7 +183,7 @@ def test_epochs_with_and_without_a_barrier(url: str, barrier: bool) -> None:
     other.close()
 
 
-def test_who_commits_seldom_iterates_again(url: str) -> None:
+def test_rare_commits_need_another_loop(url: str) -> None:
     seen, loops = [], 0
     with reader(epochs=2).lease(url, stretch=4) as worker:
         while not worker.finished:
@@ -197,7 +197,7 @@ def test_who_commits_seldom_iterates_again(url: str) -> None:
     assert 2 <= loops <= 10
 
 
-def test_checkpoints_put_a_ledger_back(url: str) -> None:
+def test_checkpoints_restore_a_ledger(url: str) -> None:
     ledger = fastpipe.Ledger(url)
     with reader(epochs=2).lease(url, worker="a", stretch=8) as worker:
         first = used(worker, 11)
@@ -206,7 +206,7 @@ def test_checkpoints_put_a_ledger_back(url: str) -> None:
         ledger.restore(checkpoint)
         refused = 0
         while not worker.finished:
-            # Whatever it held is of the time before.
+            # Its lease may be from before the restore.
             try:
                 used(worker)
             except fastpipe.StaleLeaseError:
@@ -281,7 +281,7 @@ def test_wrong_arguments(
         ({"epochs": 2}, "epochs"),
     ],
 )
-def test_another_job_of_the_same_name_is_refused(url: str, other: dict[str, Any], match: str) -> None:
+def test_another_job_with_the_same_name_is_rejected(url: str, other: dict[str, Any], match: str) -> None:
     with reader().lease(url):
         pass
     with pytest.raises(fastpipe.StateError, match=match):
@@ -301,7 +301,7 @@ def test_workers_without_a_name_get_one(url: str) -> None:
         assert str(os.getpid()) in first.worker
 
 
-def test_a_closed_worker_says_so(url: str) -> None:
+def test_using_a_closed_worker_is_an_error(url: str) -> None:
     worker = reader().lease(url)
     next(worker)
     worker.close()
@@ -311,7 +311,7 @@ def test_a_closed_worker_says_so(url: str) -> None:
             act()
 
 
-def test_a_forgotten_worker_gives_its_leases_up(url: str) -> None:
+def test_a_dropped_worker_releases_its_leases(url: str) -> None:
     worker = reader().lease(url, worker="gone", stretch=40, ttl=1000)
     next(worker)
     del worker
@@ -338,7 +338,7 @@ def test_a_forked_child_cannot_draw(url: str) -> None:
         assert len(used(worker)) == 40
 
 
-def test_a_database_that_is_away(tmp_path: Path) -> None:
+def test_an_unavailable_database(tmp_path: Path) -> None:
     nobody = f"postgresql://user:secret@127.0.0.1:{servers.free_port()}/none"
     with pytest.raises(fastpipe.LedgerError, match=r"the ledger postgresql://user@127\.0\.0\.1") as caught:
         reader().lease(nobody, patience=0.2)
@@ -427,7 +427,7 @@ def test_stretches_are_few_and_whole_windows(batches: int, window: int) -> None:
 
 
 class Workers:
-    """Members of a job on one file with a clock of the test's own."""
+    """Workers of a job in one file, with a clock that the test controls."""
 
     def __init__(self, path: Path, batches: int, stretch: int, *, barrier: bool) -> None:
         self.now = 1000.0
@@ -437,7 +437,7 @@ class Workers:
         self.members: list[Member] = []
         self.numbers: Counter[int] = Counter()
         self.held: dict[int, list[list[Any]]] = {}
-        # Which batches count, as answers say; each must do so once.
+        # Batches that count according to the answers. Each must count exactly once.
         self.counted: Counter[tuple[int, int]] = Counter()
         self.finished = False
 
@@ -454,7 +454,7 @@ class Workers:
         with self.database.connected() as connection, connection.transaction():
             answer = exchange(connection, self.job, self.members[index], request)
         if self.numbers[index] % 3 == 0 and (request.used or answer.granted):
-            # The answer is lost, and the same is asked again: nothing happens twice.
+            # The answer is lost and the request is repeated, which must have no further effect.
             with self.database.connected() as connection, connection.transaction():
                 assert exchange(connection, self.job, self.members[index], request) == answer
         for used_, done in zip(sorted(request.used, key=lambda each: each.lease), answer.committed, strict=True):
@@ -468,7 +468,7 @@ class Workers:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory where there is one: on disk, SQLite waits for the disk in each transaction."""
+    """Yields a folder in memory if possible. On disk, SQLite would wait for the disk in each transaction."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
         yield Path(folder)
 
@@ -507,7 +507,7 @@ def test_any_interleaving_commits_each_batch_once(memory: Path, data: st.DataObj
                 until = data.draw(st.integers(start + 1, stop))
                 workers.ask(index, Request(0, used=[Used(token, start, until, [1] * (until - start))]))
                 lease[1] = until
-    # One worker ends it: whatever was left over by others, it can have.
+    # One worker finishes the job with everything that the others left over.
     workers.join()
     last = len(workers.members) - 1
     for _ in range(200):
@@ -524,7 +524,7 @@ def test_any_interleaving_commits_each_batch_once(memory: Path, data: st.DataObj
     assert workers.counted == {(epoch, step): 1 for epoch in range(2) for step in range(batches)}
 
 
-def test_tokens_that_nobody_was_given_commit_nothing(tmp_path: Path) -> None:
+def test_invalid_tokens_commit_nothing(tmp_path: Path) -> None:
     workers = Workers(tmp_path / "ledger.db", 4, 2, barrier=True)
     workers.join()
     workers.ask(0, Request(0, wanted=1))

@@ -1,6 +1,7 @@
-"""Leases keep their promises whatever happens to workers and databases: each batch is committed exactly once an epoch.
+"""Leases keep their guarantees whatever happens to workers and databases: each batch is committed exactly once per
+epoch.
 
-`make soak` plays 200 runs (FASTPIPE_LEASE_RUNS) instead of a handful, and prints what happened in them.
+`make soak` executes 200 runs (FASTPIPE_LEASE_RUNS) instead of two, and prints what happened in them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs SIGSTOP, 
 
 RUNS = int(os.environ.get("FASTPIPE_LEASE_RUNS", "2"))
 ROWS, BATCH, EPOCHS = 1_200, 5, 3
-# Of the runs of a database every tenth loses it, the first one too.
+# Every tenth run on a database interrupts it, starting with the first.
 OUTAGES = 10
 
 
@@ -40,10 +41,10 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture(scope="module")
 def killable() -> Iterator[servers.Postgres]:
-    """A PostgreSQL server that no other tests use, since this kills it."""
+    """Yields a PostgreSQL server that no other tests use, because this test kills it."""
     programs = servers.postgres_programs()
     if programs is None:
-        pytest.skip("PostgreSQL's server isn't installed (Debian's package postgresql)")
+        pytest.skip("the PostgreSQL server is not installed (Debian package: postgresql)")
     server = servers.Postgres(programs)
     yield server
     server.stop()
@@ -55,7 +56,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> samples.Data:
 
 
 def expected(data: samples.Data, options: dict[str, Any]) -> dict[lease_witness.Batch, list[int]]:
-    """The ids of each batch's rows, by a reader that leases nothing."""
+    """Returns the row ids of each batch of a reader without leases."""
     found = {}
     for epoch in range(EPOCHS):
         reader = data.read(**options)
@@ -66,7 +67,7 @@ def expected(data: samples.Data, options: dict[str, Any]) -> dict[lease_witness.
 
 
 class Figures:
-    """What happened in all runs of a database."""
+    """Counts of what happened in all runs on a database."""
 
     def __init__(self) -> None:
         self.did: Counter[str] = Counter()
@@ -79,7 +80,7 @@ class Figures:
         if run.away is not None:
             went, back = run.away
             later = [row.at for row in audit if row.kind == "advance" and row.at > went]
-            assert later, "nothing was committed after the database had come back"
+            assert later, "nothing was committed after the database was available again"
             self.resumed.append(max(0.0, min(later) - back))
 
     def told(self) -> str:
@@ -91,7 +92,7 @@ class Figures:
 
 
 def play(forks: Forks, data: samples.Data, folder: Path, url: str, number: int, outage: Outage | None) -> Figures:
-    """Plays a run, and holds the witness's notes against the workers'."""
+    """Executes a run and compares the audit with the workers' logs."""
     chance = random.Random(f"{url.partition(':')[0]} {number}")
     folder.mkdir()
     options = {"columns": ["id"], "batch_size": BATCH, "seed": number, "epochs": EPOCHS, "num_threads": 1}
@@ -102,7 +103,7 @@ def play(forks: Forks, data: samples.Data, folder: Path, url: str, number: int, 
         "barrier": chance.random() < 0.5,
         "copies": chance.random() < 0.7,
     }
-    # Whoever comes first creates the tables; it leaves again, and gives up what it has leased.
+    # The first worker creates the tables. This one closes again and releases its lease.
     with data.read(**options).lease(url, worker="opener", **lease):
         pass
     lease_witness.install(url)
@@ -116,7 +117,7 @@ def play(forks: Forks, data: samples.Data, folder: Path, url: str, number: int, 
 
 
 def played(figures: list[Figures], capsys: pytest.CaptureFixture[str], database: str) -> None:
-    """Sees to it that enough happened for the runs to mean something, and prints it in a soak."""
+    """Checks that enough happened for the runs to be meaningful, and prints the counts in a soak."""
     total = Figures()
     for each in figures:
         total.did.update(each.did)
@@ -178,19 +179,19 @@ USED = {(0, step): [step] for step in range(4)}
 
 
 @pytest.mark.parametrize("case", VIOLATIONS)
-def test_the_witness_sees_what_is_wrong(case: str) -> None:
+def test_the_witness_detects_violations(case: str) -> None:
     with pytest.raises(Violated):
         lease_witness.committed(VIOLATIONS[case])
 
 
-def test_the_witness_sees_what_logs_tell() -> None:
+def test_the_witness_detects_wrong_logs() -> None:
     logs = {"a": Lines(USED, [(0, 0), (0, 1)], []), "b": Lines(USED, [(0, 2)], [(0, 0, 2)])}
     lease_witness.check(GOOD, logs, USED, 4)
     for wrong in (
-        logs | {"a": Lines(USED, [(0, 0), (0, 2)], [])},  # told of another's commit
-        logs | {"a": Lines(USED, [(0, 0), (0, 0)], [])},  # told twice
-        logs | {"b": Lines({(0, 2): [2], (0, 3): [7]}, [], [])},  # other rows
-        logs | {"b": Lines({(0, 2): [2]}, [], [])},  # never used
+        logs | {"a": Lines(USED, [(0, 0), (0, 2)], [])},  # was told of another worker's commit
+        logs | {"a": Lines(USED, [(0, 0), (0, 0)], [])},  # was told twice
+        logs | {"b": Lines({(0, 2): [2], (0, 3): [7]}, [], [])},  # used other rows
+        logs | {"b": Lines({(0, 2): [2]}, [], [])},  # never used the batch
         {"b": logs["b"]},
     ):
         with pytest.raises(Violated):

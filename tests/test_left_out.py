@@ -1,4 +1,4 @@
-"""Rows that are in no batch: refused where ranks would get none, said where they are many, for every source."""
+"""Rows that are in no batch: an error if ranks would get none, and a warning if there are many, for every source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Make = Callable[..., fastpipe.Reader]
 
 @pytest.fixture(scope="module", params=["avro", "interactions", "table"])
 def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Makes readers of 200 rows."""
+    """Returns a function that makes readers of 200 rows."""
     if request.param == "avro":
         data = samples.write(tmp_path_factory.mktemp("left-out"), [[20] * 5, [20] * 5])
         return lambda **options: data.read(**options, columns=["id"])
@@ -41,7 +41,7 @@ def yielded(reader: fastpipe.Reader) -> int:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
-def test_ranks_without_a_batch_are_refused(make: Make, shuffle: bool, shared: bool) -> None:
+def test_ranks_without_a_batch_are_rejected(make: Make, shuffle: bool, shared: bool) -> None:
     order = {"shuffle": shuffle, "seed": 1} if shuffle else {}
 
     def ranks(world: int, **options: Any) -> list[fastpipe.Reader]:
@@ -61,7 +61,7 @@ def test_ranks_without_a_batch_are_refused(make: Make, shuffle: bool, shared: bo
         "world_size=4",
         "batch_size=25",
     ]
-    # Each of these does.
+    # Each suggestion works.
     for world, options in [
         (8, {"batch_size": 64, "uneven": "pad"}),
         (8, {"batch_size": 64, "uneven": "allow"}),
@@ -73,7 +73,7 @@ def test_ranks_without_a_batch_are_refused(make: Make, shuffle: bool, shared: bo
         assert all(map(len, readers)) or options.get("uneven") == "allow"
 
 
-def test_what_drop_last_leaves_out_is_named(make: Make) -> None:
+def test_rows_dropped_by_drop_last_are_named(make: Make) -> None:
     with pytest.raises(ValueError, match=r"leaves out a shorter one.*batch_size=66 or less; drop_last=False") as error:
         make(batch_size=80, drop_last=True, rank=0, world_size=3)
     assert "200 rows make 2 batches" in str(error.value)
@@ -83,18 +83,18 @@ def test_what_drop_last_leaves_out_is_named(make: Make) -> None:
 
 
 @pytest.mark.parametrize("shuffle", ["block", "buffer"])
-def test_ranks_that_have_blocks_of_their_own(tmp_path: Path, shuffle: Any) -> None:
+def test_ranks_with_separate_blocks(tmp_path: Path, shuffle: Any) -> None:
     data = samples.write(tmp_path, [[20] * 10])
     options = {"shuffle": shuffle, "seed": 1, "columns": ["id"], "rank": 0, "world_size": 5, "drop_last": True}
     with pytest.raises(ValueError, match="no rank's blocks have the rows of a batch") as error:
         data.read(batch_size=40 + 1, **options)
     assert "batch_size=40 or less; drop_last=False" in str(error.value)
-    assert "uneven=" not in str(error.value).partition("Use one of")[2], "it would be empty, too"
+    assert "uneven=" not in str(error.value).partition("Use one of")[2], "ranks would be empty with it as well"
     assert len(data.read(batch_size=40, **options)) == 1
     assert len(data.read(batch_size=40, **options | {"shard_by": "batch"})) == 1
 
 
-def test_no_rows_are_no_error(tmp_path: Path) -> None:
+def test_no_rows_are_not_an_error(tmp_path: Path) -> None:
     data = samples.write(tmp_path, [[], [0, 0]])
     for shuffle in SHUFFLES:
         order = {"shuffle": shuffle, "seed": 1} if shuffle else {}
@@ -119,18 +119,18 @@ def test_no_rows_are_no_error(tmp_path: Path) -> None:
         ({"batch_size": 112, "world_size": 1, "drop_last": True, "uneven": "allow"}, 88, "88 of 200"),
     ],
 )
-def test_more_than_a_tenth_is_warned_of_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
+def test_leaving_out_more_than_a_tenth_warns_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
     if not words:
         reader = make(**options)  # Warnings are errors.
     else:
         with pytest.warns(fastpipe.RowsLeftOutWarning, match=words) as warned:
             reader = make(**options)
         (warning,) = warned
-        assert warning.filename in (__file__, samples.__file__), "it names the user's line"
+        assert warning.filename in (__file__, samples.__file__), "the warning must point to the caller's line"
     assert reader._order.left_out == left_out
     world = options.get("world_size", 1)
     with warnings.catch_warnings():
-        # Neither passes nor copies say it again.
+        # Neither passes nor copies repeat the warning.
         warnings.simplefilter("error")
         again = pickle.loads(pickle.dumps(reader))
         assert len(list(again)) == len(list(reader)) == len(reader)
@@ -140,7 +140,7 @@ def test_more_than_a_tenth_is_warned_of_once(make: Make, options: dict[str, Any]
     assert sum(map(yielded, [again, *rest])) == ROWS - left_out
 
 
-def test_shares_say_it_too(make: Make) -> None:
+def test_shards_warn_as_well(make: Make) -> None:
     whole = make(batch_size=58)
     with pytest.warns(fastpipe.RowsLeftOutWarning, match="26 of 200") as warned:
         whole.shard(3, 0)

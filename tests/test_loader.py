@@ -1,7 +1,8 @@
-"""What torch documents of `DataLoader`, of ours: arguments, samplers, batches, data sets of torch's.
+"""The documented behavior of torch's `DataLoader` in fastpipe's loader: arguments, samplers, batches and torch's
+datasets.
 
-torch's own loader is the oracle, without workers. How items become batches is in test_loader_collation.py, workers in
-test_loader_workers.py, errors in test_loader_errors.py.
+torch's loader without workers is the oracle. test_loader_collation.py tests collation, test_loader_workers.py workers,
+and test_loader_errors.py errors.
 """
 
 from __future__ import annotations
@@ -52,25 +53,25 @@ from loader_data import (
     listed,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 ways = pytest.mark.parametrize("way", WAYS)
 
 
 def read(dataset: Any, way: str, **more: Any) -> list[Any]:
-    """A pass of our loader, behind a seed."""
+    """Returns a pass of fastpipe's loader with a fixed seed."""
     torch.manual_seed(3)
     return [copied(batch) for batch in DataLoader(dataset, **ALL_WAYS[way], **more)]
 
 
 def oracle(dataset: Any, **more: Any) -> list[Any]:
-    """A pass of torch's loader, behind the same seed."""
+    """Returns a pass of torch's loader with the same seed."""
     torch.manual_seed(3)
     return list(torch.utils.data.DataLoader(dataset, **more))
 
 
 class InTurn(torch.utils.data.Sampler[int]):
-    """Yields what it is given, once more in each pass."""
+    """Yields the given indices in each pass."""
 
     def __init__(self, indices: list[Any]) -> None:
         self.indices = indices
@@ -111,13 +112,13 @@ ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @apart
 @ways
-def test_each_order_is_torchs(way: str) -> None:
+def test_each_order_matches_torch(way: str) -> None:
     for name, order in ORDERS.items():
         dataset = Squares(10)
         loader = DataLoader(dataset, **ALL_WAYS[way], **order())
         plain: Any = torch.utils.data.DataLoader(dataset, **order())
         assert len(loader) == len(plain), name
-        # The same is drawn from torch's generator, too.
+        # The same numbers are drawn from torch's generator.
         for epoch in range(2):
             for each in (loader.sampler, plain.sampler):
                 if isinstance(each, DistributedSampler):
@@ -131,22 +132,22 @@ def test_each_order_is_torchs(way: str) -> None:
 
 
 @apart
-def test_the_order_is_the_same_by_processes_however_started() -> None:
+def test_the_order_does_not_depend_on_the_start_method() -> None:
     expected = oracle(Squares(10), batch_size=3, shuffle=True)
-    # So that not each of them imports torch.
+    # With the fork server, only the server imports torch.
     for way in ("spawn", "forkserver"):
         assert_same(read(Squares(10), way, batch_size=3, shuffle=True), expected)
 
 
 def refusal(kind: Any, arguments: dict[str, Any]) -> Any:
-    """What a loader says of arguments."""
+    """Returns the error or warning of a loader for these arguments."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         try:
             kind(Numbers(4), **arguments)
         except Exception as error:
             return type(error), str(error), [str(each.message) for each in seen]
-    raise AssertionError("nothing was said")
+    raise AssertionError("no error or warning")
 
 
 @apart
@@ -174,12 +175,12 @@ def refusal(kind: Any, arguments: dict[str, Any]) -> Any:
     ],
     ids=str,
 )
-def test_arguments_are_refused_as_torch_refuses_them(arguments: dict[str, Any]) -> None:
+def test_arguments_are_rejected_like_in_torch(arguments: dict[str, Any]) -> None:
     assert refusal(DataLoader, arguments) == refusal(torch.utils.data.DataLoader, arguments)
 
 
 @apart
-def test_own_arguments_are_checked() -> None:
+def test_additional_arguments_are_checked() -> None:
     for arguments, kind in [
         ({"num_batch_workers": -1}, ValueError),
         ({"num_batch_workers": 1.5}, TypeError),
@@ -209,7 +210,7 @@ def test_processes_are_the_default(free_threaded: bool) -> None:
 
 
 @apart
-def test_arguments_stand_where_torchs_do() -> None:
+def test_positional_arguments_match_torch() -> None:
     loader = DataLoader(
         Numbers(5),
         2,
@@ -243,7 +244,7 @@ def test_some_attributes_cannot_be_set() -> None:
     for name in ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"):
         with pytest.raises(ValueError, match="should not be set after"):
             setattr(loader, name, 1)
-    # As torch's own, others can.
+    # As in torch's loader, other attributes can be set.
     loader.num_workers = 1
     loader.multiprocessing_context = "fork"
     assert [batch.item() for batch in loader] == [0, 1, 2]
@@ -270,12 +271,12 @@ def test_a_collate_fn_is_given_lists_in_order(way: str) -> None:
 
 @apart
 @ways
-def test_all_items_of_a_batch_are_asked_for_at_once_where_that_is_possible(way: str) -> None:
+def test_getitems_is_used_if_available(way: str) -> None:
     for dataset in (AtOnce(10), Subset(AtOnce(10), [7, 1, 2, 3]), StackDataset(AtOnce(10), Squares(10))):
         for more in ({"batch_size": 3}, {"batch_size": 3, "drop_last": True}, {"batch_size": 4, "shuffle": True}):
             assert_same(read(dataset, way, **more), oracle(dataset, **more))
     assert read(AtOnce(5), way, batch_size=3, collate_fn=listed) == [[(0, 3), (1, 3), (2, 3)], [(3, 2), (4, 2)]]
-    # `__getitem__` is asked where `__getitems__` is no method.
+    # `__getitem__` is used if `__getitems__` is not a method.
     plain = Numbers(3)
     plain.__getitems__ = None  # type: ignore[attr-defined]
     assert read(plain, way, batch_size=3, collate_fn=listed) == [[0, 1, 2]]
@@ -283,7 +284,7 @@ def test_all_items_of_a_batch_are_asked_for_at_once_where_that_is_possible(way: 
 
 @apart
 @ways
-def test_data_sets_of_torch(way: str) -> None:
+def test_datasets_of_torch(way: str) -> None:
     rows = TensorDataset(torch.arange(24.0).reshape(8, 3), torch.arange(8))
     datasets: list[Any] = [
         rows,
@@ -319,7 +320,7 @@ def test_indices_keep_their_classes(way: str) -> None:
     for more in ({"batch_size": 4}, {"batch_size": None}, {"batch_size": 1}):
         found = read(Described(), way, sampler=InTurn(indices), **more)
         assert list(itertools.chain.from_iterable(found) if more["batch_size"] else found) == expected
-    # What pickle can't write reaches no worker.
+    # Objects that can't be pickled can't be sent to workers.
     if way == "alone":
         assert read(Described(), way, batch_sampler=[[Sub(3), 4]]) == [[f"{Sub.__module__}.Sub 3", "builtins.int 4"]]
     assert_same(
@@ -372,7 +373,7 @@ def test_an_unsized_sampler_has_no_length(way: str) -> None:
 
 
 @apart
-def test_iterators_and_loaders_are_pickled_as_torchs_are() -> None:
+def test_iterators_and_loaders_are_pickled_like_those_of_torch() -> None:
     loader = DataLoader(Numbers(3), batch_size=2)
     assert [batch.tolist() for batch in pickle.loads(pickle.dumps(loader))] == [[0, 1], [2]]
     with pytest.raises(NotImplementedError):
@@ -380,7 +381,7 @@ def test_iterators_and_loaders_are_pickled_as_torchs_are() -> None:
 
 
 class Stream(IterableDataset[int]):
-    """Numbers, of which each worker yields its own."""
+    """Numbers, divided between the workers."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -392,14 +393,14 @@ class Stream(IterableDataset[int]):
 
 
 class Sized(Stream):
-    """One that tells a length that isn't its own."""
+    """A stream with a wrong length."""
 
     def __len__(self) -> int:
         return 4
 
 
 @apart
-def test_iterable_data_sets_are_read_as_torch_reads_them() -> None:
+def test_iterable_datasets_are_read_like_in_torch() -> None:
     for more in ({"batch_size": 4}, {"batch_size": 4, "drop_last": True}, {"batch_size": None}):
         for workers in ({}, {"num_workers": 2, "multiprocessing_context": "fork"}):
             arguments: dict[str, Any] = more | workers
@@ -415,7 +416,7 @@ def test_iterable_data_sets_are_read_as_torch_reads_them() -> None:
 
 
 @apart
-def test_iterable_data_sets_have_states_by_torchdata() -> None:
+def test_iterable_datasets_have_states_of_torchdata() -> None:
     loader = DataLoader(Stream(10), batch_size=3)
     batches = iter(loader)
     first = [next(batches).tolist()]
@@ -439,7 +440,7 @@ def test_data_pipes_are_read_by_torch() -> None:
 
 
 @apart
-def test_memory_is_pinned_only_where_there_is_an_accelerator() -> None:
+def test_memory_is_pinned_only_with_an_accelerator() -> None:
     if torch.accelerator.is_available():
         pytest.skip("there is an accelerator")
     for way in WAYS.values():
@@ -450,7 +451,7 @@ def test_memory_is_pinned_only_where_there_is_an_accelerator() -> None:
 
 
 @apart
-def test_a_slow_item_holds_up_its_own_batch_alone() -> None:
+def test_a_slow_item_delays_only_its_own_batch() -> None:
     from loader_data import Slow
 
     for way in (FORKED, THREADS):

@@ -1,5 +1,5 @@
-"""How a pass with workers begins: what `worker_init_fn` raises, items that wait for each other, and batches that are
-begun before anybody knows how large an item is.
+"""The start of a pass with workers: errors of `worker_init_fn`, items that wait for each other, and batches that are
+started before the size of an item is known.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, SPAWNED, THREADS, WORKERS, Failing, Large, Numbers, Slow, assert_same, listed, outcomes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 MB = 1 << 20
 workers = pytest.mark.parametrize("way", WORKERS)
 
 
 class Together(Large):
-    """Arrays of which the first so many wait until all of them are being made."""
+    """Arrays, the first `together` of which wait until all of them are being made."""
 
     def __init__(self, count: int, nbytes: int, together: int) -> None:
         super().__init__(count, nbytes)
         self.together = together
-        # Of this process and those that it forks.
+        # Shared by this process and its forks.
         self.begun = mmap.mmap(-1, mmap.PAGESIZE)
 
     def __getitem__(self, index: int) -> Any:
@@ -47,7 +47,7 @@ class Together(Large):
 @apart
 @workers
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_items_may_wait_for_those_of_all_workers(way: str, size: int) -> None:
+def test_items_may_wait_for_items_of_all_workers(way: str, size: int) -> None:
     wanted = list(DataLoader(Large(30, 1000), size))
     for more in ({"in_order": False}, {"prefetch_factor": 1, "worker_init_fn": print_nothing}):
         arguments = WORKERS[way] | {"num_workers": 6} | more
@@ -63,8 +63,8 @@ def print_nothing(number: int) -> None:
 
 @apart
 @workers
-def test_memory_is_that_of_the_batches_ahead_though_more_were_begun(way: str) -> None:
-    """Workers keep items of other batches until it is their turn."""
+def test_memory_is_limited_to_prefetched_batches(way: str) -> None:
+    """Workers keep items of later batches until there is room for them."""
     loader = DataLoader(Together(24, 16 * MB, 8), 1, **WORKERS[way] | {"num_workers": 8})
     batches = iter(loader)
     most = 0
@@ -77,7 +77,7 @@ def test_memory_is_that_of_the_batches_ahead_though_more_were_begun(way: str) ->
 
 
 class Torn(Large):
-    """Arrays of which the first ones can't be made."""
+    """Arrays, of which the first ones raise an error."""
 
     def __getitem__(self, index: int) -> Any:
         if index < 40:
@@ -88,8 +88,8 @@ class Torn(Large):
 @apart
 @workers
 @pytest.mark.parametrize("joiners", [0, 2])
-def test_memory_is_bounded_though_no_batch_says_how_large_items_are(way: str, joiners: int) -> None:
-    """The first batches fail, so further ones begin before there is a layout."""
+def test_memory_is_limited_before_item_sizes_are_known(way: str, joiners: int) -> None:
+    """The first batches fail, so further batches are started before there is a layout."""
     arguments = WORKERS[way] | {"num_workers": 8, "collate_fn": listed, "num_batch_workers": joiners}
     batches = iter(DataLoader(Torn(400, MB), 10, **arguments))
     most, found = 0, []
@@ -105,7 +105,7 @@ def test_memory_is_bounded_though_no_batch_says_how_large_items_are(way: str, jo
 
 
 class First(Large):
-    """Arrays of which one is much larger than the others."""
+    """Arrays, one of which is much larger than the others."""
 
     def __init__(self, count: int, largest: int, at: int = 0, *, tensors: bool = False) -> None:
         super().__init__(count, 64 << 10)
@@ -119,7 +119,7 @@ class First(Large):
 
 @apart
 @pytest.mark.parametrize(("number", "at"), [(1, 0), (2, 0), (8, 0), (1, 1), (8, 16)])
-def test_one_item_that_is_much_larger_is_kept_beside_the_others(number: int, at: int) -> None:
+def test_one_much_larger_item_is_stored_separately(number: int, at: int) -> None:
     for way in (FORKED, THREADS):
         loader = DataLoader(
             First(160, 32 * MB, at), 16, collate_fn=listed, shuffle=False, **way | {"num_workers": number}
@@ -138,8 +138,8 @@ def test_one_item_that_is_much_larger_is_kept_beside_the_others(number: int, at:
 
 @apart
 @workers
-def test_a_layout_of_large_items_is_settled_by_two(way: str) -> None:
-    """A worker keeps the first item until then, and its batch is as ever."""
+def test_a_layout_of_large_items_needs_two_items(way: str) -> None:
+    """A worker keeps the first item until then, and its batch is still correct."""
     for number in (1, 4):
         for tensors in (False, True):
             dataset = First(24, 64 << 10, tensors=tensors)
@@ -148,14 +148,14 @@ def test_a_layout_of_large_items_is_settled_by_two(way: str) -> None:
             batches = iter(loader)
             assert_same(list(batches), list(DataLoader(dataset, 8)))
             assert batches._consumer.layout()[0] == 1
-            # The next pass knows it.
+            # The next pass knows the layout.
             assert_same(list(loader), list(DataLoader(dataset, 8)))
 
 
 @apart
 @workers
 def test_batches_that_fail_before_there_is_a_layout(way: str) -> None:
-    """Batches that were begun for idle workers, and never had a slab."""
+    """Some batches were started for idle workers and never had a slab."""
 
     class Unwritten(Slow):
         def __getitem__(self, index: int) -> int:
@@ -186,7 +186,7 @@ def test_passes_that_are_left_before_there_is_a_layout(way: str) -> None:
 
 
 class Refuses:
-    """A `worker_init_fn` that takes its time, and raises in some workers."""
+    """A slow `worker_init_fn` that raises in some workers."""
 
     def __init__(self, *numbers: int, seconds: dict[int, float] | None = None) -> None:
         self.numbers, self.seconds = numbers, seconds or {}
@@ -198,7 +198,7 @@ class Refuses:
 
 
 class Waits:
-    """A `worker_init_fn` that takes until a file is there, in some workers."""
+    """A `worker_init_fn` that waits for a file in some workers."""
 
     def __init__(self, go: Path, *numbers: int) -> None:
         self.go = go
@@ -211,16 +211,16 @@ class Waits:
 
 @apart
 @pytest.mark.parametrize("way", [*WORKERS, "spawn"])
-def test_a_pass_whose_workers_cannot_begin_does_not(way: str) -> None:
+def test_a_pass_fails_if_workers_cannot_begin(way: str) -> None:
     arguments = (WORKERS | {"spawn": SPAWNED})[way] | {"num_workers": 2}
-    # Workers that are spawned may begin seconds after each other, and the first makes the first batch.
+    # Spawned workers may start seconds apart, and the first one makes the first batch.
     for refuses in (Refuses(0, 1), *([Refuses(1, seconds={1: 0.05})] if way != "spawn" else [])):
-        # The first batch takes far longer than worker 1 does to refuse.
+        # The first batch takes much longer than worker 1 takes to fail.
         dataset = Slow(8, {}, 3.0)
         loader = DataLoader(dataset, 2, worker_init_fn=refuses, persistent_workers=True, **arguments)
         with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
             iter(loader)
-        # With another function it begins.
+        # Without the function the pass begins.
         loader.worker_init_fn = None
         dataset.otherwise = 0.0
         assert [int(number) for batch in loader for number in batch] == list(range(8))
@@ -228,7 +228,7 @@ def test_a_pass_whose_workers_cannot_begin_does_not(way: str) -> None:
 
 @apart
 @workers
-def test_those_that_collate_may_refuse_too(way: str) -> None:
+def test_batch_workers_may_fail_to_begin(way: str) -> None:
     loader = DataLoader(
         *(Slow(4, {}, 0.3), 2), worker_init_fn=Refuses(2), collate_fn=listed, num_batch_workers=1, **WORKERS[way]
     )
@@ -238,7 +238,7 @@ def test_those_that_collate_may_refuse_too(way: str) -> None:
 
 @apart
 @workers
-def test_a_state_is_kept_for_a_pass_that_begins(way: str) -> None:
+def test_a_state_survives_a_pass_that_cannot_begin(way: str) -> None:
     def make(**more: Any) -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3)
         return DataLoader(Slow(40, {}, 0.01), 4, shuffle=True, generator=generator, **WORKERS[way] | more)
@@ -260,8 +260,8 @@ def test_a_state_is_kept_for_a_pass_that_begins(way: str) -> None:
 
 @apart
 @workers
-def test_the_first_batch_waits_for_no_worker_that_begins_late(way: str, tmp_path: Path) -> None:
-    """Or it would wait for as long as this test may take."""
+def test_the_first_batch_does_not_wait_for_late_workers(way: str, tmp_path: Path) -> None:
+    """Otherwise the test would time out."""
     batches = iter(DataLoader(Numbers(40), 4, worker_init_fn=Waits(tmp_path / "go", 1), **WORKERS[way]))
     assert next(batches).tolist() == [0, 1, 2, 3]
     (tmp_path / "go").touch()
@@ -270,7 +270,7 @@ def test_the_first_batch_waits_for_no_worker_that_begins_late(way: str, tmp_path
 
 @apart
 @workers
-def test_a_timeout_counts_from_when_a_batch_is_asked_for(way: str, tmp_path: Path) -> None:
+def test_a_timeout_starts_when_a_batch_is_requested(way: str, tmp_path: Path) -> None:
     late = Waits(tmp_path / "go", 0, 1)
     batches = iter(DataLoader(Numbers(8), 4, worker_init_fn=late, timeout=0.1, **WORKERS[way]))
     with pytest.raises(WorkerError, match="timed out"):
@@ -279,13 +279,13 @@ def test_a_timeout_counts_from_when_a_batch_is_asked_for(way: str, tmp_path: Pat
 
 
 @apart
-def test_a_worker_that_ends_as_it_begins_is_named() -> None:
+def test_a_worker_that_exits_at_its_start_is_named() -> None:
     def end(number: int) -> None:
         if number == 1:
             raise SystemExit(3)
 
     with pytest.raises(WorkerError, match="exit code 3"):
         list(DataLoader(Slow(40, {}, 0.05), 4, worker_init_fn=end, **FORKED))
-    # An item's error is its batch's.
+    # An item's error is raised in place of its batch.
     failing = iter(DataLoader(Failing(8, {0: ValueError("no")}), 4, worker_init_fn=print_nothing, **FORKED))
     assert outcomes(failing)[0] is ValueError

@@ -1,7 +1,7 @@
-"""Whatever befalls a loader's workers, or its program: the right error soon, and nothing is left.
+"""Whatever happens to a loader's workers or its program, the right error is raised soon, and no process is left.
 
-`make soak` plays 500 runs (FASTPIPE_LOADER_RUNS) and 50 deaths of the program instead of six and two, and prints
-what happened in them; there, soon is within five seconds.
+`make soak` executes 500 runs (FASTPIPE_LOADER_RUNS) and kills 50 programs, instead of six and two, and prints what
+happened. In a soak, "soon" means within five seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, Slow
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 RUNS = int(os.environ.get("FASTPIPE_LOADER_RUNS", "6"))
 DEATHS = max(2, RUNS // 10)
-# Runs of a test.
+# Number of runs in a test.
 PIECE = 50
 
 
@@ -38,7 +38,7 @@ def pieces(count: int) -> list[range]:
 
 @apart(most=PIECE * loader_chaos.LONGEST)
 def plays(first: int, end: int, to: str) -> None:
-    """Plays runs, and writes what came of them."""
+    """Executes runs and writes their outcomes to a file."""
     came: Counter[str] = Counter()
     longest: dict[str, float] = {}
     for number in range(first, end):
@@ -54,7 +54,7 @@ def plays_deaths(first: int, end: int, to: str) -> None:
 
 
 def say(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints something in a soak."""
+    """Prints a text in a soak."""
     if "FASTPIPE_LOADER_RUNS" in os.environ:
         with capsys.disabled():
             print(f"\n{text}")
@@ -62,7 +62,7 @@ def say(text: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(PIECE * loader_chaos.LONGEST + 60)
 @pytest.mark.parametrize("runs", pieces(RUNS), ids=lambda runs: f"from-{runs.start}")
-def test_what_befalls_a_worker_its_program_hears_of_soon(
+def test_programs_notice_soon_what_happens_to_workers(
     runs: range, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plays(first=runs.start, end=runs.stop, to=str(tmp_path / "came"))
@@ -82,8 +82,8 @@ def test_workers_end_with_their_program(deaths: range, tmp_path: Path, capsys: p
 
 @apart
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_pass_that_is_left_and_a_worker_that_is_lost(number: signal.Signals) -> None:
-    """The next pass waits for what was begun, which will never come."""
+def test_losing_a_worker_after_an_abandoned_pass(number: signal.Signals) -> None:
+    """The next pass waits for unfinished work of the lost worker, which never arrives."""
     loader = DataLoader(Slow(120, {}, 0.02), 4, persistent_workers=True, **FORKED)
     for _ in range(2):
         batches: Any = iter(loader)
@@ -99,7 +99,7 @@ def test_a_pass_that_is_left_and_a_worker_that_is_lost(number: signal.Signals) -
 @apart
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_program_ends_whatever_its_workers_do(stopped: bool) -> None:
-    """Python's own end waits for processes that multiprocessing has started."""
+    """When Python exits, it waits for processes that multiprocessing has started."""
     code = (
         "import os, signal, sys\n"
         "from fastpipe.torch import DataLoader\n"

@@ -1,6 +1,6 @@
-"""Items to batches: whatever items are made of, a batch is what torch's own collation makes of them, to the bit.
+"""Collation: for any kind of items, a batch is bitwise equal to the result of torch's collation.
 
-Items of any kind are generated. Where torch refuses to make a batch of some, so does a loader, for that batch alone.
+Items of all kinds are generated. If torch can't collate some items, the loader fails for that batch only.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ from loader_data import (
 )
 from strategies import FEW
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
-# Each starts workers.
-# What fails isn't made smaller: that takes minutes.
+# Each example starts workers. Shrinking is disabled because it would take minutes.
 few = settings(max_examples=FEW, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])
 
-# Without other names of the same dtypes ("q"), which torch may refuse, and loaders take.
+# Excludes aliases of dtypes ("q"), which torch may reject and loaders accept.
 NUMPY_DTYPES = [*"?bBhHiIlLefdFD", ">i4", "<f8", ">f4", "g", "U3", "S2", "O", "M8[s]", "m8[us]"]
 TORCH_DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
@@ -59,7 +58,7 @@ ORDERS = st.sampled_from(["C", "C", "F", "every other", "swapped", "broadcast"])
 
 
 class Make(NamedTuple):
-    """What makes the item of a row."""
+    """A function that makes the item of a row."""
 
     what: Any
     item: Callable[[int], Any]
@@ -74,7 +73,7 @@ def bits(shape: tuple[int, ...], size: int, row: int) -> np.ndarray:
 
 
 def laid_out(array: Any, order: str) -> Any:
-    """An array, or a tensor, of the same shape, in another order in memory."""
+    """Returns an equal array or tensor with another memory layout."""
     if order == "F" and isinstance(array, np.ndarray):
         return np.asfortranarray(array)
     if order == "swapped" and array.ndim > 1:
@@ -101,7 +100,7 @@ def an_array(dtype: str, shape: tuple[int, ...], order: str) -> Make:
             )
         raw = bits(shape, kind.itemsize, row)
         found = (raw & 1).view(bool) if kind.kind == "b" else raw.view(kind)
-        # NumPy's pickles of other layouts change the order of bytes.
+        # NumPy's pickles of other layouts change the byte order.
         return laid_out(found.reshape(shape).copy(), order if kind.isnative else "C")
 
     return Make((dtype, shape, order), make)
@@ -138,7 +137,7 @@ TEXT = st.text() | st.text(st.characters(categories=["Cs", "Lu", "So"]), max_siz
 
 @st.composite
 def plain(draw: st.DrawFn) -> Make:
-    """Values that Python knows."""
+    """Values of Python's builtin types."""
     values = draw(
         st.sampled_from([st.integers(-5, 5), NUMBERS, st.floats(), st.booleans(), TEXT, st.binary()]).flatmap(
             lambda each: st.lists(each, min_size=9, max_size=9)
@@ -186,13 +185,13 @@ def containers(parts: st.SearchStrategy[Make]) -> st.SearchStrategy[Make]:
 
 makes = st.recursive(values, containers, max_leaves=5)
 
-# Of which make each of nine items is; mostly one for all.
+# The index of the generator for each of nine items. Most often all items use the same generator.
 alike = st.just([0] * 9)
 mixed = st.lists(st.integers(0, 1), min_size=9, max_size=9)
 
 
 def quiet(function: Callable[[], Any]) -> Any:
-    """What a call returns, or the class of what it raises."""
+    """Returns the result of a call, or the class of its exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -213,7 +212,7 @@ def each_batch(items: Sequence[Any], function: Callable[[list[Any]], Any]) -> li
 
 @apart(most=580)
 @pytest.mark.parametrize("way", WORKERS)
-def test_a_batch_is_what_torch_makes_of_its_items(way: str) -> None:
+def test_batches_match_torch(way: str) -> None:
     @few
     @given(makes, makes, alike | alike | mixed)
     def check(one: Make, other: Make, which: list[int]) -> None:
@@ -237,7 +236,7 @@ def test_a_collate_fn_sees_the_items(way: str) -> None:
 
 
 @apart
-def test_our_collation_is_torchs_but_for_data_classes() -> None:
+def test_collation_matches_torch_except_for_data_classes() -> None:
     @settings(max_examples=200)
     @given(makes, makes, alike | mixed)
     def check(one: Make, other: Make, which: list[int]) -> None:
@@ -271,7 +270,7 @@ def test_data_classes_are_read_in_place(way: str) -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_shapes_that_vary_are_torchs_error_or_the_collate_fns_items(way: str) -> None:
+def test_varying_shapes_need_a_collate_fn(way: str) -> None:
     items = [np.arange(row % 4, dtype=np.float32) for row in range(12)]
     assert ours(items, WORKERS[way]) == [RuntimeError] * 4
     assert_same(ours(items, WORKERS[way], collate_fn=listed), [items[at : at + 3] for at in range(0, 12, 3)])
@@ -287,8 +286,8 @@ def pad(items: list[Any]) -> torch.Tensor:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_arrays_that_run_backwards_are_taken(way: str) -> None:
-    """torch makes no tensors of them."""
+def test_reversed_arrays_are_supported(way: str) -> None:
+    """torch can't convert such arrays to tensors."""
     items = [np.arange(row, row + 4)[::-1] for row in range(3)]
     assert each_batch(items, collate) == [ValueError]
     assert_same(ours(items, WORKERS[way]), [torch.tensor([[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2]])])
@@ -297,7 +296,7 @@ def test_arrays_that_run_backwards_are_taken(way: str) -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_one_odd_item_spoils_only_its_batch(way: str) -> None:
+def test_one_odd_item_affects_only_its_batch(way: str) -> None:
     items: list[Any] = [torch.full((3,), float(row)) for row in range(15)]
     items[7] = torch.zeros(4)
     items[10] = np.zeros(3)
@@ -309,7 +308,7 @@ def test_one_odd_item_spoils_only_its_batch(way: str) -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_arrays_that_cannot_be_written_and_mapped_files(way: str, tmp_path: Path) -> None:
+def test_read_only_arrays_and_mapped_files(way: str, tmp_path: Path) -> None:
     whole = np.arange(60, dtype=np.float32).reshape(10, 6)
     fixed = [row.copy() for row in whole]
     for row in fixed:
@@ -322,7 +321,7 @@ def test_arrays_that_cannot_be_written_and_mapped_files(way: str, tmp_path: Path
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_tensors_that_are_more_than_their_elements(way: str) -> None:
+def test_tensors_with_gradients_and_other_layouts(way: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nested = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]) for _ in range(3)]
@@ -340,7 +339,7 @@ def test_tensors_that_are_more_than_their_elements(way: str) -> None:
         (found,) = ours([told] * 3, WORKERS[way], collate_fn=listed)
     assert_same(found, [torch.ones(3)] * 3)
     leaf = torch.ones(2, requires_grad=True)
-    # As torch's workers: what is computed of it isn't sent.
+    # As with torch's workers, non-leaf tensors can't be sent.
     assert ours([leaf] * 3, WORKERS[way]) == [RuntimeError]
     (kept,) = ours([leaf] * 3, WORKERS[way], collate_fn=listed)
     assert all(each.requires_grad for each in kept)
@@ -348,7 +347,7 @@ def test_tensors_that_are_more_than_their_elements(way: str) -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_kinds_that_are_registered_with_torch_are_collated_so(way: str) -> None:
+def test_types_registered_with_torch_are_collated(way: str) -> None:
     from torch.utils.data._utils.collate import default_collate_fn_map
 
     default_collate_fn_map[Own] = lambda batch, *, collate_fn_map=None: [item.value for item in batch]
@@ -364,8 +363,8 @@ def test_kinds_that_are_registered_with_torch_are_collated_so(way: str) -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_batches_lie_in_memory_of_their_own(way: str) -> None:
-    """What the consumer writes to a batch, or keeps, no other batch has."""
+def test_batches_have_separate_memory(way: str) -> None:
+    """Memory of a batch that the consumer keeps or writes to is not shared with other batches."""
     items = [{"a": np.full(5, row), "b": torch.full((300,), float(row))} for row in range(60)]
     loader = DataLoader(Items(items), batch_size=2, **WORKERS[way])
     kept: list[Any] = []
@@ -375,7 +374,7 @@ def test_batches_lie_in_memory_of_their_own(way: str) -> None:
         batch["a"] += 1000
         if number % 3 == 0:
             kept.append((number, batch, copied(batch)))
-        # A part keeps the whole.
+        # A part keeps the whole batch alive.
         elif number % 3 == 1:
             kept.append((number, batch["b"][1:], copied(batch["b"][1:])))
     for number, one, other in kept:
@@ -386,15 +385,15 @@ def test_batches_lie_in_memory_of_their_own(way: str) -> None:
     assert len(addresses) == len(arrays)
     assert all(address % 64 == 0 for address in addresses)
     assert all(array.flags.writeable for array in arrays)
-    # What has been read is used again.
+    # Memory of released batches is reused.
     few_addresses = {batch["a"].data_ptr() for batch in loader}
     assert len(few_addresses) < 12
 
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_what_collate_fn_keeps_stays_valid(way: str) -> None:
-    """Items, or views of them, that a `collate_fn` keeps beyond its call, in a global, are as they were."""
+def test_items_kept_by_collate_fn_stay_valid(way: str) -> None:
+    """Items and views that a `collate_fn` keeps in a global beyond its call remain unchanged."""
     items = Items([np.full((2000,), row, np.int32) for row in range(90)], SHARED)
     for joiners in (0, 1, 2):
         loader = DataLoader(items, 3, collate_fn=Keeps(), num_batch_workers=joiners, **WORKERS[way])
@@ -409,7 +408,7 @@ def test_what_collate_fn_keeps_stays_valid(way: str) -> None:
 
 
 class Keeps:
-    """Keeps an item of each batch, and looks at those that it has kept."""
+    """Keeps an item of each batch and checks the kept items."""
 
     def __init__(self) -> None:
         self.kept: list[Any] = []
@@ -425,12 +424,12 @@ class Keeps:
 
 
 def one_of(items: list[Any]) -> Any:
-    """A view of an item."""
+    """Returns a view of an item."""
     return items[1][::2]
 
 
 def doubled(items: list[Any]) -> Any:
-    """One item twice."""
+    """Returns one item twice."""
     return items[0], items[0]
 
 
@@ -452,6 +451,6 @@ def tagged(items: list[Any]) -> Any:
 @apart
 @pytest.mark.parametrize("way", WORKERS)
 def test_batches_of_a_derived_class_come_without_warnings(way: str) -> None:
-    """Workers' warnings are errors here, and torch's storages of such tensors warn whoever asks them for their size."""
+    """Warnings of workers are errors here, and torch warns if the storage of such a tensor is asked for its size."""
     found = list(DataLoader(Items([1, 2, 3]), 3, collate_fn=tagged, **WORKERS[way]))
     assert_same(found, [torch.tensor([1, 2, 3]).as_subclass(Tagged)])

@@ -1,5 +1,5 @@
-"""Errors of items, samplers and `collate_fn`: each at the place of its batch, with the worker's traceback, and the
-iteration goes on behind it; and what stands at the edges: nothing, one item, many, and what is no batch.
+"""Errors of items, samplers and `collate_fn` are raised in place of their batch with the worker's traceback, and the
+iteration can continue. Edge cases: no items, one item, many items, and invalid batches.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from loader_data import (
     outcomes,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 ways = pytest.mark.parametrize("way", WAYS)
 workers = pytest.mark.parametrize("way", WORKERS)
 
 
 class Needs(Exception):
-    """Can't be made of a message."""
+    """Can't be constructed from a message."""
 
     def __init__(self, one: int, other: int) -> None:
         super().__init__(one, other)
@@ -59,7 +59,7 @@ class Locked(Exception):
 
 
 class Telling(Exception):
-    """Takes its message by name only."""
+    """Requires its message as an argument named `message`."""
 
     message = "none"
 
@@ -69,7 +69,7 @@ class Telling(Exception):
 
 
 class Mute(Exception):
-    """Can't say what it is."""
+    """Raises in `__str__`."""
 
     def __str__(self) -> str:
         raise ValueError("no")
@@ -82,7 +82,7 @@ def noted(error: Exception, *notes: str) -> Exception:
 
 
 def raised(loader: Any) -> BaseException:
-    """What the only bad batch of a loader raises. All others come."""
+    """Returns the error of a loader's only bad batch, after checking that all other batches arrive."""
     batches = iter(loader)
     found: list[list[int]] = []
     errors: list[BaseException] = []
@@ -104,7 +104,7 @@ def one_bad(error: BaseException) -> Failing:
 
 @apart
 @ways
-def test_an_error_comes_at_its_batch_and_the_iteration_goes_on(way: str) -> None:
+def test_iteration_continues_after_an_error(way: str) -> None:
     for error, kind, text in [
         (ValueError("five"), ValueError, "five"),
         (IndexError(5), IndexError, "5"),
@@ -123,12 +123,12 @@ def test_an_error_comes_at_its_batch_and_the_iteration_goes_on(way: str) -> None
         if way != "alone":
             where = "process" if way == "fork" else "thread"
             assert re.search(rf"in DataLoader worker {where} [01]\b", str(found))
-            assert "raise self.errors[index]" in str(found), "the worker's traceback"
+            assert "raise self.errors[index]" in str(found), "the worker's traceback is missing"
 
 
 @apart
 @workers
-def test_errors_that_cannot_be_sent_are_told(way: str) -> None:
+def test_errors_that_cannot_be_sent_are_described(way: str) -> None:
     class Local(Exception):
         pass
 
@@ -158,7 +158,7 @@ class Chained(Numbers):
 
 @apart
 @workers
-def test_causes_are_told(way: str) -> None:
+def test_causes_are_described(way: str) -> None:
     found = raised(DataLoader(Chained(11), 2, **WORKERS[way]))
     assert isinstance(found, LookupError)
     assert "invalid literal for int() with base 10: 'five'" in str(found)
@@ -167,7 +167,7 @@ def test_causes_are_told(way: str) -> None:
 
 @apart
 @ways
-def test_what_ends_loops_or_programs_ends_neither(way: str) -> None:
+def test_stop_iteration_and_system_exit_are_errors(way: str) -> None:
     found = raised(DataLoader(one_bad(StopIteration(3)), 2, **WAYS[way]))
     assert type(found) is RuntimeError
     assert "StopIteration" in str(found)
@@ -182,7 +182,7 @@ def test_what_ends_loops_or_programs_ends_neither(way: str) -> None:
 
 @apart
 @workers
-def test_workers_live_on_behind_errors(way: str) -> None:
+def test_workers_survive_errors(way: str) -> None:
     dataset = Failing(40, {row: SystemExit(row) if row % 2 else ValueError(row) for row in range(0, 40, 3)})
     loader = DataLoader(dataset, 1, persistent_workers=True, **WORKERS[way])
     for _ in range(2):
@@ -194,7 +194,7 @@ def test_workers_live_on_behind_errors(way: str) -> None:
 
 @apart
 @ways
-def test_of_several_errors_the_first_row_is_told(way: str) -> None:
+def test_the_error_of_the_first_row_is_raised(way: str) -> None:
     dataset = Failing(40, {row: ValueError(f"row {row}") for row in range(3, 40)})
     for _ in range(5):
         batches = iter(DataLoader(dataset, 8, **WAYS[way]))
@@ -237,7 +237,7 @@ def unsendable(items: list[Any]) -> Any:
 
 @apart
 @workers
-def test_what_cannot_be_sent_is_an_error_of_its_batch(way: str) -> None:
+def test_unpicklable_batches_are_errors(way: str) -> None:
     for seconds in (0.0, SHARED * 2):
         loader = DataLoader(Items(range(11), seconds), 2, collate_fn=unsendable, **WORKERS[way])
         assert re.search("pickle", str(raised(loader)))
@@ -245,7 +245,7 @@ def test_what_cannot_be_sent_is_an_error_of_its_batch(way: str) -> None:
     items[5] = lambda: 5
     found = outcomes(iter(DataLoader(Items(items, SHARED * 2), 2, collate_fn=list, **WORKERS[way])))
     assert [isinstance(batch, list) for batch in found] == [True, True, False, True, True, True]
-    # By default collation it is no batch either.
+    # Default collation can't create a batch either.
     assert outcomes(iter(DataLoader(Items(items), 2, **WORKERS[way])))[2] in (
         TypeError,
         AttributeError,
@@ -254,7 +254,7 @@ def test_what_cannot_be_sent_is_an_error_of_its_batch(way: str) -> None:
 
 
 class Turns(Numbers):
-    """A sampler that raises behind some indices, once or for good."""
+    """A sampler that raises after some indices, once or each time."""
 
     def __init__(self, count: int, error: Exception, *, batches: bool = False) -> None:
         super().__init__(count)
@@ -268,7 +268,7 @@ class Turns(Numbers):
 
 @apart
 @ways
-def test_what_a_sampler_raises_comes_behind_the_batches_in_front_of_it(way: str) -> None:
+def test_errors_of_a_sampler_follow_the_batches_before_them(way: str) -> None:
     for count in (0, 1, 2, 3, 7):
         loader = DataLoader(Numbers(9), 1, sampler=Turns(count, OSError("sampler")), **WAYS[way])
         batches = iter(loader)
@@ -282,7 +282,7 @@ def test_what_a_sampler_raises_comes_behind_the_batches_in_front_of_it(way: str)
 
 @apart
 @ways
-def test_what_is_no_batch_of_indices_is_an_error_of_its_place(way: str) -> None:
+def test_invalid_batches_of_indices_are_errors(way: str) -> None:
     found = outcomes(iter(DataLoader(Numbers(9), batch_sampler=[[1, 2], 3, [4]], **WAYS[way])))
     assert [batch if isinstance(batch, type) else batch.tolist() for batch in found] == [[1, 2], TypeError, [4]]
     assert outcomes(iter(DataLoader(Numbers(3), sampler=[0, 7, 2], **WAYS[way])))[1] is IndexError
@@ -324,7 +324,7 @@ def test_one_item_and_many(way: str) -> None:
 
 @apart
 @ways
-def test_items_of_nothing(way: str) -> None:
+def test_empty_items(way: str) -> None:
     for item in ({}, [], (), np.zeros((0, 3)), torch.zeros(0), "", b"", {"a": []}, [{}, ()]):
         assert_same(
             list(DataLoader(Items([item] * 5), 2, **WAYS[way])), list(torch.utils.data.DataLoader(Items([item] * 5), 2))
@@ -350,8 +350,8 @@ class Warns(Numbers):
 
 @apart
 @ways
-def test_warnings_are_the_workers(way: str) -> None:
-    # They are errors in tests, in workers as well.
+def test_filters_for_warnings_apply_in_workers(way: str) -> None:
+    # Warnings are errors in tests, including in workers.
     assert isinstance(raised(DataLoader(Warns(11), 2, **WAYS[way])), UserWarning)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -361,7 +361,7 @@ def test_warnings_are_the_workers(way: str) -> None:
 @apart
 @workers
 def test_errors_do_not_keep_memory(way: str) -> None:
-    """The memory of a batch that failed is used again, whoever keeps the error."""
+    """The memory of a failed batch is reused, even if its error is kept."""
     items: list[Any] = [np.zeros(200_000, np.uint8) for _ in range(200)]
     for row in range(0, 200, 4):
         items[row] = np.zeros(3)
@@ -400,7 +400,7 @@ def iter_of(items: list[Any]) -> Any:
 
 
 class Ends(Numbers):
-    """An item ends its process."""
+    """Numbers, one of which sends a signal to its own process."""
 
     def __init__(self, count: int, number: int) -> None:
         super().__init__(count)
@@ -414,7 +414,7 @@ class Ends(Numbers):
 
 @apart
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=str)
-def test_a_signal_is_told_in_torchs_words(number: int) -> None:
+def test_a_signal_is_described_like_in_torch(number: int) -> None:
     with pytest.raises(
         WorkerError,
         match=rf"DataLoader worker \(pid \d+\) is killed by signal: {signal.strsignal(number)}: \S+ was killed by"
@@ -424,7 +424,7 @@ def test_a_signal_is_told_in_torchs_words(number: int) -> None:
 
 
 class AllEnd(Numbers):
-    """Items that end their processes."""
+    """Items that kill their processes."""
 
     def __getitem__(self, index: int) -> int:
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -432,9 +432,9 @@ class AllEnd(Numbers):
 
 
 @apart
-def test_several_at_once_are_told_of_so_too() -> None:
+def test_several_killed_workers_are_described() -> None:
     batches = iter(DataLoader(AllEnd(8), 4, **FORKED))
-    # Where one is found before the others have ended, it is told of alone.
+    # If one worker is detected before the others have exited, only that one is reported.
     assert wait_until(lambda: not any(worker.is_alive() for worker in batches._workers))
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid \d+\) is killed by signal: Segm") as raised:
         next(batches)

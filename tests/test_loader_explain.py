@@ -1,4 +1,4 @@
-"""What a loader's `explain` says: of passes that are over, that go on, and that are held up."""
+"""The output of a loader's `explain` for passes that are over, in progress, or stalled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, THREADS, WORKERS, Gated, Items, Numbers, Slow
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 workers = pytest.mark.parametrize("way", WORKERS)
 
@@ -31,8 +31,8 @@ def slowly(items: list[Any]) -> Any:
 
 @apart
 @workers
-def test_it_says_what_limits_a_pass(way: str) -> None:
-    # Of kept workers the second pass has no start, which a busy machine makes last.
+def test_it_names_the_bottleneck_of_a_pass(way: str) -> None:
+    # With persistent workers the second pass has no start-up time, which a busy machine prolongs.
     kept = WORKERS[way] | {"persistent_workers": True}
     loader = DataLoader(Slow(40, {7: 0.1}, 0.01), 4, **kept)
     assert loader.explain() == "No pass has begun: explain() describes the last one."
@@ -57,7 +57,7 @@ def test_it_says_what_limits_a_pass(way: str) -> None:
     ("joiners", "advice"),
     [(1, "more num_batch_workers help"), (0, "item workers collate; num_batch_workers=1 or more collate in parallel")],
 )
-def test_it_names_collation_whoever_does_it(way: str, joiners: int, advice: str) -> None:
+def test_it_names_collation_by_any_worker(way: str, joiners: int, advice: str) -> None:
     kept = WORKERS[way] | {"num_batch_workers": joiners, "persistent_workers": True}
     loader = DataLoader(Slow(40, {}, 0.002), 4, collate_fn=slowly, **kept)
     for _ in range(2):
@@ -99,8 +99,8 @@ def test_it_names_the_start_of_workers() -> None:
 
 @apart
 @workers
-def test_pauses_between_passes_are_nobodys(way: str) -> None:
-    """Workers that are kept have an account for each pass."""
+def test_pauses_between_passes_are_not_counted(way: str) -> None:
+    """Persistent workers have separate accounts for each pass."""
     loader = DataLoader(Slow(20, {}, 0.01), 4, persistent_workers=True, **WORKERS[way])
     for _ in range(3):
         for _ in loader:
@@ -113,7 +113,7 @@ def test_pauses_between_passes_are_nobodys(way: str) -> None:
 
 @contextmanager
 def reading(loader: DataLoader[Any]) -> Iterator[list[Any]]:
-    """Another thread reads, and may be held up."""
+    """Reads in another thread, which may stall."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.extend(loader))
     thread.start()
@@ -132,7 +132,8 @@ def test_it_explains_a_stall_while_it_lasts(way: str, tmp_path: Path) -> None:
         assert wait_until(lambda: "stalled" in loader.explain())
         first, second, *_ = loader.explain().splitlines()
         go.touch()
-    # One thread may have made those in front of it, too, which count once it is done; others make those behind it.
+    # One thread may also have made the items before it, which count when it is done. Other threads make the items after
+    # it.
     missing = "one of its items is" if way == "fork" else "(one of its items is|2 of its items are)"
     assert re.fullmatch(rf"stalled: the consumer has waited \d+\.\d s for batch 1: {missing} missing\.", first), first
     assert re.fullmatch(r"\S+ has been making index 5, row 1 of batch 1, for \d+\.\d s\.", second), second
@@ -142,7 +143,7 @@ def test_it_explains_a_stall_while_it_lasts(way: str, tmp_path: Path) -> None:
 
 
 class Stuck:
-    """A `collate_fn` that waits for a file with the second batch."""
+    """A `collate_fn` that waits for a file at the second batch."""
 
     def __init__(self, go: Path) -> None:
         self.go = go

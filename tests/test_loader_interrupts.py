@@ -1,6 +1,6 @@
-"""Ctrl-C in a program with a loader: as from a terminal it goes to all of the program's processes at once.
+"""Ctrl-C in a program with a loader. As in a terminal, it is sent to all processes of the program at once.
 
-The program gets a KeyboardInterrupt and decides what comes of it. Its workers say nothing, and end with it.
+The program gets a KeyboardInterrupt and decides how to handle it. Its workers print nothing and exit with the program.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import pytest
 import processes
 from apart import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 HERE = Path(__file__).parent
 
-# Seconds that a program may take to end: its items would take longer.
+# Seconds that a program may take to end. Its items would take longer.
 MOST = 100.0
 
 PROGRAM = """
@@ -96,20 +96,20 @@ if __name__ == "__main__":
 
 
 class Program:
-    """A program with a loader, in a session of its own.
+    """A program with a loader, in a separate session.
 
     Args:
-        folder: for its script.
-        way: the name of a way to load in loader_data.py.
-        slow: the item that takes long; it says so as it begins. None for none.
-        seconds: that it takes.
-        go: the file that ends it; None to let it take so many seconds.
-        begins: whether workers take long to begin; they say so.
-        busy: the number of batches after which the program is busy for long; it says so, too. None for none.
-        goes_on: whether it goes on behind an interrupt.
-        collates: whether there is a batch worker.
-        lingers: whether Python takes long to end behind it.
-        more: arguments of the loader.
+        folder: Folder for its script.
+        way: Name of loader arguments in loader_data.py.
+        slow: Index of a slow item, which prints "slow" when it begins. None for none.
+        seconds: Duration of the slow item.
+        go: A file whose creation ends the slow item early, or None.
+        begins: Whether workers start slowly; they print "slow".
+        busy: Number of batches after which the program is busy and prints "slow". None for never.
+        goes_on: Whether the program continues after an interrupt.
+        collates: Whether there is a batch worker.
+        lingers: Whether Python takes long to exit after the program.
+        more: Further arguments of the loader.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class Program:
         self.workers: list[int] = [pid for pid in json.loads(self.process.stdout.readline() or "[]") if pid]
 
     def press(self) -> None:
-        """Presses Ctrl-C as soon as the program waits for its slow item, or is busy."""
+        """Sends Ctrl-C as soon as the program waits for its slow item, or is busy."""
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "slow\n"
         time.sleep(0.3)
         os.killpg(self.process.pid, signal.SIGINT)
 
     def ended(self) -> tuple[str, str]:
-        """What it prints until it ends: output and errors. Nothing must be left of it."""
+        """Returns the program's output and errors until it ends, and checks that nothing is left of it."""
         try:
             printed = self.process.communicate(timeout=MOST)
             assert wait_until(lambda: not self._left()), f"processes are left: {self._left()}"
@@ -166,7 +166,7 @@ class Program:
         return printed
 
     def _left(self) -> list[psutil.Process]:
-        """The processes of its session that live, but for itself."""
+        """Returns the other running processes of its session."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -177,13 +177,13 @@ class Program:
         return found
 
     def _in_shm(self) -> set[str]:
-        """What it has left in /dev/shm: other programs have files there, too."""
+        """Returns the files that it left in /dev/shm, where other programs have files as well."""
         mine = [str(pid) for pid in (self.process.pid, *self.workers)]
         names = {path.name for path in Path("/dev/shm").iterdir()} - self._before
         return {name for name in names if any(pid in name for pid in mine)}
 
 
-# By what workers, whether some collate, how many processes they are, and further arguments.
+# Loader arguments, whether there is a batch worker, the number of processes, and further arguments.
 WORKERS: dict[str, tuple[str, bool, int, dict[str, Any]]] = {
     "processes": ("FORKED", False, 2, {}),
     "processes that are kept": ("FORKED", True, 3, {"persistent_workers": True}),
@@ -204,28 +204,28 @@ CASES = [
 
 
 @pytest.mark.parametrize(("way", "where"), CASES)
-def test_ctrl_c_ends_the_program_and_its_workers_without_a_word(way: str, where: str, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_program_and_its_workers_silently(way: str, where: str, tmp_path: Path) -> None:
     name, collates, count, more = WORKERS[way]
-    # Threads can't be ended while they make an item: the program waits for it, and may take its time to end after that.
+    # Threads can't be stopped while they make an item. The program waits for the item, and may then need time to exit.
     threads = name == "THREADS"
     seconds = 2.0 if threads else 600.0
     at: dict[str, Any] = {"in the loader": {"slow": 6}, "in the loop": {"busy": 3}, "in iter": {"begins": True}}[where]
     program = Program(tmp_path, name, seconds=seconds, collates=collates, lingers=threads, more=more, **at)
-    # Nobody knows them before it has begun.
+    # The worker processes aren't known before the loader has started.
     assert len(program.workers) == (0 if where == "in iter" else count)
     program.press()
     printed, errors = program.ended()
-    # As Python ends a program by default.
+    # The default result of an interrupt in Python.
     assert program.process.returncode == -signal.SIGINT
     assert printed == ""
-    # One traceback, of the program's main thread, and nothing else.
+    # The errors are one traceback, of the program's main thread.
     assert processes.ends_by_one_interrupt(errors), errors
     assert re.search(r"line \d+, in main\n", errors)
 
 
 @pytest.mark.parametrize("way", ["processes that are kept", "threads"])
-def test_a_program_that_catches_it_goes_on_where_it_was(way: str, tmp_path: Path) -> None:
-    """Workers don't heed it, so no batch is lost."""
+def test_a_program_that_catches_it_continues(way: str, tmp_path: Path) -> None:
+    """Workers ignore the interrupt, so no batch is lost."""
     name, collates, _, more = WORKERS[way]
     go = tmp_path / "go"
     program = Program(tmp_path, name, slow=6, go=go, goes_on=True, collates=collates, more=more)
