@@ -119,7 +119,7 @@ def test_no_rows_are_not_an_error(tmp_path: Path) -> None:
         ({"batch_size": 112, "world_size": 1, "drop_last": True, "uneven": "allow"}, 88, "88 of 200"),
     ],
 )
-def test_leaving_out_more_than_a_tenth_warns_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
+def test_leaving_out_over_a_tenth_warns_once(make: Make, options: dict[str, Any], left_out: int, words: Any) -> None:
     if not words:
         reader = make(**options)  # Warnings are errors.
     else:

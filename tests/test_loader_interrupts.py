@@ -31,11 +31,11 @@ MOST = 100.0
 PROGRAM = """
 import colorsys, json, multiprocessing, os, signal, sys, time, warnings
 
-# A shell that runs tests in its background has them ignore it.
+# A background shell makes its commands ignore SIGINT.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", message="This DataLoader will create")
-# So that what is left of its semaphores can be told from other programs'.
+# The prefix distinguishes its semaphores from those of other programs.
 multiprocessing.current_process()._config["semprefix"] = f"/fastpipe-test-{os.getpid()}"
 request = json.loads(sys.argv[1])
 import loader_data
@@ -52,7 +52,7 @@ class Lingers:
         sleep(4)
 
 if request["lingers"]:
-    # Python deletes it while it ends.
+    # Python deletes it at exit.
     colorsys.lingers = Lingers()
 
 class Says(loader_data.Numbers):
@@ -103,7 +103,7 @@ class Program:
         way: Name of loader arguments in loader_data.py.
         slow: Index of a slow item, which prints "slow" when it begins. None for none.
         seconds: Duration of the slow item.
-        go: A file whose creation ends the slow item early, or None.
+        go: File that the slow item waits for instead of `seconds`, or None.
         begins: Whether workers start slowly; they print "slow".
         busy: Number of batches after which the program is busy and prints "slow". None for never.
         goes_on: Whether the program continues after an interrupt.

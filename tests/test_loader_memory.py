@@ -1,5 +1,5 @@
-"""Memory of a loader: that of the batches ahead and one that the consumer has, for any number of workers; and what
-can't be had is an error that says how much was wanted, before anything is written.
+"""Memory of a loader: that of the prefetched batches and one consumed batch, for any number of workers. If memory can't
+be allocated, the error names the required size, and nothing is written.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fastpipe.errors import OutOfMemoryError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, THREADS, Large, Numbers, Squares, assert_same, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 MB = 1 << 20
-# Beside the batches: those that are begun for workers without work, and what Python keeps.
+# Allowance for batches that are started for idle workers, and for memory that Python keeps.
 BESIDE = 64 * MB
 
 
 class SlowLarge(Large):
-    """Arrays that take their time, so that workers have nothing to do and get batches beyond those ahead."""
+    """Slow arrays. Idle workers therefore start batches beyond the prefetched ones."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.03)
@@ -38,7 +38,7 @@ class SlowLarge(Large):
 
 
 class WholeLarge(Large):
-    """Arrays that are asked for a batch at once."""
+    """Arrays that are requested a batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         time.sleep(0.01)
@@ -53,7 +53,7 @@ class Growing(Large):
 
 
 class Ragged(Large):
-    """Arrays that differ in shape: of one or two dimensions, and 20 to 100 % of so many bytes."""
+    """Arrays of different shapes: one or two dimensions, and 20 to 100 % of `nbytes` bytes."""
 
     def __getitem__(self, index: int) -> Any:
         found = np.full(self.nbytes * (20 + index * 37 % 81) // 200 * 2, index % 251, np.uint8)
@@ -61,7 +61,7 @@ class Ragged(Large):
 
 
 def peak(batches: Any, away: float) -> int:
-    """Bytes that are committed at most while a pass is read."""
+    """Returns the maximum of committed bytes while a pass is read."""
     file = batches._consumer.file
     ended = threading.Event()
     seen = [0]
@@ -83,14 +83,14 @@ def peak(batches: Any, away: float) -> int:
     return max(seen)
 
 
-# What a batch is made of: data set, batch size, bytes of a batch, and further arguments.
+# Kinds of batches: dataset, batch size, bytes of a batch, and further arguments.
 KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
     "many rows": (lambda: Large(128, MB), 16, 16 * MB, {}),
     "a row": (lambda: SlowLarge(24, 16 * MB), 1, 16 * MB, {}),
     "a sample": (lambda: SlowLarge(24, 16 * MB), None, 16 * MB, {}),
     "at once": (lambda: WholeLarge(128, MB), 16, 16 * MB, {}),
     "collated": (lambda: Large(128, MB), 16, 16 * MB, {"collate_fn": listed}),
-    # Where sizes change, items lie beside slabs that are too small for them.
+    # If sizes vary, items are stored next to slabs that are too small for them.
     "larger and larger": (lambda: Growing(160, 2 * MB), 16, 56 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
     "ragged": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed}),
     "ragged, by few": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
@@ -99,7 +99,7 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @apart
-def test_memory_is_that_of_the_batches_ahead_for_any_number_of_workers(kind: str) -> None:
+def test_memory_does_not_depend_on_the_number_of_workers(kind: str) -> None:
     make, size, nbytes, more = KINDS[kind]
     for workers, ahead, away in [(1, 2, 0.0), (4, 2, 0.0), (8, 1, 0.01), (4, 4, 0.0), (16, 2, 0.0)]:
         for way in (FORKED, THREADS) if workers in (8, 16) else (FORKED,):
@@ -109,8 +109,8 @@ def test_memory_is_that_of_the_batches_ahead_for_any_number_of_workers(kind: str
 
 
 @apart
-def test_a_pass_may_read_more_than_there_is_address_space() -> None:
-    """What is used again needs no more of it, whoever has taken it."""
+def test_a_pass_may_read_more_than_the_address_space() -> None:
+    """Reused memory needs no additional address space, whichever worker used it."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (130 * MB, resource.RLIM_INFINITY))
     for dataset, more in [
         (WholeLarge(400, MB), {}),
@@ -124,7 +124,7 @@ def test_a_pass_may_read_more_than_there_is_address_space() -> None:
 
 
 @apart
-def test_what_a_limit_cannot_hold_is_an_error_that_names_sizes() -> None:
+def test_errors_of_the_limit_name_sizes() -> None:
     for way in (FORKED, THREADS):
         for dataset, more in [(Large(12, MB), {}), (WholeLarge(12, MB), {}), (Large(12, MB), {"collate_fn": listed})]:
             batches = iter(DataLoader(dataset, 4, memory_limit=3 * MB, **way, **more))
@@ -137,17 +137,17 @@ def test_what_a_limit_cannot_hold_is_an_error_that_names_sizes() -> None:
 
 
 @apart
-def test_kept_batches_count_and_make_room_when_they_go() -> None:
+def test_kept_batches_count_against_the_limit() -> None:
     for way in (FORKED, THREADS):
         batches = iter(DataLoader(Large(80, MB), 4, memory_limit=30 * MB, **way))
         kept: list[Any] = []
         with pytest.raises(OutOfMemoryError, match="release batches that the program keeps"):
-            # What it has had so far stays.
+            # Batches delivered before the error remain valid.
             kept.extend(batches)
         assert 3 <= len(kept) <= 7
         assert all(batch[0, 0] == 4 * number for number, batch in enumerate(kept))
         kept.clear()
-        # Those that were begun meanwhile may have failed, too.
+        # Batches that were started in the meantime may also have failed.
         found = []
         while len(found) < 5:
             try:
@@ -167,7 +167,7 @@ def test_a_limit_on_address_space(allowed: int) -> None:
 
 
 @apart
-def test_too_little_address_space_is_an_error_that_says_what_to_raise() -> None:
+def test_too_little_address_space_is_an_error_with_a_hint() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MB, resource.RLIM_INFINITY))
     with pytest.raises(OutOfMemoryError, match=r"16,777,216 bytes.*ulimit"):
         iter(DataLoader(Numbers(4), **FORKED))
@@ -176,7 +176,7 @@ def test_too_little_address_space_is_an_error_that_says_what_to_raise() -> None:
 
 
 @apart
-def test_a_later_pass_begins_with_the_layout_that_was_learned() -> None:
+def test_a_later_pass_begins_with_the_known_layout() -> None:
     for way in (FORKED, THREADS):
         loader = DataLoader(Squares(20), 4, **way)
         first = iter(loader)
@@ -186,7 +186,7 @@ def test_a_later_pass_begins_with_the_layout_that_was_learned() -> None:
         assert told is not None
         assert told[0] == 1
         assert_same(list(later), list(DataLoader(Squares(20), 4)))
-        # One that can hold nothing says so by its batches, not as it begins.
+        # If the limit is too small for any batch, the batches raise the error, not the start of the pass.
         loader.memory_limit = 1
         limited = iter(loader)
         with pytest.raises(OutOfMemoryError):

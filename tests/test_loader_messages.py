@@ -1,4 +1,4 @@
-"""Messages of the DataLoader's workers keep nothing of what they were made of."""
+"""Messages of DataLoader workers keep no reference to the objects they were made from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastpipe.torch.loader import _messages  # noqa: E402
 
 
 class Room:
-    """Room in memory of this process."""
+    """A message buffer in this process."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -40,7 +40,7 @@ def sent(item: Any) -> Any:
 
 
 class Marked(np.ndarray):
-    """An array that can be referred to weakly."""
+    """An array that supports weak references."""
 
 
 @pytest.mark.parametrize("make", [lambda: np.zeros(1000).view(Marked), lambda: torch.zeros(1000)])
@@ -72,33 +72,33 @@ ARRAYS = [
 
 
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{array.shape}")
-def test_arrays_are_what_they_were(array: np.ndarray) -> None:
+def test_arrays_round_trip(array: np.ndarray) -> None:
     (found,) = sent([array])
     assert (type(found), found.dtype, found.shape) == (np.ndarray, array.dtype, array.shape)
     assert found.tolist() == array.tolist()
     assert found.flags.writeable
 
 
-def test_read_only_arrays_stay_so() -> None:
+def test_read_only_arrays_stay_read_only() -> None:
     array = np.arange(4)
     array.flags.writeable = False
     assert not sent(array).flags.writeable
 
 
-def test_an_object_that_comes_twice_is_one() -> None:
+def test_an_object_sent_twice_stays_one_object() -> None:
     tensor, array = torch.arange(100), np.arange(100)
     first, second, third, fourth = sent([tensor, tensor, array, array])
     assert first is second
     assert third is fourth
 
 
-def test_tensors_over_one_storage_stay_such() -> None:
+def test_tensors_keep_sharing_a_storage() -> None:
     whole = torch.arange(1000)
     found, part = sent([whole, whole[10:800]])
     part += 1
     assert found[9:12].tolist() == [9, 11, 12]
 
 
-def test_what_is_registered_for_arrays_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_reducer_for_arrays_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(copyreg.dispatch_table, np.ndarray, lambda array: (float, (array.sum(),)))
     assert sent([np.arange(4.0)]) == [6.0]

@@ -1,7 +1,8 @@
-"""`pin_memory`, as it can be seen without an accelerator.
+"""`pin_memory`, as far as it can be tested without an accelerator.
 
-torch's loader pins nothing unless there is one. So these tests say there is, by the one function that it asks, and have
-batches whose classes pin themselves: what is done with such a batch is torch's code and ours, and no tensor is pinned.
+torch's loader pins nothing without an accelerator. So these tests patch the one function with which torch detects it,
+and use batches whose classes pin themselves. Only code of torch and fastpipe handles these batches, and no tensor is
+pinned.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from apart import apart
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, IN_PROCESS, THREADS, Items, outcomes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 WAYS: dict[str, dict[str, Any]] = {"alone": IN_PROCESS, "fork": FORKED, "thread": THREADS}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
 class Page:
-    """A value that can be pinned. It knows who did that, how often, and with how many threads."""
+    """A value that can be pinned. It records each pinning's process, thread and number of torch threads."""
 
     def __init__(self, value: Any, pinned: tuple[tuple[int, int, int], ...] = ()) -> None:
         self.value = value
         self.pinned = pinned
 
     def pin_memory(self) -> Page:
-        # In place of this one, as a tensor's.
+        # Returns a new page in place of this one, as a tensor does.
         return Page(self.value, (*self.pinned, (os.getpid(), threading.get_ident(), torch.get_num_threads())))
 
     def __eq__(self, other: object) -> bool:
@@ -51,7 +52,7 @@ class Two(NamedTuple):
 
 
 class Refuses(Page):
-    """Can't be pinned."""
+    """A page that can't be pinned."""
 
     def pin_memory(self) -> Page:
         raise ValueError(f"no page for {self.value}")
@@ -72,7 +73,7 @@ def refused(items: list[Any]) -> Page:
 
 
 def loaded(make: Any, way: dict[str, Any], **more: Any) -> list[Any]:
-    """The batches of six pages, or what they raise."""
+    """Returns the batches of six pages, or the errors in their place."""
     return outcomes(iter(make(Items([Page(row) for row in range(6)]), pin_memory=True, **more, **way)))
 
 
@@ -101,7 +102,7 @@ def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: s
     expected = loaded(torch.utils.data.DataLoader, IN_PROCESS, **_torchs(arguments))
     found = loaded(DataLoader, WAYS[way], **arguments)
     assert torch.get_num_threads() == 2
-    # What torch's loader has without workers: pinned once each, here, by this thread.
+    # Like torch's loader without workers: each page is pinned once, in this process and thread.
     me = ((os.getpid(), threading.get_ident(), 1),)
     pinned = list(_pages(found))
     for page in _pages(expected):
@@ -111,7 +112,7 @@ def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: s
     assert all(page.pinned == me for page in pinned)
     if case == "one that can't be":
         assert found[1] is ValueError
-    # Nothing of it is left for a loader that isn't to pin.
+    # A loader that doesn't pin is unaffected.
     plain = DataLoader(Items([Page(row) for row in range(6)]), **arguments, **WAYS[way])
     assert all(page.pinned == () for page in _pages(list(plain)))
 
@@ -121,7 +122,7 @@ def _torchs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pages(value: Any) -> Iterator[Page]:
-    """The pages of a batch, or of several."""
+    """Yields the pages of one or several batches."""
     if isinstance(value, Page):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Libraries that take a loader apart, and build another one from its attributes."""
+"""Libraries that rebuild a loader from the attributes of another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastpipe.errors import UnsupportedError
 from fastpipe.torch import DataLoader
 from loader_data import IN_PROCESS, WORKERS, Numbers, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 
 def begin(worker: int) -> None:
@@ -31,7 +31,7 @@ class Stream(IterableDataset[int]):
 
 
 def as_accelerate(loader: Any) -> Any:
-    """A loader of torch's from the public attributes of another, as accelerate builds it."""
+    """Builds a torch loader from the public attributes of another loader, as accelerate does."""
     names = set(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
     names -= {"self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
     streams = isinstance(loader.dataset, IterableDataset)
@@ -41,7 +41,7 @@ def as_accelerate(loader: Any) -> Any:
 
 
 def as_fabric(loader: Any, sampler: Any) -> Any:
-    """A loader of the same class with another sampler, as Lightning Fabric builds it."""
+    """Builds a loader of the same class with another sampler, as Lightning Fabric does."""
     attributes = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
     attributes["multiprocessing_context"] = loader.multiprocessing_context
     parameters = inspect.signature(type(loader)).parameters
@@ -52,7 +52,7 @@ def as_fabric(loader: Any, sampler: Any) -> Any:
 @apart
 @pytest.mark.parametrize("init", [None, begin])
 @pytest.mark.parametrize("way", WORKERS)
-def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -> None:
+def test_replacing_it_by_torchs_loader_is_an_error(way: str, init: Any) -> None:
     loader: Any = DataLoader(Numbers(8), 4, worker_init_fn=init, **WORKERS[way])
     told = r"accelerate\.prepare .* leave it out of prepare, pass sampler="
     with pytest.raises(UnsupportedError, match=told) as raised:
@@ -63,7 +63,7 @@ def test_torchs_loader_does_not_replace_it_without_a_word(way: str, init: Any) -
 
 
 @apart
-def test_torchs_loader_does_what_it_does_by_torchs_means() -> None:
+def test_torchs_loader_may_replace_it_without_workers() -> None:
     stream: Any = DataLoader(Stream(), 4, num_workers=1, multiprocessing_context="fork")
     for loader in (stream, DataLoader(Numbers(6), 4, **IN_PROCESS)):
         assert [batch.tolist() for batch in as_accelerate(loader)] == [[0, 1, 2, 3], [4, 5]]
@@ -71,7 +71,7 @@ def test_torchs_loader_does_what_it_does_by_torchs_means() -> None:
 
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_a_loader_of_its_own_class_works_as_it_does(way: str) -> None:
+def test_a_rebuilt_loader_of_its_class_works_the_same(way: str) -> None:
     more: dict[str, Any] = {"num_batch_workers": 1, "memory_limit": 1 << 30, "prefetch_factor": 3, "collate_fn": listed}
     calls: list[int] = []
     loader: Any = DataLoader(Numbers(8), 2, worker_init_fn=calls.append, **more, **WORKERS[way])
@@ -87,7 +87,7 @@ def test_a_loader_of_its_own_class_works_as_it_does(way: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
 @apart
 @pytest.mark.parametrize("way", WORKERS)
-def test_accelerate_does_not_replace_it_without_a_word(way: str) -> None:
+def test_replacing_it_by_accelerate_is_an_error(way: str) -> None:
     accelerate: Any = importlib.import_module("accelerate")
     loader: Any = DataLoader(Numbers(8), 4, **WORKERS[way])
     prepared = accelerate.Accelerator(cpu=True).prepare(loader)

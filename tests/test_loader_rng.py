@@ -1,4 +1,4 @@
-"""Random numbers of items from `fastpipe.torch.item_rng()`: the same whoever makes the item."""
+"""Random numbers of items from `fastpipe.torch.item_rng()` do not depend on the worker that makes the item."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fastpipe.torch import DataLoader, item_rng
 from fastpipe.torch.loader import _in_process
 from loader_data import ALL_WAYS, FORKED, IN_PROCESS, SPAWNED, THREADS, AtOnce, Items, Numbers, assert_same
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 
 class Noise(Numbers):
-    """Items of random numbers of each kind, some also of the process's generators."""
+    """Items of random numbers of each kind, optionally also from the process's generators."""
 
     def __init__(self, count: int, *, plain: bool = False) -> None:
         super().__init__(count)
@@ -55,7 +55,7 @@ def batches(dataset: Any, **more: Any) -> list[Any]:
 
 @apart
 @pytest.mark.parametrize("collate_fn", [None, noisily])
-def test_items_are_the_same_whoever_makes_them(collate_fn: Any) -> None:
+def test_items_do_not_depend_on_workers(collate_fn: Any) -> None:
     expected = batches(Noise(40), collate_fn=collate_fn)
     assert len(np.unique(torch.cat(expected))) == 160
     for way in [*ALL_WAYS.values(), THREADS | {"num_workers": 5}, FORKED | {"num_workers": 1}]:
@@ -64,23 +64,23 @@ def test_items_are_the_same_whoever_makes_them(collate_fn: Any) -> None:
 
 
 @apart
-def test_data_sets_that_are_asked_for_batches_draw_the_same() -> None:
+def test_datasets_with_getitems_draw_the_same() -> None:
     expected = batches(NoiseAtOnce(40))
     for way in (FORKED, THREADS):
         assert all(map(torch.equal, batches(NoiseAtOnce(40), **way), expected))
 
 
 @apart
-def test_items_that_are_made_once_more_draw_the_same() -> None:
-    """A data set begins to draw from the process's generators behind its first 20 items."""
+def test_items_made_again_draw_the_same() -> None:
+    """The dataset starts to draw from the process's generators after its first 20 items."""
     expected = batches(Noise(40, plain=True), **FORKED | {"num_workers": 2})
     for workers in (1, 3):
         assert all(map(torch.equal, batches(Noise(40, plain=True), **FORKED | {"num_workers": workers}), expected))
 
 
 @apart
-def test_items_that_are_made_anew_draw_the_same() -> None:
-    """The same item is the last of one pass and the first of the next, of workers that are kept."""
+def test_items_of_a_resumed_pass_draw_the_same() -> None:
+    """With a persistent worker, the same item is the last of one pass and the first of the next."""
     for way in (FORKED | {"num_workers": 1}, THREADS | {"num_workers": 1}):
         loader = DataLoader(Noise(1), generator=torch.Generator().manual_seed(3), persistent_workers=True, **way)
         begun = iter(loader)
@@ -90,7 +90,7 @@ def test_items_that_are_made_anew_draw_the_same() -> None:
         assert torch.equal(*list(loader), *expected)
 
 
-def test_it_is_refused_where_no_item_is_made() -> None:
+def test_it_is_an_error_outside_of_items() -> None:
     with pytest.raises(RuntimeError, match=r"while fastpipe.torch.DataLoader makes an item: none is being made here"):
         item_rng()
     found = list(DataLoader(Noise(3)))
@@ -100,7 +100,7 @@ def test_it_is_refused_where_no_item_is_made() -> None:
 
 
 class Nested(Numbers):
-    """Items that are made by a loader of their own."""
+    """Items that use another loader."""
 
     def __getitem__(self, index: int) -> Any:
         before = item_rng().random_generator.random()
@@ -109,14 +109,14 @@ class Nested(Numbers):
 
 
 @apart
-def test_loaders_within_items_have_generators_of_their_own() -> None:
+def test_loaders_within_items_have_separate_generators() -> None:
     expected = batches(Nested(9))
     for way in (FORKED, THREADS):
         assert all(map(torch.equal, batches(Nested(9), **way), expected))
 
 
 class Plain(Numbers):
-    """Items of the process's generators."""
+    """Items that draw from the process's generators."""
 
     def __init__(self, count: int, draw: Any) -> None:
         super().__init__(count)
@@ -142,7 +142,7 @@ USES = [
 
 
 @pytest.mark.parametrize(("draw", "name"), USES)
-def test_threads_that_draw_from_the_process_are_warned_of_once(draw: Any, name: str) -> None:
+def test_threads_that_draw_from_the_process_warn_once(draw: Any, name: str) -> None:
     loader = DataLoader(Plain(40, draw), 4, **THREADS)
     with pytest.warns(UserWarning, match=rf"generator of {name} was used while worker threads made items") as told:
         list(loader)
@@ -152,7 +152,7 @@ def test_threads_that_draw_from_the_process_are_warned_of_once(draw: Any, name: 
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_what_the_program_draws_is_not_blamed_on_threads(persistent: bool) -> None:
+def test_draws_of_the_program_do_not_warn(persistent: bool) -> None:
     loader = DataLoader(Items([torch.rand(4)] * 40, 0.002), 4, persistent_workers=persistent, shuffle=True, **THREADS)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -165,7 +165,7 @@ def test_what_the_program_draws_is_not_blamed_on_threads(persistent: bool) -> No
 
 
 class Drawing(torch.utils.data.Sampler[int]):
-    """Indices in an order that is drawn one by one."""
+    """Indices in a random order that is drawn one index at a time."""
 
     def __len__(self) -> int:
         return 60
@@ -175,7 +175,7 @@ class Drawing(torch.utils.data.Sampler[int]):
             yield int(random.random() + np.random.random() + float(torch.rand(1)))
 
 
-def test_what_samplers_draw_is_not_blamed_on_threads() -> None:
+def test_draws_of_samplers_do_not_warn() -> None:
     loader = DataLoader(Items([torch.rand(4)] * 3, 0.002), 2, sampler=Drawing(), prefetch_factor=4, **THREADS)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -184,7 +184,7 @@ def test_what_samplers_draw_is_not_blamed_on_threads() -> None:
 
 
 class Late(Numbers):
-    """Items that draw from the generators of the process from one on."""
+    """Items that draw from the process's generators, starting with the item `first`."""
 
     def __init__(self, count: int, first: int = 0, seconds: float = 0.001) -> None:
         super().__init__(count)
@@ -207,8 +207,8 @@ def seed_all() -> None:
 
 @apart
 @pytest.mark.parametrize("first", [0, 50])
-def test_the_programs_generators_are_left_as_they_are(first: int) -> None:
-    """Without workers, and in worker threads, whose items draw from `item_rng()`."""
+def test_the_programs_generators_are_unchanged(first: int) -> None:
+    """Without workers, and in worker threads whose items draw from `item_rng()`."""
 
     def drawn() -> Any:
         return random.gauss(0, 1), np.random.randn(), torch.rand(2), torch.dropout(torch.ones(6), 0.5, True)
@@ -223,8 +223,8 @@ def test_the_programs_generators_are_left_as_they_are(first: int) -> None:
 
 
 @apart
-def test_items_that_begin_to_draw_late_are_the_same() -> None:
-    """An item of 1 ms, so that batches take more than 10 ms: all are checked."""
+def test_items_that_start_to_draw_late_are_the_same() -> None:
+    """An item takes 1 ms, so every batch takes over 10 ms and is checked."""
     arguments: dict[str, Any] = {"shuffle": True}
     for first in (0, 50, 100, 119):
         found = []
@@ -236,13 +236,13 @@ def test_items_that_begin_to_draw_late_are_the_same() -> None:
 
 
 class Clocked(Numbers):
-    """Items that cost nothing, and draw from one on."""
+    """Items without cost that draw from item 40 on."""
 
     def __getitem__(self, index: int) -> float:
         return random.random() if index >= 40 else 0.0
 
 
-def test_cheap_items_that_begin_to_draw_late_are_warned_of_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_items_that_start_to_draw_late_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(_in_process.time, "monotonic", lambda: now[0])
     loader = DataLoader(Clocked(80), 4, generator=torch.Generator())
@@ -277,7 +277,7 @@ def test_an_item_that_draws_late_and_fails_is_the_same() -> None:
 
 
 def as_users_seed(number: int) -> None:
-    """As pages on the web have it."""
+    """Seeds generators as tutorials recommend."""
     np.random.seed((torch.initial_seed() + number) % 2**32)
     random.seed(number)
 
@@ -288,14 +288,14 @@ def draws(number: int) -> None:
 
 @apart
 @pytest.mark.parametrize("init", [as_users_seed, draws])
-def test_what_worker_init_fn_seeds_makes_no_item_depend_on_its_worker(init: Any) -> None:
+def test_seeds_in_worker_init_fn_do_not_affect_items(init: Any) -> None:
     expected = batches(Late(40))
     for way in (FORKED, FORKED | {"num_workers": 3}):
         assert_same(batches(Late(40), worker_init_fn=init, **way), expected)
 
 
 class Outer(Numbers):
-    """Items that draw before and after a loader that they create."""
+    """Items that draw before and after using a loader that they create."""
 
     def __getitem__(self, index: int) -> Any:
         first = random.random(), torch.rand(1)

@@ -1,5 +1,5 @@
-"""The same batches, bit by bit, whoever makes them: any number of workers, processes or threads, fork or spawn, batch
-workers or none, workers that are kept or not, and in a pass that goes on where another one has stopped.
+"""Batches are bitwise equal for any number of workers, for processes and threads, fork and spawn, with and without
+batch workers, for persistent workers, and in resumed passes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from loader_data import (
     with_own_noise,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 COUNTS = (1, 2, 3, 5)
 BY_FORKS = [FORKED | {"num_workers": count} for count in COUNTS]
 BY_THREADS = [THREADS | {"num_workers": count} for count in COUNTS]
-# Each process that is spawned imports torch, which takes seconds: one epoch by two of them is enough.
+# Each spawned process takes seconds to import torch, so one epoch by two processes must be enough.
 BY_SPAWNING = SPAWNED | {"num_workers": 2, "persistent_workers": True}
 
 
@@ -57,11 +57,13 @@ def epochs(loader: Any, count: int) -> list[Any]:
 
 
 def all_same(loaders: Iterator[tuple[Any, Any]], count: int = 2) -> None:
-    """Sees to it that all loaders have the same batches in so many epochs. Each has its arguments beside it."""
+    """Checks that all loaders yield equal batches in `count` epochs. Each loader comes with its arguments for
+    messages.
+    """
     expected = None
     for arguments, loader in loaders:
         found = epochs(loader, count)
-        assert not same(found[0], found[1]), "it isn't random"
+        assert not same(found[0], found[1]), "epochs must differ"
         if expected is None:
             expected = found
         assert same(found, expected), arguments
@@ -69,7 +71,7 @@ def all_same(loaders: Iterator[tuple[Any, Any]], count: int = 2) -> None:
 
 @apart
 def test_items_that_draw_from_the_processs_generators_are_the_same() -> None:
-    """Shuffled by torch's generator, or by one of the loader's."""
+    """Shuffles with torch's generator or with one of the loader's own."""
     for own in (False, True):
 
         def loaders(own: bool = own) -> Iterator[tuple[Any, Any]]:
@@ -91,7 +93,7 @@ def test_items_that_draw_from_their_own_generators_are_the_same() -> None:
 
 
 class LateDraws(OwnGenerators):
-    """Draws from the worker's generators, and from the process's from an item on, when nobody expects it any more."""
+    """Draws from the worker's generators, and after many items also from the process's."""
 
     def __getitem__(self, index: int) -> Any:
         found = super().__getitem__(index)
@@ -99,7 +101,7 @@ class LateDraws(OwnGenerators):
 
 
 @apart
-def test_items_that_are_made_once_more_are_the_same() -> None:
+def test_items_made_again_are_the_same() -> None:
     def loaders() -> Iterator[tuple[Any, Any]]:
         for way in BY_FORKS:
             yield way, DataLoader(LateDraws(60), 4, generator=generator(), **way)
@@ -108,7 +110,7 @@ def test_items_that_are_made_once_more_are_the_same() -> None:
 
 
 @apart
-def test_workers_that_are_kept_make_the_same_whatever_their_number() -> None:
+def test_persistent_workers_of_any_number_make_the_same() -> None:
     def loaders(dataset: Any, ways: list[dict[str, Any]]) -> Iterator[tuple[Any, Any]]:
         for way in ways:
             yield way, DataLoader(dataset, 4, shuffle=True, generator=generator(), **(way | kept))
@@ -119,7 +121,7 @@ def test_workers_that_are_kept_make_the_same_whatever_their_number() -> None:
 
 
 def noise_of_rng(items: list[Any]) -> Any:
-    """A `collate_fn` that draws from the generators of the worker's info."""
+    """A `collate_fn` that draws from the generators of the worker info."""
     rng: Any = worker_info().rng  # type: ignore[union-attr]
     drawn = rng.random_generator.random(), rng.numpy_generator.random(), torch.rand(2, generator=rng.torch_generator)
     return items, drawn
@@ -132,7 +134,7 @@ def test_batches_of_batch_workers_are_the_same() -> None:
             arguments = way | {"num_batch_workers": joiners, "generator": generator(), "shuffle": True}
             yield arguments, DataLoader(dataset, 4, collate_fn=collate_fn, **arguments)
 
-    # Some that one worker makes and collates, and some that several do.
+    # Some batches are made and collated by one worker, others by several.
     for dataset in (Augmented, Unhurried):
         all_same(loaders(dataset(20), BY_FORKS, with_noise))
         all_same(loaders(dataset(20, own=True), BY_FORKS[1:2] + BY_THREADS[1:3], with_own_noise))
@@ -149,14 +151,14 @@ def test_batches_that_draw_from_their_own_generators_are_the_same() -> None:
 
 
 class WholeNoise(AtOnce):
-    """Items of a batch that are asked for at once, and draw."""
+    """Items that are requested a batch at a time and draw random numbers."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [drawn_from_all(index) for index in indices]
 
 
 @apart
-def test_batches_that_are_asked_for_at_once_are_the_same() -> None:
+def test_batches_of_getitems_are_the_same() -> None:
     def loaders(batch_size: int | None, dataset: Any) -> Iterator[tuple[Any, Any]]:
         for way in [IN_PROCESS, *BY_FORKS]:
             yield way, DataLoader(dataset, batch_size, generator=generator(), **way)
@@ -167,7 +169,7 @@ def test_batches_that_are_asked_for_at_once_are_the_same() -> None:
 
 @apart
 def test_any_arrangement_makes_the_same() -> None:
-    """Items that draw from some generators, from some item on."""
+    """Items draw from a subset of the generators, starting with some item."""
     any_arrangement()
 
 
@@ -207,7 +209,7 @@ def any_arrangement(
     alone = {name: options[name] for name in ("shuffle", "drop_last")} | more
     dataset = Augmented(count, names, first, own=own)
     if first and not own:
-        # Cheap items that begin to draw late are noticed late without workers.
+        # Without workers, draws that start late are detected late if items are cheap.
         alone |= FORKED | {"num_workers": 1}
     expected = list(DataLoader(dataset, batch, generator=generator(), **alone))
     if joiners is not None:
@@ -217,7 +219,7 @@ def any_arrangement(
 
 
 class Counts(torch.utils.data.Sampler[int]):
-    """A sampler with states of its own."""
+    """A sampler that has states."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -240,7 +242,7 @@ class Counts(torch.utils.data.Sampler[int]):
 
 
 class Uneven(torch.utils.data.Sampler[list[int]]):
-    """Batches of several sizes, in an order that is drawn from torch's generator."""
+    """Batches of several sizes in an order drawn from torch's generator."""
 
     def __len__(self) -> int:
         return 7
@@ -281,7 +283,7 @@ class Remembering(torch.utils.data.Sampler[int]):
 
 
 class Eager(torch.utils.data.Sampler[int]):
-    """Draws all from torch's generator when its iterator is created."""
+    """Draws everything from torch's generator when its iterator is created."""
 
     def __len__(self) -> int:
         return 28
@@ -323,11 +325,11 @@ ORDERS: dict[str, Any] = {
 
 
 def stored(state: dict[str, Any]) -> Any:
-    """A state as it is read from a file."""
+    """Returns a state after a round trip through JSON."""
     return json.loads(json.dumps(state))
 
 
-# How the pass that is stopped is read, and the one that goes on.
+# Loader arguments of the stopped pass and of the resumed pass.
 OTHERS = [
     (IN_PROCESS, FORKED),
     (FORKED, IN_PROCESS),
@@ -339,7 +341,7 @@ OTHERS = [
 
 @apart
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_pass_goes_on_from_each_step(order: str) -> None:
+def test_a_pass_resumes_from_each_step(order: str) -> None:
     def loader(way: dict[str, Any], own: bool) -> Any:
         return DataLoader(Augmented(28, own=own), **ORDERS[order](), **way)
 
@@ -363,7 +365,7 @@ def test_a_pass_goes_on_from_each_step(order: str) -> None:
 
 
 class ByPython(torch.utils.data.Sampler[int]):
-    """Draws from Python's generator, or another, and has no states."""
+    """Draws from Python's generator, or another one, and has no states."""
 
     def __init__(self, draw: Any) -> None:
         self.draw = draw
@@ -389,7 +391,7 @@ def test_a_sampler_that_yields_another_order_is_an_error(draw: Any, way: dict[st
     if second.persistent_workers:
         list(second)
     second.load_state_dict(stored(first.state_dict()))
-    # A further pass doesn't begin from the start.
+    # Retrying raises the error again instead of restarting the pass.
     for _ in range(2):
         with pytest.raises(StateError, match=r"sampler yields other indices .* state_dict.*Batch 1 began with \["):
             iter(second)
@@ -406,7 +408,7 @@ def test_a_sampler_that_ends_sooner_is_an_error() -> None:
         iter(second)
 
 
-# A state after two batches of an earlier version, which drew all generators' states.
+# A state after two batches by an earlier version, which stored the states of all generators.
 OLD: dict[str, Any] = {
     "version": 1,
     "kind": "items",
@@ -427,7 +429,7 @@ def test_states_of_earlier_versions_are_read() -> None:
     assert torch.equal(torch.stack(list(loader)), expected)
 
 
-def test_states_of_earlier_versions_that_need_pythons_generator_are_refused() -> None:
+def test_old_states_that_need_pythons_generator_are_rejected() -> None:
     loader = DataLoader(Numbers(20), 4, shuffle=True)
     state = stored(OLD)
     state["pass"]["order"]["drawn"] = {"begin": {"python": [3, [1] * 625, None]}}
@@ -437,7 +439,7 @@ def test_states_of_earlier_versions_that_need_pythons_generator_are_refused() ->
 
 
 @apart
-def test_a_pass_goes_on_from_each_step_with_threads_and_batch_workers() -> None:
+def test_a_pass_with_batch_workers_resumes_from_each_step() -> None:
     def loader(way: dict[str, Any], joiners: int) -> Any:
         arguments = way | {"num_batch_workers": joiners, "collate_fn": noise_of_rng, "shuffle": True}
         return DataLoader(OwnGenerators(20), 4, generator=generator(), **arguments)
@@ -454,8 +456,8 @@ def test_a_pass_goes_on_from_each_step_with_threads_and_batch_workers() -> None:
 
 
 @apart
-def test_later_epochs_are_those_of_the_pass_that_was_not_stopped() -> None:
-    """Each epoch draws from the loader's generator, or is that of workers that are kept."""
+def test_later_epochs_are_the_same_after_resuming() -> None:
+    """Each epoch draws from the loader's generator, or belongs to persistent workers."""
     for kept in (False, True):
         way = FORKED | {"persistent_workers": kept}
 
@@ -500,7 +502,7 @@ def test_a_state_between_passes_is_that_of_the_next_one() -> None:
 
 
 @apart
-def test_a_pass_in_any_order_goes_on_with_what_it_has_not_had() -> None:
+def test_an_unordered_pass_resumes_with_the_remaining_batches() -> None:
     def loader(workers: int) -> Any:
         way = FORKED | {"num_workers": workers, "in_order": False, "prefetch_factor": 3}
         return DataLoader(Unhurried(40), 2, **way)
@@ -522,7 +524,7 @@ def test_a_pass_in_any_order_goes_on_with_what_it_has_not_had() -> None:
 
 
 @apart
-def test_states_of_others_are_refused() -> None:
+def test_states_of_other_loaders_are_rejected() -> None:
     loader = DataLoader(Numbers(9), 2, **FORKED)
     next(iter(loader))
     state = loader.state_dict()
@@ -535,7 +537,7 @@ def test_states_of_others_are_refused() -> None:
     ]:
         with pytest.raises(StateError, match=said):
             loader.load_state_dict(wrong)
-    # Nothing has changed.
+    # The state is unchanged.
     assert loader.state_dict() == state
     for said, more in [("generators", {"generator": generator()}), ("shuffles", {})]:
         shuffled: Any = DataLoader(Numbers(9), 2, shuffle=True, **more)

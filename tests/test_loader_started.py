@@ -1,5 +1,5 @@
-"""Workers however they are started: processors that `worker_init_fn` gives them, convolutions behind a fork, and passes
-that go on by workers of another kind, those that collate too.
+"""Workers of all start methods: CPU affinity set by `worker_init_fn`, convolutions after a fork, and passes that resume
+with workers of another start method, including batch workers.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from loader_data import (
     with_noise,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 PROCESSORS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
 def own_processor(number: int) -> int:
-    """The one that the worker of this number is to run on: those next to each other have different ones."""
+    """Returns the processor on which a worker must run. Consecutive workers have different ones."""
     return PROCESSORS[number % len(PROCESSORS)]
 
 
@@ -47,19 +47,19 @@ def bind(number: int) -> None:
 
 
 def here() -> tuple[int, list[int]]:
-    """The number of the worker that asks, and where it may run."""
+    """Returns the index and the affinity of the calling worker."""
     return worker_info().id, sorted(os.sched_getaffinity(0))  # type: ignore[union-attr]
 
 
 class Bound(Numbers):
-    """Where items are made, by two workers."""
+    """Items that report where they are made, by two workers."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.together = Gathering(2)
 
     def __getitem__(self, index: int) -> Any:
-        # So that each worker makes some, and several make a batch.
+        # Ensures that each worker makes some items and that several workers make a batch.
         self.together.wait(worker_info().id)  # type: ignore[union-attr]
         time.sleep(0.002)
         return here()
@@ -70,7 +70,7 @@ def collated_here(items: list[Any]) -> Any:
 
 
 @apart
-@pytest.mark.skipif(len(PROCESSORS) < 2, reason="with one processor there is nothing to choose")
+@pytest.mark.skipif(len(PROCESSORS) < 2, reason="needs two processors")
 @pytest.mark.parametrize("way", WORKERS)
 def test_processors_that_worker_init_fn_sets_are_kept(way: str) -> None:
     loader = DataLoader(
@@ -90,20 +90,20 @@ def test_processors_that_worker_init_fn_sets_are_kept(way: str) -> None:
             makers |= {maker for maker, _ in items}
             joiners.add(joiner)
     assert makers == {0, 1}
-    # Those that collate are numbered behind those that make items.
+    # Batch workers have the indices after those of item workers.
     assert joiners == {2}
     assert sorted(os.sched_getaffinity(0)) == PROCESSORS
 
 
 def convolved(seed: int) -> torch.Tensor:
-    """What a convolution makes of a picture, that is large enough for several threads."""
+    """Returns the convolution of a picture that is large enough for several threads."""
     generator = torch.Generator().manual_seed(seed)
     picture, weights = torch.rand(1, 8, 96, 96, generator=generator), torch.rand(16, 8, 3, 3, generator=generator)
     return torch.nn.functional.conv2d(picture, weights, padding=1)
 
 
 class Convolved(Numbers):
-    """Pictures that are convolved, and the number of torch's threads where that is done."""
+    """Convolved pictures, with torch's number of threads in the worker."""
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(SHARED)
@@ -117,12 +117,12 @@ def convolved_again(items: list[Any]) -> Any:
 
 
 @apart
-def test_workers_convolve_behind_a_fork_of_a_program_that_has() -> None:
-    """The threads of a program's convolutions aren't there behind a fork, and OpenMP would wait for them."""
+def test_forked_workers_can_convolve_after_their_program() -> None:
+    """The threads that a program used for convolutions don't exist after a fork, and OpenMP would wait for them."""
     before = psutil.Process().num_threads()
     torch.set_num_threads(4)
     expected = [convolved(index) for index in range(12)]
-    assert psutil.Process().num_threads() >= before + 3, "the program has convolved with one thread only"
+    assert psutil.Process().num_threads() >= before + 3, "the program used only one thread for its convolutions"
     batches = list(DataLoader(Convolved(12), 3, timeout=100, **FORKED))
     for number, (pictures, threads) in enumerate(batches):
         torch.testing.assert_close(pictures[:, 0], torch.cat(expected[3 * number : 3 * number + 3]))
@@ -132,16 +132,17 @@ def test_workers_convolve_behind_a_fork_of_a_program_that_has() -> None:
         whole = convolved_again([(picture, 4) for picture in expected[3 * number : 3 * number + 3]])[0]
         torch.testing.assert_close(pictures, whole)
         assert [*by_makers, by_joiner] == [1] * 4
-    # Nor is anything changed for the program.
+    # The program is unaffected.
     assert torch.get_num_threads() == 4
     torch.testing.assert_close(convolved(5), expected[5])
 
 
 @apart
-def test_a_pass_goes_on_by_workers_that_are_started_otherwise() -> None:
-    """Forked, then spawned, then from a fork server, then forked again: each goes on from the state of the one before.
+def test_a_pass_resumes_with_other_start_methods() -> None:
+    """Reads with forked, spawned, fork-server and forked workers in turn, each resuming from the previous state.
 
-    So each is resumed, and each is stopped. It is all that one pass of forked workers has, batch workers' draws too.
+    So each kind is both resumed and stopped. Together they must equal one pass of forked workers, including the draws
+    of batch workers.
     """
 
     def loader(way: dict[str, Any]) -> Any:
@@ -163,5 +164,5 @@ def test_a_pass_goes_on_by_workers_that_are_started_otherwise() -> None:
         state = json.dumps(resumed.state_dict())
         assert_same(found, expected[: len(found)])
     assert list(iterator) == []
-    # The state at the end of the pass is the next one's.
+    # The state at the end of the pass leads to the next pass.
     assert_same([copied(batch) for batch in resumed], [copied(batch) for batch in whole])

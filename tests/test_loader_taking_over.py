@@ -1,4 +1,4 @@
-"""Cheap items are claimed many at once; while one of them takes long, idle workers take over those behind it."""
+"""Workers claim many cheap items at once. If one item is slow, idle workers take over the items after it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from apart import apart
 from fastpipe.torch import DataLoader, item_rng, worker_info
 from loader_data import WORKERS, Gathering, Numbers, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
-# Who collates: nobody, since items lie side by side; the worker of the last item; batch workers.
+# Collation: in place because items are adjacent in memory, by the worker of the last item, or by batch workers.
 COLLATION: dict[str, dict[str, Any]] = {
     "in place": {},
     "by makers": {"collate_fn": listed, "num_batch_workers": 0},
@@ -28,12 +28,12 @@ collation = pytest.mark.parametrize("collation", COLLATION)
 
 
 class Meeting(Numbers):
-    """Numbers, of which those from one on wait until each of four workers makes one."""
+    """Numbers that, starting with one, wait until each of four workers makes one."""
 
     def __init__(self, count: int, first: int) -> None:
         super().__init__(count)
         self.first = first
-        # Of this process and those that it forks.
+        # Shared by this process and its forks.
         self.lock = multiprocessing.get_context("fork").Lock()
         self.begun = mmap.mmap(-1, mmap.PAGESIZE)
 
@@ -44,7 +44,7 @@ class Meeting(Numbers):
                 self.begun[:8] = (number + 1).to_bytes(8, "little")
             deadline = time.monotonic() + 60
             while self._count() < number // 4 * 4 + 4:
-                assert time.monotonic() < deadline, "the others make none"
+                assert time.monotonic() < deadline, "the other workers make no item"
                 time.sleep(0.0002)
         return super().__getitem__(index)
 
@@ -55,9 +55,9 @@ class Meeting(Numbers):
 @apart
 @workers
 @collation
-# All items wait, or those behind cheap ones; their batches are as many as workers or not, down to a single one.
+# Either all items wait or only those after cheap ones. The number of batches varies, down to one.
 @pytest.mark.parametrize(("count", "first", "size"), [(96, 0, 8), (104, 48, 8), (404, 400, 100), (40, 0, 40)])
-def test_items_wait_for_those_of_other_workers_throughout(
+def test_items_may_always_wait_for_those_of_other_workers(
     way: str, collation: str, count: int, first: int, size: int
 ) -> None:
     arguments = WORKERS[way] | COLLATION[collation] | {"num_workers": 4}
@@ -66,9 +66,9 @@ def test_items_wait_for_those_of_other_workers_throughout(
 
 
 class Drawn(Numbers):
-    """What is drawn for a number, and who has made it. One waits, in workers, for those after it.
+    """The number drawn for an index and the worker that made it. In workers, one item waits for the items after it.
 
-    If one fails, those after it may not be made: the one that waits takes half a second then.
+    If an item fails, the items after it may not be made, so the waiting item then takes half a second.
     """
 
     def __init__(self, count: int, slow: int, fails: int | None = None) -> None:
@@ -93,8 +93,8 @@ class Drawn(Numbers):
 @apart
 @workers
 @collation
-def test_a_slow_item_does_not_hold_up_those_behind_it(way: str, collation: str) -> None:
-    """Whoever makes them, they are the same, and in their places."""
+def test_a_slow_item_does_not_delay_later_ones(way: str, collation: str) -> None:
+    """The items are the same and in order, whichever worker makes them."""
     arguments = COLLATION[collation]
 
     def rows(**more: Any) -> list[list[tuple[int, float, int]]]:
@@ -120,8 +120,8 @@ def seeded() -> torch.Generator:
 @workers
 @collation
 @pytest.mark.parametrize("fails", [32 * 39 + 1, 32 * 39 + 3, 32 * 39 + 20])
-def test_the_first_item_that_fails_is_its_batchs_error(way: str, collation: str, fails: int) -> None:
-    """Before the slow item, it itself, or one behind it that another worker makes."""
+def test_a_batch_raises_the_error_of_its_first_failing_item(way: str, collation: str, fails: int) -> None:
+    """The failing item is before the slow one, is the slow one, or is after it and made by another worker."""
     data = Drawn(32 * 40, 32 * 39 + 3, fails)
     batches = iter(DataLoader(data, 32, **WORKERS[way], **COLLATION[collation]))
     for _ in range(39):

@@ -1,4 +1,4 @@
-"""Batches that a worker thread makes by itself: small ones are copied to the consumer, all others are pickled."""
+"""Batches that one worker thread makes alone: small ones are copied to the consumer, all others are pickled."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._messages import ThreadBatches
 from loader_data import THREADS, Items, assert_same, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 
 class Rows(Items):
-    """Has its items at once, so that one worker makes each batch."""
+    """Returns a batch of items at a time, so that one worker makes each batch."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
 class Room:
-    """Where messages are written, in place of a batch's memory."""
+    """A message buffer in place of a batch's memory."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -46,7 +46,7 @@ class Room:
 
 
 def sent(batch: Any) -> tuple[Any, bool]:
-    """What the consumer reads of a batch, and whether it was copied instead of pickled."""
+    """Returns the batch that the consumer reads, and whether it was copied instead of pickled."""
     batches, room = ThreadBatches(), Room()
     offset, length = batches.message(batch, room)  # type: ignore[arg-type]
     copied = bool(batches._copies)
@@ -70,7 +70,7 @@ TUPLE = (torch.ones(3), [np.zeros((2, 0)), np.asfortranarray(np.ones((3, 4)))])
         ([0] * 1000, True),
         ([0] * 1100, False),
         ("x" * (2 << 20), False),
-        # A pickle of these is something else than a copy, or there is none.
+        # Pickling these objects does not yield an equal copy, or is impossible.
         ([np.array([object], dtype=object)], False),
         (np.broadcast_to(np.arange(3), (2, 3)), False),
         (torch.nn.Parameter(torch.ones(3)), False),
@@ -95,7 +95,7 @@ def test_copies_share_no_memory_with_the_original() -> None:
     assert (found["b"].tolist(), found["c"].tolist()) == ([2, 3, 4, 5], [0, 2])
 
 
-def test_what_neither_can_be_copied_nor_pickled_is_an_error() -> None:
+def test_other_unpicklable_objects_are_errors() -> None:
     with pytest.raises(Exception, match="pickle"):
         sent([lambda: 1])
     deep: list[Any] = []
@@ -111,7 +111,7 @@ def test_what_neither_can_be_copied_nor_pickled_is_an_error() -> None:
 
 @apart
 @pytest.mark.parametrize("at_once", [False, True])
-def test_a_consumer_that_changes_batches_does_not_change_the_data_set(at_once: bool) -> None:
+def test_changing_batches_does_not_change_the_dataset(at_once: bool) -> None:
     rows = [np.arange(row, row + 50) for row in range(12)]
     dataset = Rows(rows) if at_once else Items(rows)
     loader = DataLoader(dataset, 4, collate_fn=listed, persistent_workers=True, **THREADS)
@@ -136,7 +136,7 @@ def test_threads_pickle_no_small_batches(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @apart
-def test_batches_that_nobody_takes_are_dropped() -> None:
+def test_unread_batches_are_dropped() -> None:
     rows = [np.arange(row, row + 50) for row in range(40)]
     loader = DataLoader(Rows(rows), 2, collate_fn=listed, persistent_workers=True, prefetch_factor=8, **THREADS)
     next(iter(loader))

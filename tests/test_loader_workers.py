@@ -1,4 +1,4 @@
-"""A loader's workers: what they are told, how long they live, how they share work, and that nothing is left of them."""
+"""A loader's workers: their information, their lifetime, how they share work, and that nothing is left of them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from loader_data import (
 )
 from processes import together
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers share memory by means of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
 
 workers = pytest.mark.parametrize("way", WORKERS)
 ways = pytest.mark.parametrize("way", WAYS)
 
 
 def told(way: dict[str, Any], **more: Any) -> list[Any]:
-    """What workers say of themselves, for each item."""
+    """Returns the worker info of each item."""
     torch.manual_seed(5)
     loader = DataLoader(Workers(40), batch_size=4, collate_fn=listed, **way, **more)
     return [item for batch in loader for item in batch]
@@ -60,7 +60,7 @@ def told(way: dict[str, Any], **more: Any) -> list[Any]:
 
 @apart
 @workers
-def test_workers_know_their_number_and_share_the_items(way: str) -> None:
+def test_workers_know_their_index_and_share_the_items(way: str) -> None:
     for count in (1, 2, 3):
         found = told(WORKERS[way] | {"num_workers": count})
         assert [index for *_, index in found] == list(range(40))
@@ -82,7 +82,7 @@ def test_an_items_seed_is_the_same_for_any_worker() -> None:
 
 
 class Tells(Numbers):
-    """What an item finds of the worker's info."""
+    """Returns the worker info that an item sees."""
 
     def __getitem__(self, index: int) -> Any:
         info: Any = worker_info()
@@ -99,7 +99,7 @@ class Tells(Numbers):
 
 
 @apart
-def test_worker_info_tells_and_cannot_be_set() -> None:
+def test_worker_info_is_correct_and_read_only() -> None:
     assert worker_info() is None
     code = get_worker_info.__code__
     for way, method in ((FORKED, "multiprocessing"), (THREADS, "thread")):
@@ -107,8 +107,8 @@ def test_worker_info_tells_and_cannot_be_set() -> None:
         assert found == [method] * 6
         assert worker_info() is None
         assert get_worker_info() is None
-        assert get_worker_info.__code__ is code, "functions of torch stay as they are"
-    # In the program's own threads there is none, while workers are there.
+        assert get_worker_info.__code__ is code, "torch's functions must not be changed"
+    # While workers run, the program's own threads have no worker info.
     batches = iter(DataLoader(Numbers(4), **THREADS))
     next(batches)
     seen: list[Any] = []
@@ -119,7 +119,7 @@ def test_worker_info_tells_and_cannot_be_set() -> None:
 
 
 class Stream(torch.utils.data.IterableDataset[int]):
-    """Yields the number of its worker."""
+    """Yields the index of its worker."""
 
     def __iter__(self) -> Any:
         yield -1 if (info := worker_info()) is None else info.id
@@ -132,7 +132,7 @@ def test_worker_info_of_iterable_datasets_is_torchs() -> None:
 
 
 class Began(Numbers):
-    """What `worker_init_fn` has done to the worker's copy of the data set."""
+    """Returns what `worker_init_fn` stored in the worker's copy of the dataset."""
 
     began: Any = None
 
@@ -157,7 +157,7 @@ def test_worker_init_fn_is_called_in_each_worker() -> None:
         assert set(found) <= {0, 1}
     (batch, *_) = DataLoader(Began(8), 1, worker_init_fn=begin, collate_fn=listed, **FORKED)
     assert batch[0][0] == batch[0][1]
-    # Those that collate come behind those that make items.
+    # Batch workers have the indices after those of item workers.
     slow = DataLoader(Slow(4, {}, 0.01), 2, worker_init_fn=begin, collate_fn=collates, num_batch_workers=1, **FORKED)
     slow.dataset.began = None  # type: ignore[attr-defined]
     assert {number for number, _ in slow} == {2}
@@ -179,7 +179,7 @@ class Refuses:
 
 @apart
 @workers
-def test_what_worker_init_fn_raises_the_first_batches_raise(way: str) -> None:
+def test_errors_of_worker_init_fn_are_raised(way: str) -> None:
     for numbers in ((0, 1), (1,)):
         loader = DataLoader(Slow(40, {}, 0.001), 2, worker_init_fn=Refuses(*numbers), **WORKERS[way])
         with pytest.raises(ValueError, match=r"(?s)in DataLoader worker (process|thread) [01].*not [01]"):
@@ -196,14 +196,14 @@ def pids(iterator: Any) -> list[int]:
 
 
 @apart
-def test_workers_are_kept_if_asked_to() -> None:
+def test_persistent_workers_are_kept() -> None:
     loader = DataLoader(Workers(12), 3, persistent_workers=True, collate_fn=listed, num_batch_workers=1, **FORKED)
     first = {item[0] for batch in loader for item in batch}
     started = children()
     assert len(started) == 3
     for _ in range(3):
         assert {item[0] for batch in loader for item in batch} <= {child.pid for child in started}
-    # In the middle of a pass, another one begins.
+    # Another pass begins in the middle of a pass.
     batches = iter(loader)
     next(batches)
     assert iter(loader) is batches
@@ -219,7 +219,7 @@ def test_workers_are_kept_if_asked_to() -> None:
 
 
 @apart
-def test_threads_are_kept_if_asked_to_and_end_with_the_loader() -> None:
+def test_persistent_threads_end_with_the_loader() -> None:
     def alive() -> list[str]:
         return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("fastpipe-"))
 
@@ -288,14 +288,14 @@ def test_no_files_are_left_open_over_many_passes(way: str) -> None:
 
 
 class Runs(Numbers):
-    """Says how many threads torch has in workers, and whether they heed Ctrl-C."""
+    """Returns torch's number of threads in a worker, and whether the worker ignores Ctrl-C."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.get_num_threads(), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 @apart
-def test_workers_are_set_up_as_torch_sets_them_up() -> None:
+def test_workers_are_set_up_like_in_torch() -> None:
     threads, ignored = next(iter(DataLoader(Runs(2), 2, **FORKED)))
     assert threads.tolist() == [1, 1]
     assert ignored.tolist() == [True, True]
@@ -303,7 +303,7 @@ def test_workers_are_set_up_as_torch_sets_them_up() -> None:
 
 
 class Initial(Numbers):
-    """Torch's seed, and what generators yield, in `worker_init_fn` of two workers."""
+    """torch's seed and the first draws of generators, in `worker_init_fn` of two workers."""
 
     drawn: Any = None
 
@@ -312,7 +312,7 @@ class Initial(Numbers):
         self.together = Gathering(2)
 
     def __getitem__(self, index: int) -> Any:
-        # So that each worker makes some.
+        # Ensures that each worker makes some items.
         self.together.wait(self.drawn[0])
         return self.drawn
 
@@ -323,7 +323,7 @@ def drawing(number: int) -> None:
 
 
 @apart
-def test_workers_begin_with_the_seeds_that_torch_gives_them() -> None:
+def test_workers_begin_with_the_seeds_of_torch() -> None:
     def drawn(loader: Any) -> list[Any]:
         return sorted({tuple(items[0]) for items in loader})
 
@@ -347,13 +347,13 @@ def test_timeout_is_for_workers(way: str, tmp_path: Path) -> None:
     go = tmp_path / "go"
     batches: Any = iter(DataLoader(Gated(4, 1, go), timeout=60, **WAYS[way]))
     assert next(batches).item() == 0
-    # Only now, since workers may take longer to begin.
+    # The timeout is set only now, because workers may take longer to start.
     batches._timeout = 0.3
     begin_of_wait = time.monotonic()
     with pytest.raises(WorkerError, match=r"timed out after 0.3 seconds.*row 0 of batch 1, index 1, for \d+\.\d s"):
         next(batches)
     assert time.monotonic() - begin_of_wait > 0.25
-    # It may be waited for again.
+    # The batch may be requested again.
     batches._timeout = 60
     go.touch()
     assert [batch.item() for batch in batches] == [1, 2, 3]
@@ -394,7 +394,7 @@ def test_a_loader_may_be_used_from_a_thread_that_ends(way: str) -> None:
 
 
 @apart
-def test_a_forked_child_has_no_part_in_a_pass() -> None:
+def test_a_forked_child_does_not_take_part_in_a_pass() -> None:
     for way in (FORKED, THREADS):
         loader = DataLoader(Slow(20, {}, 0.005), 2, **way)
         batches = iter(loader)
@@ -408,7 +408,7 @@ def test_a_forked_child_has_no_part_in_a_pass() -> None:
                 assert first.tolist() == [0, 1]
                 del batches, first
                 gc.collect()
-                # One of its own.
+                # A loader of the child's own.
                 own = DataLoader(Numbers(5), 2, **FORKED)
                 assert [batch.tolist() for batch in own] == [[0, 1], [2, 3], [4]]
                 status = 0
@@ -420,7 +420,7 @@ def test_a_forked_child_has_no_part_in_a_pass() -> None:
 
 
 class Nested(Numbers):
-    """Items that a loader of their own makes."""
+    """Items that use another loader."""
 
     def __getitem__(self, index: int) -> Any:
         arguments = THREADS if index % 2 else IN_PROCESS
@@ -445,7 +445,7 @@ def test_the_context_may_be_an_object() -> None:
 
 
 @apart
-def test_what_cannot_be_pickled_is_said_where_workers_are_spawned() -> None:
+def test_spawned_workers_name_unpicklable_objects() -> None:
     lambdas = DataLoader(Items([lambda: 1]), **SPAWNED)
     with (
         pytest.warns(UserWarning, match="can't be pickled"),
@@ -456,7 +456,7 @@ def test_what_cannot_be_pickled_is_said_where_workers_are_spawned() -> None:
 
 
 class Awaiting(Numbers):
-    """Numbers, of which the first waits until two more are made."""
+    """Numbers, the first of which waits until two more are made."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -471,8 +471,8 @@ class Awaiting(Numbers):
 
 
 @apart
-def test_batches_begin_with_the_least_loaded() -> None:
-    """Rows of one batch are made by both workers at once, so one slow item doesn't hold up the others."""
+def test_workers_share_the_items_of_a_batch() -> None:
+    """Both workers make rows of one batch at the same time, so one slow item doesn't delay the others."""
     for way in (FORKED, THREADS):
         assert [batch.tolist() for batch in DataLoader(Awaiting(8), 8, **way)] == [[*range(8)]]
 
@@ -506,13 +506,13 @@ def by_whom(items: list[Any]) -> int:
 
 @apart
 @workers
-def test_batch_workers_have_costly_collation_of_cheap_items(way: str) -> None:
-    """An item worker collates cheap items itself, but for a `collate_fn` that batch workers are faster at together."""
+def test_batch_workers_do_costly_collation_of_cheap_items(way: str) -> None:
+    """An item worker collates cheap items itself, unless several batch workers are faster at a costly `collate_fn`."""
     options = WORKERS[way] | {"num_workers": 1, "num_batch_workers": 4, "prefetch_factor": 4}
-    # None makes a batch before all have begun, or the item worker would collate while others still start.
+    # No worker makes a batch before all have started. Otherwise the item worker would collate while others start.
     options["worker_init_fn"] = Gathering(5).wait
     found = list(DataLoader(Numbers(160), 4, collate_fn=by_whom, **options))
     assert len(found) == 40
-    # Until the costs are known the item worker may have collated some.
+    # The item worker may have collated some batches before the costs were known.
     assert sum(worker >= 1 for worker in found) > 30
     assert len(set(found)) > 2
