@@ -1,4 +1,4 @@
-"""The Arrow types and values that Avro data must become, and Arrow values in a comparable form."""
+"""The Arrow types and values that correspond to Avro data, and Arrow values in a comparable form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = {"millis": "ms", "micros": "us", "nanos": "ns"}
 
 
 def arrow_type(node: oracle.Type) -> pa.DataType:
-    """Returns the Arrow type that an Avro type must become."""
+    """Returns the Arrow type that corresponds to an Avro type."""
     match node.kind, node.logical:
         case "int", "date":
             return pa.date32()

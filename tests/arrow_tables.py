@@ -266,7 +266,7 @@ def expected(value: Any, kind: pa.DataType, steps: tuple[str, ...]) -> Any:
 
 
 def ragged_steps(steps: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the steps as batches represent them: fixed-size lists outside of other lists become ragged levels."""
+    """Returns the steps as batches represent them: fixed-size lists outside of other lists are ragged levels."""
     last = max((i for i, step in enumerate(steps) if step in ("list", "keys", "values")), default=-1)
     return tuple("list" if i < last and step.startswith("fixed ") else step for i, step in enumerate(steps))
 

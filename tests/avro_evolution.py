@@ -42,7 +42,7 @@ ALIKE = ("full names", "last names", "promoted")
 
 
 def matches(writer: Any, reader: Any, alike: str) -> bool:
-    """Returns whether a type can become another one, in the sense used to choose a branch. Neither type is a union."""
+    """Returns whether a type resolves to another one, in the sense used to choose a branch. Neither type is a union."""
     of, to = kind_of(writer), kind_of(reader)
     if of != to:
         return alike == "promoted" and to in PROMOTED.get(of, ())

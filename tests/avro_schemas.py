@@ -19,7 +19,7 @@ import wire
 from oracle import Branch, Type
 
 PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
-# Primitive types with a logical type, some of which don't fit and are ignored.
+# Primitive types with a logical type. Some logical types don't fit and are ignored.
 LOGICAL = [
     {"type": kind.removesuffix("16").removesuffix("12"), "logicalType": logical}
     for logical, (kinds, _) in oracle.LOGICAL.items()

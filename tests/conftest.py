@@ -131,7 +131,7 @@ def _no_garbage_for_others() -> Iterator[None]:
     gc.collect()
 
 
-# Finds tests that take long: those that import one of these modules or use one of these fixtures, or whose helpers do.
+# Matches tests that take long: they, or their helpers, import one of these modules or use one of these fixtures.
 NEEDS = re.compile(
     r"^ *(?:import|from) (?:jax|multiprocessing|ray|subprocess|tensorflow|torch|xgboost)\b"
     r"|importorskip|\b(?:postgres|mariadb|certificates|soak)\b",

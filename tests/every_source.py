@@ -85,7 +85,7 @@ def make(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def rows_of_sqlite(path: Path, texts: list[str]) -> Make:
-    """Returns a function that reads the rows of a query, some of which have null values."""
+    """Returns a function that reads the rows of a query. Some rows have null values."""
     pytest.importorskip("adbc_driver_sqlite")
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT NOT NULL, x REAL)")
@@ -104,8 +104,7 @@ def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reade
 
 
 def bags_of(path: Path) -> Make:
-    """Returns a function that reads names, terms, values and strings as vocabulary indices, some of which are left
-    out.
+    """Returns a function that reads names, terms, values and strings as vocabulary indices. Some indices are left out.
     """
     entry = wire.record("NTV", name="string", term=["null", "string"], value="float")
     schema = wire.record("R", bag=["null", wire.list_of(entry)], words=wire.list_of("string"), word="string")
@@ -128,7 +127,7 @@ def bags_of(path: Path) -> Make:
 
 
 def scales_and_codes(units: bool, **options: Any) -> fastpipe.Reader:
-    """Returns a reader of columns stored with dictionaries, runs and views, whose values become integers."""
+    """Returns a reader of columns stored with dictionaries, runs and views. Their values are read as integers."""
     pa = pytest.importorskip("pyarrow")
     keys = pa.array([i % 7 % 3 for i in range(ROWS)], pa.int8())
     table = pa.table(

@@ -152,7 +152,7 @@ CHILD = textwrap.dedent(
 
     out = []
     def most_memory():
-        # Linux counts in ru_maxrss what the parent had when it forked, frameworks and all.
+        # On Linux, ru_maxrss includes the parent's memory at the time of the fork.
         if sys.platform.startswith("linux"):
             with open("/proc/self/status") as status:
                 return next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))

@@ -16,13 +16,13 @@ import fastpipe
 from fastpipe import Interactions
 
 ALPHA = 1e-3
-"""For the uniformity of many p-values. The others are held against that by Bonferroni."""
+"""Threshold for tests of the uniformity of many p-values. Other p-values are Bonferroni-corrected."""
 
 USERS, ITEMS = 300, 250
 
 Points: TypeAlias = tuple[np.ndarray, np.ndarray]
 Sampler: TypeAlias = Callable[[int, int], Iterator[Points]]
-"""Yields, of a seed and an epoch, the users and items of all negatives."""
+"""Yields the users and items of all negatives for a seed and an epoch."""
 
 
 def data(users: int = USERS, items: int = ITEMS, seed: int = 9) -> Interactions:

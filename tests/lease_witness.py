@@ -129,7 +129,7 @@ class Lines(NamedTuple):
 
     Attributes:
         used: The row ids of each batch that the worker used.
-        kept: Batches that the worker was told are committed.
+        kept: Batches whose commit was confirmed to the worker.
         stale: Ranges (epoch, start, stop) whose commit was refused.
     """
 

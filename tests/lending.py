@@ -80,7 +80,7 @@ def loader_of(data: Any, workers: int, method: str, kind: str) -> Any:
 
 
 def same(paths: list[str], cases: list[tuple[str, str, dict[str, str]]]) -> Any:
-    """Compares batches from workers with those of the reader, and lists the tensors that are in the workers' memory."""
+    """Compares batches from workers with batches of the reader, and lists the tensors that are in the workers' memory."""
     return [_same(paths, *case) for case in cases]
 
 

@@ -126,7 +126,7 @@ class AtOnce(Numbers):
 
 
 class Slow(Numbers):
-    """Numbers, some of which take the given number of seconds."""
+    """Numbers that take the seconds given for their index."""
 
     def __init__(self, count: int, slow: dict[int, float], otherwise: float = 0.0) -> None:
         super().__init__(count)
@@ -139,7 +139,7 @@ class Slow(Numbers):
 
 
 class Gated(Numbers):
-    """Numbers, one of which waits until a file exists."""
+    """Numbers. One number waits until a file exists."""
 
     def __init__(self, count: int, gated: int, go: Path) -> None:
         super().__init__(count)
@@ -173,7 +173,7 @@ class Gathering:
 
 
 class Failing(Numbers):
-    """Numbers, some of which raise an error instead."""
+    """Numbers, with errors raised at some indices."""
 
     def __init__(self, count: int, errors: dict[int, BaseException]) -> None:
         super().__init__(count)

@@ -127,7 +127,7 @@ def noted(note: Path) -> None:
 
 
 class Chancy(Dataset[Any]):
-    """Items of random duration, one of which may raise or exit its process after writing a note."""
+    """Items of random duration. One item may raise or exit its process after writing a note."""
 
     def __init__(self, count: int, seconds: float, width: int, index: int | None, note: Path, *, dies: bool) -> None:
         self.count = count

@@ -1,7 +1,7 @@
 """Loaders with workers, and ranks of `torch.distributed`: programs that test_torch_loading.py runs.
 
 Each runs in a separate process, as a user's program would, because a program that forks must not have threads of other
-frameworks. Most are forked from a program that has imported torch (`apart.py`). Those that are interrupted or killed
+frameworks. Most are forked from a program that has imported torch (`apart.py`). Programs that are interrupted or killed
 are started as new processes.
 """
 
@@ -124,7 +124,7 @@ def meanwhile(paths: list[str], ways: list[str], method: str, kept: bool) -> Any
 
 
 def alike(paths: list[str]) -> Any:
-    """Runs loaders with equal seeds, one of which is abandoned."""
+    """Runs loaders with equal seeds and abandons one of them."""
     data = dataset(paths)
     found = []
     for number in range(4):

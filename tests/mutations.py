@@ -27,11 +27,11 @@ from wire import CODECS
 
 CORPUS = Path(__file__).resolve().parents[2] / "shared/corpus"
 LARGEST = 60_000
-"""Bytes of the corpus's files that are taken: what is larger costs time and finds no more."""
+"""Maximum size in bytes of files from the corpus. Larger files take longer and find no more errors."""
 BEYOND = 2 << 30
-"""Bytes of address space that a child may take beyond what it has when it begins."""
+"""Bytes of address space that a child may allocate in addition to its initial size."""
 MOST = 2_000
-"""Batches that are read of a file: it may hold millions of rows of no bytes."""
+"""Maximum number of batches read from a file, which may contain millions of rows without bytes."""
 COUNTS = (0, 1, -1, 63, 64, 2**20, 2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -(2**63))
 ORDERS: tuple[dict[str, Any], ...] = (
     {},

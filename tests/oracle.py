@@ -407,7 +407,7 @@ def bare(value: Any) -> Any:
 def rows(node: Any, *, counted: bool = False) -> list[Any]:
     """Returns the rows of a batch value as Python values, after checking that its arrays are consistent.
 
-    Times become Python's types, or numbers of their unit if `counted` is set.
+    Times are returned as Python's types, or as numbers of their unit if `counted` is set.
     """
     if isinstance(node, np.ndarray):
         _check_array(node)

@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 
 Row: TypeAlias = tuple[int, int]
-"""A block, counted over all files, and a record of it."""
+"""The index of a block over all files, and the index of a record within the block."""
 
 T = TypeVar("T")
 

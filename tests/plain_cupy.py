@@ -21,7 +21,7 @@ _device = threading.RLock()
 
 
 class Stream:
-    """Work that runs in order. As a context manager, it becomes the current stream."""
+    """Work that runs in order. As a context manager, it is the current stream."""
 
     def __init__(self, non_blocking: bool = False) -> None:
         self._work: list[Callable[[], object]] = []

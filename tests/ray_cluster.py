@@ -48,6 +48,6 @@ def cluster() -> Iterator[None]:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    """Waits until a condition becomes true. If it doesn't, pytest's timeout ends the test."""
+    """Waits until a condition is true. If it never is, pytest's timeout ends the test."""
     while not true():
         time.sleep(0.02)

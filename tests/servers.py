@@ -28,7 +28,7 @@ def postgres_programs() -> Path | None:
     return Path(path).parent
 
 
-# These ports are below those that operating systems and Ray assign to connections and to servers without a fixed port.
+# These ports are below the ranges from which operating systems and Ray assign ports automatically.
 # So a port stays free until the test uses it, and while its server restarts. Each pytest-xdist process has its own
 # range of ports.
 _PORTS_OF_A_PROCESS = 1900

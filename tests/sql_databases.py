@@ -138,7 +138,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (float, bool)):
         return repr(value)
     if isinstance(value, decimal.Decimal):
-        # Decimals become floats in batches.
+        # In batches, decimals are floats.
         return repr(float(value))
     if isinstance(value, datetime.datetime):
         # In batches they are datetime64, in UTC.

@@ -29,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Returns enough rows for whole arenas to become the memory of batches."""
+    """Returns enough rows for batches to use whole arenas as their memory."""
     return samples.write(tmp_path_factory.mktemp("large"), [[3000, 4000, 1000, 4000]])
 
 

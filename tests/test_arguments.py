@@ -192,7 +192,7 @@ def test_len_has_a_docstring(name: str) -> None:
 
 
 def test_messages_about_missing_columns_list_all_columns(tmp_path: Path) -> None:
-    """The message lists all columns, including those that aren't read."""
+    """The message lists all columns, including columns that aren't read."""
     schema = wire.record(
         "R",
         user="long",

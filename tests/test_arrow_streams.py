@@ -59,7 +59,7 @@ def no_thread_is_left() -> bool:
 
 
 def damaged(folder: Path) -> fastpipe.Reader:
-    """Returns a reader of 25 batches, of which roughly the fifteenth can't be read."""
+    """Returns a reader of 25 batches. Roughly the fifteenth can't be read."""
     data = samples.write(folder, [[20] * 5, [20] * 20])
     path = Path(data.paths[1])
     content = path.read_bytes()

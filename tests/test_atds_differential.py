@@ -144,7 +144,7 @@ def _unordered(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _case(draw: random.Random, folder: Path) -> dict[str, Any]:
-    """Returns files of a random schema and random features, some of which don't fit it."""
+    """Returns files of a random schema and random features. Some features don't fit the schema."""
     folder.mkdir()
     features: dict[str, Any] = {"id": ["DenseFeature", [], "int64"]}
     fields: list[dict[str, Any]] = [{"name": "id", "type": "long"}]

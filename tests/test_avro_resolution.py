@@ -78,7 +78,7 @@ def test_any_change_of_any_schema(schema: Any, seed: int, count: int, order: dic
 
 
 def bare(schema: Any) -> Any:
-    """Returns a schema without logical types, because fastavro rejects those that don't fit."""
+    """Returns a schema without logical types, because fastavro rejects logical types that don't fit."""
     if isinstance(schema, list):
         return [bare(part) for part in schema]
     if not isinstance(schema, dict):
@@ -430,7 +430,7 @@ def test_schemas_that_cannot_be_merged() -> None:
 
 
 def test_decimals_merged() -> None:
-    """Decimals of several scales either become one column with a scale, or an error."""
+    """Decimals of several scales are read as one column with one scale, or raise an error."""
     of = lambda scale: {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": scale}  # noqa: E731
     with files(*(one({"f": of(scale)}, {"f": b"\x04"}) for scale in (2, 3))) as paths:
         try:
@@ -457,7 +457,7 @@ def test_any_two_schemas_merged(schema: Any, seed: int, order: dict[str, Any]) -
         reader = fastpipe.read_avro(paths, batch_size=5, reader_schema="union")
         both = {field["name"] for field in dropped["fields"]}
         expected = followed(root, rows, reader.symbols, [leaf.name for leaf in leaves])
-        # If a union also becomes nullable, it has one more type, which may change the branch indices.
+        # If null is added to a union, it has one more type, which may change the branch indices.
         names = [leaf.name for leaf in leaves if top(leaf.name) in both or leaf.type.kind != "union"]
         expected = [{name: row[name] for name in names} for row in expected]
         some = [leaf.name for leaf in leaves if top(leaf.name) in both]

@@ -79,7 +79,7 @@ def agreed(writer: Any, reader: Any) -> Any:
         return _agreed_union(writer, reader)
     of, to = kind_of(writer), kind_of(reader)
     if of != to:
-        # Values of logical types aren't promoted: a date is not a long. Strings become decimals in the same way as the
+        # Values of logical types aren't promoted: a date is not a long. Strings are converted to decimals like the
         # bytes of a default.
         promoted = to in PROMOTED.get(of, ())
         if (promoted and (logical(writer) or logical(reader))) or to in LENIENT.get(of, ()):
@@ -178,8 +178,8 @@ def _check_default(schema: Any, default: Any, *, of_field: bool = False, twice: 
 
 
 def least_bytes(precision: int) -> int:
-    """Returns the number of bytes that a decimal of a precision needs. apache-avro rejects fewer, whatever the
-    value.
+    """Returns the number of bytes that a decimal of a precision needs. apache-avro rejects fewer bytes, even if the
+    value fits.
     """
     return next(size for size in itertools.count(1) if 10**precision <= 2 ** (8 * size - 1))
 
@@ -338,7 +338,7 @@ def test_every_type_read_as_every_other(rewriter: Rewriter, of: str, around: str
 def test_any_type_read_as_any_union(rewriter: Rewriter, seed: int) -> None:
     rng = random.Random(seed)
     root = lambda kind: wire.record("Root", id="long", f=kind)  # noqa: E731
-    # With more types it becomes likelier that apache-avro resolves one of them differently.
+    # Each additional type is another chance that apache-avro differs.
     writer = some_union(rng) if rng.random() < 0.3 else some_union(rng)[0]
     check(rewriter, root(writer), root(some_union(rng, "a default")), Sound(seed), 12)
 

@@ -273,7 +273,7 @@ def test_any_rows_of_any_nesting(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("levels", [31, 128])
 def test_deep_nesting_does_not_exceed_the_recursion_limit(levels: int) -> None:
-    """A spec has at most 128 levels, each of which may also be masked."""
+    """A spec has at most 128 levels, and each level may also be masked."""
     form: Any = np.array([1.5, 2.5])
     rows: Any = [1.5, 2.5]
     for _ in range(levels):

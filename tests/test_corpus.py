@@ -229,7 +229,7 @@ def test_a_file_compressed_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_times_and_decimals_match_python() -> None:
-    """The oracle's times and decimals match those of fastavro."""
+    """The oracle and fastavro agree on times and decimals."""
     path = CORPUS / ARROW / "alltypes_plain.avro"
     with path.open("rb") as file:
         times = [record["timestamp_col"].replace(tzinfo=None) for record in fastavro.reader(file)]

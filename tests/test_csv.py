@@ -49,7 +49,7 @@ def rows_of(source: Any, columns: int, **options: Any) -> list[list[str]]:
 
 
 def expected(text: str, columns: int, **options: Any) -> list[list[str]]:
-    """Returns the rows that Python's module finds, without those of a different length."""
+    """Returns the rows that Python's module finds, without rows of a different length."""
     found = csv.reader(io.StringIO(text, newline=""), strict=False, **options)
     return [row for row in found if len(row) == columns]
 

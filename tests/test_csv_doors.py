@@ -54,7 +54,7 @@ OPEN_AGAIN_AND_AGAIN = """
     time = 1_600_000_000
     while True:
         time += 1
-        os.utime(path, (time, time))  # Another state of the file: the index is written again.
+        os.utime(path, (time, time))  # The timestamp changes, so the index is written again.
         fastpipe.read_csv(path, index_cache=cache, batch_size=9, columns=["a"]).close()
 """
 
@@ -81,8 +81,8 @@ def test_killed_while_the_index_is_written(tmp_path: Path) -> None:
 INTERRUPTED = """
     import sys, threading, fastpipe
     what, path = sys.argv[1:]
-    # Names are imported as they are first used, some by exec of a string: CPython ends as if nobody had caught a
-    # KeyboardInterrupt that passes through one.
+    # Names are imported on first use, some by exec of a string. CPython exits as if a KeyboardInterrupt that passes
+    # through exec was not caught.
     fastpipe.read_csv(b"a,b\\n1,2.5\\n", batch_size=1).close()
     for method in ("exact", "block"):
         fastpipe.sample_csv(b"a,b\\n1,2.5\\n", rows=1, columns=["a", "b"], seed=1, method=method)
@@ -104,7 +104,7 @@ INTERRUPTED = """
             threads = os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else []
             names = []
             for thread in threads:
-                with contextlib.suppress(OSError):  # One that ended just now.
+                with contextlib.suppress(OSError):  # The process has just ended.
                     names.append(open(f"/proc/self/task/{thread}/comm").read())
             if not any("scan" in name or "open" in name for name in names):
                 break
@@ -309,7 +309,7 @@ LIMITED = """
     import resource, sys, fastpipe
     path, more, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     import numpy
-    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Whatever is imported late.
+    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
     pages = int(open("/proc/self/statm").read().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, resource.RLIM_INFINITY))
     try:

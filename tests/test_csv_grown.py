@@ -63,7 +63,7 @@ class Place:
         return entry
 
     def is_as_scanned(self, *, parsed: bool = True, **options: Any) -> None:
-        """Opens the file with its index and checks that index and rows equal those of a full scan, byte for byte."""
+        """Opens the file with its index and checks that index and rows match a full scan, byte for byte."""
         with self.open(shuffle=True, seed=3, epochs=1, **options) as reader:
             state = reader.state_dict()
             found = [oracle.rows(batch["b"]) for batch in reader] if parsed else None

@@ -128,7 +128,7 @@ READ = """
         return int(status.split("RssAnon:")[1].split()[0]) << 10
 
     path, limit, what = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Whatever is imported late.
+    fastpipe.sample_csv(b"a,b\\n1,2\\n", rows=1, columns=["a"], seed=1)  # Imports modules that are loaded late.
     most, ended = 0, threading.Event()
 
     def watch():

@@ -26,7 +26,7 @@ COUNTS = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    """Returns 300 rows in 65 blocks, 11 of which are empty."""
+    """Returns 300 rows in 65 blocks. 11 blocks are empty."""
     folder = tmp_path_factory.mktemp("engine")
     return samples.write(folder, [samples.blocks_of(200), samples.blocks_of(100)], "deflate", 100)
 
@@ -252,7 +252,7 @@ def test_sizes_of_the_wrong_type(size: Any, data: Data) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Data]:
-    """Returns 16 MB of rows of 40 kB, most of which isn't read. Most blocks have 8 rows, some have 24."""
+    """Returns 16 MB of rows of 40 kB. Most blocks have 8 rows, some have 24, and most bytes of a row aren't read."""
     folder = tmp_path_factory.mktemp("large")
     files = [[8] * 20 + [24], [8, 4] * 8]
     return {codec: samples.write(folder, files, codec, rest=40_000) for codec in ("null", "deflate")}

@@ -1,7 +1,7 @@
 """Each row is equally likely by every method that draws rows.
 
-Over 200 seeds, rows are counted by deciles of their length, of the length of the row before, and of their place in the
-file. Files are written in runs of rows of similar length, so that some chunks have 100 times the rows of other
+Over 200 seeds, rows are counted by deciles of their length, of the length of the previous row, and of their position in
+the file. Files are written in runs of rows of similar length, so that some chunks have 100 times the rows of other
 chunks.
 """
 
@@ -30,7 +30,7 @@ class File(NamedTuple):
     data: bytes
     reader: fastpipe.Reader
     groups: np.ndarray
-    """For each row its decile by length, by the length of the row before, and by place: `[3, rows]`."""
+    """The decile of each row by its length, by the length of the previous row, and by its position: `[3, rows]`."""
     drawn: int
     """Number of rows in a sample."""
 

@@ -35,7 +35,7 @@ def neumf() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns ratings by two kinds of users, each of which likes one half of the movies."""
+    """Returns ratings by two kinds of users. Each kind likes one half of the movies."""
     random = np.random.default_rng(2)
     users, movies = np.divmod(random.permutation(80 * 120), 120)
     liked = random.random(len(users)) < np.where(users % 2 == movies % 2, 0.35, 0.01)

@@ -42,7 +42,7 @@ def nested(levels: int, item: Any) -> Any:
 
 @pytest.mark.parametrize("levels", [31, 32, 33, 64, 120])
 def test_deeply_nested_arrays(levels: int, tmp_path: Path) -> None:
-    """All lengths are equal, but only as many dimensions become fixed as a NumPy array supports."""
+    """All lengths are equal, but inference fixes no more dimensions than a NumPy array supports."""
     row = wire.float_(1.5)
     expected: Any = 1.5
     for _ in range(levels):

@@ -111,7 +111,7 @@ def test_refills_may_draw_from_all_rows(path: Path, table: np.ndarray) -> None:
         assert len(np.unique(np.concatenate(rows))) == 14_000
         assert all((device.values == table[device.rows]).all() for device in filled)
         seen.append(set(rows[0].tolist()))
-    # Of 7,000 of 30,000 rows, 23 % are drawn again, within five standard deviations.
+    # Each fill draws 7,000 of 30,000 rows, so 23 % are drawn again, within five standard deviations.
     assert abs(len(seen[0] & seen[1]) - 7_000 * 7 / 30) < 5 * np.sqrt(7_000 * 0.233 * 0.767)
     assert fill(path, rows=7_000, replace=True)[0].rows.tolist() == sorted(seen[0])
 

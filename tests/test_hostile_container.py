@@ -357,7 +357,7 @@ def test_compression_bombs(bomb: str, tmp_path: Path) -> None:
 
 
 def test_sizes_that_compressed_data_declares(tmp_path: Path) -> None:
-    """A declared size alone doesn't cause an allocation."""
+    """A declared size doesn't cause an allocation."""
     snappy = {f"snappy of {n} bytes": varint(n) + b"\x00" * 9 for n in (1 << 30, (1 << 32) - 1, 1 << 29, 100_000)}
     snappy["snappy of 2^40 bytes"] = varint(1 << 40) + bytes(9)
     snappy["snappy without a checksum"] = b"\x00"

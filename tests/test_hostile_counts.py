@@ -34,7 +34,7 @@ CHILD = textwrap.dedent(
     path, options, memory = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
     features = {"a": fastpipe.DenseSpec((), options.pop("dtype"))} if "dtype" in options else None
     options |= {"batch_size": 64, "num_threads": 1}
-    # What a first use maps comes before.
+    # Maps the memory that the first use needs.
     list(fastpipe.read_avro(sys.argv[4], batch_size=2, num_threads=1))
     with open("/proc/self/statm") as statm:
         held = int(statm.read().split()[0]) * resource.getpagesize()
@@ -125,8 +125,8 @@ def test_rows_without_bytes_are_limited_per_file(shuffle: bool | str, tmp_path: 
 
 @pytest.fixture(scope="module")
 def vast(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Three blocks that declare 2^30 booleans each, as many as their bytes could hold. The counts alone don't reveal
-    that they are wrong.
+    """Three blocks that declare 2^30 booleans each. Their bytes could hold that many, so the counts don't reveal that
+    they are wrong.
     """
     path = tmp_path_factory.mktemp("vast") / "vast.avro"
     return avro(path, "boolean", [(2**30, b"\xff" * (2**30 // 1032 + 1))] * 3, "deflate")

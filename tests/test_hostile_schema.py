@@ -231,7 +231,7 @@ def test_wide_schemas(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, schemas: dict[str, Any]) -> None:
-    """Opens schemas of which only the field `x` is read. They must be accepted or rejected quickly and in little
+    """Opens schemas and reads only the field `x`. They must be accepted or rejected quickly and in little
     memory.
     """
     features = {"x": fastpipe.DenseSpec((), "int32")}

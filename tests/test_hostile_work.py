@@ -22,7 +22,7 @@ SECONDS = 20
 
 X = {"x": fastpipe.DenseSpec((), "int32")}
 NULLS = {"a": fastpipe.RaggedSpec((None,), "bool", nulls="mask")}
-# The number of items without bytes that any block may contain, whatever its size.
+# The number of items without bytes that a block of any size may contain.
 LEAST = 1 << 14
 
 

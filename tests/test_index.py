@@ -1,4 +1,4 @@
-"""The block index cache: blocks are the same with and without it, whatever happens to files and entries."""
+"""The block index cache: blocks are the same with and without it, even if files or entries change or are damaged."""
 
 from __future__ import annotations
 
@@ -357,7 +357,7 @@ def test_processes_may_fill_the_cache_at_once(tmp_path: Path, cache: Path) -> No
             assert reader.num_rows == 1000
             for path in glob.glob({str(cache / "*.index1")!r}):
                 try:
-                    os.unlink(path)  # So that there is something to write again.
+                    os.unlink(path)  # Forces the entry to be written again.
                 except OSError:
                     pass
     """)

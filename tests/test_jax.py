@@ -730,7 +730,7 @@ def test_a_dropped_iterator_leaves_no_thread(data: Data) -> None:
             del batches
             assert not reader._active.active
         assert threading.active_count() == 1
-        # Those of the pool, which serve all passes, and go when they have been idle.
+        # Threads of the pool serve all passes and exit when idle.
         assert count() <= threads + 2, (count(), threads)
         print(kept["id"].tolist())
     """
@@ -816,7 +816,7 @@ def test_batches_are_laid_out_over_devices(data: Data) -> None:
             assert np.array_equal(batch["score"].valid, wanted["score"].valid)
             product = jax.jit(lambda a, b: a @ b)(batch["vector"], weights)
             assert np.allclose(product, wanted["vector"].sum(axis=1)) and not product.is_fully_replicated
-        # What is on one device alone isn't bound to it.
+        # An array on a single device isn't committed to it.
         batch = next(fastpipe.jax.iterator(reader))
         jax.jit(lambda a, b: a @ b)(batch["vector"], weights)
         replicated = next(fastpipe.jax.iterator(reader, sharding=NamedSharding(mesh, P())))
@@ -857,9 +857,9 @@ PROCESS = """
     else:
         raise AssertionError
     sharding = None
-    if axes == "rows":  # Two devices of each process, all with rows of their own.
+    if axes == "rows":  # Two devices per process, each with separate rows.
         sharding = NamedSharding(jax.make_mesh((4,), ("rows",)), P("rows"))
-    elif axes == "columns":  # Both processes have all rows.
+    elif axes == "columns":  # Each process reads all rows.
         sharding = NamedSharding(jax.make_mesh((4,), ("rows",)), P())
     reader = fastpipe.read_avro(paths, **options, seed=5)
     epochs = []

@@ -1,5 +1,4 @@
-"""Putting arrays on JAX's devices: results equal those of its documented functions, which also serve as the
-fallback.
+"""Putting arrays on JAX's devices: results equal the results of documented functions, which also serve as the fallback.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def test_arrays_outlive_the_reader(data: Data) -> None:
 
 
 def test_transfers_are_explicit(data: Data) -> None:
-    """`jax.transfer_guard` treats the transfers like those of `jax.device_put`."""
+    """For `jax.transfer_guard`, the transfers are explicit like transfers by `jax.device_put`."""
     for sharding in (None, rows()):
         batches = fastpipe.jax.iterator(data.read(**DENSE, batch_size=7, drop_last=True), sharding=sharding)
         first = next(batches)

@@ -26,7 +26,7 @@ from fastpipe.leases._postgres import Postgres
 
 BATCHES = 20
 LONGEST = 100.0
-"""Seconds within which a thread ends that doesn't hang, on whatever machine."""
+"""Time limit in seconds. On any machine, a thread that doesn't hang ends earlier."""
 
 url = fixtures.url
 

@@ -1,4 +1,4 @@
-"""Leases keep their guarantees whatever happens to workers and databases: each batch is committed exactly once per
+"""Leases keep their guarantees when workers are killed and databases fail: each batch is committed exactly once per
 epoch.
 
 `make soak` executes 200 runs (FASTPIPE_LEASE_RUNS) instead of two, and prints what happened in them.
@@ -188,8 +188,8 @@ def test_the_witness_detects_wrong_logs() -> None:
     logs = {"a": Lines(USED, [(0, 0), (0, 1)], []), "b": Lines(USED, [(0, 2)], [(0, 0, 2)])}
     lease_witness.check(GOOD, logs, USED, 4)
     for wrong in (
-        logs | {"a": Lines(USED, [(0, 0), (0, 2)], [])},  # was told of another worker's commit
-        logs | {"a": Lines(USED, [(0, 0), (0, 0)], [])},  # was told twice
+        logs | {"a": Lines(USED, [(0, 0), (0, 2)], [])},  # the commit was another worker's
+        logs | {"a": Lines(USED, [(0, 0), (0, 0)], [])},  # the commit was confirmed twice
         logs | {"b": Lines({(0, 2): [2], (0, 3): [7]}, [], [])},  # used other rows
         logs | {"b": Lines({(0, 2): [2]}, [], [])},  # never used the batch
         {"b": logs["b"]},

@@ -53,7 +53,7 @@ from loader_data import (
     listed,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 ways = pytest.mark.parametrize("way", WAYS)
 

@@ -19,14 +19,14 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, SPAWNED, THREADS, WORKERS, Failing, Large, Numbers, Slow, assert_same, listed, outcomes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 MB = 1 << 20
 workers = pytest.mark.parametrize("way", WORKERS)
 
 
 class Together(Large):
-    """Arrays, the first `together` of which wait until all of them are being made."""
+    """Arrays. The first `together` arrays wait until all of them are being made."""
 
     def __init__(self, count: int, nbytes: int, together: int) -> None:
         super().__init__(count, nbytes)
@@ -77,7 +77,7 @@ def test_memory_is_limited_to_prefetched_batches(way: str) -> None:
 
 
 class Torn(Large):
-    """Arrays, of which the first ones raise an error."""
+    """Arrays. The first ones raise an error instead."""
 
     def __getitem__(self, index: int) -> Any:
         if index < 40:
@@ -105,7 +105,7 @@ def test_memory_is_limited_before_item_sizes_are_known(way: str, joiners: int) -
 
 
 class First(Large):
-    """Arrays, one of which is much larger than the others."""
+    """Arrays. One array is much larger than the others."""
 
     def __init__(self, count: int, largest: int, at: int = 0, *, tensors: bool = False) -> None:
         super().__init__(count, 64 << 10)

@@ -1,4 +1,4 @@
-"""Whatever happens to a loader's workers or its program, the right error is raised soon, and no process is left.
+"""If a loader's workers or its program are killed or stopped, the right error is raised soon, and no process is left.
 
 `make soak` executes 500 runs (FASTPIPE_LOADER_RUNS) and kills 50 programs, instead of six and two, and prints what
 happened. In a soak, "soon" means within five seconds.
@@ -24,7 +24,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, Slow
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 RUNS = int(os.environ.get("FASTPIPE_LOADER_RUNS", "6"))
 DEATHS = max(2, RUNS // 10)

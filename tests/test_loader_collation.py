@@ -41,7 +41,7 @@ from loader_data import (
 )
 from strategies import FEW
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 # Each example starts workers. Shrinking is disabled because it would take minutes.
 few = settings(max_examples=FEW, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate])

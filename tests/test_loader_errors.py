@@ -37,7 +37,7 @@ from loader_data import (
     outcomes,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 ways = pytest.mark.parametrize("way", WAYS)
 workers = pytest.mark.parametrize("way", WORKERS)
@@ -400,7 +400,7 @@ def iter_of(items: list[Any]) -> Any:
 
 
 class Ends(Numbers):
-    """Numbers, one of which sends a signal to its own process."""
+    """Numbers. One number sends a signal to its own process."""
 
     def __init__(self, count: int, number: int) -> None:
         super().__init__(count)

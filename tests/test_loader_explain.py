@@ -19,7 +19,7 @@ from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, THREADS, WORKERS, Gated, Items, Numbers, Slow
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 workers = pytest.mark.parametrize("way", WORKERS)
 

@@ -21,7 +21,7 @@ import pytest
 import processes
 from apart import wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 HERE = Path(__file__).parent
 

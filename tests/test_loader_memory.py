@@ -22,7 +22,7 @@ from fastpipe.errors import OutOfMemoryError
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, THREADS, Large, Numbers, Squares, assert_same, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 MB = 1 << 20
 # Allowance for batches that are started for idle workers, and for memory that Python keeps.
@@ -110,7 +110,7 @@ def test_memory_does_not_depend_on_the_number_of_workers(kind: str) -> None:
 
 @apart
 def test_a_pass_may_read_more_than_the_address_space() -> None:
-    """Reused memory needs no additional address space, whichever worker used it."""
+    """Memory that any worker reuses needs no additional address space."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (130 * MB, resource.RLIM_INFINITY))
     for dataset, more in [
         (WholeLarge(400, MB), {}),

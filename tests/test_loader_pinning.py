@@ -21,7 +21,7 @@ from apart import apart
 from fastpipe.torch import DataLoader
 from loader_data import FORKED, IN_PROCESS, THREADS, Items, outcomes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 WAYS: dict[str, dict[str, Any]] = {"alone": IN_PROCESS, "fork": FORKED, "thread": THREADS}
 ways = pytest.mark.parametrize("way", WAYS)

@@ -18,7 +18,7 @@ from fastpipe.errors import UnsupportedError
 from fastpipe.torch import DataLoader
 from loader_data import IN_PROCESS, WORKERS, Numbers, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 
 def begin(worker: int) -> None:

@@ -20,7 +20,7 @@ from fastpipe.torch import DataLoader, item_rng
 from fastpipe.torch.loader import _in_process
 from loader_data import ALL_WAYS, FORKED, IN_PROCESS, SPAWNED, THREADS, AtOnce, Items, Numbers, assert_same
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 
 class Noise(Numbers):

@@ -39,7 +39,7 @@ from loader_data import (
     with_own_noise,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 COUNTS = (1, 2, 3, 5)
 BY_FORKS = [FORKED | {"num_workers": count} for count in COUNTS]

@@ -32,7 +32,7 @@ from loader_data import (
     with_noise,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 PROCESSORS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
@@ -90,7 +90,7 @@ def test_processors_that_worker_init_fn_sets_are_kept(way: str) -> None:
             makers |= {maker for maker, _ in items}
             joiners.add(joiner)
     assert makers == {0, 1}
-    # Batch workers have the indices after those of item workers.
+    # Batch workers are numbered after the item workers.
     assert joiners == {2}
     assert sorted(os.sched_getaffinity(0)) == PROCESSORS
 
@@ -141,8 +141,8 @@ def test_forked_workers_can_convolve_after_their_program() -> None:
 def test_a_pass_resumes_with_other_start_methods() -> None:
     """Reads with forked, spawned, fork-server and forked workers in turn, each resuming from the previous state.
 
-    So each kind is both resumed and stopped. Together they must equal one pass of forked workers, including the draws
-    of batch workers.
+    So each kind is both resumed and stopped. Together they equal one pass of forked workers, with the draws of its
+    batch workers.
     """
 
     def loader(way: dict[str, Any]) -> Any:

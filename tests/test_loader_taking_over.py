@@ -15,7 +15,7 @@ from apart import apart
 from fastpipe.torch import DataLoader, item_rng, worker_info
 from loader_data import WORKERS, Gathering, Numbers, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 # Collation: in place because items are adjacent in memory, by the worker of the last item, or by batch workers.
 COLLATION: dict[str, dict[str, Any]] = {
@@ -94,7 +94,7 @@ class Drawn(Numbers):
 @workers
 @collation
 def test_a_slow_item_does_not_delay_later_ones(way: str, collation: str) -> None:
-    """The items are the same and in order, whichever worker makes them."""
+    """The items and their order do not depend on the workers."""
     arguments = COLLATION[collation]
 
     def rows(**more: Any) -> list[list[tuple[int, float, int]]]:

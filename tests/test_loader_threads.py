@@ -1,4 +1,4 @@
-"""Batches that one worker thread makes alone: small ones are copied to the consumer, all others are pickled."""
+"""Batches that a single worker thread makes: small ones are copied to the consumer, larger ones are pickled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastpipe.torch.loader import _messages
 from fastpipe.torch.loader._messages import ThreadBatches
 from loader_data import THREADS, Items, assert_same, listed
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 
 class Rows(Items):

@@ -45,7 +45,7 @@ from loader_data import (
 )
 from processes import together
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers need shared memory of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
 
 workers = pytest.mark.parametrize("way", WORKERS)
 ways = pytest.mark.parametrize("way", WAYS)
@@ -157,7 +157,7 @@ def test_worker_init_fn_is_called_in_each_worker() -> None:
         assert set(found) <= {0, 1}
     (batch, *_) = DataLoader(Began(8), 1, worker_init_fn=begin, collate_fn=listed, **FORKED)
     assert batch[0][0] == batch[0][1]
-    # Batch workers have the indices after those of item workers.
+    # Batch workers are numbered after the item workers.
     slow = DataLoader(Slow(4, {}, 0.01), 2, worker_init_fn=begin, collate_fn=collates, num_batch_workers=1, **FORKED)
     slow.dataset.began = None  # type: ignore[attr-defined]
     assert {number for number, _ in slow} == {2}
@@ -456,7 +456,7 @@ def test_spawned_workers_name_unpicklable_objects() -> None:
 
 
 class Awaiting(Numbers):
-    """Numbers, the first of which waits until two more are made."""
+    """Numbers. The first one waits until two more are made."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
