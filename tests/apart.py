@@ -151,8 +151,9 @@ def in_shm() -> set[str]:
 
 
 def _is_torchs(name: str) -> bool:
-    """Returns whether `name` is a file of torch that a process of this session created. The name contains the process
-    id.
+    """Returns whether `name` is a file of torch that a process of this session created.
+
+    The name contains the process id.
     """
     kind, _, rest = name.partition("_")
     if kind != "torch":

@@ -138,8 +138,9 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def array(items: list[Any], kind: pa.DataType) -> pa.Array:
-    """Returns an array of a type. pyarrow can't create run-end encoded arrays, or arrays that contain them, from Python
-    values.
+    """Returns an array of a type.
+
+    pyarrow can't create run-end encoded arrays, or arrays that contain them, from Python values.
     """
     if pa.types.is_run_end_encoded(kind):
         ends = [i + 1 for i in range(len(items)) if i + 1 == len(items) or items[i] != items[i + 1]]
@@ -184,8 +185,8 @@ def _offsets(items: list[Any]) -> list[int]:
 def tables(
     draw: st.DrawFn, most_rows: int = 30, kinds: st.SearchStrategy[pa.DataType] | None = None
 ) -> tuple[pa.Table, list[list[Any]]]:
-    """Returns a sliced and chunked table with a column `row` that counts and random columns, and the values of the
-    random ones.
+    """Returns a sliced and chunked table of a counting column `row` and random columns, and the values of the random
+    ones.
     """
     kinds = types() if kinds is None else kinds
     front, back = draw(st.integers(0, 3)), draw(st.integers(0, 3))

@@ -51,9 +51,7 @@ class Maker:
         return schema
 
     def named(self, kind: str) -> dict[str, Any]:
-        """Returns a named type, always with a namespace, so that its content does not depend on the enclosing
-        namespace.
-        """
+        """Returns a named type with a namespace, so that its content does not depend on the enclosing namespace."""
         while True:
             name = f"{self.rng.choice('mn')}.{self.rng.choice(['A', 'B', 'int', 'array'])}{self.rng.choice(['', '1'])}"
             if name in self.names or not self.twins:
@@ -130,8 +128,9 @@ def schemas(draw: st.DrawFn, *, twins: bool = True) -> dict[str, Any]:
 
 
 class Values:
-    """Makes values in the form that `oracle.encode` takes. Decimals of int64 may have more digits than their
-    precision.
+    """Makes values in the form that `oracle.encode` takes.
+
+    Decimals of int64 may have more digits than their precision.
     """
 
     def __init__(self, seed: int) -> None:

@@ -104,7 +104,8 @@ def part(whole: fastpipe.Reader, number: int, partitions: int) -> fastpipe.Reade
 
 
 def bags_of(path: Path) -> Make:
-    """Returns a function that reads names, terms, values and strings as vocabulary indices. Some indices are left out.
+    """Returns a function that reads names, terms, values and strings as vocabulary indices, without some of the
+    indices.
     """
     entry = wire.record("NTV", name="string", term=["null", "string"], value="float")
     schema = wire.record("R", bag=["null", wire.list_of(entry)], words=wire.list_of("string"), word="string")

@@ -30,8 +30,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def command(columns: int, *first: str) -> Any:
-    """Returns a fixture that runs fastpipe's command in a terminal of `columns` columns. It returns status, output and
-    errors.
+    """Returns a fixture that runs fastpipe's command in a terminal of `columns` columns.
+
+    It returns status, output and errors.
     """
 
     @pytest.fixture

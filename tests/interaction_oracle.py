@@ -1,5 +1,6 @@
-"""An oracle for preparing interactions: NumPy sorts that copy everything several times, to test the fast path
-against.
+"""An oracle for preparing interactions, to test the fast path against.
+
+It uses NumPy sorts and copies everything several times.
 """
 
 from __future__ import annotations

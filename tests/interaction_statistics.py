@@ -26,8 +26,7 @@ Sampler: TypeAlias = Callable[[int, int], Iterator[Points]]
 
 
 def data(users: int = USERS, items: int = ITEMS, seed: int = 9) -> Interactions:
-    """Returns users of all kinds: most have few positives, some have a quarter of the items or almost all, some have
-    none.
+    """Returns users of all kinds: most have few positives, some have a quarter of the items, almost all, or none.
 
     Popular items have low indices, so the neighbors of a positive are likely to be positives.
     """
@@ -225,8 +224,7 @@ def fairness_of_sets(counts: np.ndarray, seen: np.ndarray, size: int) -> float:
 
 
 def uniforms(data: Interactions, points: Points, seed: int) -> np.ndarray:
-    """Maps draws to numbers that are uniform and independent if the draws are: their ranks among the user's unseen
-    items.
+    """Maps draws to numbers that are uniform and independent if the draws are: ranks among the user's unseen items.
 
     Args:
         data: The positives.

@@ -1,5 +1,6 @@
-"""Loaders whose workers share their batches without a copy: programs that test_torch_lending.py runs in separate
-processes.
+"""Loaders whose workers share their batches without a copy.
+
+test_torch_lending.py runs these programs in separate processes.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def loader_of(data: Any, workers: int, method: str, kind: str) -> Any:
 
 
 def same(paths: list[str], cases: list[tuple[str, str, dict[str, str]]]) -> Any:
-    """Compares batches from workers with batches of the reader, and lists the tensors that are in the workers' memory."""
+    """Compares batches from workers with batches of the reader, and lists the tensors in the workers' memory."""
     return [_same(paths, *case) for case in cases]
 
 

@@ -41,8 +41,9 @@ def dataset(paths: list[str], **more: Any) -> adapter.IterableDataset:
 
 
 def ids(batch: Any) -> Any:
-    """Returns ids as NumPy arrays, for passes that are abandoned: torch workers may abort if they end while sending
-    tensors.
+    """Returns ids as NumPy arrays, for passes that are abandoned.
+
+    torch workers may abort if they end while they send tensors.
     """
     return {"id": batch["id"].numpy()}
 
@@ -75,8 +76,9 @@ def passes(paths: list[str], count: int, workers: int, method: str) -> Any:
 
 
 def left(paths: list[str], method: str, kept: bool, stateful: bool) -> Any:
-    """Abandons passes by `break`, and as Lightning does, which creates the next iterator before it drops the last
-    one.
+    """Abandons passes by `break`, and in the way of Lightning.
+
+    Lightning creates the next iterator before it drops the last one.
     """
     data = dataset(paths)
     options: dict[str, Any] = {
@@ -138,8 +140,9 @@ def alike(paths: list[str]) -> Any:
 
 
 def beside(paths: list[str]) -> Any:
-    """Runs two loaders over one dataset. The second starts after the first has delivered some batches, and ends before
-    it.
+    """Runs two loaders over one dataset.
+
+    The second starts after the first has delivered some batches, and ends before it.
     """
     data = dataset(paths)
     slow = iter(DataLoader(data, batch_size=None, num_workers=2, worker_init_fn=late, multiprocessing_context="fork"))

@@ -142,8 +142,9 @@ def _take_long(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _blocks(data: bytes) -> tuple[bytes, list[tuple[int, bytes]]]:
-    """Returns the header of an undamaged file, and each block's row count and stored bytes. Broken files of other
-    writers have none.
+    """Returns the header of an undamaged file, and each block's row count and stored bytes.
+
+    Broken files of other writers have none.
     """
     marker = data[-16:]
     start = at = data.index(marker) + 16
@@ -181,8 +182,9 @@ def _mutate_inside(chance: random.Random, data: bytes) -> bytes:
 
 
 def mutated(number: int) -> bytes:
-    """Returns the mutation with this index: random changes of an undamaged file, for half of the indices only inside
-    blocks.
+    """Returns the mutation with this index: random changes of an undamaged file.
+
+    For half of the indices, all changes are inside of blocks.
     """
     chance = random.Random(number)
     data = chance.choice(sound())

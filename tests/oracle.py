@@ -662,8 +662,9 @@ def encode(node: Type, value: Any, rng: random.Random) -> bytes:
 
 
 def items(encoded: Sequence[bytes], rng: random.Random) -> bytes:
-    """Encodes the items of an array or map in blocks. A negative item count is followed by the block's size in
-    bytes.
+    """Encodes the items of an array or map in blocks.
+
+    A negative item count is followed by the block's size in bytes.
     """
     out = bytearray()
     at = 0
@@ -677,8 +678,9 @@ def items(encoded: Sequence[bytes], rng: random.Random) -> bytes:
 
 
 def container(schema: Any, records: Sequence[Any], rng: random.Random, codec: str = "null") -> bytes:
-    """Returns a container file with blocks of random sizes, some without records. Supports the codecs null and
-    deflate.
+    """Returns a container file with blocks of random sizes, some without records.
+
+    Supports the codecs null and deflate.
     """
     root = resolve(schema)
     text = Type("string")
@@ -771,8 +773,9 @@ def load(path: str | Path) -> tuple[Type, list[Any]]:
 
 
 def split(data: bytes) -> tuple[dict[str, bytes], list[tuple[int, bytes]]]:
-    """Returns the metadata and the decompressed blocks (records, bytes) of a container file. Supports fastavro's
-    codecs.
+    """Returns the metadata and the decompressed blocks (records, bytes) of a container file.
+
+    Supports fastavro's codecs.
     """
     assert data[:4] == b"Obj\x01"
     at = 4

@@ -86,8 +86,9 @@ def window(counts: Sequence[int], n: int, seed: int, epoch: int) -> list[Row]:
 
 
 def buffer(counts: Sequence[int], n: int, seed: int, epoch: int, shard: int = 0) -> list[Row]:
-    """Keeps a buffer of `n` rows. A random row is drawn, the first row takes its place, and the next row is
-    appended.
+    """Keeps a buffer of `n` rows.
+
+    A random row is drawn, the first row takes its place, and the next row is appended.
     """
     rows = sequential(counts)
     waiting, out = rows[:n], []

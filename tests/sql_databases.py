@@ -132,9 +132,7 @@ def duck(rows: int = 60) -> Database:
 
 
 def plain(value: Any) -> Any:
-    """Returns a hashable form of a value from a driver or a batch, in which NaN equals itself and 0.0 differs from
-    -0.0.
-    """
+    """Returns a hashable form of a value from a driver or a batch. NaN equals itself, and 0.0 differs from -0.0."""
     if isinstance(value, (float, bool)):
         return repr(value)
     if isinstance(value, decimal.Decimal):

@@ -133,8 +133,9 @@ class Arriving:
 
 
 class Batches(Iterator[Drawn]):
-    """Batches 0 to `count - 1`, with their indices as notes. Each draw checks that not too many batches are in
-    flight.
+    """Batches 0 to `count - 1`, with their indices as notes.
+
+    Each draw checks that not too many batches are in flight.
     """
 
     def __init__(self, count: int, memory: HostMemory, device: Device, depth: int, error_at: int | None = None) -> None:

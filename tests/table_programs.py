@@ -1,7 +1,6 @@
-"""Programs that test_table_edges.py runs: in-memory tables in processes that are interrupted, fork or run out of
-memory.
+"""In-memory tables in processes that are interrupted, fork or run out of memory.
 
-Each runs in a separate process: `python table_programs.py NAME ARGUMENTS...`
+test_table_edges.py runs each program in a separate process: `python table_programs.py NAME ARGUMENTS...`
 """
 
 from __future__ import annotations
@@ -115,9 +114,7 @@ def forked() -> None:
 
 
 def in_pool(method: str) -> None:
-    """Sends readers to multiprocessing workers after one of them was used here, including a reader of a one-time
-    stream.
-    """
+    """Sends readers to multiprocessing workers after one was used here, including a reader of a one-time stream."""
     used = made()
     next(iter(used))
     used.close()

@@ -1,5 +1,6 @@
-"""Arguments of the wrong type or out of range: the call fails immediately, and the message names the argument and a
-fix.
+"""Arguments of the wrong type or out of range.
+
+The call fails immediately, and the message names the argument and a fix.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tests of fastpipe.tf.atds: checks, orders, symbolic filenames, damage. test_atds_differential compares it with
-tensorflow-io.
+"""Checks, orders, symbolic filenames and damage in fastpipe.tf.atds.
+
+test_atds_differential compares it with tensorflow-io.
 """
 
 from __future__ import annotations

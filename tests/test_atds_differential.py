@@ -84,8 +84,9 @@ def test_random_cases_match_tensorflow_io(peer: str, tmp_path: Path) -> None:
 
 
 def _words(message: str) -> str:
-    """Returns tensorflow-io's message up to the quoted schema. It lists all sparse arrays, fastpipe only the two that
-    differ.
+    """Returns tensorflow-io's message up to the quoted schema.
+
+    It lists all sparse arrays, fastpipe only the two that differ.
     """
     words = re.sub(r"^(\{\{[^}]*\}\} )?", "", message)
     return re.split(

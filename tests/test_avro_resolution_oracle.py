@@ -178,8 +178,9 @@ def _check_default(schema: Any, default: Any, *, of_field: bool = False, twice: 
 
 
 def least_bytes(precision: int) -> int:
-    """Returns the number of bytes that a decimal of a precision needs. apache-avro rejects fewer bytes, even if the
-    value fits.
+    """Returns the number of bytes that a decimal of a precision needs.
+
+    apache-avro rejects fewer bytes, even if the value fits.
     """
     return next(size for size in itertools.count(1) if 10**precision <= 2 ** (8 * size - 1))
 
@@ -353,8 +354,7 @@ def some_union(rng: random.Random, record: str = "") -> list[Any]:
 
 
 def check(rewriter: Rewriter, schema: Any, reader_schema: Any, values: Sound, count: int) -> list[Any]:
-    """Compares the rows field by field, and the batches that fastpipe reads from the original and from the resolved
-    file.
+    """Compares rows field by field, and batches that fastpipe reads from the original and the resolved file.
 
     Returns:
         The rows that cannot be resolved and that apache-avro rejects.

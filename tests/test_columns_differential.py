@@ -1,5 +1,6 @@
-"""Random tables as units: Parquet files, Arrow files and Python sources yield the rows that pyarrow selects, in every
-order.
+"""Random tables as units: Parquet files, Arrow files and Python sources.
+
+They yield the rows that pyarrow selects, in every order.
 """
 
 from __future__ import annotations

@@ -341,8 +341,9 @@ def test_states_resume_at_every_step(in_one_piece: dict[str, Path]) -> None:
 def test_the_second_opening_decompresses_nothing(
     in_one_piece: dict[str, Path], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The damage is outside of the regions that the header and the digest cover. So an error while opening would show
-    that the file was decompressed.
+    """The damage is outside of the regions that the header and the digest cover.
+
+    So an error while opening would show that the file was decompressed.
     """
     cache, path = tmp_path / "cache", tmp_path / "x"
     large = in_one_piece[name].read_bytes()

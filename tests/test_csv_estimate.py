@@ -1,5 +1,6 @@
-"""Samples of CSV files at random bytes, without a scan: compared with Python's `csv` module and tested
-statistically.
+"""Samples of CSV files at random bytes, without a scan.
+
+They are compared with Python's `csv` module and tested statistically.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def test_sampling_with_replacement() -> None:
 
 
 def test_the_row_count_is_within_the_interval(tmp_path: Path) -> None:
-    """Checks 200 intervals of 95 %. By chance, 180 or fewer contain the row count in one of 400 runs with other
-    seeds.
+    """Checks 200 intervals of 95 %.
+
+    By chance, 180 or fewer contain the row count in one of 400 runs with other seeds.
     """
     count = 20_000
     write(tmp_path / "x.csv", count)
@@ -114,8 +116,9 @@ def test_rows_match_the_csv_module(newline: str, last: bool, between: str) -> No
 
 
 def test_the_last_row_is_equally_likely() -> None:
-    """The last row has no newline. Over 400 samples of 5 of 20 rows, its count is within five standard deviations of
-    100.
+    """The last row has no newline.
+
+    Over 400 samples of 5 of 20 rows, its count is within five standard deviations of 100.
     """
     data = b"a,b\n" + b"1,x\n" * 19 + b"2,"
     hits = sum(2 in estimate(data, 5, seed=seed, columns=["a"]).values for seed in range(400))
@@ -181,8 +184,9 @@ def test_errors_locate_values(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_population(tmp_path: Path) -> None:
-    """Files with rows of different lengths, with columns in different orders, and one without rows: all rows are
-    equally likely.
+    """All rows of several files are equally likely.
+
+    The files have rows of different lengths and columns in different orders, and one file has no rows.
     """
     expected = {}
     for number, (names, pad) in enumerate([("i,pad", 3), ("pad,i", 200), ("i,pad", 0), ("pad,more,i", 5)]):

@@ -81,9 +81,7 @@ def place(tmp_path: Path) -> Place:
 
 
 def extended(caplog: pytest.LogCaptureFixture) -> int:
-    """Returns how often the log reported an extended index since the last call, and checks that it reported no
-    damage.
-    """
+    """Returns how often the log reported an extended index since the last call. Fails if the log reported damage."""
     texts = [record.getMessage() for record in caplog.records if record.name == "fastpipe"]
     caplog.clear()
     assert not [text for text in texts if "damaged" in text]

@@ -1,5 +1,6 @@
-"""Nulls of CSV files larger than the sample for type inference: integer and bool columns are masked if and only if any
-row is null.
+"""Nulls of CSV files that are larger than the sample for type inference.
+
+An integer or bool column is masked if and only if any of its rows is null.
 """
 
 from __future__ import annotations

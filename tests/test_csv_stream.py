@@ -34,8 +34,9 @@ def stream(source: Any, rows: int, **options: Any) -> fastpipe.CsvSample:
 
 
 def chosen(rows: int, total: int, seed: int) -> list[int]:
-    """Returns the rows that Algorithm L chooses with the same words: the first three of each block of NumPy's
-    Philox.
+    """Returns the rows that Algorithm L chooses.
+
+    It uses the same words as fastpipe: the first three of each block of NumPy's Philox.
     """
     words = iter(order_model.words(seed, 0, RESERVOIR, 0, 4 * total))
 

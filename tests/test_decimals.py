@@ -1,5 +1,6 @@
-"""Decimals as integers in units of a power of ten: compared with Python's decimals for every source, in both
-directions.
+"""Decimals as integers in units of a power of ten.
+
+They are compared with Python's decimals for every source, in both directions.
 """
 
 from __future__ import annotations

@@ -120,8 +120,9 @@ def counted(file: File, draw: Callable[[File, int], np.ndarray]) -> np.ndarray:
 
 
 def least_t(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the Bonferroni-corrected p-value of ten t-tests of the counts by seed. Rows drawn together are one
-    count.
+    """Returns the Bonferroni-corrected p-value of ten t-tests of the counts by seed.
+
+    Rows drawn together are one count.
     """
     deviations = counts - expected
     # Counts that never vary are certainly right or wrong.

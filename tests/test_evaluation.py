@@ -25,16 +25,18 @@ NAN = float("nan")
 
 
 def candidates_of(items: np.ndarray) -> Candidates:
-    """Returns arbitrary rows of items as candidates. Repeated items are marked as `evaluation_candidates` marks
-    them.
+    """Returns arbitrary rows of items as candidates.
+
+    Repeated items are marked as `evaluation_candidates` marks them.
     """
     valid = np.array([[item not in row[:at] for at, item in enumerate(row)] for row in items.tolist()], bool)
     return Candidates(np.arange(len(items), dtype=np.int32), items.astype(np.int32), valid.reshape(items.shape))
 
 
 def reference(items: list[int], scores: list[float], k: int) -> tuple[float, float]:
-    """Returns HR@k and NDCG@k of one row by their textbook definition: the positive comes first, and each item counts
-    once.
+    """Returns HR@k and NDCG@k of one row by their textbook definition.
+
+    The positive comes first, and each item counts once.
     """
     score = dict(reversed(list(zip(items, scores, strict=True))))  # A repeated item uses its first score.
     positive = score.pop(items[0])

@@ -46,8 +46,9 @@ def ratings(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str, example: Path = EXAMPLE) -> tuple[int, str]:
-    """Runs the example in a separate process: torch's optimizers load Triton, which aborts a process with
-    TensorFlow.
+    """Runs the example in a separate process.
+
+    torch's optimizers load Triton, which aborts a process in which TensorFlow is loaded.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(example), str(folder), *options]
@@ -75,8 +76,9 @@ def test_it_learns_and_draws(tmp_path: Path, ratings: Path) -> None:
 
 
 def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
-    """Training begins while the server prepares. The loss equals that of a local reader, and TensorFlow reads the same
-    batches.
+    """Training begins while the server prepares.
+
+    The loss equals that of a local reader, and TensorFlow reads the same batches.
     """
     pytest.importorskip("pyarrow.flight")
     example = EXAMPLE.with_name("neumf_service.py")
@@ -120,8 +122,9 @@ def test_its_check_compares_both_feeds(tmp_path: Path, ratings: Path) -> None:
 
 
 def test_both_feeds_have_the_same_points(neumf: ModuleType, ratings: Path) -> None:
-    """Both feeds have each positive once and the same number of unseen negatives per user. Only the drawn negatives
-    differ.
+    """Both feeds have each positive once and the same number of unseen negatives per user.
+
+    Only the drawn negatives differ.
     """
     data = fastpipe.Interactions.from_movielens(ratings)
     seen = set(zip(np.repeat(np.arange(80), np.diff(data.indptr)).tolist(), data.indices.tolist(), strict=True))
@@ -145,10 +148,9 @@ def test_both_feeds_have_the_same_points(neumf: ModuleType, ratings: Path) -> No
 
 
 def test_movielens(neumf: ModuleType, tmp_path: Path) -> None:
-    """A short comparison with two epochs and one seed each: the feeds perform about equally, and far better than
-    chance.
+    """Compares the feeds briefly, with two epochs and one seed each.
 
-    The hit rate of 943 users has a standard error of 0.016.
+    They perform about equally, and far better than chance. The hit rate of 943 users has a standard error of 0.016.
     """
     try:
         path = neumf.fetch(tmp_path)

@@ -1,7 +1,7 @@
-"""Container files that are damaged, truncated or malicious outside of their values: headers, blocks, compression and
-storage.
+"""Container files that are damaged, truncated or malicious outside of their values.
 
-They never cause a crash, a hang or unlimited memory use, but an error with its location and cause.
+Tests cover headers, blocks, compression and storage. Such files never cause a crash, a hang or unlimited memory use,
+but an error with its location and cause.
 """
 
 from __future__ import annotations
@@ -306,8 +306,9 @@ def inflated_bomb() -> bytes:
 
 
 def zstd_bomb() -> bytes:
-    """Returns a frame (RFC 8878, 3.1.1) of 1.1 GiB. Each of its blocks repeats one byte for 128 KiB and is encoded in
-    four bytes.
+    """Returns a frame (RFC 8878, 3.1.1) of 1.1 GiB.
+
+    Each of its blocks repeats one byte for 128 KiB and is encoded in four bytes.
     """
     # A frame header without a size and with a window of 128 KiB.
     head = ZSTD_MAGIC + b"\x00\x38"

@@ -1,8 +1,7 @@
-"""Files that declare more rows than they contain, up to the most that their bytes could hold, in each order and in
-little memory.
+"""Files that declare more rows than they contain, up to the number that their bytes could hold.
 
-Everything runs in processes with a small limit on address space. There, an allocation that isn't accounted for in
-advance fails, and an unchecked allocation ends the process.
+Everything runs in processes with a small limit on address space, in each order. There, an allocation that isn't
+accounted for in advance fails, and an unchecked allocation ends the process.
 """
 
 from __future__ import annotations
@@ -125,8 +124,9 @@ def test_rows_without_bytes_are_limited_per_file(shuffle: bool | str, tmp_path: 
 
 @pytest.fixture(scope="module")
 def vast(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Three blocks that declare 2^30 booleans each. Their bytes could hold that many, so the counts don't reveal that
-    they are wrong.
+    """Three blocks that declare 2^30 booleans each.
+
+    Their bytes could hold that many, so the counts don't reveal that they are wrong.
     """
     path = tmp_path_factory.mktemp("vast") / "vast.avro"
     return avro(path, "boolean", [(2**30, b"\xff" * (2**30 // 1032 + 1))] * 3, "deflate")

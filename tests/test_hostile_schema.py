@@ -129,8 +129,9 @@ def test_deeply_nested_json(tmp_path: Path) -> None:
 
 
 def deep_record(levels: int) -> str:
-    """Returns the JSON of `levels` nested types, all records but the innermost. (Python's json module can't write
-    it.)
+    """Returns the JSON of `levels` nested types, all records but the innermost.
+
+    (Python's json module can't write it.)
     """
     schema = '"int"'
     for i in range(levels - 1):
@@ -231,8 +232,9 @@ def test_wide_schemas(tmp_path: Path) -> None:
 
 
 def opened(folder: Path, schemas: dict[str, Any]) -> None:
-    """Opens schemas and reads only the field `x`. They must be accepted or rejected quickly and in little
-    memory.
+    """Opens schemas and reads only the field `x`.
+
+    They must be accepted or rejected quickly and in little memory.
     """
     features = {"x": fastpipe.DenseSpec((), "int32")}
     cases = [Case(name, header(schema), features=features) for name, schema in schemas.items()]

@@ -320,8 +320,9 @@ def test_records_of_zero_bytes(tmp_path: Path) -> None:
 
 
 def test_items_of_zero_bytes_add_up(tmp_path: Path) -> None:
-    """Each array is below the limit, but together they exceed it. The limit applies to the block, however it is
-    read.
+    """Each array is below the limit, but together they exceed it.
+
+    The limit applies to the block, however it is read.
     """
     row = items(1 << 20, b"") + long(0) + long(3)
     whole = container(record("R", a=list_of("null"), x="int"), [(40, row * 40)])

@@ -108,8 +108,9 @@ def test_many_empty_blocks_are_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_arrays_of_nulls_in_proportion(codec: str, tmp_path: Path) -> None:
-    """Arrays of nulls as writers make them are read and skipped. More nulls than the bytes justify are neither read nor
-    skipped.
+    """Arrays of nulls as writers make them are read and skipped.
+
+    More nulls than the bytes justify are neither read nor skipped.
     """
     schema = record("R", a=list_of("null"), x="int")
 

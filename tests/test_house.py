@@ -16,8 +16,9 @@ MOST_LINES = {".rs": 500, ".py": 450}
 
 
 def counted_lines(path: Path) -> int:
-    """Returns the number of lines without docstrings and without the module of tests at the end. A file of tests counts
-    0.
+    """Returns the number of lines without docstrings and without the module of tests at the end.
+
+    A file of tests counts 0.
     """
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":

@@ -48,8 +48,9 @@ rows = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 8), st.integers(0, 5
 def model(
     rows: list[tuple[int, int, int]], duplicates: str, least_user: int, least_item: int
 ) -> dict[int, list[tuple[int, int, int]]]:
-    """Returns the remaining (time, input index, item) of each user in order of time. The implementation is deliberately
-    simple.
+    """Returns the remaining (time, input index, item) of each user in order of time.
+
+    The implementation is deliberately simple.
     """
     kept: dict[tuple[int, int], tuple[int, int]] = {}
     for number, (user, item, time) in sorted(enumerate(rows), key=lambda row: (row[1][2], row[0])):

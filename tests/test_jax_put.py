@@ -1,5 +1,4 @@
-"""Putting arrays on JAX's devices: results equal the results of documented functions, which also serve as the fallback.
-"""
+"""Putting arrays on JAX's devices. Results equal those of documented functions, which also are the fallback."""
 
 from __future__ import annotations
 
@@ -200,8 +199,9 @@ def test_devices_may_change_from_batch_to_batch(data: Data) -> None:
 
 
 def test_parts_share_the_memory_of_batches() -> None:
-    """Covers shardings of several devices. The first array is put by JAX's function, and the second one must match
-    it.
+    """Covers shardings of several devices.
+
+    The first array is put by JAX's function, and the second one must match it.
     """
     script = """
         import gc, weakref, jax, numpy as np

@@ -1,5 +1,6 @@
-"""A run that is killed at any time and resumes from its last checkpoint reads the same batches as an undisturbed
-run.
+"""A run that is killed at any time and resumes from its last checkpoint.
+
+It reads the same batches as an undisturbed run.
 """
 
 from __future__ import annotations

@@ -346,8 +346,9 @@ class Interrupt:
 
 
 def interrupted(line: int, act: Callable[[], Any]) -> tuple[bool, Any]:
-    """Interrupts the n-th line that a function runs. Returns whether that line was reached, and the function's
-    result.
+    """Interrupts the n-th line that a function runs.
+
+    Returns whether that line was reached, and the function's result.
     """
     interrupt = Interrupt(line)
     before = sys.gettrace()

@@ -1,7 +1,7 @@
-"""Leases keep their guarantees when workers are killed and databases fail: each batch is committed exactly once per
-epoch.
+"""Leases keep their guarantees when workers are killed and databases fail.
 
-`make soak` executes 200 runs (FASTPIPE_LEASE_RUNS) instead of two, and prints what happened in them.
+Each batch is committed exactly once per epoch. `make soak` executes 200 runs (FASTPIPE_LEASE_RUNS) instead of two, and
+prints what happened in them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The documented behavior of torch's `DataLoader` in fastpipe's loader: arguments, samplers, batches and torch's
-datasets.
+"""The documented behavior of torch's `DataLoader` in fastpipe's loader.
 
-torch's loader without workers is the oracle. test_loader_collation.py tests collation, test_loader_workers.py workers,
-and test_loader_errors.py errors.
+Tests cover arguments, samplers, batches and torch's datasets. torch's loader without workers is the oracle.
+test_loader_collation.py tests collation, test_loader_workers.py workers, and test_loader_errors.py errors.
 """
 
 from __future__ import annotations

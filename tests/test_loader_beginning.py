@@ -1,5 +1,7 @@
-"""The start of a pass with workers: errors of `worker_init_fn`, items that wait for each other, and batches that are
-started before the size of an item is known.
+"""The start of a pass with workers.
+
+Tests cover errors of `worker_init_fn`, items that wait for each other, and batches that are started before the size of
+an item is known.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Errors of items, samplers and `collate_fn` are raised in place of their batch with the worker's traceback, and the
-iteration can continue. Edge cases: no items, one item, many items, and invalid batches.
+"""Errors of items, samplers and `collate_fn`, and edge cases.
+
+An error is raised in place of its batch with the worker's traceback, and the iteration can continue. The edge cases are
+no items, one item, many items, and invalid batches.
 """
 
 from __future__ import annotations

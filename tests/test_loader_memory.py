@@ -1,5 +1,6 @@
-"""Memory of a loader: that of the prefetched batches and one consumed batch, for any number of workers. If memory can't
-be allocated, the error names the required size, and nothing is written.
+"""Memory of a loader: the prefetched batches and one consumed batch, for any number of workers.
+
+If memory can't be allocated, the error names the required size, and nothing is written.
 """
 
 from __future__ import annotations

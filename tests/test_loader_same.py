@@ -1,5 +1,7 @@
-"""Batches are bitwise equal for any number of workers, for processes and threads, fork and spawn, with and without
-batch workers, for persistent workers, and in resumed passes.
+"""Batches are bitwise equal however they are produced.
+
+They do not depend on the number of workers, processes or threads, fork or spawn, batch workers, persistent workers, or
+resuming.
 """
 
 from __future__ import annotations
@@ -57,8 +59,9 @@ def epochs(loader: Any, count: int) -> list[Any]:
 
 
 def all_same(loaders: Iterator[tuple[Any, Any]], count: int = 2) -> None:
-    """Checks that all loaders yield equal batches in `count` epochs. Each loader comes with its arguments for
-    messages.
+    """Checks that all loaders yield equal batches in `count` epochs.
+
+    Each loader comes with its arguments for messages.
     """
     expected = None
     for arguments, loader in loaders:

@@ -1,5 +1,7 @@
-"""Workers of all start methods: CPU affinity set by `worker_init_fn`, convolutions after a fork, and passes that resume
-with workers of another start method, including batch workers.
+"""Workers of all start methods.
+
+Tests cover CPU affinity set by `worker_init_fn`, convolutions after a fork, and passes that resume with workers of
+another start method, including batch workers.
 """
 
 from __future__ import annotations
