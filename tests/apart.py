@@ -2,7 +2,7 @@
 
 A loader forks its workers. The pytest process has threads of other frameworks, which a fork would not copy. So a test
 marked `@apart` runs in a child of a small server that has only imported the modules that loaders need. After each test
-the child checks for leaks: a process, a thread, an open file or a file in /dev/shm that is left over fails the test.
+the child checks for leaks. A test fails if it leaves a process, a thread, an open file or a file in /dev/shm.
 
 A test that takes too long fails with the stacks of its process and of all processes that it started.
 """

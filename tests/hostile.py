@@ -48,7 +48,7 @@ class Case:
     threads: int = 1
     # Applied to the file after the reader is created: ("truncate", size), ("write", bytes) or ("remove", None).
     then: tuple[str, Any] | None = None
-    # Returns only the number of rows, not their values.
+    # Whether to return only the number of rows instead of their values.
     count: bool = False
     # Number of zero bytes after the data. They are a hole, which uses no disk space.
     hole: int = 0

@@ -203,8 +203,8 @@ def _normal(counts: np.ndarray, draws: np.ndarray, chance: np.ndarray) -> float:
 def fairness_of_sets(counts: np.ndarray, seen: np.ndarray, size: int) -> float:
     """Tests counts of draws without replacement: sets of `size` different items, each set equally likely.
 
-    Null distribution: Of `N` sets out of `C` items an item is in `n / C` of them, and the covariance of two items is
-    that of drawing without replacement. So `(C - 1) / (N n (1 - n / C)) * sum((x - N n / C)^2)` is, for many sets,
+    Null distribution: Of `N` sets out of `C` items an item is in `n / C` of them. The covariance of two items is that
+    of drawing without replacement. So `(C - 1) / (N n (1 - n / C)) * sum((x - N n / C)^2)` is, for many sets,
     chi-square with `C - 1` degrees of freedom.
 
     Args:

@@ -1,8 +1,8 @@
 """An independent check of leases: triggers record changes of lease ranges, and the workers' logs must match them.
 
 The triggers know nothing about fencing. They record each granted lease and each advance of a lease range, in the same
-transaction. The guarantees are then checked against those rows only: each batch was committed once and in order, under
-a valid lease, by a worker that used exactly the right rows.
+transaction. The guarantees are then checked with only these rows. Each batch was committed once and in order, under a
+valid lease. Its worker used exactly the right rows.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from loader_plans import Plan, plan
 SOON = 5.0 if "FASTPIPE_LOADER_RUNS" in os.environ else 60.0
 # The limit for spawned workers, which react to nothing before they have imported the program and torch.
 IMPORTS = max(60.0, 2 * SOON)
-# Seconds after which a run counts as hanging: a pass takes one, and spawned workers import torch.
+# Seconds after which a run counts as hanging. A pass takes about a second, and spawned workers first import torch.
 LONGEST = 4 * SOON + 25
 
 

@@ -1,4 +1,4 @@
-"""Databases with the same tables for SQL tests. Each one's own driver is the oracle."""
+"""Databases with the same tables for SQL tests. The oracle is each database's own driver."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def plain(value: Any) -> Any:
         # In batches, decimals are floats.
         return repr(float(value))
     if isinstance(value, datetime.datetime):
-        # In batches they are datetime64, in UTC.
+        # In batches, times are datetime64 in UTC.
         return (value.astimezone(datetime.UTC) if value.tzinfo else value).replace(tzinfo=None).isoformat()
     if isinstance(value, (bytearray, memoryview)):
         return bytes(value)

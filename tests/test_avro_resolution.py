@@ -326,7 +326,7 @@ def test_no_matching_branch_in_the_readers_union() -> None:
     ids=str,
 )
 def test_a_branch_missing_in_the_readers_union_is_an_error(reader: list[Any]) -> None:
-    """It is never a null, whichever columns are read. fastavro also raises an error."""
+    """The value is never read as null, for any selection of columns. fastavro also raises an error."""
     schema, reader_schema = wire.record("R", f=["null", "int", "boolean"]), wire.record("R", f=reader)
     rows = [{"f": Branch(1, 3)}, {"f": Branch(2, True)}] if "int" in reader else [{"f": Branch(2, True)}]
     data = io.BytesIO(oracle.encode(oracle.resolve(schema), rows[-1], random.Random(1)))

@@ -64,7 +64,7 @@ def test_a_state_is_rejected_if_blocks_changed(tmp_path: Path, shuffle: Any) -> 
 
 
 def test_states_of_version_1_do_not_check_blocks(tmp_path: Path) -> None:
-    """They load if the properties that they record match."""
+    """Such states load if the properties that they record match."""
     path = write(tmp_path / "x.avro", content([20, 30, 50]))
     reader = fastpipe.read_avro(path, **order_of(False))
     assert reader._data.fingerprint(1) != reader._data.fingerprint()

@@ -169,7 +169,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("what", ["sequential", "shuffle", "sample"])
 def test_private_memory_stays_within_the_limit(large: Path, what: str) -> None:
     """Allows 64 MiB more for code, stacks and memory that the C library retains."""
-    # A sample needs the chunks of many rows at once, for a small file all of them.
+    # A sample needs the chunks of many rows at once. In a small file these are all chunks.
     limit = (128 if MEGABYTES >= 1000 or what == "sample" else 32) << 20
     command = [sys.executable, "-c", textwrap.dedent(READ), str(large), str(limit), what]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)

@@ -102,7 +102,7 @@ def test_tensors_of_torch(make: Make, request: pytest.FixtureRequest) -> None:
     torch = pytest.importorskip("torch")
     from fastpipe.torch import IterableDataset
 
-    # Database connections can't be used after a fork.
+    # A database connection can't be used after a fork.
     context = "spawn" if request.node.callspec.params["make"] == "sql" else None
     dataset = IterableDataset(make(batch_size=32))
     batches = list(

@@ -21,7 +21,6 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "recommender.py"
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL"),
-    # It imports torch several times.
 ]
 
 

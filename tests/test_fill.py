@@ -127,7 +127,7 @@ def test_blocks_contribute_a_share_of_their_rows(path: Path, table: np.ndarray, 
     counts = fastpipe.read_csv(path, batch_size=1)._data.handle.unit_rows()
     taken = np.bincount(units, minlength=len(counts))
     assert (taken <= np.ceil(counts * share)).all()
-    # The arc begins and ends within a unit. In other units the fraction is rounded up or down.
+    # The drawn range begins and ends within a unit. In all other units the fraction is rounded up or down.
     assert (taken[taken > 0] >= np.floor(counts * share)[taken > 0]).sum() >= (taken > 0).sum() - 2
     assert filled.design_effect is not None
     np.testing.assert_allclose(filled.design_effect, design_effect(table[together], units), rtol=1e-6)

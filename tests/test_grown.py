@@ -1,4 +1,4 @@
-"""Resuming from a state after files were added to the dataset."""
+"""Resuming from a saved state after files were added to the dataset."""
 
 from __future__ import annotations
 

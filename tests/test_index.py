@@ -27,7 +27,7 @@ from fastpipe.cli import _index
 from fastpipe.sources.files import _index_cache
 from fixtures import Run
 
-# A file without blocks beyond the first read has no entry.
+# Files that are read completely together with their header have no entry, so the header is padded.
 PADDING = "x" * (64 << 10)
 SCHEMA = wire.record("Row", id="long", text="string") | {"doc": PADDING}
 LONG = {"type": "long", "doc": PADDING}
@@ -422,7 +422,7 @@ def test_index_names_an_unwritable_directory_once(run: Run, path: Path) -> None:
 
 
 def test_index_waits_for_files_to_settle(run: Run, path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # One day in the future. The patched sleep of the command sets the timestamp back.
+    # The timestamp is one day in the future. The command's sleep is patched to set it back.
     aged(path, time.time_ns() + 86_400_000_000_000)
     monkeypatch.setattr(_index.time, "sleep", lambda seconds: aged(path))
     code, out, err = run("index", path, "--cache", cache)

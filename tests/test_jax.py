@@ -670,7 +670,7 @@ def test_the_saved_state_is_that_of_the_call(data: Data, tmp_path: Path) -> None
     asyncio.run(load(batches, tmp_path / "data"))
     assert batches.get_state() == state
 
-    # With two processes, any state may be saved, but both must be from one step.
+    # A state saved by two processes loads only if both saved the same step.
     two = tmp_path / "two"
     two.mkdir()
     with pytest.raises(fastpipe.StateError, match="has no state"):

@@ -323,8 +323,8 @@ def test_an_interrupt_after_reading_a_batch_loses_nothing(url: str, monkeypatch:
 class Interrupt:
     """Raises a KeyboardInterrupt before the n-th line that a worker's consumer runs, as Ctrl-C may.
 
-    It skips lines at which Python handles no signal, because no function was called: between the count of a batch and
-    its delivery to the consumer, and the end of a `with` block, where its first line runs again.
+    It skips lines at which Python handles no signal, because no function was called: these are between the count of a
+    batch and its delivery, and at the end of a `with` block.
     """
 
     NEVER = ("return batch", "if token in self._drawing:", "self._drawing.remove(token)", "lease = drawn", "with ")

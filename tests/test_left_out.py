@@ -61,7 +61,7 @@ def test_ranks_without_a_batch_are_rejected(make: Make, shuffle: bool, shared: b
         "world_size=4",
         "batch_size=25",
     ]
-    # Each suggestion works.
+    # Each option that the message suggests works.
     for world, options in [
         (8, {"batch_size": 64, "uneven": "pad"}),
         (8, {"batch_size": 64, "uneven": "allow"}),

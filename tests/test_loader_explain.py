@@ -132,8 +132,8 @@ def test_it_explains_a_stall_while_it_lasts(way: str, tmp_path: Path) -> None:
         assert wait_until(lambda: "stalled" in loader.explain())
         first, second, *_ = loader.explain().splitlines()
         go.touch()
-    # One thread may also have made the items before it, which count when it is done. Other threads make the items after
-    # it.
+    # One thread may also have claimed the items before it, which count when the thread is done. Other threads make the
+    # items after it.
     missing = "one of its items is" if way == "fork" else "(one of its items is|2 of its items are)"
     assert re.fullmatch(rf"stalled: the consumer has waited \d+\.\d s for batch 1: {missing} missing\.", first), first
     assert re.fullmatch(r"\S+ has been making index 5, row 1 of batch 1, for \d+\.\d s\.", second), second

@@ -63,7 +63,7 @@ def test_replacing_it_by_torchs_loader_is_an_error(way: str, init: Any) -> None:
 
 
 @apart
-def test_torchs_loader_may_replace_it_without_workers() -> None:
+def test_torchs_loader_replaces_streams_and_loaders_without_workers() -> None:
     stream: Any = DataLoader(Stream(), 4, num_workers=1, multiprocessing_context="fork")
     for loader in (stream, DataLoader(Numbers(6), 4, **IN_PROCESS)):
         assert [batch.tolist() for batch in as_accelerate(loader)] == [[0, 1, 2, 3], [4, 5]]

@@ -28,7 +28,7 @@ collation = pytest.mark.parametrize("collation", COLLATION)
 
 
 class Meeting(Numbers):
-    """Numbers that, starting with one, wait until each of four workers makes one."""
+    """Numbers. From index `first` on, each waits until four workers are making a number."""
 
     def __init__(self, count: int, first: int) -> None:
         super().__init__(count)

@@ -70,7 +70,7 @@ TUPLE = (torch.ones(3), [np.zeros((2, 0)), np.asfortranarray(np.ones((3, 4)))])
         ([0] * 1000, True),
         ([0] * 1100, False),
         ("x" * (2 << 20), False),
-        # Pickling these objects does not yield an equal copy, or is impossible.
+        # A pickle of these objects differs from a copy, so they are pickled.
         ([np.array([object], dtype=object)], False),
         (np.broadcast_to(np.arange(3), (2, 3)), False),
         (torch.nn.Parameter(torch.ones(3)), False),
