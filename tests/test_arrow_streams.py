@@ -111,7 +111,7 @@ def test_other_libraries_read_every_column(data: samples.Data) -> None:
         "pyarrow": table.to_pylist(),
         "polars": pl.DataFrame(reader).to_dicts(),
         "polars's from_arrow": pl.from_arrow(reader).to_list(),
-        "polars's scan": pl.scan_arrow_c_stream(reader).collect().to_dicts(),
+        "polars scan": pl.scan_arrow_c_stream(reader).collect().to_dicts(),
         "duckdb": duckdb.sql("select * from reader").to_arrow_table().to_pylist(),
     }
     for library, rows in frames.items():
@@ -302,7 +302,7 @@ def fresh(reader: fastpipe.Reader) -> int:
     return found
 
 
-@pytest.mark.parametrize("library", ["pyarrow", "polars's frames", "polars's scan", "duckdb"])
+@pytest.mark.parametrize("library", ["pyarrow", "polars frame", "polars scan", "duckdb"])
 def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
     rows = 80_000
     data = samples.write(tmp_path, [[1_000] * 80])
@@ -310,9 +310,9 @@ def test_few_batches_are_held(library: str, tmp_path: Path) -> None:
     mean: Any
     if library == "pyarrow":
         mean = sum(sum(batch["id"].to_pylist()) for batch in reader.to_reader()) / rows
-    elif library == "polars's frames":
+    elif library == "polars frame":
         mean = sum(pl.DataFrame(batch)["id"].sum() for batch in reader.to_reader()) / rows
-    elif library == "polars's scan":
+    elif library == "polars scan":
         scan = pl.scan_arrow_c_stream(reader).select(pl.col("id").mean())
         mean = scan.collect(engine="streaming").item()
     else:

@@ -102,9 +102,9 @@ GROWTHS: dict[str, tuple[bytes, bytes]] = {
     "within a row": (b"17,begun", b" and ended\n3,4\n"),
     "a field more": (b"17", b",x\n3,4\n"),
     "within a line break": (b"17,x\r", b"\n3,4\n"),
-    "behind a quote": (b'17,"x"', b'"y"\n3,4\n'),
-    "much within a row": (b"17,begun", b"x" * 300_000 + b"\n3,4\n"),
-    "lines that are no rows": (b"\n" * 200_000, b"\n" * 3_000_000 + b"3,4\n"),
+    "after a quote": (b'17,"x"', b'"y"\n3,4\n'),
+    "a long part of a row": (b"17,begun", b"x" * 300_000 + b"\n3,4\n"),
+    "lines without rows": (b"\n" * 200_000, b"\n" * 3_000_000 + b"3,4\n"),
     "a long row": (b'1,"' + b"x\n" * 500_000 + b'"\n', b'2,"' + b"y\n" * 500_000 + b'"\n'),
     "several regions": (b"", rows(3, 20 << 20, 0.01)),
 }
@@ -185,9 +185,9 @@ def replaced_head(data: bytes) -> bytes:
 OTHERS: dict[str, Callable[[bytes], bytes]] = {
     "other rows, and more": lambda data: b"a,b\n" + rows(9, len(data) + 100_000),
     "more at the start": replaced_head,
-    "more at the end of what was there": lambda data: data[:-5] + b"12345" + b"6\n" * 50_000,
+    "more within the old end": lambda data: data[:-5] + b"12345" + b"6\n" * 50_000,
     "other names": lambda data: b"a,b,c" + data[3:] + b"1,2\n",
-    "the same names in longer words": lambda data: b'"a",b' + data[3:],
+    "the same names, quoted": lambda data: b'"a",b' + data[3:],
     "fewer bytes": lambda data: data[: data.index(b"\n", 200_000) + 1],
     "hardly any": lambda data: b"a,b\n1,2\n" + b"3,4\n" * 20_000,
 }

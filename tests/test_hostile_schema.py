@@ -184,15 +184,15 @@ def test_schemas_that_python_cannot_parse(tmp_path: Path) -> None:
 
 
 NAMES: dict[str, Any] = {
-    "a nested class of Java's": {
+    "a nested Java class": {
         **record("Outer", x={"type": "enum", "name": "Inner", "namespace": "org.x.Outer$", "symbols": ["A", "B"]}),
         "namespace": "org.x",
     },
     "a dollar in a name": record("org.x.Outer$Inner", x="int"),
-    "a dot in front": record(".global", x="int"),
+    "a leading dot": record(".global", x="int"),
     "an empty namespace": {**record("R", x="int"), "namespace": ""},
     "a hyphen": record("a-b.c-d", x="int"),
-    "a digit in front": record("1st", x="int"),
+    "a leading digit": record("1st", x="int"),
     "a type without a namespace within one": {
         **record("R", y=record("ns.S", z={"type": "fixed", "name": ".F", "size": 0}), w="F", x="int"),
         "namespace": "other",

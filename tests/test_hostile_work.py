@@ -70,11 +70,11 @@ def copies() -> Case:
 FILES: dict[str, tuple[Callable[[], Case], str | None]] = {
     "arrays of nulls": (lambda: nulls(1 << 24, 2000, features=NULLS), "LimitError"),
     "arrays of nulls, skipped": (lambda: nulls(1 << 24, 2000, features=X), "LimitError"),
-    "as many nulls as are read": (lambda: nulls(LEAST, 200, features=NULLS), None),
+    "the most nulls that are read": (lambda: nulls(LEAST, 200, features=NULLS), None),
     "metadata": (lambda: metadata(1), "LimitError"),
     "metadata, one by one": (lambda: metadata(5_500_000), "LimitError"),
     "a hole": (lambda: hole(b""), "LimitError"),
-    "a hole behind a block": (lambda: hole(block(1, long(7), sync=bytes(16))), "LimitError"),
+    "a hole after a block": (lambda: hole(block(1, long(7), sync=bytes(16))), "LimitError"),
     "enums": (lambda: Case("enums", header(enums(8))), None),
     "objects in a default": (
         lambda: objects('{"type":"record","name":"R","fields":[{"name":"x","type":"int","default":[OBJECTS]}]}'),

@@ -186,19 +186,19 @@ class Program:
 # Loader arguments, whether there is a batch worker, the number of processes, and further arguments.
 WORKERS: dict[str, tuple[str, bool, int, dict[str, Any]]] = {
     "processes": ("FORKED", False, 2, {}),
-    "processes that are kept": ("FORKED", True, 3, {"persistent_workers": True}),
-    "processes of a server": ("SERVED", False, 1, {"num_workers": 1}),
+    "persistent processes": ("FORKED", True, 3, {"persistent_workers": True}),
+    "fork server": ("SERVED", False, 1, {"num_workers": 1}),
     "threads": ("THREADS", False, 0, {}),
-    "threads that are kept": ("THREADS", True, 0, {"persistent_workers": True}),
+    "persistent threads": ("THREADS", True, 0, {"persistent_workers": True}),
 }
 CASES = [
     ("processes", "in the loader"),
-    ("processes that are kept", "in the loop"),
-    ("processes of a server", "in the loader"),
+    ("persistent processes", "in the loop"),
+    ("fork server", "in the loader"),
     ("threads", "in the loop"),
-    ("threads that are kept", "in the loader"),
-    ("processes that are kept", "in iter"),
-    ("processes of a server", "in iter"),
+    ("persistent threads", "in the loader"),
+    ("persistent processes", "in iter"),
+    ("fork server", "in iter"),
     ("threads", "in iter"),
 ]
 
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_program_and_its_workers_silently(way: str, where: str, 
     assert re.search(r"line \d+, in main\n", errors)
 
 
-@pytest.mark.parametrize("way", ["processes that are kept", "threads"])
+@pytest.mark.parametrize("way", ["persistent processes", "threads"])
 def test_a_program_that_catches_it_continues(way: str, tmp_path: Path) -> None:
     """Workers ignore the interrupt, so no batch is lost."""
     name, collates, _, more = WORKERS[way]

@@ -92,7 +92,7 @@ KINDS: dict[str, tuple[Callable[[], Any], int | None, int, dict[str, Any]]] = {
     "at once": (lambda: WholeLarge(128, MB), 16, 16 * MB, {}),
     "collated": (lambda: Large(128, MB), 16, 16 * MB, {"collate_fn": listed}),
     # If sizes vary, items are stored next to slabs that are too small for them.
-    "larger and larger": (lambda: Growing(160, 2 * MB), 16, 56 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
+    "growing": (lambda: Growing(160, 2 * MB), 16, 56 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
     "ragged": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed}),
     "ragged, by few": (lambda: Ragged(160, 2 * MB), 16, 21 * MB, {"collate_fn": listed, "num_batch_workers": 0}),
 }

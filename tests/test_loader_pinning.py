@@ -79,7 +79,7 @@ def loaded(make: Any, way: dict[str, Any], **more: Any) -> list[Any]:
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "custom": lambda: {"batch_size": 2, "collate_fn": collated_page},
-    "custom, by the workers that make items": lambda: {
+    "custom, by item workers": lambda: {
         "batch_size": 2,
         "collate_fn": collated_page,
         "num_batch_workers": 0,
@@ -87,7 +87,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "custom, nested": lambda: {"batch_size": 2, "collate_fn": nested},
     "default, of a registered class": lambda: {"batch_size": 2},
     "default, one by one": lambda: {"batch_size": None},
-    "one that can't be": lambda: {"batch_size": 2, "collate_fn": refused},
+    "not pinnable": lambda: {"batch_size": 2, "collate_fn": refused},
 }
 
 
@@ -108,9 +108,9 @@ def test_batches_that_pin_themselves_are_pinned_by_the_program(way: str, case: s
     for page in _pages(expected):
         page.pinned = tuple((*by[:2], 1) for by in page.pinned)
     assert found == expected
-    assert len(pinned) == {"custom, nested": 9, "default, one by one": 6, "one that can't be": 2}.get(case, 3)
+    assert len(pinned) == {"custom, nested": 9, "default, one by one": 6, "not pinnable": 2}.get(case, 3)
     assert all(page.pinned == me for page in pinned)
-    if case == "one that can't be":
+    if case == "not pinnable":
         assert found[1] is ValueError
     # A loader that doesn't pin is unaffected.
     plain = DataLoader(Items([Page(row) for row in range(6)]), **arguments, **WAYS[way])
