@@ -2,8 +2,7 @@
 
 `PHRASES` has phrases that English technical writing hardly uses (see CONTRIBUTING.md). Well-known codebases of this
 field have 0.4 to 1.2 of them per 1,000 words. The check fails if rust, python, docs, tests or benches has more than
-`LIMIT`.
-With --list, or if the check fails, it also prints each place.
+`LIMIT`. With --list, or if the check fails, it also prints each place.
 """
 
 from __future__ import annotations
