@@ -1,8 +1,8 @@
 """Compares `ATDSDataset` with tensorflow-io's, end to end through `tf.data`: dataset (a), one core each, in turn.
 
-fastpipe runs with the TensorFlow of the environment that this is started in, tensorflow-io in a separate one with
-TensorFlow 2.16. Each has a process for a Python loop over the dataset (eager) and for a loop in a graph, as `model.fit`
-runs; its passes are epochs of one dataset, and the first one isn't counted. A pass is timed to its last batch.
+fastpipe runs with the TensorFlow of the current environment, tensorflow-io in a separate environment with TensorFlow
+2.16. Each library runs in two processes: one iterates over the dataset in Python (eager), the other in a graph, as
+`model.fit` does. Each pass is one epoch, timed up to its last batch. The first pass is a warm-up and isn't counted.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from harness.data import cores
 from peers.job import Job
 
 LOADS = {"null": ("null", 0, 8.0), "null, shuffled": ("null", 10_000, 8.0), "deflate": ("deflate", 0, 5.0)}
-"""The codec, rows of the shuffle buffer, and by what factor fastpipe is meant to be faster."""
+"""Codec, shuffle buffer size in rows, and the target speedup of fastpipe."""
 LOOPS = {"eager": ("fastpipe-atds", "atds-epochs"), "graph": ("fastpipe-atds-graph", "atds-graph")}
 
 
 def main(bench: Bench) -> None:
-    """Runs the comparison, and fails if a factor is less than what is wanted."""
+    """Runs the comparison, and fails if a speedup is below its target."""
     args = bench.args
     columns = ("fastpipe, rows/s|,.0f", "tensorflow-io, rows/s|,.0f", "times as fast|", "by CPU time|,.1f", "wanted|g")
     row = bench.table("codec, order", "loop", *columns)

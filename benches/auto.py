@@ -1,11 +1,11 @@
-"""Measures what `num_threads="auto"` chooses, against every fixed number of threads.
+"""Compares `num_threads="auto"` with fixed numbers of threads.
 
-* A consumer that drops batches at once: "auto" is within 5 % of the best fixed number.
-* A consumer that takes 1 or 5 ms a batch, asleep or busy: "auto" yields the batches a second of all threads (no
-  less than 98 %), for no more CPU time if one thread keeps up with it (`one` at least 98 %), else for at most 5 % more.
-  What the consumer spends isn't counted.
+* Fast consumer, which drops batches immediately: "auto" must be within 5 % of the best fixed number of threads.
+* Slow consumer, which sleeps or computes for 1 or 5 ms per batch: "auto" must deliver at least 98 % of the batches per
+  second that all threads deliver. It may use at most 5 % more CPU time than all threads, or no more if one thread
+  already reaches 98 %. The consumer's CPU time isn't counted.
 
-Dataset (a), null codec. Readers are made once and take turns: all numbers of threads, and "auto", in each round.
+Dataset (a), null codec. The readers are created once. In each round, "auto" and every number of threads take a turn.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from harness.data import cores, open_reader, spin
 
 FAST_LEAST, SLOW_LEAST = 0.95, 0.98
 ROWS = 200_000
-"""Rows of a turn with a slow consumer at most, but for `LEAST_BATCHES`: then it's the reader that is slow."""
+"""Maximum rows per turn with a slow consumer. `LEAST_BATCHES` takes precedence for large batches."""
 LEAST_BATCHES = 32
 AUTO = 0
-"""Instead of a number of threads."""
+"""Key of the reader with `num_threads="auto"`."""
 
 
 def measure(reader: fastpipe.Reader, consume: Callable[[], None] | None, most: int) -> Turn:
-    """Returns seconds and CPU seconds of the reader for a batch, and the number of threads that it chose in the end."""
+    """Returns the reader's wall and CPU seconds per batch, and the number of threads in use at the end."""
     wall, cpu, own = time.perf_counter(), time.process_time(), time.thread_time()
     count = 0
     for batch in reader:
@@ -46,14 +46,14 @@ def measure(reader: fastpipe.Reader, consume: Callable[[], None] | None, most: i
 
 
 def compare(bench: Bench, row: Any, name: str, order: str, batch: int) -> None:
-    """Measures one consumer, order and batch size."""
+    """Measures one combination of consumer, order, and batch size."""
     args, path = bench.args, str(generate.generate(bench.args.dataset, bench.args.rows, codec=bench.args.codec)[0])
     fixed = sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, len(cores())) if n <= len(cores())})
     kind, _, milliseconds = name.partition(" ")
     consume, batches = None, 0
     if milliseconds:
         consume = partial({"sleep": time.sleep, "spin": spin}[kind], float(milliseconds) / 1000)
-        # Long enough for a choice to be made, and to last.
+        # Long enough for the thread count to settle and stay in use.
         batches = max(min(int(args.seconds * 1000 / float(milliseconds)), ROWS // batch), LEAST_BATCHES)
     paths = [path] * max(batches * batch // args.rows + 1, 4)
     readers = {
@@ -77,7 +77,7 @@ def compare(bench: Bench, row: Any, name: str, order: str, batch: int) -> None:
 
 
 def main(bench: Bench) -> None:
-    """Measures all consumers. Missed targets fail nothing: they are times."""
+    """Measures all consumers. A missed target is reported but doesn't fail the bench, because timings vary."""
     columns = ("best|", "auto / best|,.3f", "met", "auto / all|,.3f", "met", "CPU auto / all|,.3f", "met")
     row = bench.table("consumer", "order", "batch", *columns, "CPU one / all|,.3f", "chosen|g")
     for name, order, batch in itertools.product(bench.args.consumers, bench.args.orders, bench.args.batch_sizes):

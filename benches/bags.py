@@ -1,13 +1,16 @@
-"""Compares bags that become indices while they are read with the same by strings.
+"""Compares two ways to turn bags into indices: while fastpipe decodes them, and by a lookup of decoded strings.
 
-A bag is an array of records of name, term and value. fastpipe reads it with `VocabularySpec`, or with `HashSpec`. The
-others read the names, terms and values with `read_avro`, as strings without a Python object for each, join names and
-terms in Arrow, and look the keys up: pandas with `Index.get_indexer`, NumPy with `np.searchsorted` in keys of a fixed
-width, both of an index that is built once, and Arrow with `index_in`, which builds its table for each call, so once for
-the whole file. `strings` only reads.
+A bag is an array of records with a name, a term, and a value. fastpipe reads it with `VocabularySpec` or `HashSpec`.
+The alternatives read names, terms, and values as Arrow strings with `read_avro`, join names and terms in Arrow, and
+look up the resulting keys:
 
-All of them drop unknown keys, and come to the same sums of indices and values. They take turns with one thread; figures
-are nanoseconds per entry.
+* pandas: `Index.get_indexer`, with an index that is built once.
+* NumPy: `np.searchsorted` in fixed-width keys that are sorted once.
+* Arrow: `index_in`. It builds its table in every call, so it is called once for the whole file.
+* strings: Only reads, without a lookup.
+
+All lookups drop unknown keys and must arrive at the same sums of indices and values. The readers take turns with one
+thread each. Figures are nanoseconds per entry.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ Sums = tuple[int, float]
 
 
 def pair(number: int) -> tuple[str, str]:
-    """The name and the term of a key."""
+    """Returns the name and the term of key `number`."""
     return f"feature_{number % NAMES}", f"term_{number // NAMES}"
 
 
 def write(path: Path, keys: int, rows: int, entries: int) -> None:
-    """Writes bags of keys. One in ten is unknown."""
+    """Writes a file of bags. One key in ten is unknown."""
     rng = np.random.default_rng(keys)
     drawn = rng.integers(0, keys + keys // 9, (rows, entries)).tolist()
 
@@ -56,7 +59,7 @@ passes = partial(fastpipe.read_avro, num_threads=1)
 
 
 def by_lookup(path: Path, spec: Any, batch_size: int) -> Sums:
-    """Reads text straight to indices."""
+    """Reads bags directly as indices. Returns the sums of the indices and the values."""
     indices, values = 0, 0.0
     for batch in passes(path, features={"features": spec}, batch_size=batch_size):
         sparse = batch["features"]
@@ -73,7 +76,7 @@ TEXT = {
 
 
 def by_strings(path: Path, find: Callable[[Any], Any] | None, batch_size: int) -> Sums:
-    """The same by the strings: `find` returns the index of each key of an Arrow array, -1 or null if it is unknown."""
+    """Reads bags as strings, and looks up their keys with `find`, which returns -1 for unknown keys."""
     separator = pa.scalar("\x01", pa.large_string())
     indices, values = 0, 0.0
     for batch in passes(path, features=TEXT, batch_size=batch_size):
@@ -91,7 +94,7 @@ def by_strings(path: Path, find: Callable[[Any], Any] | None, batch_size: int) -
 
 
 def fixed(keys: Any, width: int) -> Any:
-    """An Arrow array of strings as a NumPy array of bytes of a fixed width."""
+    """Converts an Arrow array of strings to a NumPy array of fixed-width bytes."""
     offsets = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
     text = np.frombuffer(keys.buffers()[2], np.uint8)
     lengths = np.minimum(np.diff(offsets), width)
@@ -103,7 +106,7 @@ def fixed(keys: Any, width: int) -> Any:
 
 
 def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
-    """The ways to look up Arrow arrays of keys, each with what it needs made already."""
+    """Returns the lookup functions by library. Their indexes are already built."""
     table = pa.array(keys, pa.large_string())
     width = max(map(len, keys)) + 8
     in_order = fixed(table, width)
@@ -119,7 +122,7 @@ def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
         return pc.fill_null(pc.index_in(found, value_set=table), -1).to_numpy()
 
     index = pd.Index(np.array(keys, object))
-    index.get_indexer(["a"])  # Builds its table.
+    index.get_indexer(["a"])  # Builds the hash table of the index.
     return {
         "numpy": numpy,
         "arrow": arrow,
@@ -128,7 +131,7 @@ def finders(keys: list[str]) -> dict[str, Callable[[Any], Any]]:
 
 
 def compare(bench: Bench, number: int) -> None:
-    """Measures with a vocabulary of this many keys."""
+    """Measures a vocabulary of `number` keys."""
     args = bench.args
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bags.avro"
@@ -143,7 +146,7 @@ def compare(bench: Bench, number: int) -> None:
             "strings": partial(by_strings, path, None, size),
         }
         for name, find in finders(keys).items():
-            # One call for the whole file, since Arrow builds a table for each call.
+            # Arrow builds a table in each call, so it gets the whole file as one batch.
             sides[name] = partial(by_strings, path, find, args.rows if name == "arrow" else size)
         turns = take_turns(sides, bench.rounds)
         sums = {name: turns.turns[name][0].result for name in sides}
@@ -160,7 +163,7 @@ def compare(bench: Bench, number: int) -> None:
 
 
 def main(bench: Bench) -> None:
-    """Measures all sizes."""
+    """Measures all vocabulary sizes."""
     for number in bench.args.keys:
         compare(bench, number)
 

@@ -1,8 +1,8 @@
-"""Runs the comparison with peers, two threads, the sweep, memory and interactions, one after the other.
+"""Runs the main benches in sequence: compare, threads, sweep, memory, and interactions.
 
-The exit status is 1 if fastpipe fails, its values differ, or its memory is over the limit. A peer that can't be
-installed, or can't read a dataset, is a result. With `--write` the figures are kept, and RESULTS.md and its pictures
-are written.
+The exit status is 1 if fastpipe fails, returns different values, or exceeds its memory limit. A peer that can't be
+installed or can't read a dataset doesn't fail the run; the tables show the reason. `--write` saves the figures and
+updates RESULTS.md and its plots.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ PARTS: dict[str, list[str]] = {
 
 
 def main() -> int:
-    """Runs the parts."""
+    """Runs the selected benches. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", default=QUICK, help="less data, fewer readers (QUICK=1)")
-    parser.add_argument("--write", action="store_true", help="keep the figures and write RESULTS.md, if not --quick")
+    parser.add_argument("--write", action="store_true", help="save the figures and update RESULTS.md; ignored with --quick")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     args = parser.parse_args()
     parts = args.parts.split(",")
@@ -40,7 +40,7 @@ def main() -> int:
     for number, part in enumerate(parts, 1):
         print(f"\n# {part} ({number} of {len(parts)})", flush=True)
         command = [sys.executable, str(HERE / f"{part}.py"), *options, *PARTS[part]]
-        # Some bounds of interactions are speeds: a miss is a result, and the last lines have it.
+        # Some bounds of interactions are speeds: a miss is reported in its output but isn't a failure.
         fine = (0, MISSED) if part == "interactions" else (0,)
         if subprocess.run(command, env=environment).returncode not in fine:
             failed.append(part)

@@ -1,11 +1,12 @@
 """Compares fastpipe with other Avro readers, one thread each, on one core.
 
-For every cell (a dataset, a codec, a block size, an order) all readers read the same generated file, in turn. Each
-first sums up every value that it read; the sums must be equal to the generator's, or the readers didn't do the same
-work. See `peers` for what exactly each of them does, and `notes/peers.md` for how to read the tables.
+A cell of the comparison is a dataset, a codec, a block size, and an order. In each cell, all readers take turns on the
+same generated file. Before it is timed, each reader sums up all values. The sums must equal those of the generator;
+otherwise, the readers did different work. `peers` describes what each reader does, and `notes/peers.md` explains the
+tables.
 
-The exit status is not 0 if fastpipe fails or its values differ. A peer that can't read a dataset, or has other values,
-is a result: the table has the reason.
+The exit status is nonzero if fastpipe fails or its values differ. If a peer can't read a dataset or its values differ,
+the table shows the reason.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ MAIN = {
     "b/null": "Embeddings: float32[128] and a label",
     "a/null/shuffled": "Mixed features, shuffled",
 }
-"""The cells that matter most, and what to call them."""
+"""The most important cells and their titles."""
 PEERS = ("AvroTensorDataset", "frames")
 
 
 def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> list[Side]:
-    """Returns the readers that can take part, each with its share of the records."""
+    """Returns the readers that support the cell, with the number of records that each one reads."""
     shuffle = plan.SHUFFLE_BUFFER if cell.shuffled else 0
     jobs, checks, rows = {}, {}, {}
     for name in names:
@@ -39,7 +40,7 @@ def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> lis
             continue
         path, info = cell.file(total // reader.part, bench.say)
         jobs[name], rows[name] = Job(str(path), cell.dataset, bench.args.batch_size, shuffle), info["rows"]
-        # Summing up would take some readers longer than their rounds: the first records must do, but for fastpipe.
+        # Summing all records would take slow readers longer than their rounds. Only fastpipe is checked on the whole file.
         path, info = cell.file(total // (1 if name == "fastpipe" else max(reader.part, plan.PART)), bench.say)
         checks[name] = dataclasses.replace(jobs[name], path=str(path)), info
     known = "plain" if cell.shuffled else "sums"
@@ -47,7 +48,7 @@ def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> lis
 
 
 def reader_row(table: Table, name: str, side: Side | None, turns: Turns, bytes_a_row: float) -> None:
-    """Adds the row of a reader."""
+    """Adds a reader to the table."""
     if side is None or not can(turns, name):
         table(name, READERS[name].gives, f"can't: {turns.errors.get(name, 'does not shuffle')[:160]}")
         return
@@ -61,7 +62,7 @@ def reader_row(table: Table, name: str, side: Side | None, turns: Turns, bytes_a
 
 
 def fastest(turns: Turns, peer: str) -> tuple[str, float] | None:
-    """Returns the reader of a peer that fastpipe beats by least, and by what factor."""
+    """Returns the fastest reader of a peer, and the speedup of fastpipe over it."""
     able = [name for name in turns.turns if READERS[name].peer == peer and can(turns, name)]
     if not able or not can(turns, "fastpipe"):
         return None
@@ -69,7 +70,7 @@ def fastest(turns: Turns, peer: str) -> tuple[str, float] | None:
 
 
 def against(turns: Turns, peer: str, goal: float | None) -> list[str]:
-    """Returns the cells of a peer in the table of targets."""
+    """Returns the table cells of a peer: the speedup, the target, and whether it is met."""
     found, aim = fastest(turns, peer), "" if goal is None else f"{goal:g}x"
     if found is None:
         errors = [error for name, error in turns.errors.items() if READERS[name].peer == peer]
@@ -79,12 +80,12 @@ def against(turns: Turns, peer: str, goal: float | None) -> list[str]:
 
 
 def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, float]:
-    """Measures a cell and prints its table. Returns the turns, and the bytes of a record."""
+    """Measures a cell and prints its table. Returns the turns and the bytes per record."""
     total = plan.RECORDS[cell.dataset] // (plan.PART if bench.quick else 1)
     _, info = cell.file(total, bench.say)
     bytes_a_row = info["raw_bytes"] / total
     sides = {side.name: side for side in sides_of(bench, cell, names, total)}
-    # Three rounds are enough if nothing is promised.
+    # Cells without a target need only three rounds.
     rounds = bench.rounds if str(cell) in plan.GOALS else min(bench.rounds, 3)
     options: dict[str, Any] = {"enough": 0.1 if bench.quick else 0.25, "budget": 6.0, "memory": True, "rounds": rounds}
     turns = race(bench, [*sides.values()], cores()[-1:], **options)
@@ -106,7 +107,7 @@ def measure(bench: Bench, cell: plan.Spec, names: list[str]) -> tuple[Turns, flo
 
 
 def main(bench: Bench) -> None:
-    """Measures all cells, and prints what follows from them."""
+    """Measures all cells and prints the summary tables."""
     measured: dict[str, tuple[Turns, float]] = {}
     for number, text in enumerate(bench.args.cells, 1):
         bench.say(f"{text}: cell {number} of {len(bench.args.cells)}")

@@ -1,7 +1,7 @@
-"""CSV files: finding rows, parsing them, and samples of them, beside polars, pyarrow, DuckDB and pandas, in turn.
+"""Compares CSV scanning, parsing, and sampling with polars, pyarrow, DuckDB, and pandas, in turn.
 
-One file of 20 columns of floats, cached by the system; two threads each. Ratios are of the medians. Peers parse
-to a frame, fastpipe to batches of 8,192 rows.
+All readers use two threads and read a file of 20 float columns from the page cache. Ratios are ratios of medians. The
+peers parse to a data frame, fastpipe to batches of 8,192 rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Before they are imported: polars asks for it then.
+# polars reads this variable when it is imported.
 os.environ.setdefault("POLARS_MAX_THREADS", "2")
 
 import duckdb
@@ -29,7 +29,7 @@ COLUMNS = [f"c{i}" for i in range(20)]
 
 
 def write(path: Path, megabytes: int) -> int:
-    """Writes the file. Returns its rows."""
+    """Writes the CSV file. Returns the number of rows."""
     draw = np.random.default_rng(0)
     rows = 0
     with path.open("w") as file:
@@ -38,13 +38,13 @@ def write(path: Path, megabytes: int) -> int:
             values = draw.standard_normal((20_000, len(COLUMNS))) * 10
             file.writelines(",".join(f"{value:.6g}" for value in row) + "\n" for row in values)
             rows += len(values)
-    # Old enough for its index to be kept.
+    # fastpipe keeps no index of a file that was modified within the last two seconds.
     os.utime(path, (1e9, 1e9))
     return rows
 
 
 def compare(bench: Bench, title: str, sides: dict[str, Callable[[], Any]], size: float, wanted: float) -> None:
-    """Prints a table, and how many times as fast as the fastest peer fastpipe is."""
+    """Prints a table of all sides and checks the speedup of fastpipe over the fastest peer."""
     turns = take_turns(sides, bench.rounds, warm=0)
     row = bench.table("", "seconds|,.3f", "MB/s|,.0f", "fastpipe is times as fast|,.2f", title=title)
     for name in sides:
@@ -55,7 +55,7 @@ def compare(bench: Bench, title: str, sides: dict[str, Callable[[], Any]], size:
 
 
 def measure(bench: Bench, path: Path, rows: int) -> None:
-    """Measures one file."""
+    """Measures scanning, parsing, and sampling of one file."""
     name, size, count = str(path), path.stat().st_size, bench.args.rows
     query: Any = duckdb.sql
     features = {column: fastpipe.DenseSpec((), "float64") for column in COLUMNS}
@@ -100,7 +100,7 @@ def measure(bench: Bench, path: Path, rows: int) -> None:
 
 
 def main(bench: Bench) -> None:
-    """Writes the file and measures."""
+    """Writes a CSV file and measures it."""
     pa.set_cpu_count(2)
     duckdb.sql("set threads = 2")
     with tempfile.TemporaryDirectory() as folder:

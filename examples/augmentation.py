@@ -1,14 +1,14 @@
 """Trains a convolutional net on heavily augmented digits, loaded by fastpipe's DataLoader or by torch's.
 
-    python examples/augmentation.py                           # trains; the loader is fastpipe's, with two workers
-    python examples/augmentation.py --loader torch            # the same with torch's
-    python examples/augmentation.py --check                   # are images the same, whatever the number of workers?
+    python examples/augmentation.py                           # trains with fastpipe's loader and two workers
+    python examples/augmentation.py --loader torch            # trains with torch's loader
+    python examples/augmentation.py --check                   # tests whether images depend on the number of workers
     python examples/augmentation.py --memory memory.png --size 256 --batch-size 64 --epochs 1
-                                                              # draws memory over time: 1 to 16 workers, both loaders
+                                                              # plots memory over time: 1 to 16 workers, both loaders
 
-The digits are scikit-learn's, of 8 x 8 pixels. Each is enlarged, rotated, distorted elastically and blurred by noise
-whenever it is asked for, in some milliseconds: that is the workers' work. With fastpipe's loader an image is the same
-whoever makes it, so a run can be repeated with any number of workers, none too; with torch's it depends on that number.
+The images are the 8 x 8 digits of scikit-learn. On each access, a worker enlarges and rotates an image, distorts it
+elastically, and adds noise, which takes a few milliseconds. fastpipe's loader returns the same images for any number of
+workers, including 0, so runs are reproducible. With torch's loader, the images depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -38,25 +38,30 @@ try:
 except ImportError:
 
     def tqdm(steps: Iterable[Any], **_: Any) -> Iterable[Any]:
-        """Steps without a bar."""
+        """Returns the steps without a progress bar."""
         return steps
 
 
 LOADERS = {"fastpipe": fastpipe.torch.DataLoader, "torch": torch.utils.data.DataLoader}
 SEED = 7
 ANGLE, SHIFT, SMOOTH, NOISE = 25.0, 0.5, 0.08, 0.1
-"""Degrees; pixels of the small image that elastic distortion moves, and the share of the image over which it is smooth;
-the deviation of a pixel, of 1."""
+"""Strength of the augmentation.
+
+* `ANGLE`: Maximum rotation in degrees.
+* `SHIFT`: Maximum elastic displacement in pixels of the small image.
+* `SMOOTH`: Smoothing width of the displacement as a fraction of the image size.
+* `NOISE`: Standard deviation of the pixel noise. Pixels range from 0 to 1.
+"""
 
 
 class Digits(torch.utils.data.Dataset[Any]):
-    """Enlarged digits, augmented whenever they are asked for.
+    """Enlarged digits, augmented on each access.
 
     Args:
-        images: [number, 8, 8], from 0 to 16.
-        labels: which digits they are.
-        size: pixels a side of what they are enlarged to.
-        augmented: whether they are rotated, distorted and blurred.
+        images: Images of shape [count, 8, 8] with values from 0 to 16.
+        labels: Digit of each image.
+        size: Width and height of the enlarged images in pixels.
+        augmented: Whether to rotate and distort the images and add noise.
     """
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, size: int, *, augmented: bool) -> None:
@@ -73,7 +78,7 @@ class Digits(torch.utils.data.Dataset[Any]):
         image = self._images[index]
         if not self._augmented:
             return ndimage.map_coordinates(image, places, order=1)[None], int(self._labels[index])
-        # Python's generator: the loader seeds it for each image. It seeds one that draws fields at once.
+        # The loader seeds Python's generator for each image. NumPy's generator draws whole arrays at once.
         draw = np.random.default_rng(random.getrandbits(63))
         angle, middle = np.deg2rad(draw.uniform(-ANGLE, ANGLE)), (side - 1) / 2
         turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]], np.float32)
@@ -87,7 +92,7 @@ class Digits(torch.utils.data.Dataset[Any]):
 
 
 class Net(nn.Sequential):
-    """Three convolutions and a linear layer."""
+    """Three convolutional layers and a linear layer."""
 
     def __init__(self, size: int) -> None:
         super().__init__(
@@ -104,7 +109,7 @@ class Net(nn.Sequential):
 
 
 def data(arguments: argparse.Namespace) -> tuple[Digits, Digits]:
-    """Augmented digits to train on, and others as they are; every fifth is one of these."""
+    """Returns augmented training digits, and every fifth digit without augmentation for testing."""
     digits = load_digits()
     images, labels = digits.images[: arguments.images], digits.target[: arguments.images]
     held_out = np.arange(len(images)) % 5 == 0
@@ -115,9 +120,10 @@ def data(arguments: argparse.Namespace) -> tuple[Digits, Digits]:
 
 
 def loader_of(name: str, dataset: Digits, workers: int, arguments: argparse.Namespace) -> Any:
-    """A loader of shuffled batches; both loaders take the same arguments.
+    """Returns a loader of shuffled batches. Both loaders accept the same arguments.
 
-    Workers that were kept (`persistent_workers`) would draw no seed for further epochs: others than without workers.
+    `persistent_workers` is off: persistent workers draw no new seed for later epochs, so their images would differ from
+    those of a run without workers.
     """
     return LOADERS[name](
         dataset,
@@ -130,7 +136,7 @@ def loader_of(name: str, dataset: Digits, workers: int, arguments: argparse.Name
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Trains, and prints an epoch's time, loss and accuracy."""
+    """Trains the network and prints the time, loss, and accuracy of each epoch."""
     training, held_out = data(arguments)
     loader = loader_of(arguments.loader, training, arguments.workers, arguments)
     images, labels = torch.utils.data.default_collate([held_out[index] for index in range(len(held_out))])
@@ -152,7 +158,7 @@ def train(arguments: argparse.Namespace) -> None:
 
 
 def digest(name: str, workers: int, arguments: argparse.Namespace) -> str:
-    """A digest of all images of two epochs, in their order."""
+    """Returns a digest of all images and labels of two epochs in order."""
     found = hashlib.sha256()
     loader = loader_of(name, data(arguments)[0], workers, arguments)
     for _ in range(2):
@@ -162,7 +168,7 @@ def digest(name: str, workers: int, arguments: argparse.Namespace) -> str:
 
 
 def check(arguments: argparse.Namespace) -> bool:
-    """Whether fastpipe's loader yields the same images with any number of workers. Prints digests of both loaders."""
+    """Returns whether fastpipe's images are the same for any number of workers, and prints both loaders' digests."""
     numbers = sorted({0, 1, 2, 3, arguments.workers})
     same = {}
     for name in LOADERS:
@@ -175,7 +181,7 @@ def check(arguments: argparse.Namespace) -> bool:
 
 
 def feed(arguments: argparse.Namespace) -> None:
-    """Draws batches, and takes a while for each, as who trains does. For `memory`, which looks at this process."""
+    """Reads batches and pauses after each to simulate training. `memory` runs this in a child process."""
     for _ in range(arguments.epochs):
         for images, _labels in loader_of(arguments.loader, data(arguments)[0], arguments.workers, arguments):
             float(images.sum())
@@ -183,7 +189,7 @@ def feed(arguments: argparse.Namespace) -> None:
 
 
 def memory_of(process: int) -> float:
-    """MB that a process and its children take; what they have in common counts once (PSS)."""
+    """Returns the memory of a process and its children in MB. Shared memory counts once (PSS)."""
     total = 0
     try:
         root = psutil.Process(process)
@@ -195,7 +201,7 @@ def memory_of(process: int) -> float:
 
 
 def memory(arguments: argparse.Namespace) -> None:
-    """Samples and draws the memory of all processes over time, of both loaders."""
+    """Samples and plots the memory of all processes over time for both loaders."""
     numbers = [number for number in (1, 2, 4, 8, 16) if number <= arguments.most_workers]
     curves: dict[str, dict[int, list[tuple[float, float]]]] = {name: {} for name in LOADERS}
     for name, number in tqdm([(name, number) for name in LOADERS for number in numbers], desc="runs"):
@@ -215,7 +221,7 @@ def memory(arguments: argparse.Namespace) -> None:
 
 
 def draw(curves: dict[str, dict[int, list[tuple[float, float]]]], path: Path) -> None:
-    """Draws memory over time, a panel a loader and a line a number of workers."""
+    """Plots memory over time with one panel per loader and one line per number of workers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -239,11 +245,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="default: %(default)s")
     parser.add_argument("--epochs", type=int, default=5, help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=64, help="default: %(default)s")
-    parser.add_argument("--size", type=int, default=64, help="pixels a side of an enlarged image; default: %(default)s")
-    parser.add_argument("--images", type=int, help="take the first so many digits; default: all 1,797")
-    parser.add_argument("--check", action="store_true", help="compare images made by other numbers of workers")
-    parser.add_argument("--memory", type=Path, metavar="PICTURE", help="draw the memory of all processes over time")
-    parser.add_argument("--most-workers", type=int, default=16, help="of --memory; default: %(default)s")
+    parser.add_argument("--size", type=int, default=64, help="width and height in pixels; default: %(default)s")
+    parser.add_argument("--images", type=int, help="number of digits to use; default: all 1,797")
+    parser.add_argument("--check", action="store_true", help="compare the images of several numbers of workers")
+    parser.add_argument("--memory", type=Path, metavar="PICTURE", help="plot the memory of all processes over time")
+    parser.add_argument("--most-workers", type=int, default=16, help="maximum for --memory; default: %(default)s")
     parser.add_argument("--feed", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.feed:

@@ -1,12 +1,12 @@
-"""Shows fastpipe at work on Avro: trains a classifier, resumes it exactly, and compares the reader with fastavro's.
+"""Trains a classifier on an Avro file, resumes the training exactly, and compares fastpipe's speed with fastavro's.
 
     python examples/demo.py                     # scikit-learn's handwritten digits
-    python examples/demo.py data/*.avro         # your own files: reads, resumes and compares, without training
+    python examples/demo.py data/*.avro         # reads, resumes, and compares on your own files
     make demo FILES='data/*.avro'               # the same, after building fastpipe
 
-The digits are written as an Avro file that is sorted by digit, so training depends on shuffling. scikit-learn's
-MLPClassifier is trained on the batches of the reader. In the middle of the last epoch, a checkpoint of the model and
-the reader is saved. A new reader and a copy of the model resume from it and end with the same weights.
+The demo writes the digits to an Avro file that is sorted by digit, so training depends on shuffling. It trains
+scikit-learn's MLPClassifier on the reader's batches and saves a checkpoint of the model and the reader halfway through
+the last epoch. A new reader and a copy of the model resume from the checkpoint and end with the same weights.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import numpy as np
 import fastpipe
 
 SEED = 20
-BATCH_SIZE = 200  # The largest that MLPClassifier takes as one step.
+BATCH_SIZE = 200  # MLPClassifier splits larger batches into several steps.
 TEST_ROWS = 360
 ROUNDS = 3
-SECONDS = 1.0  # Both readers read the records that fastavro reads in this time.
+SECONDS = 1.0  # Both readers read as much as fastavro reads in this time.
 
 
 def write_digits(train: Path, test: Path, rows: int) -> None:
@@ -56,7 +56,7 @@ def write_digits(train: Path, test: Path, rows: int) -> None:
 
 
 def augment(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Shifts each 8 x 8 image by up to a pixel in each direction and adds noise in steps of a quarter."""
+    """Shifts each 8 x 8 image by up to one pixel in each direction and adds noise in steps of 0.25."""
     padded = np.pad(pixels.reshape(-1, 8, 8), ((0, 0), (1, 1), (1, 1)))
     down, right = rng.integers(0, 3, (2, len(pixels), 1, 1))
     cells = np.arange(8)
@@ -66,10 +66,10 @@ def augment(pixels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def train_digits(folder: Path, epochs: int, rows: int) -> tuple[Path, list[float], float]:
-    """Trains on the digits, and again from a checkpoint in the last epoch.
+    """Trains on the digits, then repeats part of the last epoch from a checkpoint.
 
     Returns:
-        The file that was trained on, the loss of each step, and the accuracy on the test digits.
+        The training file, the loss of each step, and the accuracy on the test digits.
     """
     from sklearn.neural_network import MLPClassifier
     from threadpoolctl import threadpool_limits
@@ -82,7 +82,7 @@ def train_digits(folder: Path, epochs: int, rows: int) -> tuple[Path, list[float
     features = {"pixels": fastpipe.DenseSpec((64,), "float32"), "label": fastpipe.DenseSpec((), "int32")}
     options: dict[str, Any] = {"features": features, "batch_size": BATCH_SIZE, "shuffle": True, "seed": SEED}
     model = MLPClassifier(128, learning_rate_init=2e-3, shuffle=False, random_state=SEED)
-    threadpool_limits(1)  # For a model this small, threads of linear algebra would only wait for each other.
+    threadpool_limits(1)  # BLAS threads would only wait for each other in a model this small.
     losses, accuracy, checkpoint = [], 0.0, b""
     print(f"\n{'epoch':>5}  {'loss':>6}  {'accuracy':>8}  {'records/s':>9}")
     with fastpipe.read_avro(train_path, **options) as reader:
@@ -117,7 +117,7 @@ def fit(model: Any, batch: dict[str, Any]) -> float:
 
 
 def read_files(files: Sequence[str], batch_size: int) -> None:
-    """Reads an epoch of the files shuffled, with all cores, and resumes it from a state in its middle."""
+    """Reads a shuffled epoch of the files with all cores, then resumes it from a state saved halfway."""
     options: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "seed": SEED}
     with fastpipe.read_avro(files, **options) as reader:
         print(f"Files: {len(reader.files):,}, records: {reader.num_rows:,}, features: {len(reader.features):,}")
@@ -138,9 +138,9 @@ def read_files(files: Sequence[str], batch_size: int) -> None:
 
 
 def compare(files: Sequence[str], batch_size: int) -> dict[str, float]:
-    """Reads the same records with both readers in turn, one thread each, and prints their rates.
+    """Reads the same records alternately with both readers, one thread each, and prints their rates.
 
-    fastavro's reader yields a dict for each record, which is less work than making batches of them.
+    fastavro's reader yields one dict per record and builds no batches, so it does less work.
 
     Returns:
         Records per second by reader.
@@ -170,7 +170,7 @@ def compare(files: Sequence[str], batch_size: int) -> dict[str, float]:
 
 
 def read_fastavro(paths: Sequence[str], rows: int, seconds: float = np.inf) -> int:
-    """Reads that many records, or for that many seconds, and returns how many."""
+    """Reads up to `rows` records for up to `seconds`. Returns the number of records read."""
     import fastavro
 
     done, end = 0, time.perf_counter() + seconds
@@ -184,14 +184,14 @@ def read_fastavro(paths: Sequence[str], rows: int, seconds: float = np.inf) -> i
 
 
 def read_fastpipe(paths: Sequence[str], features: fastpipe.Features, batch_size: int, rows: int) -> None:
-    """Reads batches until they have that many rows."""
+    """Reads batches until they contain at least `rows` rows."""
     with fastpipe.read_avro(paths, features=features, batch_size=batch_size, num_threads=1) as reader:
         for _ in islice(reader, -(-rows // batch_size)):
             pass
 
 
 def draw(losses: Sequence[float], accuracy: float, rates: dict[str, float], path: Path) -> None:
-    """Draws the loss of each step, where there was training, beside the rates of both readers."""
+    """Plots the rates of both readers and, after training, the loss of each step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10 if losses else 5, 4), dpi=120, layout="constrained")

@@ -1,12 +1,12 @@
-"""Chooses a random forest: a grid of parameters, cross-validated on random rows of a CSV file that fill one device.
+"""Selects a random forest by grid search, cross-validated on a random sample of a CSV file that fills one device.
 
-    python examples/forests.py run/                       # makes a file of 200,000 rows, and measures
-    python examples/forests.py run/ --device cuda:0       # on a GPU, as many rows as fit
+    python examples/forests.py run/                       # writes a file of 200,000 rows and searches on the CPU
+    python examples/forests.py run/ --device cuda:0       # fills a GPU with as many rows as fit
     python examples/forests.py run/ --rows 50000 --folds 10
 
-The file is read once. Folds are index sets on the device, so all forests of the grid are trained from the rows that lie
-there. It prints, for each point of the grid, the mean squared error over folds and how far folds differ, then how the
-best forest does on rows that it has never seen: those of a refill.
+The file is read once. Folds are sets of row indices on the device, so all forests train on the same copy of the rows.
+For each point of the grid, the example prints the mean and the standard deviation of the squared error over the folds.
+It then refills the device with unseen rows and prints the error of the best forest on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRID = {"max_depth": [4, 8], "colsample_bynode": [0.5, 1.0], "min_child_weight":
 
 
 def make(path: Path, rows: int) -> None:
-    """Writes a file whose target is known but for noise. It is sorted by target, as logs are by time."""
+    """Writes a file with a known target function plus noise. Rows are sorted by target, as logs are sorted by time."""
     draw = np.random.default_rng(0)
     x = draw.uniform(-2, 2, (rows, len(FEATURES)))
     y = 2 * np.sin(2 * x[:, 0]) + x[:, 1] + np.abs(x[:, 2]) + NOISE * draw.standard_normal(rows)
@@ -38,7 +38,7 @@ def make(path: Path, rows: int) -> None:
 
 
 def train(values: Any, rows: Any, parameters: dict[str, Any], device: str, trees: int) -> xgboost.Booster:
-    """A random forest of XGBoost's: trees side by side, each of other rows and columns."""
+    """Trains a random forest with XGBoost. Each tree uses a different sample of rows and columns."""
     matrix = xgboost.QuantileDMatrix(values[rows][:, :-1], values[rows][:, -1])
     forest = {
         "num_parallel_tree": trees,
@@ -51,17 +51,17 @@ def train(values: Any, rows: Any, parameters: dict[str, Any], device: str, trees
 
 
 def error(booster: xgboost.Booster, values: Any, rows: Any) -> float:
-    """The mean squared error."""
+    """Returns the mean squared error of the predictions for the rows."""
     predicted = booster.inplace_predict(values[rows][:, :-1])
     return float(((predicted - values[rows][:, -1]) ** 2).mean())
 
 
 def main() -> None:
-    """Measures."""
+    """Runs the grid search and writes the results to `forests.json`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=int, help="that fill the device; by default 20,000, and on a GPU all that fit")
+    parser.add_argument("--rows", type=int, help="rows on the device; default: 20,000, or all that fit on a GPU")
     parser.add_argument("--file-rows", type=int, default=200_000)
     parser.add_argument("--trees", type=int, default=50)
     parser.add_argument("--folds", type=int, default=3)
@@ -73,7 +73,7 @@ def main() -> None:
     rows = arguments.rows or (20_000 if arguments.device == "cpu" else None)
     filled = fastpipe.cuda.fill(path, [arguments.device], rows=rows, order="F", framework=framework(arguments), seed=7)
     values = filled[0].values
-    print(f"{len(filled[0])} of the file's rows lie on {filled[0].device}")
+    print(f"{len(filled[0])} of the file's rows are on {filled[0].device}")
     print(filled.explain())
     measured = []
     for point in itertools.product(*GRID.values()):
@@ -90,13 +90,13 @@ def main() -> None:
     booster = train(values, slice(None), {name: best[name] for name in GRID}, arguments.device, arguments.trees)
     filled.refill()
     unseen = error(booster, values, slice(None))
-    print(f"the best on {len(filled[0])} rows that it has never seen: {unseen:.4f}; noise alone is {NOISE**2:.4f}")
+    print(f"best forest on {len(filled[0])} unseen rows: {unseen:.4f}; the noise variance is {NOISE**2:.4f}")
     found = {"grid": measured, "unseen": unseen, "rows": len(filled[0])}
     (arguments.folder / "forests.json").write_text(json.dumps(found, indent=2))
 
 
 def framework(arguments: argparse.Namespace) -> Any:
-    """CuPy's arrays are what XGBoost takes on a GPU."""
+    """Returns the array framework to use. XGBoost reads CuPy arrays on a GPU."""
     return None if arguments.device == "cpu" else "cupy"
 
 

@@ -1,11 +1,11 @@
-"""Trains NeuMF on MovieLens-100k: implicit feedback, with new negatives in each epoch.
+"""Trains NeuMF on the implicit feedback of MovieLens-100k with new negatives in each epoch.
 
-    python examples/neumf.py run/              # fetches the data, trains, draws run/metrics.png
-    python examples/neumf.py run/ --check      # beside a slow sampler that is plain to see through, 5 seeds each
+    python examples/neumf.py run/              # downloads the data, trains, plots run/metrics.png
+    python examples/neumf.py run/ --check      # compares with a slow, simple sampler on 5 seeds each
 
-The latest movie of each user is held out and ranked among 99 that the user hasn't seen; HR@10 and NDCG@10 are shown for
-each epoch. The model is that of He et al., "Neural Collaborative Filtering" (WWW 2017): a generalized matrix
-factorization and a perceptron side by side. It trains on a GPU if there is one.
+The most recent movie of each user is held out and ranked among 99 movies that the user has not seen. The example
+reports HR@10 and NDCG@10 for each epoch. The model combines a generalized matrix factorization with a multilayer
+perceptron, as in He et al., "Neural Collaborative Filtering" (WWW 2017). It trains on a GPU if one is available.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import fastpipe.torch
 
 BATCH, NEGATIVES, CANDIDATES, SEEDS = 1024, 4, 99, 5
 
-# Its wheel has the ratings; the package itself isn't needed. GroupLens' licence lets nobody pass them on, us included.
+# The wheel of this package contains the ratings. We can't ship them: GroupLens' license forbids redistribution.
 PACKAGE, MEMBER = "recbole==1.2.1", "recbole/dataset_example/ml-100k/ml-100k.inter"
 
 
 def fetch(folder: Path) -> Path:
-    """The ratings: a file in the folder, put there if it isn't."""
+    """Returns the path of the ratings in `folder`, and downloads them if the file is missing."""
     path = folder / "ml-100k.inter"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as wheels:
@@ -53,7 +53,7 @@ def fetch(folder: Path) -> Path:
 
 
 class NeuMF(nn.Module):
-    """Matrix factorization and a perceptron, each with embeddings of its own, joined in the last layer."""
+    """Matrix factorization and a perceptron with separate embeddings, combined in the last layer."""
 
     def __init__(self, users: int, items: int, factors: int = 16) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class NeuMF(nn.Module):
 
 
 class ExactSampler:
-    """The same points, made by NumPy user by user: slow, and plain to see that it's right. An iteration is an epoch."""
+    """Draws training rows with NumPy, user by user. It is slow but simple. Each iteration yields one epoch."""
 
     def __init__(self, data: fastpipe.Interactions, seed: int) -> None:
         self._data = data
@@ -94,7 +94,7 @@ class ExactSampler:
 
 
 def fed_by_fastpipe(data: fastpipe.Interactions, seed: int) -> Iterable[dict[str, torch.Tensor]]:
-    """The points as fastpipe reads them, as tensors over the same memory."""
+    """Returns fastpipe's batches as tensors that share the memory of the NumPy arrays."""
     reader = fastpipe.read_interactions(data, negatives=NEGATIVES, batch_size=BATCH, seed=seed)
     return fastpipe.torch.IterableDataset(reader)
 
@@ -108,7 +108,7 @@ def train(
     seed: int,
     title: str,
 ) -> list[dict[str, Any]]:
-    """Trains a model and says after each epoch how it does on candidates, which are called for then."""
+    """Trains a model and returns its loss and metrics by epoch. Calls `candidates` for evaluation after each epoch."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(seed)
     model = NeuMF(data.num_users, data.num_items).to(device)
@@ -143,7 +143,7 @@ def train(
 
 
 def draw(histories: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
-    """Draws HR@10 and NDCG@10 by epoch: of each feed the mean of its seeds, and each of these in pale."""
+    """Plots HR@10 and NDCG@10 by epoch: the mean over the seeds of each feed, and each seed as a faint line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -164,7 +164,7 @@ def draw(histories: dict[str, list[list[dict[str, Any]]]], path: Path) -> None:
 
 
 def agree(histories: dict[str, list[list[dict[str, Any]]]]) -> bool:
-    """Whether HR@10 in the end is the same with both feeds, up to a standard error of the difference; and says it."""
+    """Prints the final HR@10 of both feeds. Returns whether they differ by at most one standard error."""
     means, errors = [], []
     for name, runs in histories.items():
         last = np.array([run[-1]["hit_rate"] for run in runs])
@@ -179,11 +179,11 @@ def agree(histories: dict[str, list[list[dict[str, Any]]]]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the data, the metrics and the picture")
+    parser.add_argument("folder", type=Path, help="folder for the data, the metrics, and the plot")
     parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the model and the negatives; default: %(default)s")
-    parser.add_argument("--data", type=Path, help="ratings as MovieLens has them; fetched by default")
-    parser.add_argument("--exact", action="store_true", help="let the slow exact sampler feed the model")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the model and the negatives; default: %(default)s")
+    parser.add_argument("--data", type=Path, help="ratings in MovieLens format; default: download them")
+    parser.add_argument("--exact", action="store_true", help="train on batches of the slow exact sampler")
     parser.add_argument("--check", action="store_true", help=f"compare with a slow exact sampler, {SEEDS} seeds each")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -1,14 +1,14 @@
-"""Trains NeuMF through the data service: training begins while the server still prepares.
+"""Trains NeuMF on batches from the data service, which prepares them during training.
 
-    python examples/neumf_service.py run/           # fetches the data, starts a server, trains
-    python examples/neumf_service.py run/ --check   # and trains from a local reader, too: the same loss, bit for bit
-    python examples/neumf_service.py run/ --tf      # and lets TensorFlow read an epoch from the same server
+    python examples/neumf_service.py run/           # downloads the data, starts a server, trains
+    python examples/neumf_service.py run/ --check   # also trains from a local reader and expects the same loss
+    python examples/neumf_service.py run/ --tf      # also reads an epoch from the same server with TensorFlow
 
-The server numbers users and movies, and holds the latest movie of each user out, while this process loads Torch and its
-model. Then it serves, and training begins: batches come as the server makes them, with negatives that it samples anew
-in each epoch, and what the model is evaluated on is drawn while the first epoch trains. Everything comes through the
-service, so the server may be another machine. What was done when is printed, by this process's clock and by the
-server's log. Model and training are those of neumf.py.
+While this process loads Torch and the model, the server indexes users and movies and holds out each user's most recent
+movie. Training begins as soon as the server has the first batches. The server samples new negatives in each epoch, and
+draws the evaluation candidates while the first epoch trains. All data is read through the service, so the server can
+run on another machine. The example prints a timeline from this process's clock and the server's log. The model and the
+training loop are imported from neumf.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 
 import fastpipe
 
-# Torch isn't imported here: the server is to begin before, and TensorFlow to be in a process of its own.
+# Torch is imported later: the server must start first, and TensorFlow must run in a process without Torch.
 
 READERS = """
 import pyarrow as pa
@@ -42,7 +42,7 @@ data, held_out = fastpipe.Interactions.from_movielens({ratings!r}).leave_one_out
 
 
 class Drawn:
-    # One unit, which is made when a client asks for it.
+    # A single unit, computed when a client requests it.
     rows = [len(held_out.users)]
     schema = pa.schema(
         [
@@ -71,10 +71,10 @@ sizes = fastpipe.from_arrow(pa.table(sizes), batch_size=1)
 
 
 class Served:
-    """A server in a process of its own, and what it has logged.
+    """A server in a child process, and the events that it has logged.
 
     Attributes:
-        url: where it is, once it serves.
+        url: URL of the server. Empty until the server is listening.
     """
 
     def __init__(self, config: Path) -> None:
@@ -92,7 +92,7 @@ class Served:
         self._log.start()
 
     def _follow(self) -> None:
-        """Reads its log to the end. What is no line of that is an error, which is passed on."""
+        """Reads the server's log to its end. Forwards warnings, errors, and lines that are not JSON to stderr."""
         assert self._process.stderr is not None
         for line in self._process.stderr:
             told = json.loads(line) if line.startswith("{") else {}
@@ -109,25 +109,25 @@ class Served:
             self._changed.notify_all()
 
     def when(self, event: str, reader: str = "") -> float:
-        """The time at which it first logged an event; waits for that."""
+        """Waits until the server logs an event. Returns the time of the first occurrence."""
         with self._changed:
             self._changed.wait_for(lambda: (event, reader) in self._times or ("stopped", "") in self._times)
             if (event, reader) not in self._times:
-                sys.exit("the server has ended; it says why above")
+                sys.exit("the server has exited; see its error output above")
             return self._times[event, reader]
 
     def stop(self) -> None:
-        """Ends it."""
+        """Stops the server and waits for it to exit."""
         self._process.terminate()
         self._process.wait()
         self._log.join()
 
 
 class Streamed:
-    """A server's batches as tensors; an iteration is an epoch.
+    """A server's batches as tensors. Each iteration yields one epoch.
 
     Attributes:
-        first_step: the time at which the first step of training was done.
+        first_step: Time when the first training step finished.
     """
 
     def __init__(self, url: str) -> None:
@@ -143,12 +143,12 @@ class Streamed:
             yield batch
             if self._asked is None:
                 self.first_step = time.time()
-                # Nobody waits for it here: the server draws them while the epoch goes on.
+                # This call doesn't block: the server draws the candidates while the epoch continues.
                 self._asked = iter(self._candidates)
 
     @functools.cached_property
     def candidates(self) -> fastpipe.Candidates:
-        """What the model is evaluated on, once it has trained."""
+        """Returns the candidates for evaluation. The first epoch must have begun."""
         assert self._asked is not None
         (drawn,) = self._asked
         return fastpipe.Candidates(drawn["users"], drawn["items"], drawn["valid"])
@@ -156,7 +156,7 @@ class Streamed:
 
 @contextlib.contextmanager
 def served(config: Path) -> Iterator[Served]:
-    """A server that ends with the block."""
+    """Starts a server and stops it at the end of the block."""
     server = Served(config)
     try:
         yield server
@@ -165,7 +165,7 @@ def served(config: Path) -> Iterator[Served]:
 
 
 def digest(batches: Iterable[dict[str, Any]]) -> str:
-    """Of all bytes of batches of arrays or tensors, in order."""
+    """Returns a digest of all bytes of the batches in order."""
     found = hashlib.sha256()
     for batch in batches:
         for name in ("user", "item", "label"):
@@ -174,7 +174,7 @@ def digest(batches: Iterable[dict[str, Any]]) -> str:
 
 
 def read_by_tensorflow(url: str) -> None:
-    """Reads an epoch by `tf.data`, in a process that Torch isn't in, and says what came."""
+    """Reads an epoch with `tf.data` in a process without Torch, and prints the number of rows and a digest."""
     import fastpipe.tf
 
     reader = fastpipe.connect(url)
@@ -192,7 +192,7 @@ def read_by_tensorflow(url: str) -> None:
 
 
 def warm_up(neumf: Any) -> None:
-    """A step of a small model: Torch loads and compiles what it first needs then."""
+    """Trains a small model for one step, so that Torch's lazy initialization happens now."""
     import torch
 
     model = neumf.NeuMF(10, 10)
@@ -204,12 +204,12 @@ def warm_up(neumf: Any) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the data, the prepared data and the metrics")
+    parser.add_argument("folder", type=Path, help="folder for the data, the configuration, and the metrics")
     parser.add_argument("--epochs", type=int, default=8, help="default: %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the model and the negatives; default: %(default)s")
-    parser.add_argument("--data", type=Path, help="ratings as MovieLens has them; fetched by default")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the model and the negatives; default: %(default)s")
+    parser.add_argument("--data", type=Path, help="ratings in MovieLens format; default: download them")
     parser.add_argument("--check", action="store_true", help="compare with a reader in this process")
-    parser.add_argument("--tf", action="store_true", help="let TensorFlow read from the server, too")
+    parser.add_argument("--tf", action="store_true", help="also read from the server with TensorFlow")
     parser.add_argument("--tf-from", metavar="URL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.tf_from is not None:
@@ -225,9 +225,9 @@ def main() -> None:
 
 
 def train(folder: Path, ratings: Path, arguments: argparse.Namespace) -> None:
-    """Starts the server, builds the model meanwhile, trains, and checks what it is asked to."""
+    """Starts the server, loads Torch while the server starts, trains, and runs the requested checks."""
     config = folder / "readers.py"
-    # As in neumf.py, which isn't there yet; `--check` would tell.
+    # The same values as in neumf.py, which isn't imported yet. `--check` fails if they differ.
     sizes = {"negatives": 4, "ranked": 1 + 99, "batch": 1024}
     config.write_text(READERS.format(ratings=str(ratings), seed=arguments.seed, **sizes))
     begun = time.time()
@@ -247,7 +247,7 @@ def train(folder: Path, ratings: Path, arguments: argparse.Namespace) -> None:
                 (ready, "Torch and its model are loaded"),
                 (batches.first_step, "the first step of training is done"),
                 (server.when("request", "default"), "the server has sampled and sent the first epoch"),
-                (server.when("request", "candidates"), "the server has drawn what the model is evaluated on"),
+                (server.when("request", "candidates"), "the server has drawn the evaluation candidates"),
             ]
         ):
             print(f"{when - begun:6.3f} s: {what}")

@@ -1,13 +1,13 @@
-"""Trains a small recommender on sparse and ragged features from Avro; killed, it resumes as if nothing had happened.
+"""Trains a small recommender on sparse and ragged features from Avro, and resumes exactly after an interruption.
 
-    python examples/recommender.py run/                      # makes data, trains, draws run/loss.png
-    python examples/recommender.py run/ --stop-after 60      # stops there, like a run that is killed
-    python examples/recommender.py run/                      # resumes from its last checkpoint
-    python examples/recommender.py run/ --service            # the same, with batches that another process makes
-    torchrun --nproc-per-node 2 examples/recommender.py two/ # on two ranks; resume on three, if you like
+    python examples/recommender.py run/                      # writes the data, trains, plots run/loss.png
+    python examples/recommender.py run/ --stop-after 60      # stops after 60 steps, as if the process were killed
+    python examples/recommender.py run/                      # resumes from the last checkpoint
+    python examples/recommender.py run/ --service            # reads batches from a separate process
+    torchrun --nproc-per-node 2 examples/recommender.py two/ # trains on two ranks; can resume on three
 
-The loss of a resumed run is that of a run that nobody disturbed, bit for bit on one rank, whoever makes the batches.
-With other numbers of ranks each row is still seen once an epoch; batches are averaged over as many as there are ranks.
+On one rank, a resumed run has the same losses as an uninterrupted run, bit for bit, with or without `--service`. If the
+number of ranks changes, each row is still read once per epoch. Gradients are averaged over all ranks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ FEATURES = {
 
 
 def make(path: Path) -> None:
-    """Writes impressions: users like popular items, those that are near their history, and what some terms say."""
+    """Writes impressions. Labels depend on the item's popularity, its similarity to the history, and the terms."""
     random = np.random.default_rng(7)
     popularity, worth = random.normal(size=ITEMS), random.normal(size=TERMS)
     taste = random.normal(size=(ITEMS, 4))
@@ -86,7 +86,7 @@ def make(path: Path) -> None:
 
 
 class Recommender(nn.Module):
-    """Embeddings of history, terms and item, and a perceptron on top."""
+    """Embeddings of the history, the terms, and the item, followed by a multilayer perceptron."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class Recommender(nn.Module):
 
 
 def prepare(path: Path, rank: int, world: int) -> None:
-    """Makes the data unless they are there; of several ranks the first does, and the others wait."""
+    """Writes the dataset if it is missing. With several ranks, rank 0 writes it and the other ranks wait."""
     if rank == 0 and not path.exists():
         make(path)
     if world > 1:
@@ -114,7 +114,7 @@ def prepare(path: Path, rank: int, world: int) -> None:
 
 @contextlib.contextmanager
 def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Reader]:
-    """The reader of the data. With `service`, another process of this machine makes its batches."""
+    """Yields a reader of the dataset. With `service`, another process on this machine prepares its batches."""
     reader = fastpipe.read_avro(path, features=FEATURES, batch_size=512, shuffle=True, seed=7, epochs=epochs)
     if not service:
         yield reader
@@ -126,7 +126,7 @@ def reading(path: Path, epochs: int, *, service: bool) -> Iterator[fastpipe.Read
 
 
 def train(folder: Path, *, epochs: int, every: int, stop_after: int | None, service: bool) -> None:
-    """Trains from the last checkpoint in the folder, or from the start, and keeps a checkpoint now and then."""
+    """Trains from the last checkpoint in the folder, or from scratch, and saves a checkpoint every `every` steps."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
         dist.init_process_group("gloo")
@@ -136,7 +136,7 @@ def train(folder: Path, *, epochs: int, every: int, stop_after: int | None, serv
 
 
 def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every: int, stop_after: int | None) -> None:
-    """Trains a rank's share."""
+    """Trains the model on the shard of one rank."""
     torch.manual_seed(7)
     model: nn.Module = Recommender()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -150,7 +150,7 @@ def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every
         data.load_state_dict(json.loads(saved["data"]))
         losses = saved["losses"]
         if saved["finished"]:
-            print(f"{checkpoint} is of a finished run: remove {folder} to train anew")
+            print(f"{checkpoint} belongs to a finished run. Remove {folder} to train again")
             return
     ranked = nn.parallel.DistributedDataParallel(model) if world > 1 else model
 
@@ -159,7 +159,7 @@ def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every
         state["finished"] = finished
         unfinished = checkpoint.with_suffix(".unfinished")
         torch.save(state | {"data": json.dumps(data.state_dict())}, unfinished)
-        unfinished.rename(checkpoint)  # A kill leaves the old one or the new one, never half of one.
+        unfinished.rename(checkpoint)  # Atomic: if the process is killed, one complete checkpoint remains.
 
     for batch in tqdm(data, initial=len(losses), unit="step", disable=rank > 0):
         loss = nn.functional.binary_cross_entropy_with_logits(ranked(batch), batch["label"])
@@ -179,16 +179,16 @@ def learn(reader: fastpipe.Reader, folder: Path, rank: int, world: int, *, every
 
 
 def leave() -> None:
-    """Waits for the other ranks."""
+    """Waits for the other ranks and closes the process group."""
     if dist.is_initialized():
-        # The model knows the group: its threads, met by the interpreter's end, would abort the process.
+        # The model refers to the process group, whose threads would abort the process at interpreter exit.
         gc.collect()
         dist.barrier()
         dist.destroy_process_group()
 
 
 def draw(losses: list[float], path: Path) -> None:
-    """Draws the loss, step by step and smoothed."""
+    """Plots the loss of each step and its moving average."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -207,11 +207,11 @@ def draw(losses: list[float], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="of the data, the checkpoints and the picture")
+    parser.add_argument("folder", type=Path, help="folder for the data, the checkpoints, and the plot")
     parser.add_argument("--epochs", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps; default: %(default)s")
-    parser.add_argument("--stop-after", type=int, help="steps, as if the run were killed there")
-    parser.add_argument("--service", action="store_true", help="let another process of this machine make the batches")
+    parser.add_argument("--checkpoint-every", type=int, default=20, help="interval in steps; default: %(default)s")
+    parser.add_argument("--stop-after", type=int, help="stop after this many steps, as if the run were killed")
+    parser.add_argument("--service", action="store_true", help="prepare batches in another process on this machine")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     train(

@@ -18,7 +18,7 @@ def test_the_best_forest_generalizes(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLE), str(tmp_path), "--file-rows=30000", "--rows=6000", "--trees=20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
-    assert "6000 of the file's rows lie on cpu" in done.stdout
+    assert "6000 of the file's rows are on cpu" in done.stdout
     found = json.loads((tmp_path / "forests.json").read_text())
     assert len(found["grid"]) == 8
     errors = {

@@ -92,7 +92,7 @@ def test_through_the_service(tmp_path: Path, ratings: Path) -> None:
             "the server serves",
             "Torch and its model are loaded",
             "the first step of training is done",
-            "the server has drawn what the model is evaluated on",
+            "the server has drawn the evaluation candidates",
         )
     )
     assert "the server has sampled and sent the first epoch" in times
