@@ -28,7 +28,7 @@ def main() -> int:
     """Runs the selected benches. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", default=QUICK, help="less data, fewer readers (QUICK=1)")
-    parser.add_argument("--write", action="store_true", help="save the figures and update RESULTS.md; ignored with --quick")
+    parser.add_argument("--write", action="store_true", help="save figures and update RESULTS.md, unless --quick")
     parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     args = parser.parse_args()
     parts = args.parts.split(",")

@@ -40,7 +40,7 @@ def sides_of(bench: Bench, cell: plan.Spec, names: list[str], total: int) -> lis
             continue
         path, info = cell.file(total // reader.part, bench.say)
         jobs[name], rows[name] = Job(str(path), cell.dataset, bench.args.batch_size, shuffle), info["rows"]
-        # Summing all records would take slow readers longer than their rounds. Only fastpipe is checked on the whole file.
+        # Slow readers would take longer to sum up a whole file than to run their rounds, so peers sum only a part.
         path, info = cell.file(total // (1 if name == "fastpipe" else max(reader.part, plan.PART)), bench.say)
         checks[name] = dataclasses.replace(jobs[name], path=str(path)), info
     known = "plain" if cell.shuffled else "sums"

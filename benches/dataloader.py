@@ -1,18 +1,18 @@
-"""Measures `fastpipe.torch.DataLoader` beside torch's, which it is a sub-class of. Both take turns in one process.
+"""Compares `fastpipe.torch.DataLoader` with its base class, torch's DataLoader. Both take turns in one process.
 
-Four parts, named by `--parts`:
+`--parts` selects from four parts:
 
-* `grid`: batches a second, over sizes of items, NumPy arrays and tensors, numbers of workers, ways to collate, and ways
-  to start workers. Items cost next to nothing, so the loaders are measured. Workers are kept for all epochs,
-  and have started before anything is timed. torch has no threads: ours are compared with its forked processes.
-* `first`: how soon the first batch is there. Items wait for 20 ms each, so two processors are enough for
-  eight workers; the ideal is what eight of them take for a batch of 32.
-* `slow`: an epoch in which one item in a hundred takes 2 seconds. Each round draws other ones.
-* `memory`: the peak of shared and of private memory for 1 to 16 workers, see `dataloader_memory.py`.
+* `grid`: Batches per second by item size, item type (NumPy array or tensor), number of workers, collation, and start
+  method. Items are almost free to create, so the figures show the overhead of the loaders. Workers are persistent and
+  have started before timing begins. torch has no worker threads, so ours are compared with its forked processes.
+* `first`: Time to the first batch. Each item sleeps for 20 ms, so two cores are enough for eight workers. The ideal is
+  the time that eight workers need for a batch of 32 items.
+* `slow`: Time of an epoch in which one item in a hundred takes 2 seconds. Each round draws different slow items.
+* `memory`: Peaks of shared and private memory for 1 to 16 workers; see `dataloader_memory.py`.
 
-`--methods` and `--workers` choose pieces of the grid, which takes about an hour. Each spawned worker imports
-torch, which takes two seconds of a core: with 8 and 16 of them only default collation is measured. Workers of a fork
-server start at once, since the server has imported torch before.
+The full grid takes about an hour; `--methods` and `--workers` select parts of it. Each spawned worker imports torch,
+which takes two seconds of CPU time, so 8 and 16 spawned workers are only measured with default collation. Workers of a
+fork server start quickly because the server has already imported torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from harness.data import drain, slept
 
 LEAST = 0.95
 WANTED = {"numpy": {"100 B": 3.0, "4 KB": 4.0, "4 MB": 2.5}, "tensor": {"100 B": 2.0, "4 KB": 2.5, "4 MB": 2.0}}
-"""Wanted with default collation and worker processes: torch's batches a second, times this. Else `LEAST`."""
+"""Target speedups with default collation and worker processes. The target of other cells is `LEAST`."""
 FIRST_MOST, SOONER_LEAST, SLOW_LEAST = 1.3, 5.0, 1.5
 
 BOTH = ("torch", "fastpipe")
@@ -51,7 +51,7 @@ TITLES = {
     "thread": "Times as fast, by the number of threads (torch's workers are forked)",
 }
 SPAWNED_MOST = 4
-"""Spawned workers with which each way to collate is measured."""
+"""Maximum number of spawned workers for which all collations are measured."""
 
 
 class Cell(NamedTuple):
@@ -65,15 +65,15 @@ class Cell(NamedTuple):
 
     @property
     def wanted(self) -> float:
-        """How many times as fast it is meant to be, at least."""
+        """Target speedup over torch's loader."""
         if self.workers and self.method != "thread" and self.collation == "default":
             return WANTED[self.kind][self.size]
         return LEAST
 
     def shape(self, quick: bool) -> tuple[int, int]:
-        """Rows of a batch, and batches of an epoch: more than workers have at once."""
+        """Returns the batch size, and a number of batches per epoch that exceeds what the workers prefetch."""
         large, slow = self.size == "4 MB", self.workers and self.collation == "identity"
-        # An epoch takes too long if torch sends arrays through pipes, or each tensor as a file.
+        # torch is slow if it sends arrays through pipes or each tensor as a file, so these epochs are shorter.
         batches = max(16 if slow else 24, (2 if slow else 3) * self.workers)
         if not large:
             batches = 40 if slow and self.kind == "tensor" else 300
@@ -81,9 +81,9 @@ class Cell(NamedTuple):
 
 
 def cells(methods: list[str], workers: list[int]) -> Iterator[Cell]:
-    """The grid. Without workers nothing is started, so that is one method.
+    """Yields the cells of the grid. The start method is irrelevant without workers, so that case appears once.
 
-    Left out are many spawned workers with a `collate_fn`: to start them for one cell takes up to a minute.
+    Cells with many spawned workers and a `collate_fn` are omitted: starting the workers takes up to a minute per cell.
     """
     for method, number, *what in itertools.product(methods, workers, items.COLLATIONS, WANTED, items.SIZES):
         left_out = method == "spawn" and number > SPAWNED_MOST and what[0] != "default"
@@ -92,7 +92,7 @@ def cells(methods: list[str], workers: list[int]) -> Iterator[Cell]:
 
 
 def checked_epoch(loader: Any, dataset: items.Copies, rows: int) -> None:
-    """An epoch whose first and last batches must be what the data set has."""
+    """Runs an epoch and checks the values of its first two batches and its last batch."""
     last = len(loader) - 1
     for number, batch in enumerate(loader):
         if number in (0, 1, last):
@@ -101,7 +101,7 @@ def checked_epoch(loader: Any, dataset: items.Copies, rows: int) -> None:
 
 
 def measure(cell: Cell, quick: bool) -> Turns:
-    """Epochs in turn: three, and six more if the two are about as fast."""
+    """Times three epochs of each loader in turn, and six more if the loaders are about equally fast."""
     rows, batches = cell.shape(quick)
     dataset = items.Copies(cell.kind, items.SIZES[cell.size], rows * batches)
     more = {"persistent_workers": True} if cell.workers else {}
@@ -142,7 +142,7 @@ def part_grid(bench: Bench) -> None:
 
 
 def least(bench: Bench, found: dict[Cell, Turns]) -> None:
-    """By size and kind, with default collation and worker processes: the range over numbers of workers."""
+    """Prints the speedups with default collation and worker processes by item size and type."""
     columns = ("torch, ms a batch|,.3f", "fastpipe|,.3f", "times as fast, 2 workers|,.1f", "any number of workers|")
     title = "Batches a second, default collation, worker processes"
     row = bench.table("items", *columns, "wanted|g", title=title)
@@ -164,7 +164,7 @@ EIGHT, ROWS, WAIT = 8, 32, 0.02
 
 
 def first(make: Callable[[], Any], kept: bool) -> float:
-    """Seconds from `iter` to the first batch; the rest isn't timed. Workers are started for it, or kept."""
+    """Returns the seconds from `iter` to the first batch. With `kept`, the workers are persistent."""
     loader = make()
     begin = time.perf_counter()
     iterator = iter(loader)

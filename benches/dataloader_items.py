@@ -1,6 +1,6 @@
-"""Items for the comparison of DataLoaders: datasets, functions to collate by, and loaders of both kinds.
+"""Datasets, collate functions, and loaders for the comparison of DataLoaders.
 
-It imports no more than it needs: workers that are spawned import it, too.
+The module imports as little as possible because every spawned worker imports it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch.utils.data import Dataset
 
 import fastpipe.torch
 
-# A table of these has some processors more than the machine: that is what is to be seen.
+# The tables include more workers than the machine has cores on purpose.
 warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)
 
 SIZES = {"100 B": 100, "4 KB": 4 << 10, "4 MB": 4 << 20}
-"""Bytes of an item, by what to call it."""
+"""Label of an item size -> bytes."""
 
 _POOL = 64 << 20
 
 
 class Copies(Dataset[Any]):
-    """Items of `size` bytes that cost next to nothing: copies of rows in memory. Fresh, as a decoded row would be."""
+    """Items of `size` bytes that are almost free to create: each is a fresh copy of a row in memory."""
 
     def __init__(self, kind: str, size: int, length: int) -> None:
         rows = max(1, min(1024, _POOL // size))
@@ -49,9 +49,9 @@ class Copies(Dataset[Any]):
 
 
 class Waiting(Dataset[Any]):
-    """Items of 4 KB that are waited for: no processor is needed, so two are enough.
+    """Items of 4 KB that sleep instead of computing, so two cores are enough for many workers.
 
-    An item takes `seconds`; a share of `slow`, drawn by `seed`, takes `slow_seconds` instead.
+    An item takes `seconds`. A random fraction `slow` of the items, drawn with `seed`, takes `slow_seconds` instead.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Waiting(Dataset[Any]):
 
 
 class Filled(Dataset[Any]):
-    """Items of `size` bytes, made when they are asked for: none is in memory before. Every `slow`-th takes 50 ms."""
+    """Items of `size` bytes that are created on access. Every `slow`-th item takes 50 ms."""
 
     def __init__(self, size: int, length: int, slow: int = 0) -> None:
         self._size, self._length, self._slow = size, length, slow
@@ -85,12 +85,12 @@ class Filled(Dataset[Any]):
 
 
 def stack(items: list[Any]) -> torch.Tensor:
-    """Collates as users would write it."""
+    """Collates items with `torch.stack`, as a user-defined `collate_fn` might."""
     return torch.stack([torch.as_tensor(item) for item in items])
 
 
 def identity(items: list[Any]) -> list[Any]:
-    """Leaves items as they are."""
+    """Returns the items unchanged."""
     return items
 
 
@@ -98,10 +98,10 @@ COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {"default": None, "st
 
 
 def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation: str, **more: Any) -> Any:
-    """A loader of `who`, "torch" or "fastpipe", with workers by "fork", "forkserver", "spawn" or "thread".
+    """Returns a loader of `who`, "torch" or "fastpipe", with workers by "fork", "forkserver", "spawn" or "thread".
 
-    torch, which has no threads, forks then. The fork server imports what workers need before it forks the first one, as
-    programs that use it would have it do.
+    torch has no worker threads and uses "fork" instead of "thread". The fork server preloads fastpipe.torch, as programs
+    that use a fork server usually configure it.
     """
     if workers:
         if method == "forkserver":

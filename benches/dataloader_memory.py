@@ -1,13 +1,13 @@
-"""Memory of DataLoaders by the number of workers: fastpipe's, and torch's.
+"""Measures the memory of fastpipe's and torch's DataLoaders by the number of workers.
 
-A separate program loads batches and takes 20 ms for each, so workers get as far ahead as they may. All its processes
-are looked at from outside: each 10 ms at shared memory, and ten times less often at private memory, which is a walk
-through their page tables.
+A separate program loads batches and pauses for 20 ms after each, so the workers prefetch as much as they may. This
+process samples shared memory every 10 ms. It samples private memory every 100 ms because that requires a walk through
+the page tables.
 
-* Shared memory is what the files take that the processes have open, each counted once: of torch those in /dev/shm, of
-  fastpipe the one without a name (`memfd`).
-* Private memory is the anonymous memory of all processes; pages that several share since a fork are counted once. What
-  the interpreters take is subtracted: the peak of the same program with the same workers and items of 1 KB.
+* Shared memory is the size of all open shared-memory files, each counted once. torch uses files in /dev/shm, fastpipe
+  an anonymous file (`memfd`).
+* Private memory is the anonymous memory of all processes. Pages that are shared after a fork count once. The memory of
+  the interpreters is subtracted. It is the peak of the same program with the same workers and items of 1 KB.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKERS = (1, 2, 4, 8, 12, 16)
 
 
 class Load(NamedTuple):
-    """Bytes of an item, rows of a batch, and how seldom an item takes 50 ms: every so-manieth one; 0 for none."""
+    """Bytes per item, items per batch, and interval of the slow items that take 50 ms (0: no slow items)."""
 
     size: int
     rows: int
@@ -43,18 +43,18 @@ class Load(NamedTuple):
 
     @property
     def batch(self) -> int:
-        """Bytes of a batch."""
+        """Bytes per batch."""
         return self.size * self.rows
 
     @property
     def limit(self) -> int:
-        """Bytes of shared memory that there may be."""
+        """Maximum shared memory in bytes."""
         return (PREFETCH + 1) * self.batch + SLACK
 
 
 LOADS = {
     "64 MiB": Load(4 * MiB, 16),
-    # Workers wait for each other, so more batches are begun, up to the slack.
+    # Fast workers start more batches while they wait for slow items, up to the slack.
     "4 MiB, some slow": Load(MiB // 4, 16, 50),
 }
 INTERPRETER = Load(1024, 16)
@@ -62,7 +62,7 @@ RUNS = (("torch", "default"), ("fastpipe", "default"), ("fastpipe", "stack"), ("
 
 
 def children(process: int) -> Iterator[int]:
-    """A process, and all that it has started."""
+    """Yields the ids of a process and all its descendants."""
     yield process
     try:
         for thread in Path(f"/proc/{process}/task").iterdir():
@@ -73,7 +73,7 @@ def children(process: int) -> Iterator[int]:
 
 
 def shared(processes: list[int]) -> int:
-    """Bytes of the shared memory whose files they have open."""
+    """Returns the bytes of all shared-memory files that the processes have open."""
     found: dict[tuple[int, int], int] = {}
     for process in processes:
         try:
@@ -87,7 +87,7 @@ def shared(processes: list[int]) -> int:
 
 
 def private(processes: list[int]) -> int:
-    """Bytes of anonymous memory of the processes, counting shared pages once."""
+    """Returns the bytes of anonymous memory of the processes. Shared pages count once."""
     kilobytes = 0
     for process in processes:
         try:
@@ -99,7 +99,7 @@ def private(processes: list[int]) -> int:
 
 
 def peaks(who: str, collation: str, workers: int, load: Load, quick: bool) -> tuple[int, int]:
-    """Lets the program load, and returns the most bytes of shared and of private memory that were seen."""
+    """Runs the loading program. Returns the peaks of its shared and private memory in bytes."""
     batches = 12 if quick else 24 + PREFETCH * workers
     program = subprocess.Popen([sys.executable, __file__, json.dumps([who, collation, workers, load, batches])])
     most_shared = most_private = 0
@@ -117,14 +117,14 @@ def peaks(who: str, collation: str, workers: int, load: Load, quick: bool) -> tu
 
 
 def run(who: str, collation: str, workers: int, load: Load, batches: int) -> None:
-    """The program that loads."""
+    """Loads batches and checks their values. This is the program that `peaks` starts."""
     import dataloader_items as items
 
     dataset = items.Filled(load.size, load.rows * batches, load.slow)
     loader = items.loader(who, dataset, "fork", workers, collation, batch_size=load.rows, prefetch_factor=PREFETCH)
     total = 0.0
     for batch in loader:
-        # Each page is looked at, as who trains does.
+        # Read every page, as training would.
         total += sum(float(np.asarray(item)[::1024].sum()) for item in batch)
         time.sleep(0.02)
     expected = sum(range(len(dataset))) * len(range(0, load.size // 4, 1024))
@@ -133,13 +133,13 @@ def run(who: str, collation: str, workers: int, load: Load, batches: int) -> Non
 
 
 def slope(values: dict[int, int]) -> float:
-    """Bytes a worker, by least squares."""
+    """Returns the growth in bytes per worker by least squares."""
     return float(np.polyfit(list(values), list(values.values()), 1)[0])
 
 
 @cache
 def interpreters(who: str, custom: bool, workers: int, quick: bool) -> int:
-    """Private memory of the program's processes without items worth mentioning."""
+    """Returns the private memory of the program's processes with tiny items, in bytes."""
     return peaks(who, "stack" if custom else "default", workers, INTERPRETER, quick)[1]
 
 

@@ -1,11 +1,11 @@
-"""Measures `fastpipe.describe` beside NumPy and Arrow's compute functions.
+"""Compares `fastpipe.describe` with NumPy and Arrow's compute functions.
 
-Each describes one column in memory: count, extremes, mean, deviation and five quantiles of numbers, and how
-often each value occurs, of integers and text. They take turns, and their results are compared.
+Each describes one column in memory: count, extremes, mean, standard deviation, and five quantiles of numbers; value
+counts of integers and text. The libraries take turns, and their results are compared.
 
-NumPy and Arrow see the whole column at once, and keep it; `describe` reads batches, as it does of files that don't fit
-into memory. NumPy's quantiles are exact, by a partition of all values; Arrow's come from a t-digest, and fastpipe's
-from a KLL sketch. Arrow's functions run one after the other on one thread.
+NumPy and Arrow process the whole column at once. `describe` reads batches, so it also works for files that don't fit
+into memory. NumPy computes exact quantiles by partitioning the values, Arrow uses a t-digest, and fastpipe a KLL
+sketch. Arrow's functions run sequentially on one thread.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BATCH = 16_384
 SHARES = [0.01, 0.25, 0.5, 0.75, 0.99]
 DISTINCT = 1_000
 MOST = 2.0
-"""Wanted: at most this many times as long as the quicker one of the others."""
+"""Target: maximum ratio of fastpipe's time to that of the faster peer."""
 
 
 class Found(NamedTuple):
-    """The statistics of a column; 0 or empty if it doesn't have them."""
+    """Statistics of a column. A statistic that doesn't apply to its type is 0 or empty."""
 
     values: int
     counts: dict[Any, int]
@@ -39,7 +39,7 @@ class Found(NamedTuple):
 
 
 def by_fastpipe(column: pa.Array, batch_size: int) -> Found:
-    """As a reader of the column."""
+    """Describes a column with `fastpipe.describe`."""
     found = fastpipe.describe(fastpipe.from_arrow(pa.table({"x": column}), batch_size=batch_size))["x"]
     counts = {} if found.kind == "real" else found.counts()
     if found.kind == "text":
@@ -48,7 +48,7 @@ def by_fastpipe(column: pa.Array, batch_size: int) -> Found:
 
 
 def by_numpy(column: pa.Array) -> Found:
-    """By functions of NumPy's."""
+    """Describes a column with NumPy."""
     values = column.to_numpy(zero_copy_only=False)
     if values.dtype.kind == "O":
         values = values.astype("U")
@@ -64,7 +64,7 @@ def by_numpy(column: pa.Array) -> Found:
 
 
 def by_arrow(column: pa.Array) -> Found:
-    """By functions of Arrow's."""
+    """Describes a column with Arrow's compute functions."""
     counts: dict[Any, int] = {}
     if not pa.types.is_floating(column.type):
         found = pc.value_counts(column)
@@ -77,7 +77,7 @@ def by_arrow(column: pa.Array) -> Found:
 
 
 def columns(rows: int) -> dict[str, pa.Array]:
-    """One of each kind."""
+    """Returns one column of each type."""
     draw = np.random.default_rng(1)
     keys = draw.integers(0, DISTINCT, rows)
     texts = pa.array([f"value {key}" for key in range(DISTINCT)])
@@ -90,11 +90,11 @@ def columns(rows: int) -> dict[str, pa.Array]:
 
 
 def check(name: str, mine: Found, other: Found) -> None:
-    """Raises if two don't agree."""
+    """Raises an error if two descriptions differ by more than the tolerance."""
     same = mine.values == other.values and mine.counts == other.counts
     same = same and np.allclose(mine[2:4], other[2:4], rtol=1e-6, atol=0)
     if not same or not np.allclose(mine.quantiles, other.quantiles, rtol=0, atol=0.25 * mine.deviation):
-        raise RuntimeError(f"they describe {name} differently: {mine[2:]} and {other[2:]}")
+        raise RuntimeError(f"descriptions of {name} differ: {mine[2:]} and {other[2:]}")
 
 
 def main(bench: Bench) -> None:

@@ -1,11 +1,11 @@
-"""Measures fastpipe on a machine with one GPU: `benches/device.sh` installs what it needs and runs this.
+"""Measures fastpipe on a machine with one GPU. `benches/device.sh` installs the dependencies and runs this script.
 
-Each part (`device_parts.py`) runs in a separate process with a limit of time, so that a crash or a hang costs one
-part only. A part prints its figures as it finds them. After each part, all figures and failures are written to
+Each part (`device_parts.py`) runs in a separate process with a time limit, so that a crash or a hang affects only that
+part. A part prints each figure as soon as it is measured. After each part, all figures and failures are written to
 `benches/results/device.json`. The exit status is 1 if a part failed.
 
-With `--dry-run` a copy engine over plain memory replaces the GPU, the data is small, and figures mean nothing: it shows
-that the script runs.
+`--dry-run` tests the script without a GPU: a copy engine in host memory replaces the GPU, and the datasets are small.
+The figures of a dry run are meaningless.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from harness.bench import machine, revision, write_json
 
 RESULTS = FOLDER / "device.json"
 BUDGET = 460.0
-"""Seconds that all parts may take together."""
+"""Time limit for all parts together, in seconds."""
 MARK = "figure "
-"""A line of a part's output that begins so is a figure: a JSON list of its name and its value."""
+"""Prefix of the output lines that report a figure as a JSON list of its name and value."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Part:
     """A part of the measurements.
 
     Attributes:
-        name: What `--parts` and the results call it.
-        limit: Seconds that it may take.
+        name: Name of the part in `--parts` and in the results.
+        limit: Time limit in seconds.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Results:
     """The figures and failures of a run.
 
     Attributes:
-        dry_run: Whether plain memory replaced the GPU.
+        dry_run: Whether host memory replaced the GPU.
         figures: Part -> name -> figure.
-        failures: Part -> why it has no or not all figures.
-        seconds: Part -> seconds that it took.
+        failures: Part -> reason for missing figures.
+        seconds: Part -> duration in seconds.
     """
 
     dry_run: bool
@@ -79,7 +79,7 @@ class Results:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Replaces the file by what is known now."""
+        """Overwrites the file with the current results."""
         known = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "revision": revision(),
@@ -93,13 +93,13 @@ class Results:
 
 
 def run(part: Part, command: Sequence[str], limit: float, results: Results) -> None:
-    """Runs a part, and adds what it printed to the results.
+    """Runs a part and adds its output to the results.
 
     Args:
         part: The part.
-        command: The program that measures it.
-        limit: Seconds after which it is killed, with all processes that it started.
-        results: Where figures and failures are added.
+        command: Command that measures the part.
+        limit: Seconds after which the command and all its child processes are killed.
+        results: Results to which figures and failures are added.
     """
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
@@ -129,7 +129,7 @@ def run(part: Part, command: Sequence[str], limit: float, results: Results) -> N
 
 
 def _kill_group(group: int) -> None:
-    """Kills what a part has left running."""
+    """Kills all processes that a part has left running."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
 
@@ -139,7 +139,7 @@ def _cell(value: Any) -> str:
 
 
 def table(results: dict[str, Any]) -> list[str]:
-    """The section of RESULTS.md, of the content of `device.json`."""
+    """Formats the content of `device.json` as the lines of a section of RESULTS.md."""
     lines = [f"{results['date']}, revision {results['revision']}, {results['machine']}, by `benches/device.sh`."]
     for part, figures in results["figures"].items():
         keys = list(dict.fromkeys(key for figure in figures.values() for key in figure))
@@ -152,12 +152,12 @@ def table(results: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """Runs the parts."""
+    """Runs the selected parts. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [part.name for part in PARTS]
-    parser.add_argument("--dry-run", action="store_true", help="use plain memory and little data")
+    parser.add_argument("--dry-run", action="store_true", help="use host memory instead of a GPU, and small datasets")
     parser.add_argument("--parts", nargs="+", choices=names, default=names)
-    parser.add_argument("--out", type=Path, help=f"where results are written (default: {RESULTS})")
+    parser.add_argument("--out", type=Path, help=f"output file (default: {RESULTS})")
     arguments = parser.parse_args()
     results = Results(arguments.dry_run)
     path = arguments.out or (HERE / ".cache" / "device-dry-run.json" if arguments.dry_run else RESULTS)
@@ -165,7 +165,7 @@ def main() -> int:
     for part in PARTS:
         if part.name not in arguments.parts:
             continue
-        # A dry run may share a busy machine.
+        # A dry run may run on a busy machine, so it gets more time.
         limit = 3600 if arguments.dry_run else min(part.limit, end - time.monotonic())
         if limit <= 0:
             results.failures[part.name] = "not run: no time was left"

@@ -1,4 +1,4 @@
-"""Parts of `device.py`: how batches and random rows come to the device."""
+"""Parts of `device.py` that measure how fast batches and random rows are copied to the device."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import fastpipe
 
 HELD = 8
-"""Decoded batches that are copied again and again."""
+"""Number of decoded batches that are copied repeatedly."""
 
 
 class Batches:
-    """Decoded batches in page-locked memory, and what copies them."""
+    """Decoded batches in page-locked memory, with the engine that copies them."""
 
     def __init__(self, device: Machine, dataset: str, batch_size: int, num_threads: int) -> None:
         import fastpipe
@@ -47,7 +47,7 @@ class Batches:
         return PackedBatch(batch, self.engine.allocate)
 
     def ring(self, count: int) -> Any:
-        """Yields this many batches on the device, copied by a ring as `fastpipe.cuda` does."""
+        """Returns a staging ring, as `fastpipe.cuda` uses it, that yields `count` batches on the device."""
         from fastpipe.cuda._staging import Drawn, StagingRing
 
         source = (Drawn(self.batches[i % HELD], None) for i in range(count))
@@ -55,14 +55,14 @@ class Batches:
 
 
 def _product(device: Machine, longest: float) -> tuple[torch.Tensor, float]:
-    """Returns the largest matrix whose square takes at most this long, or the smallest, and the seconds it takes."""
+    """Returns the largest matrix that can be squared in `longest` seconds, or the smallest one, and its time."""
     import torch
 
     found: tuple[torch.Tensor, float] | None = None
     for size in (64,) if device.dry_run else (128, 256, 512, 1024, 2048, 4096):
         matrix = torch.randn(size, size, device=device.device)
         several = partial(lambda one: [torch.mm(one, one) for _ in range(10)], matrix)
-        # The first of them loads what torch needs for this size.
+        # The first product of a size also loads torch's kernels, so the minimum counts.
         seconds = min(device.seconds(several) for _ in range(3)) / 10
         if found is not None and seconds > longest:
             break
@@ -72,12 +72,12 @@ def _product(device: Machine, longest: float) -> tuple[torch.Tensor, float]:
 
 
 def copies(device: Machine) -> Figures:
-    """Batches copied by a ring, beside a bare copy of the same size; and how much of it is hidden behind compute."""
+    """Compares copies by a ring with bare copies of the same size, and measures their overlap with compute."""
     import torch
 
     many = device.few(200, 4)
     for dataset, batch_size in itertools.product("ab", (1024, 8192)):
-        # One thread makes batches of many pieces, several threads batches of two.
+        # A batch of one thread consists of many memory blocks, a batch of several threads of two.
         for num_threads in (1, 2):
             batches = Batches(device, dataset, device.few(batch_size, 64), num_threads)
             nbytes = int(batches.nbytes)
@@ -93,7 +93,7 @@ def copies(device: Machine) -> Figures:
                     pass
 
             copying = min(device.seconds(ring) for _ in range(2)) / many
-            # Products take long enough if few of them fill 1.5 times the time of a copy, for any size of batches.
+            # Size the products so that a few of them fill 1.5 times the time of a copy.
             matrix, one = _product(device, copying / 2)
             products = 1 if device.dry_run else max(1, round(1.5 * copying / one))
 
@@ -125,7 +125,7 @@ def copies(device: Machine) -> Figures:
 
 
 def prefetch(device: Machine) -> Figures:
-    """Records a second from the file to the device, by PyTorch and CuPy, and to NumPy."""
+    """Measures records per second from a file to the device with PyTorch and CuPy, and to NumPy arrays."""
     import fastpipe
 
     frameworks = ["torch"]
@@ -149,7 +149,7 @@ def prefetch(device: Machine) -> Figures:
 
 
 def fill(device: Machine) -> Figures:
-    """A device filled with random rows of a CSV file, beside a bare copy of the same size."""
+    """Times filling a device with random rows of a CSV file, and a bare copy of the same size."""
     import torch
 
     import fastpipe.cuda
@@ -177,7 +177,7 @@ def fill(device: Machine) -> Figures:
 
 
 def _write_csv(path: Path, columns: int, chunks: int) -> int:
-    """Writes a CSV file of random floats, 3 MB a chunk, and returns its rows. All chunks are the same."""
+    """Writes a CSV file of random floats in identical chunks of 3 MB. Returns the number of rows."""
     import numpy as np
 
     values = np.random.default_rng(0).standard_normal((16_384, columns)) * 10
@@ -186,6 +186,6 @@ def _write_csv(path: Path, columns: int, chunks: int) -> int:
         file.write(",".join(f"c{i}" for i in range(columns)) + "\n")
         for _ in range(chunks):
             file.write(chunk)
-    # Indexes of files that were modified just now are not kept.
+    # fastpipe keeps no index of a file that was modified just now.
     os.utime(path, (1e9, 1e9))
     return chunks * len(values)

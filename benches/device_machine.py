@@ -1,4 +1,4 @@
-"""The GPU that `device_parts.py` measures, or plain memory in its place."""
+"""The GPU that `device_parts.py` measures, or host memory in a dry run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Figures = Iterator[tuple[str, dict[str, Any]]]
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 ROWS = {"a": 32_768, "b": 131_072, "c": 131_072, "d": 262_144}
-"""Rows of the data sets: 40 to 230 MB."""
+"""Dataset -> number of rows. The files have 40 to 230 MB."""
 
 
 class Machine:
-    """The GPU, or plain memory in its place.
+    """The GPU, or host memory in a dry run.
 
     Args:
-        dry_run: Whether plain memory replaces the GPU, and the data is small.
+        dry_run: Whether to replace the GPU with host memory and use small datasets.
 
     Attributes:
-        dry_run: As above.
-        device: Torch's name of where batches are copied to.
-        rounds: How often ways take turns.
+        dry_run: Whether host memory replaces the GPU.
+        device: PyTorch's name of the device that batches are copied to.
+        rounds: Number of rounds in which the compared variants take turns.
     """
 
     def __init__(self, dry_run: bool) -> None:
@@ -42,16 +42,16 @@ class Machine:
         self.rounds = 1 if dry_run else 5
 
     def few(self, number: int, fewest: int = 1) -> int:
-        """The number, or a small share of it in a dry run."""
+        """Returns `number`. In a dry run, returns 1/64 of it, but at least `fewest`."""
         return max(fewest, number // 64) if self.dry_run else number
 
     def file(self, dataset: str, codec: str = "null") -> Path:
-        """An Avro file of a data set."""
+        """Returns the path of an Avro file of a dataset, and generates the file if it is missing."""
         path, _ = generate.generate(dataset, self.few(ROWS[dataset], 2048), codec=codec)
         return path
 
     def threads(self) -> list[int]:
-        """1, 2, 4, ... up to the processors that may be used, and 16 at most."""
+        """Returns 1, 2, 4, ... up to the number of available cores, at most 16."""
         available = min(2 if self.dry_run else 16, len(os.sched_getaffinity(0)))
         return sorted({available, *(2**k for k in range(5) if 2**k <= available)})
 
@@ -68,7 +68,7 @@ class Machine:
         return engine
 
     def prefetch(self, reader: fastpipe.Reader, **options: Any) -> Iterable[Any]:
-        """The reader's batches on the device."""
+        """Returns an iterable of the reader's batches on the device."""
         import fastpipe.cuda
 
         if not self.dry_run:
@@ -76,14 +76,14 @@ class Machine:
         return fastpipe.cuda.Prefetcher(reader, [self.engine()], 2, several=False)
 
     def synchronize(self) -> None:
-        """Waits for all that was started on the device."""
+        """Waits until the device has finished all work."""
         import torch
 
         if not self.dry_run:
             torch.cuda.synchronize()
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Seconds until all is done on the device, too."""
+        """Returns the seconds that `work` takes, including its work on the device."""
         self.synchronize()
         started = time.perf_counter()
         work()
@@ -91,6 +91,6 @@ class Machine:
         return time.perf_counter() - started
 
     def medians(self, ways: dict[str, Callable[[], float]]) -> dict[str, float]:
-        """Medians of several ways, which take turns; the first turn warms up."""
+        """Runs the variants in turn and returns the median of each. The first turn is a warm-up."""
         turns = take_turns(ways, self.rounds)
         return {name: turns.median(name, "result") for name in ways}

@@ -2,7 +2,7 @@
 
     python benches/device_parts.py PART [--dry-run]
 
-A figure is printed as soon as it is known. Ways that are compared take turns, and figures are medians over the turns.
+Each figure is printed as soon as it is measured. Compared variants take turns, and figures are medians over the turns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from harness.data import drain, open_reader
 
 
 def machine(device: Machine) -> Figures:
-    """Describes the machine."""
+    """Reports the GPU and the versions of the installed packages."""
     if not device.dry_run:
         import torch
 
@@ -44,10 +44,10 @@ def machine(device: Machine) -> Figures:
 
 
 def tests(device: Machine) -> Figures:
-    """The tests that need a GPU. In a dry run they are collected, and skipped for want of one."""
+    """Runs the tests that need a GPU. In a dry run, pytest collects them and skips them."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        # Other files may import what isn't installed here.
+        # Other test files may import packages that aren't installed here.
         files = [str(path) for path in sorted(TESTS.glob("test_*.py")) if "mark.cuda" in path.read_text()]
         options = ["-m", "cuda", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
         status = subprocess.run([sys.executable, "-m", "pytest", *options, *files], cwd=TESTS.parent).returncode
@@ -69,7 +69,7 @@ def data(device: Machine) -> Figures:
 
 
 def scaling(device: Machine) -> Figures:
-    """Records a second of (a) to (d) with 1 to 16 threads."""
+    """Measures records per second of the datasets (a) to (d) with 1 to 16 threads."""
     enough = 0.01 if device.dry_run else 0.2
     for codec, dataset in itertools.product(("null", "deflate"), ROWS):
         path, rows = device.file(dataset, codec), device.few(ROWS[dataset], 2048)
@@ -82,7 +82,7 @@ def scaling(device: Machine) -> Figures:
 
         ways: dict[str, Callable[[], float]] = {}
         for num_threads in device.threads():
-            # Enough epochs to be measured.
+            # Enough epochs for a reliable measurement.
             epochs = max(1, round(enough * once(num_threads, 2) / rows))
             ways[str(num_threads)] = partial(once, num_threads, epochs)
         found = device.medians(ways)
@@ -106,7 +106,7 @@ PARTS: dict[str, Callable[[Machine], Figures]] = {
 
 
 def main() -> None:
-    """Measures one part."""
+    """Runs one part and prints its figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--dry-run", action="store_true")

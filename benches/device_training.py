@@ -1,4 +1,4 @@
-"""Parts of `device.py`: training loops that are fed by the adapters of PyTorch and JAX."""
+"""Parts of `device.py` that measure training loops with the PyTorch and JAX adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def dataloader(device: Machine) -> Figures:
-    """Batches a second of `fastpipe.torch.DataLoader` and of torch's, with page-locked memory, on the device."""
+    """Measures batches per second on the device for fastpipe's and torch's DataLoader with page-locked memory."""
     import torch
     from torch.utils.data import DataLoader, Dataset
 
@@ -28,7 +28,7 @@ def dataloader(device: Machine) -> Figures:
     batch_size, num_items = 256, device.few(16_384, 512)
 
     class Items(Dataset[Any]):
-        """Items of some kilobytes."""
+        """Items of a few kilobytes."""
 
         def __init__(self, floats: int) -> None:
             self.values = torch.arange(floats, dtype=torch.float32)
@@ -40,7 +40,7 @@ def dataloader(device: Machine) -> Figures:
             return {"values": self.values + index, "label": index}
 
     def once(loader: Any) -> float:
-        # In float64 the sum is exact; in float32 it would be rounded.
+        # The sum is exact in float64 but would be rounded in float32.
         total = torch.zeros((), dtype=torch.float64, device=device.device)
 
         def read() -> None:
@@ -49,7 +49,7 @@ def dataloader(device: Machine) -> Figures:
 
         seconds = device.seconds(read)
         if total.item() != num_items * (num_items - 1) / 2:
-            raise RuntimeError(f"{loader!r} yielded other items")
+            raise RuntimeError(f"{loader!r} yielded wrong items")
         return num_items / batch_size / seconds
 
     workers = 1 if device.dry_run else 8
@@ -68,10 +68,10 @@ def _ratio(found: dict[str, float]) -> float:
 
 
 class Steps:
-    """Training steps, and how long the device was idle between them.
+    """Runs training steps and measures how long the device is idle between them.
 
     Args:
-        device: Where they run.
+        device: Machine that runs the steps.
     """
 
     def __init__(self, device: Machine) -> None:
@@ -79,7 +79,7 @@ class Steps:
         self._marks: list[tuple[Any, Any]] = []
 
     def __call__(self, step: Callable[[], object]) -> None:
-        """Runs a step."""
+        """Runs a step and records its start and end on the device."""
         begun = self._mark()
         step()
         self._marks.append((begun, self._mark()))
@@ -97,9 +97,9 @@ class Steps:
         return float(ended - begun if self._device.dry_run else begun.elapsed_time(ended) / 1e3)
 
     def figures(self, batch_size: int) -> dict[str, Any]:
-        """The share of the time in which the device was idle, and records a second."""
+        """Returns the fraction of time in which the device was idle, and the records per second."""
         self._device.synchronize()
-        # The first steps fill pools and caches.
+        # Skip the first steps, which fill memory pools and caches.
         marks = self._marks[len(self._marks) // 10 :]
         whole = self._seconds(marks[0][0], marks[-1][1])
         busy = sum(itertools.starmap(self._seconds, marks))
@@ -107,7 +107,7 @@ class Steps:
 
 
 def train_torch(device: Machine) -> Figures:
-    """A small model of (b), trained from each adapter of PyTorch."""
+    """Trains a small model on dataset (b) with each PyTorch adapter."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -151,7 +151,7 @@ def train_torch(device: Machine) -> Figures:
 
 
 def train_jax(device: Machine) -> Figures:
-    """A small model of (b), trained from `fastpipe.jax.iterator`, beside steps on one batch that stays there."""
+    """Trains a small model on dataset (b) with `fastpipe.jax.iterator`, and repeatedly on one resident batch."""
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     if device.dry_run:
         os.environ["JAX_PLATFORMS"] = "cpu"

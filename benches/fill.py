@@ -1,8 +1,8 @@
-"""Filling four devices with random rows of a CSV file, beside four fills one after the other, and beside pandas.
+"""Compares filling four devices at once with random rows of a CSV file to four separate fills and to pandas.
 
-One file of 20 columns of floats, cached by the system; each device gets a twentieth of the rows as float32. Ratios are
-of the medians. Devices are memory of this process, or GPUs with `--gpus`; then it is also shown how fast a bare
-copy from page-locked memory is, and how much of copying is hidden.
+The file has 20 float columns and is in the page cache. Each device gets a twentieth of the rows as float32. Ratios are
+ratios of medians. By default, the devices are host memory. With `--gpus` they are GPUs, and the bench also reports the
+time of a bare copy from page-locked memory and how well copying overlaps with reading.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SEED = 7
 
 
 def with_pandas(path: Path, rows: int, total: int, parts: int) -> list[Any]:
-    """The way without fastpipe: read all, draw, and copy each part."""
+    """Reads the whole file with pandas, then draws the rows and copies them for each device."""
     frame = pd.read_csv(path, dtype=np.float32)
     drawn = np.random.default_rng(SEED).permutation(total)[: rows * parts].reshape(parts, rows)
     return [np.ascontiguousarray(frame.to_numpy()[np.sort(part)]) for part in drawn]
 
 
 def skipping(path: Path, rows: int, total: int, parts: int) -> list[Any]:
-    """The same by a pass of pandas for each device, which passes over the lines that weren't drawn."""
+    """Reads the file once per device with pandas, and skips the lines that weren't drawn."""
     drawn = np.random.default_rng(SEED).permutation(total)[: rows * parts].reshape(parts, rows)
 
     def read(wanted: set[int]) -> Any:
@@ -42,7 +42,7 @@ def skipping(path: Path, rows: int, total: int, parts: int) -> list[Any]:
 
 
 def bare_copies(gpu: str, nbytes: int) -> Callable[[], None]:
-    """Copies of page-locked memory to a GPU, with nothing else to do."""
+    """Returns a function that copies page-locked memory to a GPU."""
     import torch
 
     host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
@@ -56,7 +56,7 @@ def bare_copies(gpu: str, nbytes: int) -> Callable[[], None]:
 
 
 def main(bench: Bench) -> None:
-    """Measures all ways."""
+    """Measures all variants."""
     with tempfile.TemporaryDirectory() as folder:
         path, cache, gpus = Path(folder, "rows.csv"), Path(folder, "index"), bench.args.gpus
         total = write(path, bench.args.megabytes)

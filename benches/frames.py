@@ -1,8 +1,10 @@
-"""Compares frames and record batches that fastpipe makes of Avro files with other readers' frames.
+"""Compares reading Avro files as data frames and Arrow record batches with fastpipe and with other readers.
 
-Whole files: `pa.table(reader)` and `pl.DataFrame(reader)` beside `read_avro` of polars and of polars-avro, and all
-record batches of arrow-avro, kept. Batch by batch: record batches, each dropped before the next. One core, one thread.
-The program around arrow-avro is built here, by cargo.
+* Whole files: `pa.table(reader)` and `pl.DataFrame(reader)`, compared with `read_avro` of polars and of polars-avro, and
+  with all record batches of arrow-avro in memory.
+* Batch by batch: Record batches, each dropped before the next one is read.
+
+All readers use one thread on one core. The bench builds a small Rust program around arrow-avro with cargo.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ GROUPS = {
 
 
 def build() -> str:
-    """Builds the program around arrow-avro, and returns which version that has."""
+    """Builds the program around arrow-avro. Returns the version of arrow-avro."""
     subprocess.run(["cargo", "build", "--release", "--locked", "--quiet"], cwd=ARROW_AVRO, check=True)
     lines = (ARROW_AVRO / "Cargo.lock").read_text().splitlines()
     return lines[lines.index('name = "arrow-avro"') + 1].partition('"')[2].rstrip('"')
 
 
 def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
-    """Returns readers, with each batch size that they know."""
+    """Returns a side for each reader and each batch size that it supports."""
     rows = plan.RECORDS[dataset] // (plan.PART if bench.quick else 1)
     path, known = plan.Spec(dataset).file(rows, bench.say)
     found = []
@@ -41,7 +43,7 @@ def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
     for name in names:
         if name.endswith("-views") and kinds.isdisjoint(("string", "strings")):
             continue
-        # polars and polars-avro have no batches if they make one frame.
+        # polars and polars-avro return a single frame, so the batch size is irrelevant.
         whole = name in ("polars", "polars-avro")
         for batch in BATCHES[:1] if whole else BATCHES:
             label = name if whole else f"{name}, {batch:,}"
@@ -50,7 +52,7 @@ def sides_of(bench: Bench, names: tuple[str, ...], dataset: str) -> list[Side]:
 
 
 def main(bench: Bench) -> None:
-    """Runs the comparison. Peers that fail and targets that are missed are results."""
+    """Runs the comparison. Failing peers and missed targets don't fail the bench."""
     try:
         bench.versions["arrow-avro"] = build()
     except (OSError, subprocess.CalledProcessError) as error:
@@ -63,7 +65,7 @@ def main(bench: Bench) -> None:
             turns = race(bench, [*ours, *peers], cores()[-1:])
             able = [side.name for side in peers if can(turns, side.name)]
             for name in mine:
-                # Each side with the batch size that suits it.
+                # Each side uses its fastest batch size.
                 own = [side.name for side in ours if side.reader.name == name and can(turns, side.name)]
                 if not own or not able:
                     continue
