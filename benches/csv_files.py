@@ -38,7 +38,7 @@ def write(path: Path, megabytes: int) -> int:
             values = draw.standard_normal((20_000, len(COLUMNS))) * 10
             file.writelines(",".join(f"{value:.6g}" for value in row) + "\n" for row in values)
             rows += len(values)
-    # fastpipe keeps no index of a file that was modified within the last two seconds.
+    # fastpipe keeps no index of a file that was modified just now.
     os.utime(path, (1e9, 1e9))
     return rows
 

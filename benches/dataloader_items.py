@@ -100,8 +100,8 @@ COLLATIONS: dict[str, Callable[[list[Any]], Any] | None] = {"default": None, "st
 def loader(who: str, dataset: Dataset[Any], method: str, workers: int, collation: str, **more: Any) -> Any:
     """Returns a loader of `who`, "torch" or "fastpipe", with workers by "fork", "forkserver", "spawn" or "thread".
 
-    torch has no worker threads and uses "fork" instead of "thread". The fork server preloads fastpipe.torch, as programs
-    that use a fork server usually configure it.
+    torch has no worker threads and uses "fork" instead of "thread". The fork server preloads fastpipe.torch, which is
+    how programs usually configure it.
     """
     if workers:
         if method == "forkserver":

@@ -1,7 +1,7 @@
 """Compares reading Avro files as data frames and Arrow record batches with fastpipe and with other readers.
 
-* Whole files: `pa.table(reader)` and `pl.DataFrame(reader)`, compared with `read_avro` of polars and of polars-avro, and
-  with all record batches of arrow-avro in memory.
+* Whole files: `pa.table(reader)` and `pl.DataFrame(reader)`, compared with `read_avro` of polars and of polars-avro,
+  and with all record batches of arrow-avro in memory.
 * Batch by batch: Record batches, each dropped before the next one is read.
 
 All readers use one thread on one core. The bench builds a small Rust program around arrow-avro with cargo.

@@ -1,13 +1,13 @@
-"""Generated Avro files for the comparisons.
+"""Generates Avro files for the comparisons.
 
-The Avro binary encoding is written here with NumPy, a few thousand records at a time, because writing a gigabyte record
-by record would take longer than all the measurements. Every part of a record is a pair `(flat, sizes)`: all its bytes
-one after another, and how many of them belong to each record. `weave` interleaves such parts; nothing else is needed
-to go from columns to records, since an array is a count, items and a zero, and a union is an index and a value.
+This module encodes Avro with NumPy, a few thousand records at a time. Writing a gigabyte record by record would take
+longer than all measurements together. A *part* of the records is a pair `(flat, sizes)`: the bytes of that part of all
+records, concatenated, and the number of bytes per record. `weave` interleaves parts and thereby turns columns into
+records: an array is a count, items, and a zero; a union is an index and a value.
 
-Files depend on (data set, records, block bytes, codec, seed) and are cached under `benches/.cache`. Beside each
-is a JSON file with the number of rows and a checksum of every column, taken from the columns *before* they were
-encoded: each reader of the file must come to the same sums, which tests this writer along with the readers.
+A file depends on the dataset, the number of records, the block size, the codec, and the seed. Files are cached under
+`benches/.cache`, each with a JSON file that contains the number of rows and a checksum of every column. The checksums
+are computed *before* encoding, and each reader must arrive at the same ones. This tests the writer and the readers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy as np
 
 CACHE = Path(__file__).resolve().parent / ".cache"
 VERSION = 2
-"""Part of the cached files' names: raise it when the same arguments give other bytes."""
+"""Version in the names of cached files. Increase it if the same arguments produce different bytes."""
 CHUNK = 4096
-"""Records drawn and encoded at a time. The random stream depends on it, so it isn't an option."""
+"""Number of records drawn and encoded at a time. It affects the random values, so it isn't an option."""
 SPARSE_SIZE = 100_000
 BLOCK_BYTES = 1 << 20
 
@@ -58,10 +58,10 @@ CODECS: dict[str, Callable[[bytes], bytes]] = {
     "snappy": _snappy,
     "zstandard": _zstandard,
 }
-"""Name in the file's header -> how a block is compressed."""
+"""Codec name in the file header -> function that compresses a block."""
 
 Part = tuple[np.ndarray, np.ndarray]
-"""The bytes of one part of every record (uint8), and how many each record has (int64)."""
+"""The concatenated bytes of one part of all records (uint8), and the number of bytes per record (int64)."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Column:
 
     Attributes:
         name: The field's name.
-        kind: scalar, dense, ragged, sparse, string or strings (an array of them).
-        avro: The Avro primitive of the value or of the items.
-        size: How many items a dense array has.
-        counts: Least and greatest number of items (ragged, sparse, strings).
-        span: Half-open range of integers to draw; None: all bit lengths evenly. Byte lengths, for strings.
+        kind: "scalar", "dense", "ragged", "sparse", "string", or "strings" (an array of strings).
+        avro: Avro primitive type of the value or of the items.
+        size: Number of items in a dense array.
+        counts: Minimum and maximum number of items (ragged, sparse, strings).
+        span: Half-open range of the integers, or of the byte lengths of strings. None draws all bit lengths evenly.
         nullable: Whether the field is a union with null.
     """
 
@@ -134,10 +134,10 @@ DATASETS: dict[str, list[Column]] = {
 
 
 class Sums:
-    """Checksums of columns that come in pieces.
+    """Checksums of columns that are added batch by batch.
 
-    A sum is that of the values' bits, each weighted by its place in the column, modulo 2**64: exact for floats too, the
-    same however a column is cut into batches, and another one where values change places.
+    A checksum is the sum of the values' bit patterns, each weighted by its position in the column, modulo 2**64. It is
+    exact for floats, independent of the batch size, and different if values change places.
     """
 
     def __init__(self) -> None:
@@ -147,9 +147,9 @@ class Sums:
         """Adds the next values of a column.
 
         Args:
-            leaf: The column's name.
-            values: Any shape, in row order.
-            dtype: The dtype of the values, even if the reader has another one.
+            leaf: Name of the column.
+            values: Values of any shape, in row order.
+            dtype: Dtype that the values are converted to if the reader returns another one.
         """
         flat = np.ascontiguousarray(values, dtype).reshape(-1)
         entry = self._sums.setdefault(leaf, [0, 0, 0])
@@ -160,16 +160,16 @@ class Sums:
         entry[2] = (entry[2] + int(bits.sum(dtype="u8"))) % 2**64
 
     def result(self) -> dict[str, list[Any]]:
-        """Each column's number of values and sum (in hexadecimal: JSON has no such integers)."""
+        """Returns the number of values and the checksum of each column. Checksums are hexadecimal to fit into JSON."""
         return {leaf: [count, f"{total:016x}"] for leaf, (count, total, _) in self._sums.items()}
 
     def plain(self) -> dict[str, list[Any]]:
-        """The same without weights: what remains of the sums when rows are shuffled."""
+        """Returns the same with unweighted sums, which don't depend on the order of rows."""
         return {leaf: [count, f"{total:016x}"] for leaf, (count, _, total) in self._sums.items()}
 
 
 def varints(values: np.ndarray) -> Part:
-    """Zigzag varints (Avro 1.12, "Primitive Types: int, long") of int64 values."""
+    """Encodes int64 values as zigzag varints (Avro 1.12, "Primitive Types: int, long")."""
     values = np.ascontiguousarray(values, "i8").reshape(-1)
     zigzag = ((values << 1) ^ (values >> 63)).view("u8")
     sizes = np.ones(values.size, "i8")
@@ -189,7 +189,7 @@ def weave(parts: list[Part]) -> Part:
     starts = np.cumsum(sizes) - sizes
     out = np.empty(int(sizes.sum()), "u1")
     for flat, part in parts:
-        # A byte moves as far as the start of its record's part does.
+        # All bytes of a record's part move by the same distance.
         shift = starts - (np.cumsum(part) - part)
         out[np.repeat(shift, part) + np.arange(flat.size)] = flat
         starts = starts + part
@@ -197,7 +197,7 @@ def weave(parts: list[Part]) -> Part:
 
 
 def _grouped(part: Part, counts: np.ndarray) -> Part:
-    """Turns a part with one entry an item into one with one entry a record."""
+    """Converts a part with one entry per item into a part with one entry per record."""
     flat, sizes = part
     ends = np.concatenate(([0], np.cumsum(sizes)))
     last = np.cumsum(counts)
@@ -205,8 +205,8 @@ def _grouped(part: Part, counts: np.ndarray) -> Part:
 
 
 def _array(items: Part, counts: np.ndarray) -> Part:
-    # Avro 1.12, "Complex Types: Arrays": one block of items, then a block of none. An empty array is only the latter,
-    # which the count 0 already is.
+    # Avro 1.12, "Complex Types: Arrays": one block of items, then an empty block. An empty array is only the empty
+    # block, which the count 0 already encodes.
     flat, sizes = _grouped(items, counts)
     ends = counts > 0
     return weave([varints(counts), (flat, sizes), (np.zeros(int(ends.sum()), "u1"), ends.astype("i8"))])
@@ -235,7 +235,7 @@ def _draw(column: Column, rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 def _draw_text(column: Column, rng: np.random.Generator, n: int) -> Part:
-    """Draws n strings: letters and blanks, and an e acute (two bytes of UTF-8) at the head of one string in four."""
+    """Draws n strings of letters and spaces. One string in four begins with "é", which has two bytes in UTF-8."""
     assert column.span is not None
     sizes = rng.integers(*column.span, n, "i8")
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz ", "u1")
@@ -246,7 +246,7 @@ def _draw_text(column: Column, rng: np.random.Generator, n: int) -> Part:
 
 
 def encode(column: Column, rng: np.random.Generator, n: int, sums: Sums) -> Part:
-    """Draws n values of a column, adds them to the sums and encodes them."""
+    """Draws n values of a column, adds them to the sums, and encodes them."""
     name, kind = column.name, column.kind
     if kind in ("string", "strings"):
         counts = rng.integers(column.counts[0], column.counts[1] + 1, n) if kind == "strings" else np.ones(n, "i8")
@@ -289,7 +289,7 @@ def encode(column: Column, rng: np.random.Generator, n: int, sums: Sums) -> Part
 
 
 def schema(dataset: str) -> dict[str, Any]:
-    """The Avro schema of a data set."""
+    """Returns the Avro schema of a dataset."""
     return {"type": "record", "name": f"bench_{dataset}", "fields": [c.schema for c in DATASETS[dataset]]}
 
 
@@ -303,7 +303,7 @@ def _header(dataset: str, codec: str, sync: bytes) -> bytes:
 
 
 class _BlockWriter:
-    """Cuts encoded records into blocks: a block ends with the record that fills it."""
+    """Splits encoded records into blocks. A block ends with the record that reaches the block size."""
 
     def __init__(self, file: Any, block_bytes: int, codec: str, sync: bytes) -> None:
         self._file, self._limit, self._squeeze, self._sync = file, block_bytes, CODECS[codec], sync
@@ -315,7 +315,7 @@ class _BlockWriter:
         ends = np.cumsum(sizes)
         row = byte = 0
         while row < ends.size:
-            # The first record that brings the block to its size, or the last that there is.
+            # The record that completes the block, or the last record.
             full = int(np.searchsorted(ends, byte + self._limit - self._bytes))
             stop = min(full + 1, ends.size)
             end = int(ends[stop - 1])
@@ -339,12 +339,12 @@ class _BlockWriter:
 def kept(
     path: Path, write: Callable[[Path], dict[str, Any]], log: Callable[[str], None] | None = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes a file, unless it is in the cache already. Returns its path, and what is known of it.
+    """Writes a file unless it is cached. Returns its path and its metadata.
 
     Args:
-        path: Where it is kept.
-        write: Writes it to another path, and returns what is known of it besides its bytes.
-        log: Called for each file that is really written.
+        path: Path of the cached file.
+        write: Function that writes the file to a given path and returns its metadata except for `bytes`.
+        log: Function that is called with a message for each file that is written.
     """
     note = path.with_suffix(".json")
     if not (path.exists() and note.exists()):
@@ -352,7 +352,7 @@ def kept(
         begun, partial = time.perf_counter(), path.with_suffix(f".{os.getpid()}.partial")
         try:
             known = write(partial) | {"bytes": partial.stat().st_size}
-            # The note first: a file with its note is complete even if this program is stopped in between.
+            # Write the metadata first: if the process is killed in between, no file exists without metadata.
             note.write_text(json.dumps(known))
             partial.replace(path)
         finally:
@@ -372,19 +372,19 @@ def generate(
     seed: int = 1,
     log: Callable[[str], None] | None = None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes a data set, unless it is in the cache already.
+    """Writes a dataset unless it is cached.
 
     Args:
-        dataset: A key of `DATASETS`.
-        records: How many records to write.
-        block_bytes: Uncompressed size at which a block is closed.
-        codec: A key of `CODECS`.
-        seed: Another seed gives other values.
-        log: Called for each file that is really written.
+        dataset: Key of `DATASETS`.
+        records: Number of records.
+        block_bytes: Uncompressed size at which a block ends.
+        codec: Key of `CODECS`.
+        seed: Seed of the random values.
+        log: Function that is called with a message for each file that is written.
 
     Returns:
-        The file's path, and what is known of it: rows, bytes, raw_bytes (uncompressed records), sums, and plain sums,
-        which don't depend on the order.
+        The file's path and its metadata: `rows`, `bytes`, `raw_bytes` (uncompressed size of the records), `sums`, and
+        `plain` (sums that don't depend on the order of rows).
     """
 
     def write(path: Path) -> dict[str, Any]:
@@ -406,21 +406,21 @@ def generate(
 
 
 def page_in(path: Path) -> None:
-    """Has a file in the page cache as reading it once in sequence leaves it, however it came there before.
+    """Reloads a file into the page cache by a sequential read, so that its cached pages are always the same size.
 
-    It may be there in pages of 4 KB or in larger ones, depending on who wrote or read it first, and is copied from the
-    former less than half as fast: without this, all that is measured would depend on what became of the file days ago.
+    The page cache stores a file in pages of 4 KB or in larger ones, depending on the process that first wrote or read
+    it. Copies from 4 KB pages are less than half as fast. Without this step, results would depend on past accesses.
     """
     with path.open("rb", buffering=0) as file:
         if hasattr(os, "posix_fadvise"):
-            # Pages that aren't on the disk yet wouldn't be dropped.
+            # The kernel drops only pages that are already on disk.
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     read_through(path)
 
 
 def read_through(path: Path) -> None:
-    """Reads a file once in sequence, which brings what isn't in the page cache back to it."""
+    """Reads a file once sequentially, which loads it into the page cache."""
     with path.open("rb", buffering=0) as file:
         while file.read(BLOCK_BYTES):
             pass

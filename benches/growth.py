@@ -1,13 +1,14 @@
-"""Measures whether the time a record takes depends on how many there are.
+"""Measures whether the time per record depends on the size of the dataset.
 
-* `records`: dataset (d), from 10^5 to 10^8 records (in a quick run to 10^6): a file of 100,000 records, listed
+* `records`: Dataset (d) with 10^5 to 10^8 records (10^6 in a quick run). One file of 100,000 records is listed
   repeatedly.
-* `files`: dataset (d) in 1 to 10,000 files of 2,000 records each: links to a few files, so that each path is different.
+* `files`: Dataset (d) in 1 to 10,000 files of 2,000 records each. The files are links with different paths to a few
+  files.
 
-Readers are made once and take turns; a turn repeats passes until at least a million records are read, so that
-small datasets aren't measured by a single pass. `ratio` is to the first row of each part, `grown` to the fastest row so
-far; opening (finding all blocks) isn't part of them. At most 10 % may be grown. The start of a pass is part of the
-time, so with a few thousand records each takes longer.
+Readers are created once and take turns. A turn repeats passes until it has read at least a million records, so that
+small datasets aren't measured by a single short pass. `ratio` is relative to the first row of each part, and `grown` to
+the fastest row so far. Opening a reader (finding all blocks) isn't included. `grown` may be at most 10 %. The time
+includes the start of each pass, so a record takes longer in datasets of a few thousand records.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WITHIN = 0.10
 
 
 def passes(reader: fastpipe.Reader, least: int) -> float:
-    """Returns nanoseconds a record."""
+    """Returns the nanoseconds per record."""
     begun, rows = time.perf_counter(), 0
     while rows < least:
         drain(reader)
@@ -38,7 +39,7 @@ def passes(reader: fastpipe.Reader, least: int) -> float:
 
 
 def compare(bench: Bench, what: str, lists: dict[int, list[str]], order: str) -> None:
-    """Measures lists of files against the shortest one."""
+    """Compares reading each list of files with reading the shortest list."""
     args = bench.args
     readers, opening = {}, {}
     for count, paths in lists.items():
@@ -60,7 +61,7 @@ def compare(bench: Bench, what: str, lists: dict[int, list[str]], order: str) ->
 
 
 def main(bench: Bench) -> None:
-    """Measures both parts; the bench fails if time grows."""
+    """Measures both parts. The bench fails if the time per record grows."""
     args = bench.args
     for order in args.orders:
         if "records" in args.parts:

@@ -1,7 +1,7 @@
 """Compares shuffled batches of arrays in memory with `numpy.take` of the same permutation, on one thread.
 
-NumPy gathers each column of a batch to memory that it has (`out=`), with a permutation that it is given. fastpipe also
-makes the permutation, and returns fresh arrays.
+NumPy gathers each column into preallocated memory (`out=`) with a precomputed permutation. fastpipe also computes the
+permutation, and returns new arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WANTED = {"float32[128] and a label": 0.8, "20 scalar columns": 0.7}
 
 
 def cases(rows: int) -> dict[str, dict[str, npt.NDArray[np.generic]]]:
-    """The arrays of each case."""
+    """Returns the arrays of each case."""
     draw = np.random.default_rng(1)
     kinds = ("int32", "float32", "int64", "float64", "uint8")
     return {
@@ -35,7 +35,7 @@ def cases(rows: int) -> dict[str, dict[str, npt.NDArray[np.generic]]]:
 
 
 def numpy_pass(arrays: dict[str, npt.NDArray[np.generic]]) -> Callable[[], None]:
-    """Gathers all batches of an order with NumPy."""
+    """Returns a function that gathers all batches of a permutation with NumPy."""
     order = np.random.default_rng(2).permutation(len(next(iter(arrays.values()))))
     out = {name: np.empty((BATCH_SIZE, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
 
@@ -43,7 +43,7 @@ def numpy_pass(arrays: dict[str, npt.NDArray[np.generic]]) -> Callable[[], None]
         for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
             rows = order[start : start + BATCH_SIZE]
             for name, array in arrays.items():
-                # With another mode NumPy gathers to a temporary buffer first.
+                # In other modes, NumPy gathers into a temporary buffer first.
                 np.take(array, rows, axis=0, out=out[name], mode="clip")
 
     return run

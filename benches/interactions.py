@@ -1,18 +1,18 @@
-"""Measures negative sampling, and whole epochs of interactions, beside what NumPy does.
+"""Compares negative sampling and whole epochs of interactions with NumPy implementations.
 
-Two data sets are made up, with the numbers of users, items and positives of MovieLens-1M and MovieLens-20M; users'
-numbers of positives are log-normal.
+The two synthetic datasets have the numbers of users, items, and positives of MovieLens-1M and MovieLens-20M. The number
+of positives per user is log-normal.
 
-**Samplers**, on the first: four negatives for each positive, of items that the user has no positive with. They take
-turns on the same arrays, with the same number of threads, and what each returns is checked. `bisect` and `reject` are
-called user by user, and for 64 users a call, as few would write them.
+**Samplers**, on the first dataset: Each draws four negatives per positive from the items that the user has no positive
+for. The samplers take turns on the same arrays with the same number of threads, and their results are checked. `bisect`
+and `reject` run in two variants: one call per user, and an unusually optimized one that handles 64 users per call.
 
-**An epoch**, of the second: 100 million points, drawn, permuted, and handed out in batches of 98,304. `numpy` draws
-with `bisect`, permutes an index of all points, and gathers each batch by it, as a DataLoader's sampler and collate
-function do, without their Python code for each point. Wanted: at most 5 s on two cores, and 2 GB of memory besides the
-data.
+**An epoch** of the second dataset: 100 million rows are drawn, permuted, and returned in batches of 98,304. `numpy`
+draws with `bisect`, permutes an index of all rows, and gathers each batch. This is the work of a DataLoader's sampler
+and collate function, without their Python code per row. Targets: at most 5 s on two cores, and at most 2 GB of memory
+in addition to the dataset.
 
-A quick run takes a tenth of the second dataset, and checks no bound of it.
+A quick run uses a tenth of the second dataset and doesn't check its time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from harness.data import cores
 NEGATIVES = 4
 BATCH = 98_304
 CHUNK = 64
-"""Users whose positives peers draw for at once: few, so that what they work with stays in the cache."""
+"""Number of users that the peers process per call. It is small so that their arrays stay in the CPU cache."""
 
 Items = npt.NDArray[np.uint32]
 
 
 class Positives(NamedTuple):
-    """The items of each user, ascending."""
+    """Items of each user in ascending order."""
 
     indptr: npt.NDArray[np.int64]
     items: Items
@@ -48,21 +48,21 @@ class Positives(NamedTuple):
 
     @property
     def users(self) -> npt.NDArray[np.int64]:
-        """The user of each positive."""
+        """User of each positive."""
         return np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
 
 
 def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
-    """Positives of users of whom few have many: `total` or a few less."""
+    """Draws about `total` positives. A few users have many of them."""
     rng = np.random.default_rng(seed)
     weights = rng.lognormal(0, 1.05, users)
     for _ in range(20):
-        # Clipping changes the total.
+        # Clipping changes the total, so rescale repeatedly.
         weights *= total / np.clip(weights, 20, items // 2).sum()
     counts = np.clip(weights, 20, items // 2).astype(np.int64)
     indptr = np.concatenate([[0], np.cumsum(counts)])
     owners = np.repeat(np.arange(users), counts)
-    # One item in each of `counts` equal ranges.
+    # Draw one item from each of `counts` equal ranges.
     at = np.arange(indptr[-1]) - indptr[owners] + rng.random(indptr[-1])
     found = (at * (items / counts[owners])).astype(np.uint32)
     keep = np.append(True, (found[1:] != found[:-1]) | (owners[1:] != owners[:-1]))
@@ -71,11 +71,11 @@ def positives(users: int, items: int, total: int, seed: int = 1) -> Positives:
 
 
 Draw = Callable[[Positives, int, int, np.random.Generator, Items], None]
-"""Draws for the positives of users `first` to `end - 1`."""
+"""Draws the negatives for the positives of the users `first` to `end - 1`."""
 
 
 def complement(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Lists what each user hasn't seen, and draws from the list."""
+    """Lists the unseen items of each user, and draws from the list."""
     start = data.indptr[first]
     unseen = np.ones(data.num_items, bool)
     for user in range(first, end):
@@ -91,8 +91,8 @@ def complement(data: Positives, first: int, end: int, rng: np.random.Generator, 
 def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
     """Draws a rank among the unseen items, and finds that item by bisection over the sorted positives.
 
-    The number of positives before the k-th unseen item is the number of positives that are at most k after subtracting
-    the number of positives before each.
+    From each positive, subtract the number of smaller positives. The number of results that are at most k is the number
+    of positives before the k-th unseen item.
     """
     low, high = data.indptr[first], data.indptr[end]
     counts = np.diff(data.indptr[first : end + 1])
@@ -100,14 +100,14 @@ def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out:
     ranks_of_positives = data.items[low:high] - (np.arange(high - low) - (data.indptr[first:end] - low)[users])
     unseen = data.num_items - counts
     ranks = rng.integers(0, np.repeat(unseen, counts)[:, None], size=(high - low, NEGATIVES))
-    # All users in one sorted array, each shifted past the one before.
+    # Store all users in one sorted array. Each user is shifted past the previous one.
     step = data.num_items + 1
     at = np.searchsorted(ranks_of_positives + users * step, ranks + (users * step)[:, None], side="right")
     out[:] = ranks + at - (data.indptr[first:end] - low)[users][:, None]
 
 
 def reject(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Draws of all items, and draws again what `searchsorted` finds among the positives."""
+    """Draws from all items, and redraws those that `searchsorted` finds among the positives."""
     low, high = data.indptr[first], data.indptr[end]
     users = np.repeat(np.arange(end - first), np.diff(data.indptr[first : end + 1]))
     keys = users * data.num_items + data.items[low:high]
@@ -122,7 +122,7 @@ def reject(data: Positives, first: int, end: int, rng: np.random.Generator, out:
 
 
 def in_threads(draw: Draw, data: Positives, threads: int, seed: int, chunk: int = CHUNK) -> Items:
-    """The negatives of all positives, by a peer."""
+    """Draws the negatives for all positives with a peer in several threads."""
     out = np.empty((len(data.items), NEGATIVES), np.uint32)
     users = len(data.indptr) - 1
 
@@ -136,7 +136,7 @@ def in_threads(draw: Draw, data: Positives, threads: int, seed: int, chunk: int 
 
 
 def check(data: Positives, negatives: Items) -> None:
-    """Each is an item that the user hasn't seen; all are about equally frequent over all users."""
+    """Checks that the user hasn't seen any of the negatives, and that all items are drawn about equally often."""
     users = data.users
     keys = users * data.num_items + data.items
     wanted = (users[:, None] * data.num_items + negatives).reshape(-1)
@@ -144,7 +144,7 @@ def check(data: Positives, negatives: Items) -> None:
     if negatives.max() >= data.num_items or (keys[at] == wanted).any():
         raise RuntimeError("a negative is a positive")
 
-    # Each tenth of the items must be drawn at the rate that is expected of users who haven't seen them.
+    # Each tenth of the items must be drawn at the rate expected from the users who haven't seen them.
     def tenth(of: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         return of.astype(np.int64) * 10 // data.num_items
 
@@ -154,11 +154,11 @@ def check(data: Positives, negatives: Items) -> None:
     fair = (counts[:, None] * NEGATIVES * (sizes - seen) / (data.num_items - counts)[:, None]).sum(0)
     found = np.bincount(tenth(negatives.reshape(-1)), minlength=10)
     if (np.abs(found - fair) > 6 * np.sqrt(fair)).any():
-        raise RuntimeError(f"a tenth of the items is off its rate: {found} instead of {fair}")
+        raise RuntimeError(f"a tenth of the items is drawn at the wrong rate: {found} instead of {fair}")
 
 
 def samplers(bench: Bench) -> None:
-    """Compares fastpipe and its peers."""
+    """Compares the negative sampling of fastpipe and its peers."""
     data, threads = positives(6_040, 3_706, 1_000_209), bench.args.threads
     handle = _fastpipe.Positives(*data)
     tasks: dict[str, Callable[[], Items]] = {
@@ -171,7 +171,7 @@ def samplers(bench: Bench) -> None:
     }
     for task in tasks.values():
         check(data, task())
-    # Negatives are dropped at once.
+    # Drop the negatives immediately to save memory.
     turns = take_turns({name: partial(lambda task: len(task()), task) for name, task in tasks.items()}, bench.rounds)
     count = len(data.items) * NEGATIVES
     title = f"{count:,} negatives for {len(data.items):,} positives of 6,040 users and 3,706 items; {threads} threads"
@@ -187,7 +187,7 @@ def samplers(bench: Bench) -> None:
 
 
 def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """Draws, permutes and gathers an epoch."""
+    """Draws, permutes, and gathers an epoch with NumPy."""
     negatives = in_threads(bisect, data, threads, seed)
     rows = 1 + NEGATIVES
     items = np.empty((len(data.items), rows), np.uint16)
@@ -204,7 +204,7 @@ def epoch_by_numpy(data: Positives, threads: int, seed: int) -> Iterator[dict[st
 
 
 def epochs(bench: Bench) -> None:
-    """Measures whole epochs, by fastpipe and by NumPy."""
+    """Measures whole epochs of fastpipe and of NumPy."""
     scale, threads = 10 if bench.quick else 1, bench.args.threads
     data = positives(138_493 // scale, 26_744, 20_000_263 // scale)
     interactions = fastpipe.Interactions.from_arrays(data.users, data.items)
@@ -227,7 +227,7 @@ def epochs(bench: Bench) -> None:
         if sum(len(batch["user"]) for batch in epoch_by_numpy(data, threads, 1)) != points:
             raise RuntimeError("points were lost")
 
-    # NumPy's takes most of the time, and one turn is enough.
+    # NumPy is slow, so one turn is enough.
     turns = take_turns({"fastpipe": by_fastpipe}, bench.rounds)
     peer: Turn = take_turns({"numpy": by_numpy}, 1, warm=0).turns["numpy"][0]
     seconds, most = turns.median("fastpipe"), max(turns.values("fastpipe", "result"))

@@ -1,18 +1,19 @@
-"""Measures what leases cost, and how well they share out work among workers that come, go and differ.
+"""Measures the overhead of leases, and how well they balance work among workers that join, leave, and differ in speed.
 
-Three parts, named by `--parts`:
+`--parts` selects from three parts:
 
-* `makespan`: workers 2 -> 8 -> 3 within an epoch, one of them ten times slower than the others, and still there at the
-  end. Beside it the ideal: the batches, divided by the summed speed of the workers that were there. Batches take as
-  long as their worker sleeps for each, so that two cores are enough; speeds are what sleeping really takes.
-* `overhead`: batches that their consumer works on for a millisecond, leased and committed one by one, beside plain
-  iteration of the same reader, in turn. The consumer spins, which a background thread disturbs most, or sleeps.
-* `crowd`: how many exchanges a second one PostgreSQL answers a thousand workers. An exchange is one transaction that
-  commits what a worker used, and leases its next stretch. Each has its own connection; what is left out is its data,
-  its consumer, and its waiting. A few processes let their workers take turns, each asking again as soon as the others
-  of its process have asked. So the server is as busy as it can be, and shares the processors with the askers.
+* `makespan`: The number of workers changes from 2 to 8 to 3 within an epoch. One worker is ten times slower than the
+  others and stays to the end. The ideal is the time that the workers need at the sum of their speeds. Workers sleep for
+  each batch instead of computing, so two cores are enough. Speeds are based on the measured sleep times.
+* `overhead`: Batches that the consumer processes for a millisecond, leased and committed one at a time, compared with
+  plain iteration of the same reader, in turn. The consumer either sleeps or spins. Background threads disturb a
+  spinning consumer the most.
+* `crowd`: Exchanges per second that one PostgreSQL server handles for up to a thousand workers. An exchange is one
+  transaction that commits a worker's batches and leases its next ones. Each worker has its own connection but no
+  dataset, no consumer, and no idle time. A few processes run the workers in turn without pauses, so the server is fully
+  loaded. It shares the cores with the workers.
 
-Ledgers are a file of SQLite's, and a PostgreSQL server that is started for this; both wait for the disk at each commit.
+The ledgers are an SQLite file and a PostgreSQL server that the bench starts. Both wait for the disk on each commit.
 """
 
 from __future__ import annotations
@@ -46,28 +47,28 @@ from harness.data import slept, spin
 
 MAKESPAN_MOST, OVERHEAD_MOST = 1.3, 0.03
 FAST = 0.004
-"""Seconds that a worker of the makespan sleeps for each batch; the slow one ten times as long."""
+"""Seconds that a fast worker of `makespan` sleeps per batch. The slow worker sleeps ten times longer."""
 
 
 class Ledgers(NamedTuple):
-    """Where leases are kept: a folder for files of SQLite's, and a PostgreSQL server; None if it isn't installed."""
+    """Folder of the SQLite ledgers, and a PostgreSQL server or None if PostgreSQL isn't installed."""
 
     folder: Path
     postgres: Any
 
     def urls(self, name: str) -> dict[str, str]:
-        """A new ledger of each kind."""
+        """Returns the URL of a new ledger by database."""
         found = {"SQLite": f"sqlite:///{self.folder / name}.db"}
         return found | ({"PostgreSQL": self.postgres.new_database()} if self.postgres else {})
 
 
 def reader_of(batches: int) -> fastpipe.Reader:
-    """Returns a reader of batches that cost nothing."""
+    """Returns a reader whose batches take almost no time."""
     return fastpipe.from_arrays({"id": np.arange(batches * 4)}, batch_size=4, shuffle=True, shuffle_buffer=400, seed=1)
 
 
 def start(target: Callable[..., None], arguments: list[tuple[Any, ...]]) -> tuple[list[BaseProcess], list[Connection]]:
-    """Starts processes, whose last argument is a pipe, and waits until each has sent something."""
+    """Starts a process per entry of `arguments`, passes it a pipe, and waits until it sends a message."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in arguments]
     processes = [
@@ -75,7 +76,7 @@ def start(target: Callable[..., None], arguments: list[tuple[Any, ...]]) -> tupl
     ]
     for process, (_, child) in zip(processes, pipes, strict=True):
         process.start()
-        # So that a process that fails ends this one, too.
+        # Close our copy so that `recv` fails if the process exits.
         child.close()
     for orders, _ in pipes:
         orders.recv()
@@ -86,14 +87,14 @@ def start(target: Callable[..., None], arguments: list[tuple[Any, ...]]) -> tupl
 
 
 def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connection) -> None:
-    """A worker, in a separate process: begins at the order "go", ends at "leave". Sends how many batches it did."""
+    """Runs a worker from the order "go" to the order "leave". Sends the number of batches it has processed."""
     reader = reader_of(batches)
     orders.send("there")
     orders.recv()
     done = 0
     with contextlib.suppress(fastpipe.StaleLeaseError), reader.lease(url, worker=f"w{number}", ttl=5.0) as worker:
         while not orders.poll():
-            # Refused is what another worker was quicker with, by a second copy.
+            # A commit is refused if another worker has already committed a second copy of the batch.
             with contextlib.suppress(fastpipe.StaleLeaseError):
                 if next(worker, None) is None:
                     break
@@ -104,7 +105,7 @@ def sleeper(url: str, batches: int, number: int, seconds: float, orders: Connect
 
 
 class Share(NamedTuple):
-    """A worker of the makespan: its seconds for a batch, when it comes, and when it is asked to go, or None."""
+    """A worker of `makespan`: its seconds per batch, when it joins, and when it must leave or None."""
 
     seconds: float
     comes: float
@@ -112,7 +113,7 @@ class Share(NamedTuple):
 
 
 def shares(phase: float) -> list[Share]:
-    """Workers 2 -> 8 -> 3, each number for `phase` seconds; the first one is the slow one, and stays."""
+    """Returns 2, then 8, then 3 workers, each for `phase` seconds. The first worker is slow and stays."""
     slow, fast = FAST * 10, FAST
     return [
         Share(slow, 0.0, None),
@@ -123,7 +124,7 @@ def shares(phase: float) -> list[Share]:
 
 
 def ideal(team: list[Share], batches: int) -> float:
-    """Seconds until their summed speed has done the batches."""
+    """Returns the seconds that the team needs for the batches at the sum of its speeds."""
     marks = sorted({mark for share in team for mark in (share.comes, share.goes, float("inf")) if mark is not None})
     left = float(batches)
     for begin, end in pairwise(marks):
@@ -136,12 +137,12 @@ def ideal(team: list[Share], batches: int) -> float:
 
 
 def batches_of(team: list[Share], seconds: float) -> int:
-    """Returns the batches that they do in this time."""
+    """Returns the number of batches that the team processes in `seconds`."""
     return int(sum((min(share.goes or seconds, seconds) - share.comes) / share.seconds for share in team))
 
 
 def makespan(url: str, phase: float) -> tuple[float, float]:
-    """Seconds of an epoch, and the ideal."""
+    """Returns the seconds that an epoch takes, and the ideal."""
     plan = shares(phase)
     batches = batches_of(plan, 3 * phase)
     workers, pipes = start(sleeper, [(url, batches, number, share.seconds) for number, share in enumerate(plan)])
@@ -155,7 +156,7 @@ def makespan(url: str, phase: float) -> tuple[float, float]:
     for worker in workers:
         worker.join()
     if sum(done for done, _ in ends) < batches:
-        raise RuntimeError(f"{sum(done for done, _ in ends)} of {batches} batches were done")
+        raise RuntimeError(f"only {sum(done for done, _ in ends)} of {batches} batches were processed")
     really = {share.seconds: slept(share.seconds, 50) for share in plan}
     team = [share._replace(seconds=really[share.seconds]) for share in plan]
     return max(end for _, end in ends) - begin, ideal(team, batches)
@@ -174,7 +175,7 @@ def part_makespan(bench: Bench, found: Ledgers) -> None:
 
 
 def plain(reader: fastpipe.Reader, work: Callable[[], None]) -> int:
-    """Batches of an epoch."""
+    """Reads an epoch without leases. Returns the number of batches."""
     done = 0
     for _ in reader:
         work()
@@ -183,7 +184,7 @@ def plain(reader: fastpipe.Reader, work: Callable[[], None]) -> int:
 
 
 def leased(reader: fastpipe.Reader, url: str, jobs: Iterator[int], work: Callable[[], None]) -> int:
-    """The same, leased and committed one by one; from joining the job to having left it."""
+    """Reads an epoch with leases, and commits each batch. This includes joining and leaving the job."""
     done = 0
     with reader.lease(url, job=f"job{next(jobs)}", worker="one") as worker:
         for _ in worker:
@@ -205,7 +206,7 @@ def part_overhead(bench: Bench, found: Ledgers) -> None:
         tasks |= {kind: partial(leased, reader, url, jobs, work) for kind, url in urls.items()}
         turns = take_turns(tasks, bench.rounds)
         if {done for kind in tasks for done in turns.values(kind, "result")} != {batches}:
-            raise RuntimeError("not all batches were done")
+            raise RuntimeError("not all batches were processed")
         for kind in urls:
             more = Ratio(*(each - 1 for each in turns.ratio(kind, "plain")))
             met = bench.target(f"overhead on {kind}, {name}", more.median, most=OVERHEAD_MOST)
@@ -216,13 +217,13 @@ def part_overhead(bench: Bench, found: Ledgers) -> None:
 # The crowd.
 
 STRETCH = 8
-"""Batches of a stretch. A worker commits them at once, with its next lease."""
+"""Batches per lease. A worker commits all of them at once, together with its next lease."""
 PROCESSES, THREADS = 4, 8
 TTL = 60.0
 
 
 class Measured(NamedTuple):
-    """How many leases the workers of a process were given, and batches they committed, and what that took."""
+    """Granted leases and committed batches of a process's workers, with the seconds per exchange and the CPU time."""
 
     leases: int
     commits: int
@@ -231,7 +232,7 @@ class Measured(NamedTuple):
 
 
 class Simulated:
-    """A worker without data: commits its stretch, and leases the next one."""
+    """A worker without a dataset that commits its leased batches and leases the next ones."""
 
     def __init__(self, database: Database, wanted: Job, name: str) -> None:
         self.job, self.member = join(database, wanted, worker=name, ttl=TTL, stretch_given=True, patience=60.0)
@@ -240,7 +241,7 @@ class Simulated:
         self._used: list[Used] = []
 
     def ask(self) -> tuple[int, int]:
-        """An exchange. Returns how many stretches it leased, and how many batches it committed."""
+        """Runs an exchange. Returns the numbers of granted leases and committed batches."""
         self._number += 1
         request = Request(self._number, used=self._used, wanted=1, pace=0.01)
         with self.connection.transaction():
@@ -251,7 +252,7 @@ class Simulated:
 
 
 def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
-    """Some of the workers, in a separate process: measures on request, for a number of seconds."""
+    """Runs some of the workers in this process, for as many seconds as the bench requests."""
     reader = fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1)
     database = database_of(url)
     wanted = job_of(passes_of(reader), name="crowd", stretch=STRETCH, barrier=True)
@@ -278,26 +279,26 @@ def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
         thread.join()
     leases, commits, seconds = zip(*found, strict=True)
     orders.send(Measured(sum(leases), sum(commits), list(seconds), time.process_time() - began))
-    # With the connections the server's processes would go, and what they took.
+    # Keep the connections open: their server processes must exist until the bench has read their CPU times.
     orders.recv()
 
 
 def cpu_of(database: str) -> Callable[[], float]:
-    """Returns a function that returns the CPU seconds of the server's processes for a database so far."""
+    """Returns a function that reads the CPU seconds that the server has used for a database."""
     mine = []
     for path in Path("/proc").glob("[0-9]*"):
-        # Processes come and go.
+        # A process may exit at any time.
         with contextlib.suppress(OSError):
             title = (path / "cmdline").read_text()
             if title.startswith("postgres:") and f" {database} " in title:
-                # In nanoseconds: of ticks each process would lose up to one.
+                # schedstat counts nanoseconds. Ticks would be too coarse for short processes.
                 mine.append(path / "schedstat")
     return lambda: sum(int(path.read_text().split()[0]) for path in mine) / 1e9
 
 
 def measure(url: str, workers: int, seconds: float) -> tuple[list[Measured], float]:
-    """Returns the measurements of the workers' processes, and the server's seconds."""
-    # More than they can do, so that no worker is out of work.
+    """Returns the measurements of the workers' processes, and the CPU seconds of the server."""
+    # More batches than the workers can process, so that no worker runs out of work.
     batches = STRETCH * (workers + int(20_000 * seconds))
     names = [f"worker-{number}" for number in range(workers)]
     processes, pipes = start(crowd, [(url, batches, names[number::PROCESSES]) for number in range(PROCESSES)])

@@ -1,17 +1,17 @@
-"""Measures how much memory reading takes.
+"""Measures the memory that reading needs.
 
-A fresh process reads, while a thread of it samples RssAnon, the anonymous memory that is really there: buffers, batches
-and the heap, but neither the pages of files nor shared libraries.
+A new process reads while one of its threads samples RssAnon, its resident anonymous memory: buffers, batches, and the
+heap, but neither file pages nor shared libraries.
 
-Two parts, named by `--parts`:
+`--parts` selects from two parts:
 
-* `file`: a generated file of about 1 GB (dataset a) in batches of 1,024 rows. The peak must not depend on the size of
-  the file, and must stay below the limit. `--held` is the number of batches that are held while the next one is asked
-  for: 1 is what a `for` loop does, 0 drops each batch first. `--times 10 --order window --limit-mb 600` reads 10 GB by
-  windows.
-* `limits`: with a memory_limit, a multiple of the least one, which is taken from the LimitError. RssAnon, beyond what
-  the process has before the pass starts, stays below the limit plus a tenth plus what the consumer holds, which is
-  counted as two batches. `by` is what exceeds that, by the limit.
+* `file`: Reads a generated file of about 1 GB (dataset a) in batches of 1,024 rows. The peak must not depend on the
+  size of the file and must stay below the limit. `--held` is the number of batches that the consumer keeps while it
+  requests the next one: 1 corresponds to a `for` loop, 0 drops each batch first. `--times 10 --order window --limit-mb
+  600` reads 10 GB in window order.
+* `limits`: Reads with a memory_limit that is a multiple of the minimum, which the bench takes from the LimitError. The
+  growth of RssAnon since the start of the pass must stay below 1.1 times the limit plus two batches for the consumer.
+  `by` is the growth without these two batches, divided by the limit.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ INTERVAL = 0.005
 ROWS = {"a": 16_384, "b": 65_536, "c": 65_536, "d": 131_072, "e": 65_536, "f": 32_768}
 OVER = 0.10
 SMALL = 1_000_000
-"""Bytes that the heap of the process may grow by, whatever the limit: Python's, and the threads'."""
+"""Allowance in bytes for the heap of Python and of the threads, which doesn't depend on the limit."""
 
 
 def file_child(paths: list[str], order: str, batch: int, held: int, threads: int) -> dict[str, Any]:
-    """Reads files and reports what it took."""
+    """Reads files and reports the memory and time used."""
     import fastpipe  # noqa: F401 - imported before memory is measured
 
     with sampled(INTERVAL) as peak:
         begun, rows = time.perf_counter(), 0
         with open_reader(paths, "a", order, batch_size=batch, num_threads=threads or "auto") as reader:
             last: collections.deque[Any] = collections.deque(maxlen=held)
-            # A `for` loop would hold a batch itself.
+            # A `for` loop would keep a reference to the previous batch.
             batches = iter(reader)
             while (values := next(batches, None)) is not None:
                 rows += len(values["user_id"])
@@ -58,12 +58,12 @@ def file_child(paths: list[str], order: str, batch: int, held: int, threads: int
 
 
 def limits_child(dataset: str, codec: str, order: str, batch: int, times: int, factor: float) -> dict[str, Any]:
-    """Reads with a limit and reports what memory that took."""
+    """Reads with a memory limit and reports the memory used."""
     paths = [str(generate.generate(dataset, ROWS[dataset], codec=codec)[0])] * times
     limit = int(least_limit(open_reader(paths, dataset, order, batch_size=batch)) * factor)
     reader = open_reader(paths, dataset, order, batch_size=batch, memory_limit=limit)
     gc.collect()
-    threading.Thread(target=int).start()  # The first thread's memory isn't the pass's.
+    threading.Thread(target=int).start()  # Allocates the memory of the first thread before the pass.
     held = 0
     with sampled() as peak:
         for values in reader:
@@ -110,7 +110,7 @@ CHILDREN: dict[str, Any] = {"file": file_child, "limits": limits_child}
 
 
 def main(bench: Bench) -> None:
-    """Measures children; the bench fails if a bound of memory is missed."""
+    """Measures child processes. The bench fails if one exceeds its memory bound."""
     if bench.args.child:
         request = json.loads(bench.args.child)
         print(json.dumps(CHILDREN[request.pop("do")](**request)))

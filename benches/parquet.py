@@ -1,8 +1,9 @@
-"""Compares `read_parquet` with other readers of Parquet files, on one core, and what ten fetches at once save.
+"""Compares `read_parquet` with other readers of Parquet files on one core, and measures ten concurrent fetches.
 
-In sequence the peer is pyarrow's `iter_batches`, which stops at record batches; shuffled, the streams of Hugging Face's
-datasets and Ray Data. Each has a separate process and environment. Targets are compared with CPU time, which other
-programs disturb less. Peers that fail and targets that are missed are results.
+In sequential order, the peer is pyarrow's `iter_batches`, which yields record batches and no arrays. In shuffled order,
+the peers are the streaming datasets of Hugging Face's datasets library and Ray Data. Each peer has a separate process
+and environment. Targets apply to CPU time, which depends less on the load of the machine. Failing peers and missed
+targets don't fail the bench.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from harness.data import Waiting, cores
 from peers.job import Job
 
 WANTED = {"pyarrow-parquet": 0.9, "datasets": 5.0, "ray-data": 3.0, "fetches": 8.0}
-# At least one row group of the largest size.
+# Each table fills at least one row group of the largest size.
 ROWS = {"scalars": 2_000_000, "vectors": 1_000_000, "texts": 1_000_000}
 ROW_GROUPS = (10_000, 100_000, 1_000_000)
 SHUFFLE_BUFFER = 10_000
 BATCH_SIZE = 1024
 PARTS = {"datasets": 4, "ray-data": 1}
-"""Of the rows, one in this many: datasets would take long, and Ray takes more than a second to begin."""
+"""Divisor of the number of rows for each peer. datasets is slow, and Ray needs more than a second to start."""
 WAIT = 0.05
-"""Seconds that a fetch takes."""
+"""Duration of a fetch in seconds."""
 
 
 def add(bench: Bench, row: Table, turns: Turns, ours: str, theirs: str, cells: list[str], peer: str = "") -> None:
-    """Adds a row that compares two sides; `peer` is what is said of the other one before its rate."""
+    """Adds a row that compares two sides. `peer` is printed before the rate of the other side."""
     able = [name for name in (ours, theirs) if can(turns, name)]
     if len(able) < 2:
         row(*cells, f"can't: {' '.join(turns.errors.values())[:120]}")
@@ -42,7 +43,7 @@ def add(bench: Bench, row: Table, turns: Turns, ours: str, theirs: str, cells: l
 
 
 def in_sequence(bench: Bench) -> None:
-    """fastpipe and pyarrow, in the order of the files."""
+    """Compares fastpipe with pyarrow in the order of the file."""
     columns = ("fastpipe, 1,000 rows/s|,.0f", "pyarrow|", "times as fast|,.2f", "by CPU time|,.2f", "met")
     name = "table, rows of a row group, of a batch"
     row = bench.table(name, *columns, title="In the order of the file, beside pyarrow's iter_batches")
@@ -56,7 +57,7 @@ def in_sequence(bench: Bench) -> None:
 
 
 def shuffled(bench: Bench) -> None:
-    """fastpipe, datasets and Ray Data, shuffled."""
+    """Compares fastpipe with datasets and Ray Data in shuffled order."""
     columns = ("fastpipe's order", "1,000 rows/s|,.0f", "peer", "times as fast|,.2f", "by CPU time|,.2f", "met")
     row = bench.table("table, rows of a row group", *columns, title="Shuffled, batches of 1,024 rows")
     for peer, table, group in itertools.product(bench.args.peers, bench.args.tables, ROW_GROUPS[:2]):
@@ -70,7 +71,7 @@ def shuffled(bench: Bench) -> None:
 
 
 def fetches(bench: Bench) -> None:
-    """Ten fetches at once and one after another, of 50 units."""
+    """Compares ten concurrent fetches with one fetch at a time, for 50 units."""
     import fastpipe
 
     def read(at_once: int) -> None:

@@ -1,6 +1,6 @@
-"""Generated Parquet files for `parquet.py`, seeded, as pyarrow writes them by default (Snappy, dictionaries).
+"""Generates seeded Parquet files for `parquet.py` with pyarrow's defaults (Snappy compression, dictionary encoding).
 
-Beside each file is a JSON file with the number of rows and a checksum of every column, taken before it was written.
+Each file has a JSON file with the number of rows and a checksum of every column, computed before writing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import generate
 
 VERSION = 2
-"""Part of the cached files' names: raise it when the same arguments give other values."""
+"""Version in the names of cached files. Increase it if the same arguments produce different values."""
 KINDS = ("int32", "float32", "int64", "float64", "uint8")
 LEAVES: dict[str, dict[str, str]] = {
     "scalars": {f"c{i}": KINDS[i % 5] for i in range(20)},
@@ -22,7 +22,7 @@ LEAVES: dict[str, dict[str, str]] = {
     # Two strings, a ragged array of 0 to 16 longs, a label.
     "texts": {"title": "uint8", "query": "uint8", "clicks": "int64", "label": "int8"},
 }
-"""The columns of each table, and what their values are: for strings, their bytes."""
+"""Table -> column -> dtype of its values. The values of a string column are bytes."""
 
 
 def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sums) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sum
         return pa.Array.from_buffers(pa.string(), rows, buffers)
 
     if table == "scalars":
-        # Whole numbers repeat, as identifiers and counts do. Floats fit float32, which datasets makes of float64.
+        # Integers repeat, like real identifiers and counts. Floats fit float32 because datasets casts float64 to it.
         drawn = {
             name: rng.random(rows, "float32").astype(kind)
             if "float" in kind
@@ -61,15 +61,15 @@ def _columns(table: str, rows: int, rng: np.random.Generator, sums: generate.Sum
 
 
 def write(table: str, rows: int, row_group: int) -> tuple[Path, dict[str, Any]]:
-    """Writes a table, unless it is in the cache already.
+    """Writes a table unless it is cached.
 
     Args:
-        table: A key of `LEAVES`.
-        rows: How many rows it has.
-        row_group: How many rows a row group has.
+        table: Key of `LEAVES`.
+        rows: Number of rows.
+        row_group: Rows per row group.
 
     Returns:
-        The file's path, and what is known of it: rows, bytes, sums, and sums that don't depend on the order.
+        The file's path and its metadata: `rows`, `bytes`, `sums`, and `plain` (sums that don't depend on the order).
     """
 
     def to(path: Path) -> dict[str, Any]:

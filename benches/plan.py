@@ -1,4 +1,4 @@
-"""The cells of the comparison: how many records they have, and by what factor fastpipe is meant to be faster."""
+"""Cells of the comparison with their numbers of records, and the target speedups of fastpipe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import generate
 
-# Records for about a tenth of a second to half a second with the fastest readers.
+# The fastest readers need about 0.1 to 0.5 seconds for these numbers of records.
 RECORDS = {"a": 65_536, "b": 262_144, "c": 262_144, "d": 524_288, "e": 262_144, "f": 131_072}
 CONTENTS = {
     "a": "6 scalars, 8 dense vectors (float32, float64, long), 5 sparse features of 10 to 50 entries",
@@ -20,9 +20,9 @@ CONTENTS = {
     "f": "three strings, a ragged array of strings, a label",
 }
 PART = 8
-"""Quick runs read one in this many of the records, and so do peers when their values are checked."""
+"""Divisor of the number of records in quick runs, and when the values of peers are checked."""
 SHUFFLE_BUFFER = 10_000
-"""Rows; fastpipe rounds it up to whole batches."""
+"""Shuffle buffer size in rows. fastpipe rounds it up to whole batches."""
 BLOCKS = {"1M": 1 << 20, "16K": 1 << 14}
 
 
@@ -37,7 +37,7 @@ class Spec:
 
     @classmethod
     def parse(cls, text: str) -> Spec:
-        """Makes one of `a/null`, `a/null/16K`, `a/null/shuffled`."""
+        """Parses a cell such as `a/null`, `a/null/16K`, or `a/null/shuffled`."""
         dataset, codec, *rest = text.split("/")
         block = next((part for part in rest if part in BLOCKS), "1M")
         if dataset not in RECORDS or codec not in generate.CODECS or set(rest) - {block, "shuffled"}:
@@ -49,7 +49,7 @@ class Spec:
         return "/".join(parts)
 
     def file(self, records: int, log: Callable[[str], None] | None = None) -> tuple[Path, dict[str, Any]]:
-        """The file with this many records, generated where it isn't there yet, and what is known of it."""
+        """Returns the path and the metadata of a file of `records` records, and generates it if it is missing."""
         return generate.generate(self.dataset, records, block_bytes=BLOCKS[self.block], codec=self.codec, log=log)
 
 
@@ -64,7 +64,7 @@ GOALS: dict[str, tuple[float | None, float | None]] = {
     "a/null/shuffled": (10, None),
     "b/null/shuffled": (10, None),
 }
-"""By what factor fastpipe is meant to be faster, at least: than AvroTensorDataset, and than readers of frames."""
+"""Cell -> target speedup over AvroTensorDataset, and over readers of data frames."""
 CELLS = [*GOALS, "a/zstandard", "b/snappy", "c/null/16K", "f/deflate"]
-# The usually fastest reader of each peer.
+# Usually the fastest reader of each peer.
 QUICK_READERS = ["fastpipe", "atds", "fastavro", "polars", "polars-avro-batches", "jetliner-batches", "duckdb-batches"]

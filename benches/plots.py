@@ -1,4 +1,4 @@
-"""Draws the pictures of RESULTS.md from the figures in `results/`. The same figures give the same bytes."""
+"""Draws the plots of RESULTS.md from the figures in `results/`. The output is reproducible byte by byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness import HERE, RESULTS
 COLORS = {"torch": ("tab:orange", "o"), "fastpipe": ("tab:blue", "s")}
 DASHES = {"default": "-", "stack": "--", "identity": ":"}
 ITEM, BATCH, SLACK, PREFETCH = 4, 64, 64, 2
-"""MiB of an item, of a batch and of slack, and the prefetch_factor, in the picture of memory."""
+"""Parameters of the memory plot: MiB per item, per batch, and of slack, and the prefetch_factor."""
 
 
 def number(cell: str) -> float | None:
@@ -21,20 +21,20 @@ def number(cell: str) -> float | None:
 
 
 def rows(name: str, title: str) -> list[list[str]]:
-    """Returns the rows of a table, after its columns."""
+    """Returns the column names of a table, followed by its rows."""
     tables = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))["tables"]
     table = next(table for table in tables if table["title"].startswith(title))
     return [table["columns"], *table["rows"]]
 
 
 def save(plt: Any, figure: Any, name: str) -> None:
-    """Writes a picture."""
+    """Writes a plot as SVG."""
     figure.savefig(HERE / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
     plt.close(figure)
 
 
 def ratios(plt: Any) -> None:
-    """By what factor fastpipe is faster than its peers: a pair of bars a cell, and a mark at the target."""
+    """Plots the speedup of fastpipe over its peers: two bars per cell, each with a mark at its target."""
     _, *cells = rows("compare", "fastpipe beside")
     figure, axes = plt.subplots(figsize=(8, 0.42 * len(cells) + 1))
     kinds = ((-0.2, 1, "AvroTensorDataset", "tab:orange"), (0.2, 4, "the fastest frame reader", "tab:blue"))
@@ -61,7 +61,7 @@ def ratios(plt: Any) -> None:
 
 
 def batches(plt: Any) -> None:
-    """Records a second of (a) by batch size: a line a codec, in the order of the file and shuffled."""
+    """Plots records per second of (a) by batch size, with one line per codec, for sequential and shuffled order."""
     columns, *lines = rows("sweep", "Every combination")
     sizes = [number(column) for column in columns[4:]]
     figure, panels = plt.subplots(1, 2, figsize=(8, 3), sharey=True)
@@ -80,7 +80,7 @@ def batches(plt: Any) -> None:
 
 
 def threads(plt: Any) -> None:
-    """Two threads and two processes, each relative to one thread."""
+    """Plots the speed of two threads and of two processes relative to one thread."""
     _, *cells = rows("threads", "")
     figure, axes = plt.subplots(figsize=(8, 2.6))
     for offset, column, label in ((-0.2, 2, "two threads"), (0.2, 3, "two processes together")):
@@ -94,7 +94,7 @@ def threads(plt: Any) -> None:
 
 
 def dataloader_memory(plt: Any) -> None:
-    """Peaks of shared and private memory of DataLoaders, by the number of workers."""
+    """Plots the peaks of shared and private memory of DataLoaders by the number of workers."""
     columns, *lines = rows("dataloader", "Memory, batches of 64 MiB")
     workers = [int(column) for column in columns[1:-1]]
     figure, panels = plt.subplots(1, 2, figsize=(8, 3.4))
@@ -108,7 +108,7 @@ def dataloader_memory(plt: Any) -> None:
                 axes.plot(workers, [number(cell) for cell in cells[:-1]], label=label, **style)
         axes.set_xlabel("workers")
         axes.set_title(f"{kind} memory, MiB")
-    # The little private memory there is may be less than what interpreters vary by.
+    # Only shared memory has a log scale. Private memory is small and may even appear negative.
     panels[0].set_yscale("log", base=2)
     label = "DataLoader-Economic: prefetch_factor batches, an item a worker"
     proposed = [PREFETCH * BATCH + count * ITEM for count in workers]
@@ -121,11 +121,11 @@ def dataloader_memory(plt: Any) -> None:
 
 
 def main() -> None:
-    """Draws all pictures."""
+    """Draws all plots."""
     import matplotlib
 
     matplotlib.use("svg")
-    # Without this salt, names drawn at random would make every file different.
+    # Without a fixed salt, random element ids would make every file different.
     matplotlib.rcParams.update({"svg.hashsalt": "fastpipe", "font.size": 9, "figure.dpi": 100})
     import matplotlib.pyplot as plt
 
