@@ -156,7 +156,7 @@ def makespan(url: str, phase: float) -> tuple[float, float]:
     for worker in workers:
         worker.join()
     if sum(done for done, _ in ends) < batches:
-        raise RuntimeError(f"only {sum(done for done, _ in ends)} of {batches} batches were processed")
+        raise RuntimeError(f"{sum(done for done, _ in ends)} of {batches} batches were processed")
     really = {share.seconds: slept(share.seconds, 50) for share in plan}
     team = [share._replace(seconds=really[share.seconds]) for share in plan]
     return max(end for _, end in ends) - begin, ideal(team, batches)

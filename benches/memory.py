@@ -10,8 +10,8 @@ heap, but neither file pages nor shared libraries.
   requests the next one: 1 corresponds to a `for` loop, 0 drops each batch first. `--times 10 --order window --limit-mb
   600` reads 10 GB in window order.
 * `limits`: Reads with a memory_limit that is a multiple of the minimum, which the bench takes from the LimitError. The
-  growth of RssAnon since the start of the pass must stay below 1.1 times the limit plus two batches for the consumer.
-  `by` is the growth without these two batches, divided by the limit.
+  growth of RssAnon since the start of the pass must stay below 1.1 times the limit, plus two batches for the consumer
+  and 1 MB for the heap. `by` is the growth without the two batches and the 1 MB, divided by the limit.
 """
 
 from __future__ import annotations

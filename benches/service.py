@@ -1,21 +1,22 @@
-"""Measures batches that a server makes, beside a bare carrier and beside other services.
+"""Compares the data service with plain Arrow Flight and with the services of other frameworks.
 
-All take turns in one run, over loopback, with the server in a separate process. Parts (`--parts`):
+All contenders take turns in one run over the loopback interface, with the server in a separate process. `--parts`
+selects from five parts:
 
-* `flight`: a bare Flight `do_get` of the same batches as record batches, held in the server's memory;
-* `tfdata`: tf.data service;
-* `ray`: Ray Data's `iter_batches` (`service_peers.py` has both);
-* `shared`: a `LocalService` beside local reading of Avro files, which one thread decodes, in this process or in the
-  other one, so that the consumer has the other core in both cases;
-* `three`: whether several servers make as many batches as the sum of them, with batches that are waited for, so that a
-  machine of few cores is enough: three servers beside three times one, and two, one of them ten times slower, beside
-  their sum.
+* `flight`: A plain Flight `do_get` of the same batches, which the server keeps in memory as record batches.
+* `tfdata`: tf.data service (see `service_peers.py`).
+* `ray`: `iter_batches` of Ray Data (see `service_peers.py`).
+* `shared`: A `LocalService` compared with local reading of Avro files. In both cases, one thread decodes and the
+  consumer has the second core.
+* `three`: Whether several servers deliver as many batches per second as the sum of their individual rates. Batches
+  sleep instead of computing, so few cores are enough. Three servers are compared with three times the rate of one, and
+  two servers, one of them ten times slower, with the sum of their rates.
 
-Beside the first three are `service`, `fastpipe.connect` to a server of the reader, and `local`, the reader in the
-consumer's process. Two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches of
-1,024 rows, each pass another epoch; the server has its data in memory, and reads them as they are, so that the
-service is measured: `--shuffle` shuffles them, for which a random row costs 14 misses of the cache in (a). The
-first batch is timed from `connect`. A part whose framework isn't installed is skipped.
+The first three parts are compared with `service`, which is `fastpipe.connect` to a server of the reader, and with
+`local`, the reader in the consumer's process. There are two tables: (a) 14 columns of 4 bytes, (b) 256 floats. Batches
+have 1,024 rows, and each pass is a new epoch. The server has its dataset in memory and reads it in order, so that the
+service is measured and not the gather. `--shuffle` shuffles it; each row of (a) then costs 14 cache misses. The first
+batch is timed from the call of `connect`. A part is skipped if its framework isn't installed.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ PARTS = {
     "shared": [],
     "three": ["pyarrow"],
 }
-# The service must be at least this many times as fast.
+# Target speedups of the service over its peers.
 WANTED = {"flight": 0.9, "tfdata": 5.0, "tfdata-ready": 5.0, "ray": 5.0}
 ROWS, SHARED_ROWS = {"a": 2_000_000, "b": 200_000}, {"a": 300_000, "b": 6_000_000}
 
 BATCHES = 400
-# Seconds for a batch.
+# Seconds per batch of each server.
 PACES = {"one": [0.02], "three": [0.02] * 3, "uneven": [0.02, 0.2]}
 
 CONFIG = """
@@ -73,7 +74,7 @@ reader = fastpipe.read_units(Waiting({batches}, 1024, {pace}), batch_size=1024, 
 
 
 def arrays(kind: str, quick: bool) -> dict[str, Any]:
-    """A table: (a) of 14 columns of 4 bytes, (b) of 256 floats."""
+    """Returns the columns of a table: (a) 14 columns of 4 bytes, (b) 256 floats."""
     rows = ROWS[kind] // (10 if quick else 1)
     draw = np.random.default_rng(1)
     if kind == "b":
@@ -83,12 +84,12 @@ def arrays(kind: str, quick: bool) -> dict[str, Any]:
 
 
 def reader(kind: str, quick: bool, shuffle: bool = False) -> fastpipe.Reader:
-    """The reader of a table, which is served and read here."""
+    """Returns the reader of a table, which the server and the local side use."""
     return fastpipe.from_arrays(arrays(kind, quick), batch_size=1024, shuffle=shuffle, seed=7)
 
 
 def bare(quick: bool) -> None:
-    """A Flight server that has record batches in memory, until it is killed."""
+    """Runs a Flight server with record batches in memory until it is killed."""
     import pyarrow as pa
     import pyarrow.flight as flight
 
@@ -105,13 +106,13 @@ def bare(quick: bool) -> None:
 
 
 def served(config: Path) -> Any:
-    """Starts `fastpipe serve`; its line ends with the URL."""
+    """Starts `fastpipe serve`. The first line of its output ends with the URL."""
     return program([sys.executable, "-m", "fastpipe", "serve", str(config), "--port", "0"])
 
 
 @contextlib.contextmanager
 def flight_server(command: list[str]) -> Iterator[service_peers.Peer]:
-    """The bare Flight server."""
+    """Starts the plain Flight server. Yields its peer."""
     import pyarrow.flight as flight
 
     with program(command) as (_, port):
@@ -128,12 +129,12 @@ def flight_server(command: list[str]) -> Iterator[service_peers.Peer]:
 
 
 def timed(way: service_peers.Way, name: str, rows: int) -> Turn:
-    """Reads an epoch, or some of it. Seconds are per row; preparing isn't timed."""
+    """Reads an epoch or a part of it. Returns the seconds per row without the preparation."""
     run = way()
     cpu, begun = time.process_time(), time.perf_counter()
     found = run()
     seconds, spent = time.perf_counter() - begun, time.process_time() - cpu
-    # Lets go of what an iteration still fetches.
+    # Release batches that the iterator is still prefetching.
     del run
     most = min(service_peers.MOST * 1024, rows) if name == "tfdata" else rows
     assert most - found < 1024, f"{name} has read {found} rows"
@@ -149,7 +150,7 @@ def first_batch(url: str, kind: str) -> Turn:
 
 
 def compare(bench: Bench, row: Table, kind: str, url: str, peers: dict[str, service_peers.Peer]) -> None:
-    """Measures a table."""
+    """Measures one table with all sides."""
     local = reader(kind, bench.quick, bench.args.shuffle)
     nbytes = sum(array.nbytes // len(array) for array in arrays(kind, bench.quick).values())
 
@@ -171,7 +172,7 @@ def compare(bench: Bench, row: Table, kind: str, url: str, peers: dict[str, serv
 
 
 def beside_peers(bench: Bench, parts: list[str], folder: Path) -> None:
-    """Measures the service beside Flight, tf.data service and Ray Data."""
+    """Compares the service with Flight, tf.data service, and Ray Data."""
     tables = {kind: arrays(kind, bench.quick) for kind in ROWS}
     again = [sys.executable, __file__, *(["--quick"] if bench.quick else [])]
     config = folder / "readers.py"
@@ -192,7 +193,7 @@ def beside_peers(bench: Bench, parts: list[str], folder: Path) -> None:
 
 
 def shared(bench: Bench) -> None:
-    """Measures a `LocalService` of both datasets of Avro."""
+    """Compares a `LocalService` with local reading for both Avro datasets."""
     row = bench.table("", "local, rows/s|,.0f", "shared|,.0f", "ratio (0.9 wanted)|", "met", title="Shared memory")
     for kind, rows in SHARED_ROWS.items():
         path, _ = generate.generate(kind, rows // (10 if bench.quick else 1))
@@ -206,7 +207,7 @@ def shared(bench: Bench) -> None:
 
 
 def rate(urls: list[str], epoch: int) -> float:
-    """Batches a second of an epoch that servers haven't kept; each must be the right one."""
+    """Returns the batches per second of an epoch that the servers haven't cached. Checks every batch."""
     remote = fastpipe.connect(urls)
     remote.set_epoch(epoch)
     begun = time.perf_counter()
@@ -217,7 +218,7 @@ def rate(urls: list[str], epoch: int) -> float:
 
 
 def three(bench: Bench, folder: Path) -> None:
-    """Measures each set of servers by the sum of their paces."""
+    """Compares the rate of each set of servers with the sum of their individual rates."""
     with contextlib.ExitStack() as stack:
         urls: dict[str, list[str]] = {}
         for name, paces in PACES.items():
@@ -226,7 +227,7 @@ def three(bench: Bench, folder: Path) -> None:
                 config.write_text(WAITING.format(folder=str(HERE), batches=BATCHES, pace=pace))
                 _, said = stack.enter_context(served(config))
                 urls.setdefault(name, []).append(said.split()[-1])
-        # The epoch of a round is one that servers haven't kept.
+        # Each round reads an epoch that the servers haven't cached.
         epochs = {name: itertools.count() for name in PACES}
         ways = {name: lambda name=name: rate(urls[name], next(epochs[name])) for name in PACES}
         turns = take_turns(ways, 2 if bench.quick else 5, warm=0)

@@ -1,15 +1,15 @@
-"""Other services that carry batches to a consumer: tf.data service, and Ray Data's `iter_batches`.
+"""Other services that send batches to a consumer: tf.data service and Ray Data.
 
-Each has the data decoded and in memory, and what suits it best:
+Each service has the decoded dataset in memory and runs with the settings that suit it best:
 
-* tf.data service: dispatcher and worker in a separate process; no compression, messages by gRPC, as many requests
-  outstanding as it likes, `prefetch(AUTOTUNE)`. Each epoch is of a job of its own, or what was fetched ahead would
-  count as read in no time; starting a job, up to its first batch, isn't timed. Twice: `tfdata` makes batches of
-  shuffled rows, as the service does; `tfdata-ready` has whole batches as the elements of its data set, and does nothing
-  but send them.
-* Ray Data: a materialized data set in the object store of this machine, in blocks of whole batches, as Arrow; read with
-  several batches prefetched, without shuffling. Its blocks are mapped, not carried: it yields NumPy views of them where
-  it can. It needs pandas.
+* tf.data service: The dispatcher and the worker run in a separate process, without compression, with gRPC messages, the
+  default number of outstanding requests, and `prefetch(AUTOTUNE)`. Each epoch is a separate job; otherwise, batches
+  prefetched in advance would seem to take no time. Starting a job, up to its first batch, isn't timed. There are two
+  variants: `tfdata` batches shuffled rows, as the fastpipe service does. `tfdata-ready` stores whole batches as
+  dataset elements and only sends them.
+* Ray Data: `iter_batches` reads a materialized dataset from the object store of this machine without shuffling. Blocks
+  are Arrow tables of whole batches, and several batches are prefetched. Blocks are mapped instead of sent, and Ray
+  yields NumPy views of them if possible. It needs pandas.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ import numpy as np
 from harness.children import program
 
 BATCH = 1024
-# Rows that tf.data shuffles; blocks of Ray's data set, and batches that it prefetches.
+# Shuffle buffer of tf.data in rows.
 SHUFFLED = 16_384
-# Batches of shuffled rows that are read of tf.data: an epoch would take minutes.
+# Maximum number of shuffled batches to read from tf.data. A whole epoch would take minutes.
 MOST = 100
 BLOCKS, PREFETCH = 16, 8
 
 Arrays = dict[str, Any]
 Way = Callable[[], Callable[[], int]]
-"""Prepares to read an epoch, which isn't timed; what it returns reads it, or some of it, and returns the rows."""
+"""Prepares an epoch, which isn't timed. Returns a function that reads it, or a part, and returns its row count."""
 Peer = Callable[[str], Way]
-"""The way to read a table."""
+"""Returns the way to read a table."""
 
 
 def whole(arrays: Arrays) -> Arrays:
-    """The rows of whole batches."""
+    """Returns the rows that fill whole batches."""
     rows = len(next(iter(arrays.values()))) // BATCH * BATCH
     return {name: array[:rows] for name, array in arrays.items()}
 
 
 def serve_tf_data(tables: dict[str, Arrays]) -> None:
-    """A dispatcher and a worker in this process, until it is killed; prints where they are, and of what."""
+    """Runs a dispatcher and a worker until the process is killed. Prints their address and dataset ids."""
     import tensorflow as tf
 
     service = tf.data.experimental.service
@@ -70,11 +70,11 @@ def serve_tf_data(tables: dict[str, Arrays]) -> None:
 
 @contextmanager
 def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str, Peer]]:
-    """tf.data service in a separate process.
+    """Starts tf.data service in a separate process. Yields its peers by name.
 
     Args:
-        command: starts it: it calls `serve_tf_data`.
-        tables: that it has.
+        command: Command of a process that calls `serve_tf_data`.
+        tables: Tables that the service contains.
     """
     import tensorflow as tf
 
@@ -110,11 +110,11 @@ def tf_data(command: list[str], tables: dict[str, Arrays]) -> Iterator[dict[str,
 
 @contextmanager
 def ray_data(tables: dict[str, Arrays]) -> Iterator[Peer]:
-    """Ray on this machine alone."""
+    """Starts Ray on this machine. Yields the peer that reads with Ray Data."""
     import pyarrow as pa
     import ray
 
-    # Not a cluster that happens to run here.
+    # "local" avoids a connection to a cluster that happens to run on this machine.
     ray.init("local", include_dashboard=False, log_to_driver=False, object_store_memory=2 << 30, logging_level="ERROR")
     try:
         ray.data.DataContext.get_current().enable_progress_bars = False

@@ -1,8 +1,8 @@
-"""Measures what shuffling costs: the four orders in turn, over the same file, with one thread on one core.
+"""Measures the cost of shuffling: the four orders in turn, on the same file, with one thread on one core.
 
-The file is dataset (a): 6 scalars, 8 dense vectors and 5 sparse features. All readers have the same features, batch
-size and prefetch; each is made once, and read in each round, so that none pays for fresh memory. Ratios are to
-sequential order.
+The file is dataset (a): 6 scalars, 8 dense vectors, and 5 sparse features. All readers have the same features, batch
+size, and prefetch. Each reader is created once and reused in every round, so that no measurement includes page faults
+of new memory. Ratios are relative to sequential order.
 """
 
 from __future__ import annotations

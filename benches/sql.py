@@ -1,9 +1,9 @@
-"""Reading a table of two million rows of ten columns from PostgreSQL and SQLite, beside what others offer.
+"""Compares reading a table of two million rows and ten columns from PostgreSQL and SQLite with other libraries.
 
-fastpipe makes NumPy batches of 4,096 rows, planning included; ConnectorX makes an Arrow table, cut into the same number
-of partitions by the primary key; Ray Data's `read_sql` makes blocks, and pandas' `read_sql` frames of 65,536 rows. Each
-has a separate process (`peers/sql.py`), started before anything is timed, and takes turns with the others. All may
-use every core. The number of rows and the sum of a column are checked in each pass.
+fastpipe returns NumPy batches of 4,096 rows; its time includes planning. ConnectorX returns an Arrow table, split into
+the same number of partitions by primary key. Ray Data's `read_sql` returns blocks, and pandas' `read_sql` frames of
+65,536 rows. Each library runs in a separate process (`peers/sql.py`), which starts before anything is timed, and takes
+turns with the others. All libraries may use every core. Each pass checks the number of rows and the sum of a column.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SELECTED = """i AS id, (i * 7919) % 1000003 AS a, i % 100 AS b, i / 3.0 AS x, i
 
 @contextmanager
 def sqlite(rows: int) -> Iterator[str]:
-    """Yields the URL of a file with the table."""
+    """Yields the URL of an SQLite file that contains the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.db"
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -42,7 +42,7 @@ def sqlite(rows: int) -> Iterator[str]:
 
 @contextmanager
 def postgresql(rows: int) -> Iterator[str | None]:
-    """Yields the URL of a server with the table; None if PostgreSQL isn't installed."""
+    """Yields the URL of a PostgreSQL database that contains the table, or None if PostgreSQL isn't installed."""
     with postgres() as server:
         if server is None:
             yield None
@@ -74,7 +74,7 @@ def main(bench: Bench) -> None:
     for database in bench.args.databases:
         with DATABASES[database](rows) as url:
             if url is None:
-                bench.say("PostgreSQL's server isn't installed")
+                bench.say("the PostgreSQL server isn't installed")
                 continue
             job = Job(url, "t", BATCH)
             readers = ("fastpipe-sql", *WANTED)

@@ -1,7 +1,7 @@
-"""fastpipe alone, over batch sizes, orders, threads, codecs and block sizes.
+"""Measures fastpipe by batch size, order, number of threads, codec, and block size.
 
-Dataset (a) has every combination. The others vary one setting at a time from the usual one (batches of 1,024, in the
-order of the file, one thread, codec null, blocks of 1 MB).
+Dataset (a) is measured with every combination. The other datasets change one setting at a time from the default: batches
+of 1,024 rows, sequential order, one thread, codec null, and blocks of 1 MB.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from peers.job import Job
 BATCHES = (64, 256, 1024, 4096, 8192)
 CODECS = ("null", "deflate", "snappy", "zstandard")
 SHARE = 4
-"""One in this many of the comparison's records: some 40 MB with (a), which is two windows of the shuffle, and more."""
+"""Divisor of the comparison's number of records. Dataset (a) then has about 40 MB, more than two shuffle windows."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a dataset is read."""
+    """Settings with which a dataset is read."""
 
     dataset: str
     batch: int = 1024
@@ -35,14 +35,14 @@ class Setting:
 
 
 def usual(dataset: str) -> dict[str, Setting]:
-    """Returns the settings that differ in one thing from the usual one, by name."""
+    """Returns the settings that change one default, by name."""
     found = {f"batches of {batch:,}": Setting(dataset, batch) for batch in BATCHES}
     found |= {"shuffled": Setting(dataset, shuffled=True), "2 threads": Setting(dataset, threads=2)}
     return found | {"blocks of 16K": Setting(dataset, block="16K")} | {c: Setting(dataset, codec=c) for c in CODECS[1:]}
 
 
 def job_of(bench: Bench, setting: Setting) -> Job:
-    """Returns what a reader is asked to read, once it is in the page cache."""
+    """Returns the job for a setting, and loads its file into the page cache."""
     cell = plan.Spec(setting.dataset, setting.codec, setting.block)
     path, _ = cell.file(plan.RECORDS[setting.dataset] // (plan.PART if bench.quick else SHARE), bench.say)
     path.read_bytes()
@@ -51,7 +51,7 @@ def job_of(bench: Bench, setting: Setting) -> Job:
 
 
 def main(bench: Bench) -> None:
-    """Measures all settings, which take turns."""
+    """Measures all settings in turn."""
     datasets = bench.args.datasets
     combinations = itertools.product(BATCHES, (False, True), (1, 2), CODECS, plan.BLOCKS)
     whole = "a" in datasets and not bench.quick

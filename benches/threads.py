@@ -1,7 +1,7 @@
-"""Two threads of fastpipe on two cores, beside two processes of one thread each, pinned to a core each.
+"""Compares two threads of fastpipe on two cores with two single-threaded processes, each pinned to one core.
 
-The two processes are what a program can have without threads, at twice the memory and with the data split by hand: they
-share nothing, so what they do together is as much as two cores can do. Both read the same file.
+The two processes share nothing, so their total rate is the maximum of two cores. They show what a program can achieve
+without threads, at the price of twice the memory and a dataset that is split by hand. Both processes read the same file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(bench: Bench) -> None:
     """Measures all cells."""
     cpus = cores()[-2:]
     if len(cpus) < 2:
-        bench.say("there is only one core: threads aren't compared")
+        bench.say("threads can't be compared because there is only one core")
         return
     columns = ("one thread, records/s|,.0f", "two threads|,.0f", "two processes|,.0f", "threads / one|,.2f")
     row = bench.table("cell", *columns, "threads / processes (rounds)|")
@@ -42,7 +42,7 @@ def main(bench: Bench) -> None:
             return rate(readers[who].ask("read", job, enough))
 
         def pair(job: Job) -> float:
-            # Sent to both before an answer is received: they run side by side.
+            # Send both requests before receiving an answer, so that the processes run concurrently.
             for side in ("left", "right"):
                 readers[side].send("read", job, enough)
             return sum([rate(readers[side].receive()) for side in ("left", "right")])

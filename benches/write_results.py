@@ -1,8 +1,8 @@
-"""Writes RESULTS.md from the figures in `results/`, which the benches keep with `--keep`.
+"""Writes RESULTS.md from the figures in `results/`, which the benches write with `--keep`.
 
     python benches/write_results.py [--check]
 
-With `--check` nothing is written, and the exit status is 1 if RESULTS.md is out of date.
+`--check` writes nothing and exits with status 1 if RESULTS.md is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness import HERE, RESULTS
 SECTIONS = ["compare", "threads", "memory", "sweep", "growth", "auto", "shuffle", "index", "in_memory"]
 SECTIONS += ["interactions", "device", "parquet", "frames", "csv_files", "fill", "dataloader", "bags", "atds"]
 SECTIONS += ["writing", "sql", "leases", "describe", "service"]
-"""The order of the sections. A bench whose figures aren't kept has none."""
+"""Order of the sections. A bench without saved figures has no section."""
 HEAD = """\
 # Results
 
@@ -28,7 +28,7 @@ measured, and what limits them is in [notes](notes).
 
 
 def markdown(table: dict[str, Any], shared: list[str]) -> list[str]:
-    """Returns the lines of a table; `shared` is what the section has said of where it was measured."""
+    """Returns the lines of a table. `shared` lists the measurements that its section has already described."""
     lines = ["", f"### {table['title']}"] if table["title"] else []
     measured = [] if table["measured"] == shared else [f"Measured {when}." for when in table["measured"]]
     for text in (table.get("about", ""), *measured):
@@ -64,7 +64,7 @@ def section(name: str) -> list[str]:
 def main() -> int:
     """Writes RESULTS.md, or checks it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing: is RESULTS.md up to date?")
+    parser.add_argument("--check", action="store_true", help="only check that RESULTS.md is up to date")
     check = parser.parse_args().check
     path = HERE / "RESULTS.md"
     if unlisted := {file.stem for file in RESULTS.glob("*.json")} - set(SECTIONS):

@@ -1,8 +1,8 @@
-"""Compares writing Avro with fastavro's writer, and polars' where it can: the same rows, in turn.
+"""Compares writing Avro with fastavro's writer, and with polars' writer if it supports the types, in turn.
 
-fastpipe is given an Arrow table, polars its frame of it, fastavro Python's dicts of it: what each takes. Making these
-isn't measured. Each writes to the same directory; fastpipe also waits until the file is on its disk. polars writes
-blocks of a different size, and not every type, so that it has fewer cells.
+Each library writes the same rows from its native input: fastpipe an Arrow table, polars a data frame, fastavro Python
+dicts. Creating the inputs isn't timed. All files are written to the same directory; fastpipe also waits until its file
+is on disk. polars uses a different block size and doesn't support every type, so some of its cells are empty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAMES = ("fastpipe", "fastavro", "polars")
 
 
 def cases(rows: int) -> dict[str, pa.Table]:
-    """The tables: flat columns, an embedding, and what is nested and null."""
+    """Returns the tables: flat columns, an embedding, and nested columns with nulls."""
     draw = np.random.default_rng(1)
     words = np.array([f"word{i}" for i in range(1000)])
     flat = {f"i{i}": draw.integers(0, 10**6, rows) for i in range(6)} | {f"f{i}": draw.random(rows) for i in range(6)}
@@ -47,7 +47,7 @@ def cases(rows: int) -> dict[str, pa.Table]:
 
 
 def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str, Callable[[], object]]:
-    """By name, what writes the table."""
+    """Returns the functions that write the table, by library."""
     paths = {name: os.path.join(folder, f"{name}.avro") for name in NAMES}
     frame, records = pl.DataFrame(table), table.to_pylist()
     ours = partial(fastpipe.write_avro, paths["fastpipe"], table, codec=codec, num_threads=threads)
@@ -59,7 +59,7 @@ def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str,
 
     def by_fastavro() -> None:
         with open(paths["fastavro"], "wb") as file:
-            # Blocks of the same size.
+            # The same block size as fastpipe's.
             fastavro.writer(file, schema, records, codec=codec, sync_interval=64 << 10)
 
     def by_polars() -> None:
@@ -73,7 +73,7 @@ def writers(table: pa.Table, codec: Any, threads: int, folder: str) -> dict[str,
 
 
 def main(bench: Bench) -> None:
-    """Measures all tables and codecs; fails if fastpipe isn't enough times as fast as fastavro."""
+    """Measures all tables and codecs. Fails if the speedup of fastpipe over fastavro is below its target."""
     columns = [f"{name}, rows/s|,.0f" for name in NAMES]
     row = bench.table("rows", "codec", *columns, "times fastavro|,.2f", "times polars|,.2f")
     for (title, table), codec in itertools.product(cases(bench.args.rows).items(), bench.args.codecs):

@@ -1,4 +1,4 @@
-"""The harness of all benches: turns, tables, targets, memory, and the figures that are kept."""
+"""The shared harness of the benches: turns, tables, targets, memory, and saved figures."""
 
 from __future__ import annotations
 

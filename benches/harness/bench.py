@@ -1,9 +1,9 @@
-"""The parts of a bench: its options, tables and targets, and the figures that it keeps.
+"""The building blocks of a bench: options, tables, targets, and saved figures.
 
-A bench is a script with a function `main(bench)`, and `Bench(name, __doc__, ...).run(main)` at its end; or with a
-function for each of its parts, `Bench(..., parts=list(PARTS)).run(PARTS)`. Its tables are printed as Markdown as they
-grow. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to `results/NAME.json`, from which
-`write_results.py` makes RESULTS.md.
+A bench is a script that defines `main(bench)` and ends with `Bench(name, __doc__, ...).run(main)`. A bench with several
+parts defines a function for each part and ends with `Bench(..., parts=list(PARTS)).run(PARTS)`. Tables are printed in
+Markdown, row by row. After the run they are written to `.cache/results/NAME.json`, or with `--keep` to
+`results/NAME.json`, from which `write_results.py` generates RESULTS.md.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any, NoReturn
 HERE = Path(__file__).resolve().parent.parent
 RESULTS, CACHE = HERE / "results", HERE / ".cache"
 MISSED = 3
-"""The exit status if something failed or a bound was missed, but not by an exception."""
+"""Exit status if a check failed or a bound was missed, without an exception."""
 QUICK = os.environ.get("QUICK", "") not in ("", "0")
 
 
 def revision() -> str:
-    """Returns the commit that is measured; `-dirty` if files differ from it."""
+    """Returns the current commit, with the suffix `-dirty` if the working tree has changes."""
     git = ["git", "-C", str(HERE), "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
@@ -38,7 +38,7 @@ def revision() -> str:
 
 
 def machine() -> str:
-    """Returns the processor, cores, memory and kernel."""
+    """Returns the processor, the number of cores, the memory, the kernel, and the Python version."""
     found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     model = found[1] if found else platform.processor() or platform.machine()
@@ -47,7 +47,7 @@ def machine() -> str:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replaces a file, with a list of texts on one line."""
+    """Replaces a JSON file atomically. Lists of strings are written on one line."""
     text = json.dumps(data, indent=1, ensure_ascii=False)
     string = r'"(?:[^"\\]|\\.)*"'
     lists = rf"\[\n\s+({string}(?:,\n\s+{string})*)\n\s+\]"
@@ -62,8 +62,8 @@ class Table:
     """A table of figures, printed row by row.
 
     Args:
-        title: Its heading.
-        columns: `name` of a column of texts, or `name|format` of a column of numbers.
+        title: Heading of the table.
+        columns: `name` for each column of text, and `name|format` for each column of numbers.
     """
 
     def __init__(self, title: str, columns: tuple[str, ...]) -> None:
@@ -77,7 +77,7 @@ class Table:
         print(f"|{'|'.join('--:' if side == 'r' else '---' for side in self.align)}|", flush=True)
 
     def __call__(self, *values: Any) -> None:
-        """Adds a row; None is an empty cell. A row may end early."""
+        """Adds a row. None is an empty cell, and missing cells at the end are empty."""
         cells = [self._shown(value, form) for value, form in zip(values, self._formats, strict=False)]
         self.rows.append(cells + [""] * (len(self.columns) - len(cells)))
         print(f"| {' | '.join(self.rows[-1])} |", flush=True)
@@ -91,8 +91,8 @@ class Table:
         return " ".join(str(value).split()).replace("|", "\\|")
 
     def kept(self, measured: str, before: dict[str, Any]) -> dict[str, Any]:
-        """Returns what is kept of it. Rows of a former run that this one didn't measure stay."""
-        # A row is known by its leading texts.
+        """Returns the content to save. It includes the rows of `before` that this run didn't measure again."""
+        # The leading text columns identify a row.
         keys = max(1, len(self.align) - len(self.align.lstrip("l")))
         rows = {tuple(row[:keys]): row for row in self.rows}
         former = {tuple(row[:keys]): row for row in before.get("rows", [])}
@@ -109,19 +109,20 @@ Measure = Callable[["Bench"], object]
 
 
 class Bench:
-    """A program that measures.
+    """The command line, tables, and results of a bench.
 
     Args:
-        name: Of the file that its figures are kept in.
-        doc: What `--help` says.
-        rounds: How often contenders take turns, and how often in a quick run.
-        packages: Distributions whose versions are kept with the figures.
-        **options: Option -> default, or a pair of the default and that of a quick run. A list is given with commas.
+        name: Name of the file that the figures are saved in.
+        doc: Text of `--help`.
+        rounds: Number of rounds in a normal and in a quick run.
+        packages: Distributions whose versions are saved with the figures.
+        **options: Option -> default, or a pair of the defaults of a normal and a quick run. Lists are comma-separated on
+            the command line.
 
     Attributes:
         args: The options of this run.
-        quick: Whether it is a run on little data (`--quick`, `QUICK=1`) that shows whether the bench works.
-        rounds: How often contenders take turns.
+        quick: Whether this is a quick run (`--quick`, `QUICK=1`), which only tests the bench on small datasets.
+        rounds: Number of rounds.
         versions: Package -> version.
     """
 
@@ -135,8 +136,8 @@ class Bench:
     ) -> None:
         self.name = name
         self.parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.parser.add_argument("--quick", action="store_true", default=QUICK, help="little data (QUICK=1)")
-        self.parser.add_argument("--keep", action="store_true", help="write the figures to results/, if not --quick")
+        self.parser.add_argument("--quick", action="store_true", default=QUICK, help="use small datasets (QUICK=1)")
+        self.parser.add_argument("--keep", action="store_true", help="save the figures in results/, unless --quick")
         self._defaults = {"rounds": rounds} | options
         for option, default in self._defaults.items():
             self._add(f"--{option.replace('_', '-')}", default[0] if isinstance(default, tuple) else default)
@@ -161,7 +162,7 @@ class Bench:
             self.parser.add_argument(flag, type=kind, help=str(default))
 
     def run(self, main: Measure | Mapping[str, Measure]) -> NoReturn:
-        """Measures, by one function or one for each of the parts, keeps the figures, and exits as `finish` says."""
+        """Parses the options, runs `main` or its selected parts, saves the figures, and exits."""
         self.args = self.parser.parse_args()
         self.quick = self.args.quick
         for option, default in self._defaults.items():
@@ -174,20 +175,20 @@ class Bench:
         raise SystemExit(self.finish())
 
     def table(self, *columns: str, title: str = "") -> Table:
-        """Begins a table."""
+        """Starts a new table."""
         self._tables.append(Table(title, columns))
         return self._tables[-1]
 
     def say(self, text: str) -> None:
-        """Reports progress."""
+        """Prints progress to stderr."""
         print(f"[{time.perf_counter() - self._begun:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     def target(self, what: str, value: float, *, least: float | None = None, most: float | None = None) -> str:
-        """Compares a figure with its target. Speeds depend on the machine, so a miss is listed and fails nothing."""
+        """Compares a figure with its target. A miss is listed but isn't a failure: speeds depend on the machine."""
         return self._compare(self._below, what, value, least, most)
 
     def bound(self, what: str, value: float, *, least: float | None = None, most: float | None = None) -> str:
-        """Compares a figure with a bound that must hold on any machine: a miss fails the run."""
+        """Compares a figure with a bound that must hold on any machine. A miss fails the run."""
         return self._compare(self._failed, what, value, least, most)
 
     @staticmethod
@@ -199,11 +200,11 @@ class Bench:
         return "no"
 
     def fail(self, text: str) -> None:
-        """Notes a failure."""
+        """Records a failure."""
         self._failed.append(text)
 
     def finish(self) -> int:
-        """Keeps the figures, lists what was missed, and returns the exit status."""
+        """Saves the figures, lists missed targets and failures, and returns the exit status."""
         for package in self._packages:
             try:
                 self.versions.setdefault(package, importlib.metadata.version(package))

@@ -1,4 +1,4 @@
-"""Processes that a bench starts: programs that answer with JSON, and readers that take turns."""
+"""Child processes of a bench: programs that print JSON, and readers that take turns."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from peers.job import Job
 
 @contextmanager
 def peers(bench: Bench, readers: dict[str, tuple[str, list[int]]]) -> Iterator[dict[str, Peer]]:
-    """Starts readers, each on its cores, all at once: importing takes the most time of a small race.
+    """Starts readers, each on its cores, and stops them at the end of the block.
 
-    Their versions are kept with the figures, and they are ended.
+    The readers start concurrently because imports take most of the time of a small race. The versions of their packages
+    are saved with the figures.
     """
     started = {name: Peer(reader, READERS[reader].env, cores, bench.say) for name, (reader, cores) in readers.items()}
     try:
@@ -42,7 +43,7 @@ def call(script: str, **request: Any) -> Any:
 
 @contextmanager
 def program(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts a program, yields its process and the first line that it prints, and kills it in the end."""
+    """Starts a program and kills it at the end of the block. Yields its process and its first line of output."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
     try:
         assert process.stdout is not None
@@ -54,8 +55,8 @@ def program(command: list[str], **options: Any) -> Iterator[tuple[subprocess.Pop
 
 @contextmanager
 def postgres(*options: str) -> Iterator[Any]:
-    """Starts a PostgreSQL server, which has a method `new_database`; yields None if it isn't installed."""
-    # The tests know how to start one.
+    """Yields a running PostgreSQL server with a method `new_database`, or None if PostgreSQL isn't installed."""
+    # The tests have a module that starts one.
     sys.path.append(str(HERE.parent / "tests"))
     servers: Any = importlib.import_module("servers")
     programs = servers.postgres_programs()
@@ -68,15 +69,15 @@ def postgres(*options: str) -> Iterator[Any]:
 
 
 class Side:
-    """A reader in a separate process, and what it reads.
+    """A reader in a separate process, and the job that it reads.
 
     Args:
-        reader: A key of `READERS`.
-        job: What it reads.
-        known: Sums of all values, as `generate.Sums` has them; None: values aren't checked.
-        label: What tables call it; by default the reader's name.
-        checked: What is read instead for the values, and the sums of that.
-        rows: How many rows a pass must have; None: any number.
+        reader: Key of `READERS`.
+        job: Job that the reader runs.
+        known: Expected sums of all values, from `generate.Sums`. None skips the check of values.
+        label: Name of the side in tables. Defaults to the reader's name.
+        checked: Job that is read for the check of values. Defaults to `job`.
+        rows: Expected number of rows per pass. None accepts any number.
     """
 
     def __init__(
@@ -105,10 +106,10 @@ class Side:
         return answer
 
     def check(self, memory: bool) -> None:
-        """Reads the file once, for its memory, and compares the sums of all values.
+        """Reads the file once to sample memory, if requested, and once to compare the sums of all values.
 
         Raises:
-            CannotError: if it can't read the file, or has other values.
+            CannotError: If the reader can't read the file or returns different values.
         """
         if memory:
             self.peak = self._ask("read", self.job, memory=True)["peak"]
@@ -120,7 +121,7 @@ class Side:
                 raise CannotError(f"other values: {', '.join(differing)}")
 
     def __call__(self) -> Turn:
-        """Takes a turn. Seconds are those for a row."""
+        """Takes a turn. Returns the wall and CPU seconds per row."""
         answer = self._ask("read", self.job, self.enough)
         return Turn(answer["seconds"] / answer["rows"], answer["cpu"] / answer["rows"], answer)
 
@@ -136,17 +137,17 @@ def race(
     warm: int = 0,
     rounds: int = 0,
 ) -> Turns:
-    """Checks what the sides read, and lets them take turns.
+    """Checks the values that the sides read, then runs the sides in turn.
 
     Args:
-        bench: Gets the versions of packages.
-        sides: Who takes part, under their names.
-        cores: The cores that all stay on.
-        enough: Seconds that a turn lasts at least; shorter passes are repeated.
-        budget: Seconds that a side may take before it gets fewer rounds.
+        bench: Bench that receives the versions of packages.
+        sides: Sides that take turns. Their names must differ.
+        cores: Cores that all sides are pinned to.
+        enough: Minimum duration of a turn in seconds. Shorter passes are repeated.
+        budget: Total seconds after which a side gets fewer rounds.
         memory: Whether to sample the memory of each side's first pass.
-        warm: Turns of each before anything counts, besides the check.
-        rounds: How many; 0: those of the bench.
+        warm: Number of warm-up turns per side, in addition to the check.
+        rounds: Number of rounds. 0 uses the number of the bench.
     """
     with peers(bench, {side.name: (side.reader.name, cores) for side in sides}) as started:
         errors: dict[Any, str] = {}

@@ -1,4 +1,4 @@
-"""Readers of the generated Avro files, and what is asked of them."""
+"""Readers of the generated Avro files, and helpers that read and simulate work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def features(dataset: str) -> dict[str, Any]:
 
 
 def order(name: str, rows: int = 16_384) -> dict[str, Any]:
-    """Returns the options of an order: "sequential", or a way to shuffle."""
+    """Returns the reader options of an order, which is "sequential" or a value of `shuffle`."""
     return {} if name == "sequential" else {"shuffle": name, "shuffle_buffer": rows, "seed": 1}
 
 
@@ -51,7 +51,7 @@ def open_reader(paths: Any, dataset: str, name: str = "sequential", **options: A
 
 
 def least_limit(reader: fastpipe.Reader) -> int:
-    """Returns the least memory_limit that passes run with, in bytes, as the error rounds it up."""
+    """Returns the minimum memory_limit of a reader in bytes, rounded up as in the error message."""
     import fastpipe
     from fastpipe._reader.pass_options import memory_size
 
@@ -68,7 +68,7 @@ def least_limit(reader: fastpipe.Reader) -> int:
         reader._running = running
     found = re.search(r"at least ([0-9.]+ ?[kKMGT]?i?B)\b", said)
     if found is None:
-        raise RuntimeError(f"the error doesn't say what is needed: {said}")
+        raise RuntimeError(f"the error message contains no minimum: {said}")
     return memory_size("least", found[1])
 
 
@@ -78,12 +78,12 @@ def nbytes(value: Any) -> int:
         return sum(map(nbytes, value.values()))
     if hasattr(value, "nbytes"):
         return int(value.nbytes)
-    # Batch forms unpack into their parts; the shape of a sparse one is a tuple of numbers.
+    # Batch types unpack into their parts. The shape of a sparse one is a tuple of numbers.
     return sum(map(nbytes, value)) if hasattr(value, "__iter__") else 0
 
 
 def drain(batches: Any, consume: Callable[[], None] | None = None) -> int:
-    """Reads a pass, dropping each batch before the next one. Returns the number of batches."""
+    """Reads a pass and drops each batch before the next one. Returns the number of batches."""
     count = 0
     for batch in batches:
         del batch
@@ -94,7 +94,7 @@ def drain(batches: Any, consume: Callable[[], None] | None = None) -> int:
 
 
 class Waiting:
-    """Units that come after `seconds` each, as from far away, and are no work: so no processor is needed."""
+    """Units that take `seconds` each to arrive, like remote data, without using the CPU."""
 
     def __init__(self, units: int, rows: int, seconds: float) -> None:
         import pyarrow as pa
@@ -104,7 +104,7 @@ class Waiting:
         self._seconds = seconds
 
     def read(self, unit: int) -> Any:
-        """Returns a unit, after a while."""
+        """Returns a unit after a delay."""
         import pyarrow as pa
 
         time.sleep(self._seconds)
@@ -112,19 +112,19 @@ class Waiting:
         return pa.table({"x": range(rows * unit, rows * (unit + 1))}, schema=self.schema)
 
     def fingerprint(self) -> str:
-        """Returns what identifies the data."""
+        """Returns the identity of the dataset."""
         return "waiting"
 
 
 def spin(seconds: float) -> None:
-    """Keeps a core busy."""
+    """Keeps a core busy for `seconds`."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
 
 
 def slept(seconds: float, times: int = 20) -> float:
-    """Returns what sleeping for this long really takes."""
+    """Returns the measured duration of a sleep of `seconds`."""
     begun = time.perf_counter()
     for _ in range(times):
         time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The anonymous memory of a process: buffers, batches and the heap, but neither pages of files nor libraries."""
+"""Measures the anonymous memory of a process: buffers, batches, and the heap, without file pages and libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MB = 1e6
 
 
 def rss_anon(process: int | str = "self") -> int:
-    """Returns the RssAnon of a process, in bytes."""
+    """Returns the RssAnon of a process in bytes."""
     with open(f"/proc/{process}/status", "rb") as file:
         for line in file:
             if line.startswith(b"RssAnon:"):
@@ -19,7 +19,7 @@ def rss_anon(process: int | str = "self") -> int:
 
 
 class Peak:
-    """The first RssAnon of a process that was sampled, the greatest one, and how many samples there were."""
+    """The first sample of a process's RssAnon, the maximum, and the number of samples."""
 
     def __init__(self, process: int | str = "self") -> None:
         self._process = process

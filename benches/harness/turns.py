@@ -1,4 +1,4 @@
-"""Contenders take turns, A B B A, so that other work of the machine affects all of them alike."""
+"""Runs contenders in turn, in the order A B B A, so that other load on the machine affects all of them equally."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 LEAST = 3
-"""Rounds of a contender that takes longer than its budget."""
+"""Minimum number of rounds of a contender that exceeds its budget."""
 
 
 class CannotError(Exception):
-    """A contender can't do this; the text says why. It takes no further turns."""
+    """Raised by a contender that can't run, with the reason. It takes no further turns."""
 
 
 class Turn(NamedTuple):
-    """The cost of a turn: wall time, CPU time, and what the contender returned."""
+    """Cost of a turn: wall seconds, CPU seconds, and the contender's return value."""
 
     seconds: float
     cpu: float
@@ -24,7 +24,7 @@ class Turn(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """The ratios of two contenders within the rounds that both took part in: the median, the least and the greatest."""
+    """Median, minimum, and maximum ratio of two contenders over the rounds that both took part in."""
 
     median: float
     low: float
@@ -35,7 +35,7 @@ class Ratio(NamedTuple):
 
 
 Figure = str | Callable[[Turn], float]
-"""What is looked at: a field of `Turn`, or a function."""
+"""A figure of a turn: a field name of `Turn`, or a function of the turn."""
 
 
 class Turns:
@@ -59,7 +59,7 @@ class Turns:
         return statistics.median(self.values(name, figure))
 
     def ratio(self, mine: Any, other: Any, figure: Figure = "seconds") -> Ratio:
-        """Returns what `mine` has over what `other` has."""
+        """Returns the figure of `mine` divided by the figure of `other`, round by round."""
         here, there = self.rounds(mine, figure), self.rounds(other, figure)
         found = [here[number] / there[number] for number in here if number in there]
         return Ratio(statistics.median(found), min(found), max(found))
@@ -75,14 +75,14 @@ class Turns:
 def take_turns(
     contenders: Mapping[Any, Callable[[], Any]], rounds: int, *, warm: int = 1, budget: float = float("inf")
 ) -> Turns:
-    """Lets contenders take turns. Every other round goes backwards.
+    """Runs contenders in turn. Every other round runs in reverse order.
 
     Args:
-        contenders: What is called in each round, by name. What it returns is the turn's result; a contender that takes
-            its time itself returns a `Turn`, and one that raises `CannotError` is left out from then on.
-        rounds: How often each is called.
-        warm: How often each is called before anything counts.
-        budget: Seconds that a contender may take before it gets fewer rounds than the others, and at least 3.
+        contenders: Functions by name. Each is called once per round, and its return value becomes the turn's result. A
+            contender that measures its own time returns a `Turn`. One that raises `CannotError` isn't called again.
+        rounds: Number of measured rounds.
+        warm: Number of warm-up rounds, which aren't counted.
+        budget: Total seconds after which a contender gets fewer rounds than the others, but at least 3.
     """
     found = Turns(list(contenders))
     taken = dict.fromkeys(contenders, 0.0)
