@@ -1,14 +1,14 @@
-# Builds, tests and measures fastpipe in a virtual environment of its own, .venv. `make help` lists the targets.
+# Builds, tests, and measures fastpipe in the virtual environment .venv. `make help` lists the targets.
 
 PYTHON ?= python3
 CARGO ?= cargo
-# For example `make test PYTEST_ARGS="-k snappy"`, or `make test CARGO_FLAGS=--locked`.
+# Examples: `make test PYTEST_ARGS="-k snappy"`, `make test CARGO_FLAGS=--locked`.
 CARGO_FLAGS ?=
-# For a free-threaded Python, `--no-default-features`.
+# Set this to `--no-default-features` for a free-threaded Python.
 EXTENSION_FLAGS ?=
 PYTEST_ARGS ?=
-# Processes in which all tests of a file run one after the other. One more than there are cores: many tests wait for
-# programs that they start.
+# Number of test processes. The tests of a file run sequentially in one process. The default is one more than the number
+# of cores because many tests wait for programs that they start.
 PYTEST_PROCESSES ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 BENCH_ARGS ?=
 FILES ?=
@@ -22,15 +22,15 @@ MSRV = $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 EXTENSION_SOURCES := $(wildcard Cargo.toml Cargo.lock pyproject.toml README.md) \
     $(shell find rust -name target -prune -o -path rust/fuzz -prune -o \( -name '*.rs' -o -name Cargo.toml \) -print)
 
-# Whatever environment is active, .venv is the one that is built for. (maturin refuses to choose between it and Conda's.)
+# Builds for .venv even if another environment is active. maturin fails if a Conda environment is active as well.
 export VIRTUAL_ENV := $(CURDIR)/.venv
 export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 unexport CONDA_PREFIX
 unexport PYTHONHOME
 unexport PYTHONPATH
 
-# Prints the requirements of the named extras and dependency groups of pyproject.toml, so that they can be installed
-# without building the extension; `build` and `core` stand for what building and importing it needs.
+# Prints the requirements of the given extras and dependency groups of pyproject.toml, so that they can be installed
+# without building the extension. `build` and `core` are the requirements to build and to import the package.
 define REQUIREMENTS
 import re, sys, tomllib
 with open("pyproject.toml", "rb") as file:
@@ -50,8 +50,8 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-# Puts the extension of a folder of Cargo's among the Python sources, and those on the path of .venv. An old extension is
-# replaced, not written over: a program may have loaded it.
+# Copies the extension from a Cargo output folder to the Python sources, and adds the sources to the path of .venv. Deletes
+# an old extension first instead of overwriting it, because a running program may have loaded it.
 define IN_PLACE
 import shutil, sys, sysconfig
 from pathlib import Path
@@ -68,22 +68,22 @@ export IN_PLACE
     licenses build deps clean
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Cargo uses every core by itself, and two runs of pip in one environment get in each other's way.
+# Cargo already uses every core, and two pip runs in the same environment would conflict.
 .NOTPARALLEL:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(STAMPS)/demo $(STAMPS)/extension ## build fastpipe and show it at work, on FILES or on data it makes
+demo: $(STAMPS)/demo $(STAMPS)/extension ## build fastpipe and run the demo on FILES or on generated data
 	$(BIN)/python examples/demo.py $(FILES)
 
 test: test-rust test-python ## run all tests
 
-# The bindings are compiled with Python's headers, and the tests of the other crates with the same features.
+# The bindings need Python's headers. All crates are tested with the same features, so Cargo compiles them only once.
 test-rust: $(STAMPS)/venv
 	$(CARGO) test $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace
 
-# What test-rust compiles.
+# Compiles the tests of test-rust without running them.
 build-rust-tests: $(STAMPS)/venv
 	$(CARGO) test $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace --no-run
 
@@ -92,12 +92,12 @@ test-python: $(STAMPS)/test $(STAMPS)/checked
 	    -n $(PYTEST_PROCESSES) --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 	    --max-worker-restart 2 $(PYTEST_ARGS)
 
-# With the extension that is there, however it was built.
-test-fast: $(STAMPS)/test ## run what needs no framework, server or other program, without a build
+# Uses the existing extension, in a debug or a release build.
+test-fast: $(STAMPS)/test ## run the tests that need no framework, server, or other program, without a build
 	@ls python/fastpipe/_fastpipe*.so >/dev/null 2>&1 || { echo "The extension isn't built: make build, or make test." >&2; exit 1; }
 	$(BIN)/python -m pytest -n $(PYTEST_PROCESSES) --dist loadfile --no-loadscope-reorder --quick $(PYTEST_ARGS)
 
-soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: many examples, negatives, mutated files, running out of memory
+soak: $(STAMPS)/test $(STAMPS)/extension ## run the tests that take hours: many examples, negatives, mutated files, out of memory
 	FASTPIPE_EXAMPLES=500 $(BIN)/python -m pytest -n $(PYTEST_PROCESSES) -m hypothesis $(PYTEST_ARGS)
 	FASTPIPE_NEGATIVES=1000000000 FASTPIPE_MUTATIONS=200000 FASTPIPE_OOM_RUNS=200 FASTPIPE_TOY=1 \
 	FASTPIPE_SQL_QUERIES=500 FASTPIPE_CSV_FILES=10000 FASTPIPE_CSV_MEGABYTES=1000 FASTPIPE_NUMBERS=10000000 FASTPIPE_LEASE_RUNS=200 \
@@ -109,17 +109,17 @@ soak: $(STAMPS)/test $(STAMPS)/extension ## test what takes hours: many examples
 	    tests/test_loader_chaos.py tests/test_service_requests.py \
 	    tests/test_service_connections.py tests/test_service_chaos.py $(PYTEST_ARGS)
 
-# Two globals of libdeflate have one name in two of its files, which is no fault.
+# Two files of libdeflate define a global of the same name. This is harmless, so the ODR check is off.
 fuzz: ## run each fuzz target for FUZZ_SECONDS (needs a nightly Rust and `cargo install cargo-fuzz`)
 	for target in $(FUZZ_TARGETS); do \
 	    ASAN_OPTIONS=detect_odr_violation=0 $(CARGO) +nightly fuzz run $$target --fuzz-dir rust/fuzz -- \
 	        -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 -max_len=65536 || exit 1; \
 	done
 
-bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: in brief)
+bench: $(STAMPS)/bench $(STAMPS)/extension ## compare with other libraries; measure speed and memory (QUICK=1: small datasets)
 	$(BIN)/python benches/bench.py $(BENCH_ARGS)
 
-lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs, documentation and prose
+lint: lint-rust lint-python ## check formatting, lints, imports, types, stubs, documentation, and prose
 
 lint-rust: $(STAMPS)/venv
 	$(CARGO) fmt --all --check
@@ -128,7 +128,7 @@ lint-rust: $(STAMPS)/venv
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc $(CARGO_FLAGS) --workspace --no-deps
 	$(BIN)/python tests/acyclic.py
 
-# The tests' requirements too: types of libraries that aren't there go unchecked.
+# Also installs the requirements of the tests: mypy doesn't check the types of missing libraries.
 lint-python: $(STAMPS)/lint $(STAMPS)/test $(STAMPS)/checked
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -146,18 +146,18 @@ lines: ## count the lines of each part
 	    printf '  %-32s %6d\n' $${room%/} $$(git ls-files -z "$$room" | xargs -0 cat | wc -l); \
 	done
 
-msrv: $(STAMPS)/venv ## check with the oldest Rust that Cargo.toml promises, where rustup can get it
+msrv: $(STAMPS)/venv ## check with the oldest Rust version that Cargo.toml supports (needs rustup)
 	@rustup run $(MSRV) rustc --version >/dev/null 2>&1 || rustup toolchain install $(MSRV) --profile minimal || \
-	    { echo "Rust $(MSRV) isn't installed and couldn't be fetched: the promised minimum wasn't checked." >&2; exit 1; }
+	    { echo "Rust $(MSRV) isn't installed and couldn't be fetched: the minimum version wasn't checked." >&2; exit 1; }
 	CARGO_TARGET_DIR="$(TARGET)/msrv" rustup run $(MSRV) cargo check $(CARGO_FLAGS) --workspace --all-targets
 
-licenses: ## write THIRD-PARTY-LICENSES.md, which wheels carry (needs `cargo install cargo-about --features cli`)
+licenses: ## write THIRD-PARTY-LICENSES.md for the wheels (needs `cargo install cargo-about --features cli`)
 	$(CARGO) about generate --manifest-path rust/fastpipe-python/Cargo.toml $(CARGO_FLAGS) \
 	    --config rust/fastpipe-python/about.toml --fail rust/fastpipe-python/about.hbs >THIRD-PARTY-LICENSES.md
 
 build: $(STAMPS)/extension ## build the extension into .venv
 
-deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## make .venv with everything that development needs
+deps: $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint ## create .venv with all development dependencies
 
 clean: ## remove everything that was built, downloaded or generated
 	$(CARGO) clean
@@ -166,37 +166,37 @@ clean: ## remove everything that was built, downloaded or generated
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
-	@command -v $(PYTHON) >/dev/null || { echo "fastpipe needs Python 3.11 or newer; $(PYTHON) isn't there." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "fastpipe needs Python 3.11 or newer; $(PYTHON) wasn't found." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fastpipe needs Python 3.11 or newer;" \
-	    "$(PYTHON) is $$($(PYTHON) --version). Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	    "$(PYTHON) is $$($(PYTHON) --version). Choose another version: make PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# One stamp for each list of requirements.
+# Each list of requirements has a stamp file.
 $(STAMPS)/build $(STAMPS)/demo $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/bench: $(STAMPS)/%: pyproject.toml $(STAMPS)/venv
 	$(BIN)/python -c "$$REQUIREMENTS" core $* > $@.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement $@.txt
 	@touch $@
 
-# Both are in place: the Python sources are used where they are, and the extension is put among them. It is one or the
-# other, so each removes the other's stamp.
+# The release build (`extension`) and the debug build (`checked`) write the same file among the Python sources. Only one
+# can be installed, so each removes the other's stamp.
 $(STAMPS)/extension: $(EXTENSION_SOURCES) $(STAMPS)/build
-	@command -v $(CARGO) >/dev/null || { echo "fastpipe is built with Rust $(MSRV) or newer; $(CARGO) isn't there." >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { echo "fastpipe is built with Rust $(MSRV) or newer; $(CARGO) wasn't found." >&2; exit 1; }
 	$(BIN)/maturin develop --release $(CARGO_FLAGS) $(EXTENSION_FLAGS)
 	@rm -f $(STAMPS)/checked
 	@touch $@
 
-# For tests, with debug assertions and overflow checks. The options are such that `cargo test` has compiled all of it but
-# the bindings: with the same packages and development dependencies, Cargo chooses the same features. `rewrite` copies an
-# Avro file with another library's writer.
+# The build for tests, with debug assertions and overflow checks. It selects the same packages and development
+# dependencies as `cargo test`, so Cargo chooses the same features and compiles only the bindings again. The example
+# `rewrite` copies an Avro file with another library's writer.
 $(STAMPS)/checked: $(EXTENSION_SOURCES) $(STAMPS)/build
 	$(CARGO) build $(CARGO_FLAGS) $(EXTENSION_FLAGS) --workspace --lib --example rewrite
 	$(BIN)/python -c "$$IN_PLACE" "$(TARGET)/debug"
 	@rm -f $(STAMPS)/extension
 	@touch $@
 
-# A stamp without its library is no reason not to build.
+# Build again if a stamp exists but the library doesn't.
 ifeq ($(wildcard python/fastpipe/_fastpipe*.so),)
 .PHONY: $(STAMPS)/extension $(STAMPS)/checked
 endif

@@ -28,6 +28,7 @@ BATCH = 1024
 SHUFFLED = 16_384
 # Maximum number of shuffled batches to read from tf.data. A whole epoch would take minutes.
 MOST = 100
+# Blocks of Ray's dataset, and batches that Ray prefetches.
 BLOCKS, PREFETCH = 16, 8
 
 Arrays = dict[str, Any]

@@ -1,7 +1,7 @@
 """Measures fastpipe by batch size, order, number of threads, codec, and block size.
 
-Dataset (a) is measured with every combination. The other datasets change one setting at a time from the default: batches
-of 1,024 rows, sequential order, one thread, codec null, and blocks of 1 MB.
+Dataset (a) is measured with every combination. The other datasets change one of the default settings at a time. The
+defaults are batches of 1,024 rows, sequential order, one thread, codec null, and blocks of 1 MB.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares two threads of fastpipe on two cores with two single-threaded processes, each pinned to one core.
 
-The two processes share nothing, so their total rate is the maximum of two cores. They show what a program can achieve
-without threads, at the price of twice the memory and a dataset that is split by hand. Both processes read the same file.
+The two processes share nothing, so their total rate is the most that two cores can achieve. A program without threads
+could reach this rate with twice the memory and a dataset that is split by hand. Both processes read the same file.
 """
 
 from __future__ import annotations

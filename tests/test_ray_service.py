@@ -237,7 +237,7 @@ def test_a_limit_of_restarts_is_kept() -> None:
         ({"num_servers": 1.5}, TypeError, "num_servers is an integer"),
         ({"num_servers": (1, 16)}, TypeError, r"integer; got \(1, 16\)\..*scale\(n\)"),
         ({"num_servers": "auto"}, TypeError, r"integer; got 'auto'\..*scale\(n\)"),
-        ({"max_restarts": 10}, TypeError, r"no 'max_restarts'.*actor_options={'max_restarts': 10}"),
+        ({"max_restarts": 10}, TypeError, r"unexpected argument 'max_restarts'.*actor_options={'max_restarts': 10}"),
         ({"port": 80}, TypeError, "Ray chooses where servers listen"),
         ({"batch": 80}, TypeError, "unexpected argument 'batch'.*max_passes"),
     ],

@@ -116,8 +116,8 @@ class Bench:
         doc: Text of `--help`.
         rounds: Number of rounds in a normal and in a quick run.
         packages: Distributions whose versions are saved with the figures.
-        **options: Option -> default, or a pair of the defaults of a normal and a quick run. Lists are comma-separated on
-            the command line.
+        **options: Option -> default, or a pair of the defaults of a normal and a quick run. On the command line, lists
+            are comma-separated.
 
     Attributes:
         args: The options of this run.

@@ -70,7 +70,7 @@ impl Header {
         loop {
             let bytes = read_exact(file, 0, wanted as usize, false)?;
             if !bytes.starts_with(&MAGIC) {
-                let reason = "not an Avro container file: it doesn't begin with the magic bytes b\"Obj\\x01\"";
+                let reason = "not an Avro container file: expected it to begin with the magic bytes b\"Obj\\x01\"";
                 return Err(Error::new(ErrorKind::Malformed, reason)
                     .at_offset(0)
                     .at_path(file.location()));

@@ -40,8 +40,7 @@ impl<'a> Cursor<'a> {
         self
     }
 
-    /// Sets the number of zero-byte values that may still be read, to continue from an earlier cursor over the same
-    /// block.
+    /// Sets the number of zero-byte values that an earlier cursor over the same block left.
     pub(crate) fn with_zero_width_left(mut self, left: u64) -> Self {
         self.zero_width_left = left;
         self
@@ -175,8 +174,7 @@ impl<'a> Cursor<'a> {
                 Ok(())
             });
             if let Err(fault) = read {
-                // An error about the range of a number refers to the start of the array. A truncated or invalid varint
-                // is reported at its own offset.
+                // Errors of range refer to the start of the array, other errors to the number.
                 if !matches!(fault, DecodeError::End { .. } | DecodeError::Varint) {
                     self.at = start;
                 }
@@ -296,9 +294,8 @@ impl<'a> Cursor<'a> {
         self.long().map(drop)
     }
 
-    /// Skips `n` ints or longs by counting the bytes that end one. The exact ends within a word don't matter while more
-    /// words follow. Fails as [`Cursor::long`] does, because numbers that are long enough to be invalid are skipped one
-    /// by one.
+    /// Skips `n` ints or longs by counting the bytes that end one. Fails as [`Cursor::long`] does, because numbers that
+    /// are long enough to be invalid are skipped one by one.
     pub(crate) fn skip_longs(&mut self, n: usize) -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         if let Isa::Avx2(avx2) = self.isa {
@@ -360,8 +357,7 @@ impl<'a> Cursor<'a> {
         Ok(())
     }
 
-    /// Consumes the end of an array if it comes next, and returns whether it did. Most arrays have only one block of
-    /// items.
+    /// Consumes the end of an array if it comes next, as it usually does after one block. Returns whether it did.
     #[inline(always)]
     pub(crate) fn ends_items(&mut self) -> bool {
         let ends = self.data.get(self.at) == Some(&0);
@@ -386,8 +382,7 @@ impl<'a> Cursor<'a> {
         Ok(&bytes[..n])
     }
 
-    /// Returns a slice that begins with a `string` or `bytes` value and extends to the end of the block, and the
-    /// value's length.
+    /// Returns the rest of the block from a `string` or `bytes` value on, and the value's length.
     #[inline(always)]
     pub(crate) fn text_and_rest(&mut self) -> Result<(&'a [u8], usize)> {
         let len = self.long()?;

@@ -1,4 +1,4 @@
-//! Fetches: calls of sources that may block.
+//! Fetches: calls of sources that may wait.
 //!
 //! They run on separate threads, several at a time, the most urgent first. Their time doesn't count as work of the
 //! pass: while one thread waits for a server, another can decode. A pass that is left early cancels the fetches in

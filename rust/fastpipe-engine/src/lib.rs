@@ -21,8 +21,8 @@
 //! batch into the delivery queue (`finish.rs`).
 //!
 //! Ready tasks wait in a queue (`schedule.rs`), and threads take them from it (`runners.rs`). Tasks of the earliest
-//! batch come first. Within a batch, the tasks that the cost model expects to take longest come first. No thread blocks
-//! on another thread. A task whose start isn't known, or whose units aren't open, is parked. The thread that produces
+//! batch come first. Within a batch, the tasks that the cost model expects to take longest come first. No thread waits
+//! for another thread. A task whose start isn't known, or whose units aren't open, is parked. The thread that produces
 //! the missing start or unit puts it into the queue. The number of active threads follows from the same costs and from
 //! the speed of the consumer (`threads.rs`).
 //!
