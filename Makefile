@@ -50,8 +50,8 @@ print("\n".join(found))
 endef
 export REQUIREMENTS
 
-# Copies the extension from a Cargo output folder to the Python sources, and adds the sources to the path of .venv. Deletes
-# an old extension first instead of overwriting it, because a running program may have loaded it.
+# Copies the extension from a Cargo output folder to the Python sources, and adds the sources to the path of .venv. It
+# deletes an old extension first instead of overwriting it, because a running program may have loaded it.
 define IN_PLACE
 import shutil, sys, sysconfig
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Compares fastpipe with other Avro readers, one thread each, on one core.
 
 A cell of the comparison is a dataset, a codec, a block size, and an order. In each cell, all readers take turns on the
-same generated file. Before it is timed, each reader sums up all values. The sums must equal those of the generator;
+same generated file. Before it is timed, each reader sums up all values. The sums must equal the generator's sums;
 otherwise, the readers did different work. `peers` describes what each reader does, and `notes/peers.md` explains the
 tables.
 

@@ -77,7 +77,7 @@ def copies(device: Machine) -> Figures:
 
     many = device.few(200, 4)
     for dataset, batch_size in itertools.product("ab", (1024, 8192)):
-        # A batch of one thread consists of many memory blocks, a batch of several threads of two.
+        # With one thread, a batch consists of many memory blocks. With several threads, it consists of two.
         for num_threads in (1, 2):
             batches = Batches(device, dataset, device.few(batch_size, 64), num_threads)
             nbytes = int(batches.nbytes)

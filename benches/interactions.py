@@ -107,7 +107,7 @@ def bisect(data: Positives, first: int, end: int, rng: np.random.Generator, out:
 
 
 def reject(data: Positives, first: int, end: int, rng: np.random.Generator, out: Items) -> None:
-    """Draws from all items, and redraws those that `searchsorted` finds among the positives."""
+    """Draws from all items, and redraws each item that `searchsorted` finds among the positives."""
     low, high = data.indptr[first], data.indptr[end]
     users = np.repeat(np.arange(end - first), np.diff(data.indptr[first : end + 1]))
     keys = users * data.num_items + data.items[low:high]

@@ -252,7 +252,7 @@ class Simulated:
 
 
 def crowd(url: str, batches: int, names: list[str], orders: Connection) -> None:
-    """Runs some of the workers in this process, for as many seconds as the bench requests."""
+    """Runs some of the workers in this process for the number of seconds that the bench requests."""
     reader = fastpipe.from_arrays({"id": np.arange(batches)}, batch_size=1)
     database = database_of(url)
     wanted = job_of(passes_of(reader), name="crowd", stretch=STRETCH, barrier=True)

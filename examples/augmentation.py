@@ -122,8 +122,8 @@ def data(arguments: argparse.Namespace) -> tuple[Digits, Digits]:
 def loader_of(name: str, dataset: Digits, workers: int, arguments: argparse.Namespace) -> Any:
     """Returns a loader of shuffled batches. Both loaders accept the same arguments.
 
-    `persistent_workers` is off: persistent workers draw no new seed for later epochs, so their images would differ from
-    those of a run without workers.
+    `persistent_workers` is off: persistent workers draw no new seed for later epochs, so a run without workers would
+    return different images.
     """
     return LOADERS[name](
         dataset,
