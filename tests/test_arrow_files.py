@@ -33,7 +33,7 @@ def test_streams_are_rejected(folder: Path) -> None:
     for options in ({}, {"use_legacy_format": True}):
         with pa.ipc.new_stream("stream.arrow", table().schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
             writer.write_table(table())
-        match = r"a stream of Arrow.*from_arrow\(pyarrow\.ipc\.open_stream\(path\)\)"
+        match = r"an Arrow stream.*from_arrow\(pyarrow\.ipc\.open_stream\(path\)\)"
         expected = fastpipe.MalformedFileError if options else fastpipe.UnsupportedError
         with pytest.raises(expected, match=None if options else match) as error:
             rows("stream.arrow")
@@ -42,7 +42,7 @@ def test_streams_are_rejected(folder: Path) -> None:
 
 def test_old_feather_files_are_rejected(folder: Path) -> None:
     Path("old.feather").write_bytes(b"FEA1" + b"\0" * 60 + b"FEA1")
-    with pytest.raises(fastpipe.UnsupportedError, match=r"Feather file of version 1: pyarrow\.feather\.read_table"):
+    with pytest.raises(fastpipe.UnsupportedError, match=r"Feather file of version 1: .*pyarrow\.feather\.read_table"):
         rows("old.feather")
 
 

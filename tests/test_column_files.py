@@ -148,10 +148,10 @@ def test_empty_files(form: Format, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "match"),
     [
-        ({"n": [1]}, "first has a column 't' of type string, and second has no column 't'"),
-        ({"n": [1], "t": ["a"], "m": [1]}, "first has no column 'm', and second has a column 'm' of type int64"),
-        ({"n": ["1"], "t": ["a"]}, "first has a column 'n' of type int64, and second has a column 'n' of type string"),
-        ({"n": [[1]], "t": ["a"]}, "'n' of type int64, and second has a column 'n' of type list"),
+        ({"n": [1]}, "first has a column 't' of type string, but second has no column 't'"),
+        ({"n": [1], "t": ["a"], "m": [1]}, "first has no column 'm', but second has a column 'm' of type int64"),
+        ({"n": ["1"], "t": ["a"]}, "first has a column 'n' of type int64, but second has a column 'n' of type string"),
+        ({"n": [[1]], "t": ["a"]}, "'n' of type int64, but second has a column 'n' of type list"),
     ],
 )
 def test_other_columns_are_named(form: Format, folder: Path, other: dict[str, Any], match: str) -> None:

@@ -331,7 +331,7 @@ def test_arguments(path: Path, options: dict[str, Any], error: type[Exception], 
 def test_files_without_rows(tmp_path: Path) -> None:
     (tmp_path / "none.csv").write_text("a,b\n")
     for options in ({"rows": 1}, {"device_memory": "1MB"}):
-        with pytest.raises(ValueError, match="are more than the 0 rows there are"):
+        with pytest.raises(ValueError, match="are more than the 0 rows available"):
             fill(tmp_path / "none.csv", columns=["a"], **options)
 
 

@@ -54,7 +54,7 @@ MAP = {"type": "map", "values": "long"}
 ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B", "C"]}
 # Malicious fields: schema, bytes of the value, part of the error's reason, and its class.
 BAD_VALUES: dict[str, tuple[Any, bytes, str, str]] = {
-    "2^62 floats": (FLOATS, items(1 << 62, bytes(8)), "found 4611686018427387904 declared", MALFORMED),
+    "2^62 floats": (FLOATS, items(1 << 62, bytes(8)), "found one of 4611686018427387904 items", MALFORMED),
     "2^62 longs": (LONGS, items(1 << 62, bytes(8)), "items", MALFORMED),
     "2^62 strings": (STRINGS, items(1 << 62, bytes(8)), "items", MALFORMED),
     "2^62 map entries": (MAP, items(1 << 62, bytes(8)), "items", MALFORMED),

@@ -117,7 +117,7 @@ def test_a_second_opening_reads_no_block(path: Path, cache: Path) -> None:
     for file in (path, str(path), os.path.relpath(path)):
         with fastpipe.read_avro(file, features=features(), batch_size=10, index_cache=cache) as reader:
             assert reader.num_rows == len(expected)
-            with pytest.raises(fastpipe.StorageError, match="the file changed") as error:
+            with pytest.raises(fastpipe.StorageError, match="changed since the file was indexed") as error:
                 next(iter(reader))
         assert (error.value.block, error.value.offset) == (0, start)
 

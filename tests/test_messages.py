@@ -338,7 +338,7 @@ def test_arguments() -> None:
         ([np.zeros(3)], "message 0 is a buffer of format"),
         (np.array([b"x"]), "dtype S"),
         (np.zeros((2, 2), object), "one dimension"),
-        (fastpipe.Strings(np.zeros(1, np.uint8), np.array([0, 1]), (1,), False), 'of dtype "bytes"'),
+        (fastpipe.Strings(np.zeros(1, np.uint8), np.array([0, 1]), (1,), False), 'dtype "bytes"'),
     ]:
         with pytest.raises(TypeError, match=reason):
             fastpipe.decode_messages(bad, "long")  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ def test_records_come_in_sequence_and_from_the_pool(tmp_path: Path, counts, n, b
 @pytest.mark.parametrize("twin", [out_of_sequence, too_large])
 def test_unexpected_rows_are_detected(twin: Twin) -> None:
     """Proves that the test above would fail for wrong orders."""
-    with pytest.raises(ValueError, match="can't come here"):
+    with pytest.raises(ValueError, match="cannot be next"):
         block_draws(twin([10, 10, 10], 10)(0, 0), [10, 10, 10], 10, generator(0))
 
 

@@ -25,7 +25,7 @@ _BOUND = {
 
 # Advice that applies to all sources. Each source adds advice for its own kinds of work.
 _ADVICE = {
-    "skipping": "Several threads share {units} that are larger than a batch. A larger `prefetch` avoids that.",
+    "skipping": "Threads share {units} that are larger than a batch. A larger `prefetch` avoids that.",
     "assembling": "Ragged and sparse values are joined from several tasks: a larger `prefetch` or `batch_size` helps.",
     "planning": "Batches are very small: increase `batch_size`.",
 }
