@@ -497,7 +497,7 @@ def test_blocks_of_parts_share_no_row(tmp_path: Path) -> None:
         fastpipe.sample_csv(path, 5000, seed=1, method="block", columns=["y"], part=1)
     with pytest.raises(ValueError, match="rows=5001: the dataset has only 5000 rows"):
         fastpipe.sample_csv(path, 5001, seed=1, method="block", columns=["y"])
-    with pytest.raises(ValueError, match="alike: leave out replace, or draw"):
+    with pytest.raises(ValueError, match="equal probability: leave out replace, or draw"):
         fastpipe.sample_csv(path, 5, method="block", columns=["y"], replace=True)
     with pytest.raises(ValueError, match='method must be "exact", "block", "estimate" or "stream"; got'):
         fastpipe.sample_csv(path, 5, method="naive", columns=["y"])  # type: ignore[arg-type]
