@@ -165,7 +165,7 @@ def test_unreadable_folders_are_refused(tree: Tree, source: str, monkeypatch: py
 @pytest.mark.parametrize("source", ["d", "d/*.avro", "e/*.avro", [], "d/*/"])
 def test_nothing_found_is_an_error(tree: Tree, source: Any) -> None:
     tree("d/_x.avro", "d/e/x.txt")
-    with pytest.raises(fastpipe.MissingFileError, match=r"holds no|no file matches|is empty"):
+    with pytest.raises(fastpipe.MissingFileError, match=r"contains no|no file matches|is empty"):
         expand(source)
 
 

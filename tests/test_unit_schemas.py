@@ -94,6 +94,6 @@ def test_other_types_are_refused(one: Any, other: Any) -> None:
     for kinds in ((one, other), (other, one)):
         schemas = [pa.schema({"x": kind}) for kind in kinds]
         with pytest.raises(
-            fastpipe.SchemaError, match=r"a has a column 'x' of type .*, and b has a column 'x' of type"
+            fastpipe.SchemaError, match=r"a has a column 'x' of type .*, but b has a column 'x' of type"
         ):
             common_schema(["a", "b"], schemas)
