@@ -109,7 +109,7 @@ def test_a_failing_server_is_reported(tmp_path: Path) -> None:
     status, said = run(tmp_path, "--data", "missing.data", example=EXAMPLE.with_name("neumf_service.py"))
     assert status == 1
     assert "missing.data" in said
-    assert "the server has ended" in said
+    assert "the server has exited" in said
 
 
 def test_its_check_compares_both_feeds(tmp_path: Path, ratings: Path) -> None:
