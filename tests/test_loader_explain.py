@@ -17,6 +17,8 @@ import torch
 from apart import apart, wait_until
 from fastpipe.errors import WorkerError
 from fastpipe.torch import DataLoader
+from fastpipe.torch.loader import _time_account
+from fastpipe.torch.loader._time_account import Account, Look, _verdict
 from loader_data import FORKED, THREADS, WORKERS, Gated, Items, Numbers, Slow
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers use shared memory of Linux")
@@ -68,16 +70,38 @@ def test_it_names_collation_by_any_worker(way: str, joiners: int, advice: str) -
 
 @apart
 def test_it_names_copying() -> None:
-    item = torch.zeros(1 << 20)
-    loader = DataLoader(Items([item] * 60), 4, **FORKED)
-    for _ in loader:
-        pass
-    assert loader.explain().startswith(("copy-bound: ", "start-bound: "))
-    kept = DataLoader(Items([item] * 60), 4, **FORKED, persistent_workers=True)
+    kept = DataLoader(Items([torch.zeros(1 << 20)] * 60), 4, **FORKED, persistent_workers=True)
     for _ in range(2):
         for _ in kept:
             pass
     assert kept.explain().startswith("copy-bound: ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "spent", "verdict"),
+    [
+        # Seconds of starting workers, of waiting for the first batch, of being away, and of waiting for the second one.
+        # Seconds that the only worker has spent on making, copying and collating items.
+        ((4, 2, 1, 1), (1, 0, 0), "start-bound: 75% of the time passed before the first batch"),
+        ((1, 5, 1, 1), (1, 0, 0), "start-bound: 75% of the time passed before the first batch"),
+        ((1, 5, 1, 1), (5, 0, 0), "item-bound: the consumer waits 75% of the time"),
+        ((0, 1, 5, 2), (5, 0, 0), "consumer-bound: the consumer is away 62% of the time"),
+        ((2, 1, 2, 3), (1, 0, 0), "item-bound: the consumer waits 50% of the time"),
+        ((2, 1, 2, 3), (1, 2, 0), "copy-bound: the consumer waits 50% of the time"),
+        ((2, 1, 2, 3), (1, 2, 3), "collation-bound: the consumer waits 50% of the time"),
+    ],
+)
+def test_a_verdict_follows_from_the_account(
+    seconds: tuple[int, ...], spent: tuple[int, int, int], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(_time_account.time, "perf_counter", lambda: now)
+    account = Account()
+    for duration, record in zip(seconds, (account.started, account.leave, account.wait, account.leave), strict=True):
+        now += duration
+        record()
+    maker = dict(zip(("making", "placing", "joining"), spent, strict=True))
+    assert _verdict(account, Look([maker], [], None, False)).startswith(verdict)
 
 
 @apart

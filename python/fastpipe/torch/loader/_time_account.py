@@ -38,18 +38,25 @@ class Account:
         before: Snapshot of persistent workers from before the pass began.
 
     Attributes:
+        start: Seconds that the program has spent on starting workers.
         waited: Seconds that the consumer has waited for batches.
-        away: Seconds between the consumer's calls of `next`, including the start of the workers.
+        away: Seconds between the consumer's calls of `next`.
     """
 
     def __init__(self, of: _Seen | None = None, before: Look | None = None) -> None:
         self._of = None if of is None else weakref.ref(of)
         self._before = before
         self._last: Look | None = None
-        self._waited = self.away = 0.0
+        self.start = self._waited = self.away = 0.0
         self._turned = time.perf_counter()
         self._waits = False
         self._first: float | None = None
+
+    def started(self) -> None:
+        """Records that the program has started the workers."""
+        now = time.perf_counter()
+        self.start += now - self._turned
+        self._turned = now
 
     def wait(self) -> None:
         """Records that the consumer begins to wait."""
@@ -63,7 +70,7 @@ class Account:
         self._waited += now - self._turned
         self._turned, self._waits = now, False
         if self._first is None:
-            self._first = self._waited + self.away
+            self._first = self.total
 
     @property
     def waits_since(self) -> float:
@@ -75,9 +82,16 @@ class Account:
         return self._waited + self.waits_since
 
     @property
+    def total(self) -> float:
+        """Seconds of the pass. It is never 0."""
+        return self.start + self.waited + self.away or 1e-12
+
+    @property
     def first(self) -> float:
-        """Seconds from the start of the workers to the first batch."""
-        return self.waited + self.away if self._first is None else self._first
+        """Seconds until the first batch, or 0 if the workers were there before the pass."""
+        if self._before is not None:
+            return 0.0
+        return self.total if self._first is None else self._first
 
     def keep(self, look: Look) -> None:
         """Keeps the last snapshot of workers that are about to end."""
@@ -139,11 +153,11 @@ def explained(loader: Any, account: Account | None) -> str:
 
 
 def _without_workers(account: Account) -> str:
-    total = account.waited + account.away or 1e-12
+    share = account.waited / account.total
     if account.away > account.waited:
-        return f"consumer-bound: making batches takes {account.waited / total:.0%} of the time, without workers."
+        return f"consumer-bound: making batches takes {share:.0%} of the time, without workers."
     return (
-        f"item-bound: the program makes batches itself, which takes {account.waited / total:.0%} of the time;"
+        f"item-bound: the program makes batches itself, which takes {share:.0%} of the time;"
         " with num_workers=1 or more, workers make them in parallel."
     )
 
@@ -172,9 +186,7 @@ def _busy(view: dict[str, Any]) -> str:
 
 def _verdict(account: Account, look: Look) -> str:
     makers, joiners = look.makers, look.joiners
-    total = account.waited + account.away or 1e-12
-    if account.away > account.waited:
-        return f"consumer-bound: the consumer is away {account.away / total:.0%} of the time, and workers wait for it."
+    total = account.total
     views = makers + joiners
     worked = sum(view["making"] + view["placing"] + view["joining"] for view in views)
     if account.first > total / 2 and worked < len(views) * total / 2:
@@ -182,6 +194,8 @@ def _verdict(account: Account, look: Look) -> str:
             f"start-bound: {account.first / total:.0%} of the time passed before the first batch, since workers had to"
             " start; persistent_workers=True keeps them for further passes, and fewer workers start sooner."
         )
+    if account.away > account.waited:
+        return f"consumer-bound: the consumer is away {account.away / total:.0%} of the time, and workers wait for it."
     waits = f"the consumer waits {account.waited / total:.0%} of the time"
     spent = {name: sum(view[name] for view in makers) for name in ("making", "placing", "joining")}
     joining = sum(view["joining"] for view in joiners)

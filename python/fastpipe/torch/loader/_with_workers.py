@@ -132,6 +132,7 @@ class WithWorkers(Pass):
             self._workers = self._workers_of_pass.makers
             if init is not None:
                 self._await_init()
+        self.account.started()
 
     def _await_init(self) -> None:
         """Waits until workers have called `worker_init_fn`, or the first batch is ready."""
@@ -151,19 +152,15 @@ class WithWorkers(Pass):
             Exception: The error that `worker_init_fn` raised in a worker.
         """
         deadline = time.monotonic() + self._timeout if self._timeout > 0 else None
-        self.account.wait()
-        try:
-            while (refusal := self._consumer.refusal()) is None:
-                is_there = bool(self._begun) and self._consumer.ready(self._begun[0][0])
-                # After the timeout, the wait for the first batch reports it.
-                is_late = deadline is not None and time.monotonic() > deadline
-                if is_there or is_late or self._consumer.has_begun():
-                    return
-                self._consumer.wait(self._begun[0][0] if self._begun else None, _IDLE)
-                if time.monotonic() > self._looked + _LOOK:
-                    self._look_after()
-        finally:
-            self.account.leave()
+        while (refusal := self._consumer.refusal()) is None:
+            is_there = bool(self._begun) and self._consumer.ready(self._begun[0][0])
+            # After the timeout, the wait for the first batch reports it.
+            is_late = deadline is not None and time.monotonic() > deadline
+            if is_there or is_late or self._consumer.has_begun():
+                return
+            self._consumer.wait(self._begun[0][0] if self._begun else None, _IDLE)
+            if time.monotonic() > self._looked + _LOOK:
+                self._look_after()
         failure: ExceptionWrapper = _messages.read(*refusal)
         del refusal
         failure.reraise()  # type: ignore[no-untyped-call]
